@@ -336,8 +336,8 @@ async fn a_worker_that_does_not_stop_talking_does_not_hold_up_a_stop() {
     assert!(talking.await.unwrap() > 1);
 }
 
-/// It wants a task, reports, and does not read. What comes goes to the next one that waits, and not when the first one is
-/// gone; and its reports keep no connection to the database.
+/// It wants a task, reports, and does not read. A task that comes goes to the next worker that waits, also while the
+/// first one is there; and its reports keep no connection to the database.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_does_not_read_keeps_no_wake_and_no_database_from_others() {
     let mut daemon = Daemon::start(&format!("database_pool = 2\n{CONFIG}"), &[]).await;

@@ -276,8 +276,8 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end needs
-    /// the deadlines that Redis has.
+    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the end of the session
+    /// needs the deadlines that Redis has.
     pub(super) async fn settle(&mut self) {
         self.claim = None;
         self.answers.clear();
@@ -337,8 +337,8 @@ impl<'a> Streaming<'a> {
         self.send_all(Sent { frame, deliveries: Vec::new(), room: None, _place: None }).await
     }
 
-    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its token
-    /// counts before. Its leases are kept meanwhile.
+    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or the token
+    /// counts before. taskd keeps its leases meanwhile.
     async fn send_all(&mut self, sent: Sent) -> Result<(), StreamEnd> {
         if let Ok(place) = self.out.try_reserve() {
             place.send(sent);

@@ -1,4 +1,4 @@
-//! What a session refuses.
+//! Sessions without a stream and without Redis: demand, ends, order.
 
 use std::{
     collections::HashSet,
