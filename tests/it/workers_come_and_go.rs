@@ -10,12 +10,17 @@ use uuid::Uuid;
 
 use crate::support::{
     daemon::{Daemon, keys, once},
-    session::{Worker, completion, opening, seconds},
+    session::{self, Worker, completion, seconds},
     until,
 };
 
 /// Long leases, so that nothing comes back because its lease ran out; no backoff.
 const CONFIG: &str = "[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]";
+
+/// A session that no slow machine lets time out.
+fn opening(worker: &str, want: u32) -> pb::OpenSession {
+    pb::OpenSession { timeout: seconds(600), ..session::opening(worker, want) }
+}
 
 async fn insert(daemon: &Daemon, from: usize, to: usize, replicas: u32) -> Vec<String> {
     let task = |n: usize| json!({"queue": "q", "key": format!("key-{n}"), "replicas": replicas});
@@ -199,7 +204,7 @@ async fn what_a_worker_began_and_left_goes_to_another() {
     }
     gone.start(&pushed).await;
     drop(gone);
-    let open = pb::OpenSession { lease_duration: seconds(600), timeout: seconds(120), ..opening("other", 5) };
+    let open = pb::OpenSession { lease_duration: seconds(600), ..opening("other", 5) };
     let mut other = Worker::open(daemon.grpc_port(), open).await.unwrap();
     let tasks = other.tasks(left).await;
     assert!(tasks.iter().all(|task| task.attempt == 2), "{tasks:?}");
@@ -336,8 +341,8 @@ async fn a_worker_that_does_not_stop_talking_does_not_hold_up_a_stop() {
     assert!(talking.await.unwrap() > 1);
 }
 
-/// It wants a task, reports, and does not read. The task goes to the next one that waits, before the first one is gone;
-/// and its reports keep no connection to the database.
+/// It wants a task, reports, and does not read. A task that comes goes to the next worker that waits, also while the
+/// first one is there; and its reports keep no connection to the database.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_does_not_read_keeps_no_wake_and_no_database_from_others() {
     let mut daemon = Daemon::start(&format!("database_pool = 2\n{CONFIG}"), &[]).await;

@@ -2,13 +2,13 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::OpenOptions,
+    fs::File,
     io::{PipeReader, Write as _},
     os::{
         fd::OwnedFd,
         unix::{
             ffi::{OsStrExt as _, OsStringExt as _},
-            fs::{OpenOptionsExt as _, PermissionsExt as _},
+            fs::PermissionsExt as _,
         },
     },
     path::{Path, PathBuf},
@@ -276,7 +276,7 @@ struct PayloadFile(PathBuf);
 impl PayloadFile {
     fn write(payload: &[u8]) -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("taskd-work-{}", Uuid::new_v4().simple()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let mut file = File::create_new(&path)?;
         let written = Self(path);
         file.write_all(payload)?;
         Ok(written)

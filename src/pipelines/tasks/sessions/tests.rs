@@ -1,4 +1,4 @@
-//! The refusals of a session.
+//! Sessions without a stream and without Redis: demand, ends, order.
 
 use std::{
     collections::HashSet,
