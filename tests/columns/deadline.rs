@@ -1,7 +1,8 @@
 //! The deadline of a task, through the running binary.
 
 use std::{
-    process::Command,
+    io::Write as _,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -19,11 +20,15 @@ use crate::{
 
 const CONFIG: &str = "partitions = 2\n[queues.default]\nbackoff = [\"1h\"]\n[queues.full]\nhigh_water_tasks = 1\n";
 
-/// Exit code, stdout and stderr of a command on the gRPC port.
+/// Exit code, stdout and stderr of a command on the gRPC port. Its stdin has one line.
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    let output = command.env_clear().envs(own).env("TASKD_GRPC_URL", daemon.grpc()).args(args).output().unwrap();
+    command.env_clear().envs(own).env("TASKD_GRPC_URL", daemon.grpc()).args(args);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that takes none may have ended.
+    drop(child.stdin.take().unwrap().write_all(b"soon\n"));
+    let output = child.wait_with_output().unwrap();
     (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
@@ -165,14 +170,11 @@ async fn a_deadline_is_given_in_every_way_and_a_wrong_one_is_named() {
     assert_eq!(one["status"], "INVALID", "{answer}");
     assert_eq!(one["error"], "discovered[0]: the deadline of 2020-01-02T03:04:05.000Z passed");
 
-    let file = daemon.data().join("keys.txt");
-    std::fs::write(&file, "soon\n").unwrap();
-    let file = file.to_str().unwrap();
-    let (code, said) = taskd(&daemon, &["insert", "--queue", "soon", "--finish-within", "1s", file]);
+    let (code, said) = taskd(&daemon, &["insert", "--queue", "soon", "--finish-within", "1s"]);
     assert_eq!(code, 0, "{said}");
-    let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "2020-01-02T03:04:05Z", file]);
+    let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "2020-01-02T03:04:05Z"]);
     assert!(code == 1 && said.contains("the deadline of 2020-01-02T03:04:05.000Z passed"), "{code}: {said}");
-    let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "tomorrow", file]);
+    let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "tomorrow"]);
     assert!(code == 2 && said.contains("write 2030-01-31T12:00:00Z"), "{code}: {said}");
     until_books(&daemon, "soon", |books| books["out"]["dead"] == 1).await;
     assert!(daemon.stop().await.success());
