@@ -33,6 +33,7 @@ mod counts;
 mod dialect;
 mod events;
 mod expired_keys;
+mod happened;
 mod history;
 mod idempotency;
 mod insert;
