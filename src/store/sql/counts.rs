@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    events::Happened,
+    happened::Happened,
     rows::{number, queue_name, status},
     session::Session,
     statement::{Statement, pieces},

@@ -34,6 +34,7 @@ mod deadlines;
 mod dialect;
 mod events;
 mod expired_keys;
+mod happened;
 mod history;
 mod idempotency;
 mod insert;
