@@ -118,10 +118,19 @@ async fn a_session_gets_what_it_wants_reports_it_and_leaves_nothing() {
 async fn a_waiting_call_gets_tasks_as_they_come_and_a_surrender_ends_it() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     let (session, _) = Session::open(&daemon, "w", json!({"timeout": "2s"})).await;
-    let (tasks, ()) = tokio::join!(session.want(&daemon, 2, 2), async {
-        // Longer than the time-out: a call that waits is no silence.
-        tokio::time::sleep(std::time::Duration::from_secs(4)).await;
-        daemon.insert(&[json!({"queue": "q", "key": "a"}), json!({"queue": "q", "key": "b"})]).await;
+    let mut redis = daemon.redis().await;
+    let due = keys(&daemon).await.into_iter().find(|key| key.ends_with(":due")).unwrap();
+    let (tasks, ()) = tokio::join!(session.want(&daemon, 1, 1), async {
+        // A call that waits is no silence: it moves the end of the session far beyond the first time-out.
+        let mut first = f64::MAX;
+        until("the session outlives its time-out", async || {
+            let (_, at): (String, f64) =
+                redis::cmd("ZRANGE").arg(&due).arg(0).arg(0).arg("WITHSCORES").query_async(&mut redis).await.unwrap();
+            first = first.min(at);
+            at >= first + 3000.0
+        })
+        .await;
+        daemon.insert(&[json!({"queue": "q", "key": "a"})]).await;
     });
     session.call(&daemon, "report", json!({"completions": leases(&tasks)})).await;
     let (none, surrendered) = tokio::join!(session.want(&daemon, 5, 0), async {
