@@ -202,9 +202,10 @@ test("a stop finishes what has begun, and the rest goes back at no cost", async 
   assert.deepEqual(attempts, [1, 1]);
 });
 
-test("a stream that breaks goes on with the tasks in hand", async () => {
+test("a stream that breaks goes on with the tasks in hand", async (t) => {
   const { client } = taskd;
   const cable = await Cable.to(taskd.grpc);
+  t.after(async () => cable.close());
   const answers = await client.insertBatch(["a", "b", "c", "d"].map((key) => ({ queue: "broken", key })));
   const gate = new Gate();
   const handler: Handler = async (task) => {
@@ -222,12 +223,12 @@ test("a stream that breaks goes on with the tasks in hand", async () => {
     assert.equal(worker.stats.lost, 0);
   });
   for (const { id = "" } of answers) assert.deepEqual((await client.results(id))[0]?.result, 1);
-  await cable.close();
 });
 
-test("a stream that is silent is dead, and the worker opens another one", async () => {
+test("a stream that is silent is dead, and the worker opens another one", async (t) => {
   const { client } = taskd;
   const cable = await Cable.to(taskd.grpc);
+  t.after(async () => cable.close());
   const begun = new Gate();
   const keys: string[] = [];
   const handler: Handler = (task) => {
@@ -244,14 +245,14 @@ test("a stream that is silent is dead, and the worker opens another one", async 
     await allAre(client, "silent", "COMPLETED", 2);
   });
   assert.deepEqual(keys, ["before", "after"]);
-  await cable.close();
 });
 
-test("without a stream the worker polls, and it takes the stream when there is one", async () => {
+test("without a stream the worker polls, and it takes the stream when there is one", async (t) => {
   const { client } = taskd;
   const { fetch, calls } = counting();
   const [nobody] = await freePorts(1);
   const cable = await Cable.to(taskd.grpc, { isCut: true });
+  t.after(async () => cable.close());
   const stream = { url: [`http://127.0.0.1:${String(nobody)}`, cable.url] };
   const done: string[] = [];
   const handler: Handler = (task) => {
@@ -259,8 +260,8 @@ test("without a stream the worker polls, and it takes the stream when there is o
   };
   await client.insert({ queue: "polls", key: "poll" });
   await withWorker({ queue: "polls", fetch, stream }, handler, async () => {
-    await until("the task came by a poll", () => done.includes("poll"));
-    assert.ok(calls.includes("get") && calls.includes("complete"), calls.join(" "));
+    await until("the task came by a poll, and was reported so", () => calls.includes("complete"));
+    assert.ok(done.includes("poll") && calls.includes("get"), calls.join(" "));
     cable.mend();
     await until("a stream is open", () => cable.count >= 1);
     // The last poll ends when the session is open.
@@ -273,7 +274,6 @@ test("without a stream the worker polls, and it takes the stream when there is o
     });
     await allAre(client, "polls", "COMPLETED", done.length);
   });
-  await cable.close();
 });
 
 test("taskd is killed amid work, and each task counts once", async () => {
