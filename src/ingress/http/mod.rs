@@ -100,7 +100,7 @@ fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, S
 }
 
 fn table() -> Vec<Route> {
-    let mut table = vec![
+    vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
         get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, task::get_task),
@@ -117,6 +117,12 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),
         post("/v1/tasks:extend", Role::Work, extend_tasks),
+        post("/v1/sessions:open", Role::Work, sessions::open_session),
+        post("/v1/sessions:want", Role::Work, sessions::want_tasks),
+        post("/v1/sessions:surrender", Role::Work, sessions::surrender_tasks),
+        post("/v1/sessions:pending", Role::Work, sessions::pending_count),
+        post("/v1/sessions:report", Role::Work, sessions::report_tasks),
+        post("/v1/sessions:close", Role::Work, sessions::close_session),
         post("/v1/tasks:retry", Role::Admin, jobs::retry_tasks),
         get("/v1/jobs", Role::Read, jobs::get_jobs),
         get("/v1/jobs/{id}", Role::Read, jobs::get_job),
@@ -132,9 +138,7 @@ fn table() -> Vec<Route> {
         post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
         post("/v1/dead-letters:purge", Role::Admin, letters::purge_letters),
         get("/metrics", Role::Read, render_metrics),
-    ];
-    table.extend(sessions::table());
-    table
+    ]
 }
 
 /// The routes that ask for a role: method, path, and the role that a caller needs.

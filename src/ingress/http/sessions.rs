@@ -10,26 +10,13 @@ use super::{
         json,
         tally::{Excess, Tally},
     },
-    Route,
     answer::{Answer, within},
-    post,
     problem::Problem,
     request::{JSON, json_body},
 };
-use crate::model::{Caller, LeasedTask, Role, SessionCall};
+use crate::model::{Caller, LeasedTask, SessionCall};
 
-pub(super) fn table() -> [Route; 6] {
-    [
-        post("/v1/sessions:open", Role::Work, open_session),
-        post("/v1/sessions:want", Role::Work, want_tasks),
-        post("/v1/sessions:surrender", Role::Work, surrender_tasks),
-        post("/v1/sessions:pending", Role::Work, pending_count),
-        post("/v1/sessions:report", Role::Work, report_tasks),
-        post("/v1/sessions:close", Role::Work, close_session),
-    ]
-}
-
-async fn open_session(
+pub(super) async fn open_session(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -40,7 +27,7 @@ async fn open_session(
     Ok(Json(json::sessions::SessionOpened::from(&opened)).into_response())
 }
 
-async fn want_tasks(
+pub(super) async fn want_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -59,7 +46,7 @@ async fn want_tasks(
     Ok(answer)
 }
 
-async fn surrender_tasks(
+pub(super) async fn surrender_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -70,7 +57,7 @@ async fn surrender_tasks(
     Ok(Json(json::sessions::Surrendered { surrendered, in_hand }).into_response())
 }
 
-async fn pending_count(
+pub(super) async fn pending_count(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -80,7 +67,7 @@ async fn pending_count(
     Ok(Json(json::sessions::Pending::from(state.api.pending_count(&caller, call).await?)).into_response())
 }
 
-async fn report_tasks(
+pub(super) async fn report_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
@@ -95,7 +82,7 @@ async fn report_tasks(
     Ok(Json(json::sessions::TasksReported::from(&reported)).into_response())
 }
 
-async fn close_session(
+pub(super) async fn close_session(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
