@@ -221,11 +221,15 @@ impl Outbox {
         (self.demand, self.want_after) = (0, None);
     }
 
-    /// One of the reports without an answer spoilt the stream: their senders hear of it.
+    /// One of the reports without an answer spoilt the stream: their senders hear of it. Extensions are all alike, so
+    /// one of them is to blame only if there is nothing else.
     pub(super) fn refuse_open(&mut self, error: &Error) {
-        for sent in std::mem::take(&mut self.sent).into_values() {
-            sent.reports.into_iter().for_each(|report| report.answer(Err(error.clone())));
-        }
+        let open = std::mem::take(&mut self.sent).into_values().flat_map(|sent| sent.reports);
+        let (extensions, others): (Vec<_>, Vec<_>) =
+            open.partition(|report| matches!(report.items, Items::Extensions(_)));
+        let (again, refused) = if others.is_empty() { (others, extensions) } else { (extensions, others) };
+        self.waiting.extend(again);
+        refused.into_iter().for_each(|report| report.answer(Err(error.clone())));
     }
 
     /// All reports, answered or not.
@@ -323,6 +327,23 @@ mod tests {
         assert_eq!(outbox.holding().collect::<Vec<_>>(), ["b"]);
         drop(answers);
         assert!(outbox.next_frame(0, now).is_none(), "nobody waits for b");
+    }
+
+    #[test]
+    fn a_report_that_spoils_the_stream_does_not_refuse_extensions() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        let refused = Error::Options("wrong".into());
+        let extensions = Items::Extensions(vec![pb::Extension { id: "a".into(), ..Default::default() }]);
+        let (completions, mut completed) = report(Items::Completions(vec![completion("a")]));
+        let (extensions, mut extended) = report(extensions);
+        outbox.report(completions);
+        outbox.report(extensions);
+        outbox.next_frame(0, now).unwrap();
+        outbox.refuse_open(&refused);
+        assert!(matches!(completed.try_recv(), Ok(Err(_))));
+        assert_eq!(outbox.next_frame(0, now).unwrap().extensions.len(), 1, "it is sent again");
+        outbox.refuse_open(&refused);
+        assert!(matches!(extended.try_recv(), Ok(Err(_))));
     }
 
     #[test]
