@@ -64,8 +64,11 @@ function linksOf(html: string, base: string): Set<string> {
 const { client } = worker;
 await client.insert({ queue, key: start, payload: { from: "the command line" } });
 const running = worker.run();
-// A task stays unfinished until what it discovered is stored, so an empty list means the end.
-while ((await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) {
+// A task stays unfinished until what it discovered is stored, so a list without any task means the end. One that ended
+// while taskd looked at it is not listed, and what it discovered is newer than the list.
+for (;;) {
+  const { tasks, lookedAt = 0 } = await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 });
+  if (tasks.length === 0 && lookedAt === 0) break;
   await Promise.race([running, new Promise((resolve) => setTimeout(resolve, 200))]);
 }
 await worker.stop();
