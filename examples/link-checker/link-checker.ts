@@ -68,11 +68,11 @@ const ended = new AbortController();
 const running = worker.run().finally(() => {
   ended.abort();
 });
-// A task stays unfinished until what it discovered is stored, so an empty list means the end.
-while (
-  !ended.signal.aborted &&
-  (await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0
-) {
+// A task stays unfinished until what it discovered is stored, so a list without any task means the end. One that ended
+// while taskd looked at it is not listed, and what it discovered is newer than the list.
+while (!ended.signal.aborted) {
+  const { tasks, lookedAt = 0 } = await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 });
+  if (tasks.length === 0 && lookedAt === 0) break;
   await Promise.race([running, new Promise((resolve) => setTimeout(resolve, 200))]);
 }
 await worker.stop();
