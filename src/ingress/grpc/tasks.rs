@@ -122,10 +122,10 @@ impl Service {
         is_default: bool,
     ) -> Result<Response<T>, Status> {
         let bytes = answer.encoded_len();
+        let mut response = self.within(answer)?;
         if is_default && bytes > TAKEN_BY_DEFAULT {
             metrics::grpc_oversized_answer();
         }
-        let mut response = self.within(answer)?;
         response.extensions_mut().insert(Deliveries::from(deliveries));
         Ok(response)
     }
