@@ -24,8 +24,9 @@ export interface LinkEvents {
 
 /** The time for the first frame of taskd, in milliseconds. */
 const OPENING = 10_000;
-/** The part of a session's time-out after which a silent stream is dead. Two heartbeats have been missed then. */
-const PATIENCE = 0.7;
+/** The part of a session's time-out after which a silent stream is dead: taskd may have heard its last frame a heartbeat
+ * before, a third of the time-out, and ends the session when the time-out is over. */
+const PATIENCE = 0.6;
 /** taskd answers 16 frames at a time; the others wait here. */
 const MOST_FRAMES = 12;
 

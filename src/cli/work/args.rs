@@ -49,7 +49,7 @@ pub struct Work {
     pub(super) server: Server,
 
     /// Name of this worker; each process needs one of its own [default: host and process]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, alias = "worker", value_name = "NAME")]
     name: Option<String>,
 
     /// Tasks at a time

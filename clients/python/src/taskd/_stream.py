@@ -22,6 +22,9 @@ from taskd.v1 import taskd_pb2 as pb
 _OPEN_WITHIN = 10.0
 # Until taskd has said how often it wants to hear of the worker.
 _FIRST_HEARTBEAT = 5.0
+# The share of a session's time-out after which a silent stream is given up. taskd may have heard its last frame a
+# heartbeat before, a third of the time-out, and ends the session when the time-out is over.
+_PATIENCE_SHARE = 0.6
 
 
 class Kind(Enum):
@@ -184,7 +187,7 @@ class Stream:
             self._heard = time.monotonic()
             if frame.HasField("opened"):
                 self._heartbeat = max(frame.opened.heartbeat.ToTimedelta().total_seconds(), 0.1)
-                self._patience = max(frame.opened.timeout.ToTimedelta().total_seconds(), 1.0)
+                self._patience = max(frame.opened.timeout.ToTimedelta().total_seconds() * _PATIENCE_SHARE, 1.0)
                 self._owner.opened(self, frame.opened)
             if frame.tasks:
                 self._owner.tasks(frame.tasks)

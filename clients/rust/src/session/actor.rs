@@ -211,7 +211,7 @@ impl Actor {
             {
                 return end;
             }
-            let silent_at = line.heard + line.timeout;
+            let silent_at = line.heard + line.patience;
             let wake_at = self.outbox.wakes_at().map_or(line.beats_at(), |at| at.min(line.beats_at()));
             // Something else may keep it from speaking.
             let wake_at = wake_at.max(Instant::now() + SHORTEST_SLEEP);
@@ -229,7 +229,7 @@ impl Actor {
                         self.hear(&mut line, frame);
                     }
                     Ok(end) => return self.over(end.map(drop), &line),
-                    Err(_) => return End::Silent(line.away(format!("nothing came for {:?}", line.timeout))),
+                    Err(_) => return End::Silent(line.away(format!("nothing came for {:?}", line.patience))),
                 },
                 command = self.commands.recv() => match command {
                     Some(command) => {

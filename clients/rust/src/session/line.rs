@@ -16,7 +16,9 @@ pub(super) struct Line {
     pub(super) stream: Open,
     pub(super) address: String,
     pub(super) heartbeat: Duration,
-    pub(super) timeout: Duration,
+    /// How long a stream may be silent. It is less than the time-out of the session, which taskd counts from the last
+    /// frame that it heard, up to a heartbeat before: the worker goes on with its session before it ends.
+    pub(super) patience: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
     /// The frame that waits for the connection.
@@ -34,14 +36,14 @@ impl Line {
             time.and_then(|time| time.try_into().ok()).filter(|time| *time > Duration::ZERO).unwrap_or(default)
         };
         let heartbeat = time(stream.opened.heartbeat, HEARTBEAT);
-        let timeout = time(stream.opened.timeout, TIMEOUT);
+        let patience = time(stream.opened.timeout, TIMEOUT) * 3 / 5;
         let (now, address) = (Instant::now(), address.to_owned());
         let (heard, spoke, next) = (now, now, None);
         Self {
             stream,
             address,
             heartbeat,
-            timeout,
+            patience,
             heard,
             spoke,
             next,
