@@ -1,6 +1,6 @@
 //! Watching tasks and queues, and inserts that wait, in a running taskd.
 
-use std::process::Stdio;
+use std::{cell::Cell, process::Stdio, time::Duration};
 
 use futures::{StreamExt as _, stream::BoxStream};
 use nix::sys::signal::Signal;
@@ -65,7 +65,7 @@ impl Events {
                     return Some((name, serde_json::from_str(&data).unwrap()));
                 }
             }
-            let chunk = tokio::time::timeout(std::time::Duration::from_secs(60), self.chunks.next()).await.unwrap();
+            let chunk = tokio::time::timeout(Duration::from_secs(60), self.chunks.next()).await.unwrap();
             self.text += std::str::from_utf8(&chunk?.ok()?).unwrap();
         }
     }
@@ -282,23 +282,27 @@ async fn a_queue_is_watched_and_a_watcher_that_comes_again_misses_nothing() {
     let mut events = Events::open(&daemon, path, "", None).await;
     let mut other = Events::open(&daemon, "/v1/events?queue=other", "", None).await;
     // The watch is there before the channel; a first task says when both are.
-    let mut number = 0;
-    let heard = async {
+    let is_heard = Cell::new(false);
+    let hear = async {
         loop {
-            match events.next().await.expect("an event") {
-                (name, data) if name == "status" => return data,
-                (name, _) => assert_eq!(name, "gap"),
+            let (name, _) = events.next().await.expect("an event");
+            if name == "status" {
+                break is_heard.set(true);
             }
+            assert_eq!(name, "gap");
         }
     };
+    // Each insert goes on to its answer: the tasks are counted below.
     let knock = async {
-        loop {
-            number += 1;
+        let mut number = 0;
+        while !is_heard.get() {
             one(&daemon, json!({"queue": "q", "key": format!("knock-{number}")})).await;
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            number += 1;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        number
     };
-    tokio::select! { _ = heard => {}, () = knock => {} }
+    let ((), number) = tokio::join!(hear, knock);
     let leased = daemon.lease_all("w", "q", number).await;
     daemon.complete("w", &leased).await;
 

@@ -119,7 +119,7 @@ async fn a_stop_tells_those_who_send_to_come_again_and_succeeds() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
-    let mut daemon = Daemon::start("grace_period = \"6s\"\n[queues.q]\nlease = \"10m\"", &[]).await;
+    let mut daemon = Daemon::start("grace_period = \"16s\"\n[queues.q]\nlease = \"10m\"", &[]).await;
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
     daemon.insert(&(0..3).map(task).collect::<Vec<_>>()).await;
