@@ -10,8 +10,7 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The operations of this process. A handle is `None` where the process does not run the pipeline. Cheap to clone.
-#[derive(Clone)]
+/// The operations of this process. A handle is `None` where the process does not run the pipeline.
 pub struct Api {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,

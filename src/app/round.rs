@@ -255,14 +255,14 @@ fn state(
     };
     reader.inform_watchers(supervisor);
     ingress::State {
-        api: Api {
+        api: Arc::new(Api {
             discovery: handles.discovery,
             tasks: handles.tasks,
             query: Some(reader),
             changing: Some(changing),
             authentication,
             stop: doors.stop_token(),
-        },
+        }),
         progress: supervisor.progress().clone(),
         gates: cx.gates.clone(),
         settings: Arc::clone(&cx.settings),

@@ -136,7 +136,7 @@ pub const METHODS: [(&str, Role); 33] = [
 
 /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
 async fn call(
-    Extract((settings, api)): Extract<(Arc<Settings>, Api)>,
+    Extract((settings, api)): Extract<(Arc<Settings>, Arc<Api>)>,
     Extension(share): Extension<Share>,
     request: HttpRequest,
     next: Next,
@@ -201,7 +201,7 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
         .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
         .add_service(reflection.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
-    let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), state.api.clone()), call);
+    let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), Arc::clone(&state.api)), call);
     Ok((routes.into_axum_router().layer(counted), reporter))
 }
 

@@ -38,7 +38,7 @@ use crate::{api::Api, config::Settings, pipelines::admission::Gates, runtime::Pr
 /// Everything that the routes use.
 #[derive(Clone)]
 pub struct State {
-    pub api: Api,
+    pub api: Arc<Api>,
     pub progress: Progress,
     pub gates: Gates,
     pub settings: Arc<Settings>,

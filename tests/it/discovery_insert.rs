@@ -78,7 +78,7 @@ impl Fixture {
         let process = Process::with_clock(&redis, &store, bus.clone(), clock.clone());
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);
-        state.api.discovery = Some(discovery.clone());
+        Arc::get_mut(&mut state.api).expect("nobody else has it").discovery = Some(discovery.clone());
         Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
     }
 

@@ -26,14 +26,14 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let stop = CancellationToken::new();
     State {
         budget: Budget::new(settings.limits.request_budget),
-        api: taskd::api::Api {
+        api: Arc::new(taskd::api::Api {
             discovery: None,
             tasks: None,
             query: None,
             changing: None,
             authentication: Authentication::Open,
             stop: stop.clone(),
-        },
+        }),
         tls: None,
         progress: Progress::default(),
         gates: Gates::default(),

@@ -154,7 +154,7 @@ async fn a_grpc_item_that_is_wrong_is_answered_and_counted_as_invalid() {
     let service = Service::start(&["q"]).await;
     let leased = service.lease("q").await;
     let mut state = ingress_http::idle_state(|_| {});
-    state.api = service.api.clone();
+    state.api = Arc::clone(&service.api);
     let (channel, _server) = ingress_grpc::start(state).await;
     let mut client = TasksClient::new(channel);
     let (id, lease_token, worker) = (leased.id.to_string(), leased.token.to_string(), "w".to_owned());
@@ -204,7 +204,7 @@ async fn a_grpc_item_that_is_wrong_is_answered_and_counted_as_invalid() {
 /// The service over queues with one task each.
 struct Service {
     queue: Queue,
-    api: Api,
+    api: Arc<Api>,
     bus: Arc<RedisStreams>,
     store: Arc<dyn Store>,
     redis: Redis,
@@ -228,7 +228,7 @@ impl Service {
         let store = file.open().await;
         let tasks =
             tasks::start(queue.clone(), Arc::clone(&store), bus.clone(), &Arc::new(Settings::default()), &supervisor);
-        Self { queue, api: api_of(tasks), bus, store, redis, supervisor, _server: server, _file: file }
+        Self { queue, api: Arc::new(api_of(tasks)), bus, store, redis, supervisor, _server: server, _file: file }
     }
 
     async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: u64) -> Result<Vec<LeasedTask>, Error> {

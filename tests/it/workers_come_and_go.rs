@@ -353,11 +353,12 @@ async fn a_worker_that_does_not_read_keeps_no_wake_and_no_database_from_others()
     unknown.id = Uuid::now_v7().to_string();
     let mut other = Worker::open(port, opening("other", 1)).await.unwrap();
     look(&mut other).await;
-    // Its answers, for which SQL is asked, fill all that lies between, until taskd does not read its frames either.
+    // Its answers, for which SQL is asked, fill all that lies between, until taskd does not read its frames either. A
+    // slow machine takes its time for a frame.
     let completions = vec![unknown; 1000];
     for number in 1.. {
         let frame = pb::WorkerFrame { number, completions: completions.clone(), ..Default::default() };
-        if tokio::time::timeout(Duration::from_secs(1), slow.to.send(frame)).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(5), slow.to.send(frame)).await.is_err() {
             break;
         }
     }

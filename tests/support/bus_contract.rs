@@ -68,7 +68,7 @@ macro_rules! bus_contract {
 pub(crate) use bus_contract;
 
 /// Generous: a broker's first group takes seconds, and machines are shared.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = super::PATIENCE;
 
 /// Fails the test when `future` takes too long, which everything here must not.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {

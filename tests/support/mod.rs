@@ -29,11 +29,14 @@ pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
     Coordination::new(redis.clone(), process, Clock::of_this_machine())
 }
 
-/// Waits until `condition` holds, for a minute.
+/// The longest wait for what must come, on a machine that is slow and busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Waits until `condition` holds, for [`PATIENCE`].
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !condition().await {
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -272,7 +272,7 @@ fn run_script(dir: Option<&Path>) -> String {
 fn wait(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
+        assert!(began.elapsed() < super::PATIENCE, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, transport::Channel};
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = super::PATIENCE;
 
 pub(crate) struct Worker {
     pub(crate) to: mpsc::Sender<pb::WorkerFrame>,

@@ -30,7 +30,7 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
     let share: Share = extensions.remove().expect("each request has a share");
     let (out, sent) = mpsc::channel(WAITING);
     let (say_end, end) = oneshot::channel();
-    let (api, budget) = (state.api.clone(), state.budget.clone());
+    let (api, budget) = (Arc::clone(&state.api), state.budget.clone());
     let room: FindRoom = Arc::new(move |bytes| match budget.answer(bytes) {
         Ok(room) => Ok(Box::new(room) as _),
         Err(error) => Err(error.to_string()),

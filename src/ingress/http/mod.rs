@@ -20,6 +20,8 @@ mod sessions;
 mod task;
 mod waiting;
 
+use std::sync::Arc;
+
 use axum::{
     Extension, Json, Router,
     body::Body,
@@ -149,7 +151,7 @@ pub fn routes() -> Vec<(Method, &'static str, Role)> {
 fn router(state: State) -> Router {
     let (guard, auth) = (guard::Guard::new(&state.settings), state.settings.auth);
     let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
-        let authenticate = middleware::from_fn_with_state((state.api.clone(), role), authenticate_caller);
+        let authenticate = middleware::from_fn_with_state((Arc::clone(&state.api), role), authenticate_caller);
         router.route(path, handler.route_layer(authenticate))
     };
     table()
@@ -167,7 +169,11 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-async fn authenticate_caller(Extract((api, role)): Extract<(Api, Role)>, request: Request, next: Next) -> Response {
+async fn authenticate_caller(
+    Extract((api, role)): Extract<(Arc<Api>, Role)>,
+    request: Request,
+    next: Next,
+) -> Response {
     let (mut head, body) = request.into_parts();
     match authenticate(&api, &head.headers, &mut head.extensions, role) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,

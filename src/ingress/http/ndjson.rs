@@ -60,7 +60,7 @@ pub(super) async fn insert(
     body: Body,
 ) -> Result<Response, Problem> {
     state.api.can_insert()?;
-    let inserter = Inserter { api: state.api.clone(), caller, context };
+    let inserter = Inserter { api: Arc::clone(&state.api), caller, context };
     let mut source = Source::new(&state, share, body);
     let first = match source.next().await {
         Read::Lines(mut batch) => {
@@ -78,7 +78,7 @@ pub(super) async fn insert(
 /// The way of this request's lines into the store.
 #[derive(Clone)]
 struct Inserter {
-    api: Api,
+    api: Arc<Api>,
     caller: Caller,
     /// The trace context of the request.
     context: Option<String>,
