@@ -139,7 +139,16 @@ async fn a_takeover_whose_message_is_lost_is_told_again() {
     let again = new.tasks(1).await;
     assert_eq!((&again[0].id, again[0].attempt), (&task[0].id, 1));
     assert_eq!(new.complete(&again, 0).await, [ItemStatus::Ok]);
-    new.close().await;
+
+    // The same of a session without a stream.
+    allow("resetchannels").await;
+    let open = json!({"worker": "w", "queues": ["q"], "takeover": true, "timeout": "2s"});
+    let (status, opened) = one.post("/v1/sessions:open", &open).await;
+    assert_eq!(status, 200, "{opened}");
+    new.ask(pb::WorkerFrame::default()).await.expect("its process does not know");
+    allow("allchannels").await;
+    let ended = over(&mut new).await;
+    assert_eq!(ended.code(), Code::Aborted, "{ended}");
     assert!(one.stop().await.success());
     assert!(two.stop().await.success());
     database.remove().await;
