@@ -57,7 +57,7 @@ pub enum SharedOpened {
     Unknown,
     /// Its slot has too many.
     Full,
-    /// The worker has [`WORKER_SESSIONS`].
+    /// The worker has too many.
     WorkerFull,
 }
 
@@ -159,18 +159,19 @@ impl WorkerQueue {
         items(call.run(&mut self.conn()).await?)
     }
 
-    /// Opens a session, or goes on with one. The worker has the tasks `holding`, if it goes on.
+    /// Opens a session, or goes on with one. `anew` is for a new one: the most sessions of its slot and of its worker.
+    /// The worker has the tasks `holding`, if it goes on.
     pub async fn open_shared(
         &self,
         session: &SharedSession,
-        is_new: bool,
+        anew: Option<(usize, usize)>,
         timeout: Duration,
         plan: &[u8],
-        most: usize,
         holding: &[TaskId],
     ) -> Result<SharedOpened> {
         let mut call = self.shared(&scripts::SHARED_OPEN, session);
-        call.arg(u8::from(is_new)).arg(ms(timeout)).arg(plan).arg(most).arg(WORKER_SESSIONS);
+        let (most, most_of_worker) = anew.unwrap_or_default();
+        call.arg(u8::from(anew.is_some())).arg(ms(timeout)).arg(plan).arg(most).arg(most_of_worker);
         for id in holding {
             call.arg(id.as_bytes());
         }

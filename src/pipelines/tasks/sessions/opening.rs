@@ -44,7 +44,7 @@ impl Handle {
         let written = written.map_err(|error| Error::Invalid(error.to_string()))?;
         let (session, resumed) = match self.go_on(&open, &plan, &written).await? {
             Some(session) => (session, true),
-            None => (self.open_shared_anew(&plan, &written).await?, false),
+            None => (self.open_shared_anew(&plan, &written, open.takeover).await?, false),
         };
         self.sessions.slots.note(session.slot());
         if open.takeover {
@@ -63,17 +63,20 @@ impl Handle {
         })
     }
 
-    /// Opens a session without a takeover.
-    async fn open_shared_anew(&self, plan: &Plan, written: &[u8]) -> Result<SharedSession, Error> {
+    /// Opens a new session, which takes over afterwards.
+    async fn open_shared_anew(&self, plan: &Plan, written: &[u8], takes_over: bool) -> Result<SharedSession, Error> {
         let worker = &plan.claim.worker;
         let id = self.sessions.next_id(worker, self.queue.announcer().now_unix_ms());
         let session = SharedSession { worker: worker.clone(), id };
         let most = self.settings.limits.max_sessions;
-        let why = match self.queue.open_shared(&session, true, plan.timeout, written, most, &[]).await? {
+        // A takeover is a way out for a worker that has too many.
+        let most_of_worker = if takes_over { 2 * WORKER_SESSIONS } else { WORKER_SESSIONS };
+        let anew = Some((most, most_of_worker));
+        let why = match self.queue.open_shared(&session, anew, plan.timeout, written, &[]).await? {
             SharedOpened::Open(_) => return Ok(session),
             SharedOpened::WorkerFull => format!(
-                "worker {worker} has {WORKER_SESSIONS} sessions without streams, and may have no more: close some, or \
-                 give each program a worker name of its own"
+                "worker {worker} has {most_of_worker} sessions without streams, and may have no more: close some, \
+                 take over (takeover), or give each program a worker name of its own"
             ),
             SharedOpened::Unknown | SharedOpened::Full => {
                 format!("{most} sessions without streams are open in a part (max_sessions); try again later")
@@ -97,7 +100,7 @@ impl Handle {
         }
         let session = named(&plan.claim.worker, &open.session)?;
         let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
-        let opened = self.queue.open_shared(&session, false, plan.timeout, written, 0, &holding).await?;
+        let opened = self.queue.open_shared(&session, None, plan.timeout, written, &holding).await?;
         let SharedOpened::Open(mut missing) = opened else { return Ok(None) };
         if !missing.is_empty() {
             missing.iter_mut().for_each(|lease| lease.started = Started::No);
