@@ -41,7 +41,7 @@ impl Allotments {
         Arc::clone(&self.0.lock().entry(worker.clone()).or_default().asks)
     }
 
-    /// Changes an allotment. Whoever has its turn finds it.
+    /// Changes an allotment. The caller that has its turn finds it.
     pub(super) fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut Allotment)) {
         if let Some(allotment) = self.0.lock().get_mut(worker) {
             change(allotment);
