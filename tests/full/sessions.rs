@@ -1,6 +1,6 @@
 //! Sessions of workers on several processes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use taskd::wire::pb::{self, ItemStatus};
@@ -66,9 +66,11 @@ async fn a_worker_moves_between_processes_and_one_that_starts_again_takes_over_i
     database.remove().await;
 }
 
-/// Reads until the stream has failed, and keeps its tasks. It sends heartbeats: the worker is not silent.
+/// Reads until the stream has failed, and keeps its tasks. It sends heartbeats: the worker is not silent. The last
+/// message of a takeover comes after half a minute.
 async fn over(worker: &mut Worker) -> Status {
-    loop {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(90) {
         tokio::select! {
             read = worker.read() => match read {
                 Ok(frame) => assert!(frame.is_some(), "it is not closed"),
@@ -77,6 +79,7 @@ async fn over(worker: &mut Worker) -> Status {
             () = tokio::time::sleep(Duration::from_secs(1)) => drop(worker.to.send(pb::WorkerFrame::default()).await),
         }
     }
+    panic!("its stream goes on");
 }
 
 fn taking_over(want: u32) -> pb::OpenSession {
