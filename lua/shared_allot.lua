@@ -25,7 +25,8 @@ for i = 1, #all, 2 do
   end
 end
 local allotment = math.max(used, math.min(asked, tonumber(ARGV[7]) - beside - streams))
-if asked > 0 then
+-- Redis has no allotment of nothing: `shared_live` counts them.
+if allotment > 0 then
   redis.call('HSET', SESSIONS, 'p' .. process, allotment)
   redis.call('SADD', WORKERS, worker)
   redis.call('ZADD', PROCESSES, now + tonumber(ARGV[4]), process)

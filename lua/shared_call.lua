@@ -1,19 +1,24 @@
 -- A call of a shared session: it wants more, surrenders, says what it started, or only lives.
 --
 -- ARGV[4] how many more tasks it wants, or '' to set the demand to 0   ARGV[5] the most of a session
--- ARGV[6] the most of a worker, in all sessions and processes   ARGV[7…] ids of started tasks
+-- ARGV[6] the most of a worker, in all sessions and processes
+-- ARGV[7] how often the demand was set to 0 when its wish began, or '' it begins now   ARGV[8…] ids of started tasks
 -- Returns {} if there is no such session, else
---   {how much was granted or surrendered, demand, tasks in hand, plan, 1 if streams of the worker may hold more back}
+--   {how much was granted or surrendered, demand, tasks in hand, plan, 1 if streams of the worker may hold more back,
+--    how often the demand was set to 0}
 local s = alive()
 if not s then return {} end
-for a = 7, #ARGV do
+for a = 8, #ARGV do
   local value = redis.call('HGET', HELD, ARGV[a])
   if value then redis.call('HSET', HELD, ARGV[a], '2' .. string.sub(value, 2)) end
 end
 recount(s)
 local by, wanted, streams = 0, tonumber(ARGV[4]), 0
+-- Behind a surrender nobody may want the rest of an earlier wish.
+if ARGV[7] ~= '' and tonumber(ARGV[7]) ~= (s[SURRENDERS] or 0) then wanted = 0 end
 if not wanted then
-  by, s[DEMAND] = s[DEMAND], 0
+  by = s[DEMAND]
+  surrender(s)
 elseif wanted > 0 then
   local beside = 0
   local all = redis.call('HGETALL', SESSIONS)
@@ -35,4 +40,4 @@ elseif wanted > 0 then
   if by == able then streams = 0 end
 end
 write(s)
-return {by, s[DEMAND], s[IN_HAND], s[PLAN], streams > 0 and 1 or 0}
+return {by, s[DEMAND], s[IN_HAND], s[PLAN], streams > 0 and 1 or 0, s[SURRENDERS] or 0}

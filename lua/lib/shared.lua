@@ -9,10 +9,11 @@
 -- KEYS[5] -> <p>:{sessions:<n>}:ends:<session>   zset: task in hand -> the deadline that the session knows (ms)
 -- ARGV[2] worker   ARGV[3] session
 --
--- An entry is msgpack [time-out (ms), demand, tasks in hand, 1 while the session ends, the worker's plan (opaque)].
+-- An entry is msgpack [time-out (ms), demand, tasks in hand, 1 while the session ends, the worker's plan (opaque), how
+-- often its demand was set to 0]. An earlier version leaves the last one out, and then it counts as 0.
 local SESSIONS, DUE, PROCESSES, HELD, ENDS = unpack(KEYS)
 local worker, session = ARGV[2], ARGV[3]
-local TIMEOUT, DEMAND, IN_HAND, ENDING, PLAN = 1, 2, 3, 4, 5
+local TIMEOUT, DEMAND, IN_HAND, ENDING, PLAN, SURRENDERS = 1, 2, 3, 4, 5, 6
 local member = session .. worker
 
 -- The session; nil: there is none, or it ends.
@@ -32,6 +33,11 @@ local function recount(s)
     end
   until #over < 1000
   s[IN_HAND] = redis.call('ZCARD', ENDS)
+end
+
+-- Sets the demand to 0. A wish from before is over.
+local function surrender(s)
+  s[DEMAND], s[SURRENDERS] = 0, (s[SURRENDERS] or 0) + 1
 end
 
 -- Each call of the worker is a sign of life.

@@ -14,7 +14,7 @@ use crate::{
         Batch, Caller, GetTasks, ItemAnswer, Items, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed,
         SessionOpened, TasksReported, WantTasks,
     },
-    pipelines::tasks::{Reports, SharedTasks},
+    pipelines::tasks::{self, Reports, SharedTasks},
     telemetry::metrics::Method,
 };
 
@@ -36,21 +36,31 @@ impl Api {
         Ok(self.tasks()?.open_shared(open).await?)
     }
 
-    /// Adds to the demand of a session, and waits for its tasks.
-    pub async fn want_tasks(&self, caller: &Caller, want: Result<WantTasks, String>) -> Result<SharedTasks, Error> {
+    /// Adds to the demand of a session, and waits for its tasks. `room` finds room for so many bytes of tasks.
+    pub async fn want_tasks<R>(
+        &self,
+        caller: &Caller,
+        want: Result<WantTasks, String>,
+        room: impl Fn(usize) -> Result<R, String>,
+    ) -> Result<(SharedTasks, Option<R>), Error> {
         let tasks = self.tasks()?;
         let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
         access::as_worker(caller, &mut call.worker)?;
         let shared = tasks.want_shared(&call, want).await?;
         shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
         let (granted, pending) = shared.granted();
-        let next = counted(Method::Get, tasks.next_shared(shared, wait), |next| next.leases.tasks.is_empty());
+        // Tasks that do not reach the worker must not be in its book.
+        let room = |bytes| {
+            let valid = self.authentication.still_valid(caller).map_err(|denied| denied.to_string());
+            valid.and_then(|()| room(bytes)).map_err(tasks::Error::Full)
+        };
+        let next = tasks.next_shared(shared, wait, room);
+        let next = counted(Method::Get, next, |(next, _)| next.leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
         let next = self.stop.run_until_cancelled(next.instrument(span("want", caller))).await;
-        let next = next.unwrap_or_else(|| Ok(SharedTasks { granted, pending, ..SharedTasks::default() }))?;
         // Leases that are not delivered go back.
         self.authentication.still_valid(caller)?;
-        Ok(next)
+        Ok(next.unwrap_or_else(|| Ok((SharedTasks { granted, pending, ..SharedTasks::default() }, None)))?)
     }
 
     /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.

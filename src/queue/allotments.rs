@@ -50,11 +50,12 @@ impl WorkerQueue {
         Ok(Allotment { allotment: number(answer.next())?, streams_hold: number::<u8>(answer.next())? == 1 })
     }
 
-    /// Says that this process lives. True: Redis did not know it, and has none of its allotments.
-    pub async fn live(&self, slot: u32) -> Result<bool> {
-        let mut call = scripts::SHARED_LIVE.call(&[self.processes_key(slot)]).now(self.clock().moved_unix_ms());
-        call.arg(self.process()).arg(ms(LIVES));
-        self.one(call).await.map(|is_new| is_new == 1)
+    /// Says that this process lives, and has so many allotments. True: Redis took it for dead, or lacks some of them.
+    pub async fn live(&self, slot: u32, allotments: usize) -> Result<bool> {
+        let keys = [self.processes_key(slot), self.workers_key(slot, self.process())];
+        let mut call = scripts::SHARED_LIVE.call(&keys).now(self.clock().moved_unix_ms());
+        call.arg(self.process()).arg(ms(LIVES)).arg(allotments);
+        self.one(call).await.map(|lacks| lacks == 1)
     }
 
     /// Removes the allotments of a process that died.

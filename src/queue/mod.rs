@@ -56,7 +56,7 @@ pub use self::{
     shards::{Offers, Shards},
     shared::{
         SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
-        SharedSession, SharedWish, shared_keys,
+        SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,

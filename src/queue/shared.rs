@@ -24,6 +24,8 @@ pub(super) const LIVES: Duration = Duration::from_secs(10);
 const DUE_AT_ONCE: usize = 100;
 /// Tasks that one call notes: far below what Lua's stack holds.
 const NOTED_AT_ONCE: usize = 1000;
+/// The most shared sessions of a worker: each `want` reads all of them.
+pub const WORKER_SESSIONS: usize = 1000;
 
 /// A shared session, by its worker and its own name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,20 +51,25 @@ pub struct SharedLimits {
 /// The answer to the opening of a session.
 #[derive(Debug)]
 pub enum SharedOpened {
-    Open {
-        others: Vec<Uuid>,
-        /// Leases that the worker does not have.
-        missing: Vec<EndedLease>,
-    },
+    /// With the leases that the worker does not have.
+    Open(Vec<EndedLease>),
     /// There is none to go on with.
     Unknown,
+    /// Its slot has too many.
     Full,
+    /// The worker has too many.
+    WorkerFull,
 }
 
 /// The wish of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum SharedWish {
     More(u32),
+    /// More, unless the demand was set to 0 since it was so often.
+    Rest {
+        want: u32,
+        surrenders: u64,
+    },
     /// No more at all.
     Surrender,
 }
@@ -77,6 +84,8 @@ pub struct SharedCalled {
     pub plan: Vec<u8>,
     /// The cap left out something, and streams of the worker may give a part back.
     pub streams_hold: bool,
+    /// How often the demand was set to 0.
+    pub surrenders: u64,
 }
 
 /// The place that a session had for tasks.
@@ -150,18 +159,19 @@ impl WorkerQueue {
         items(call.run(&mut self.conn()).await?)
     }
 
-    /// Opens a session, or goes on with one. The worker has the tasks `holding`, if it goes on.
+    /// Opens a session, or goes on with one. `anew` is for a new one: the most sessions of its slot and of its worker.
+    /// The worker has the tasks `holding`, if it goes on.
     pub async fn open_shared(
         &self,
         session: &SharedSession,
-        is_new: bool,
+        anew: Option<(usize, usize)>,
         timeout: Duration,
         plan: &[u8],
-        most: usize,
         holding: &[TaskId],
     ) -> Result<SharedOpened> {
         let mut call = self.shared(&scripts::SHARED_OPEN, session);
-        call.arg(u8::from(is_new)).arg(ms(timeout)).arg(plan).arg(most);
+        let (most, most_of_worker) = anew.unwrap_or_default();
+        call.arg(u8::from(anew.is_some())).arg(ms(timeout)).arg(plan).arg(most).arg(most_of_worker);
         for id in holding {
             call.arg(id.as_bytes());
         }
@@ -169,12 +179,10 @@ impl WorkerQueue {
         match number(answer.next())? {
             0 => return Ok(SharedOpened::Unknown),
             1 => {}
+            3 => return Ok(SharedOpened::WorkerFull),
             _ => return Ok(SharedOpened::Full),
         }
-        let others = items(answer.next().unwrap_or(Value::Nil))?;
-        let others = others.into_iter().map(|id| session_id(&text(Some(id))?)).collect::<Result<_>>()?;
-        let missing = leases(items(answer.next().unwrap_or(Value::Nil))?, &session.worker)?;
-        Ok(SharedOpened::Open { others, missing })
+        leases(items(answer.next().unwrap_or(Value::Nil))?, &session.worker).map(SharedOpened::Open)
     }
 
     /// A call of the session's worker. `None`: there is no such session any more.
@@ -186,11 +194,13 @@ impl WorkerQueue {
         started: &[TaskId],
     ) -> Result<Option<SharedCalled>> {
         let mut call = self.shared(&scripts::SHARED_CALL, session);
-        match wish {
-            SharedWish::More(want) => call.arg(want),
-            SharedWish::Surrender => call.arg(""),
+        let (want, surrenders) = match wish {
+            SharedWish::More(want) => (Some(want), None),
+            SharedWish::Rest { want, surrenders } => (Some(want), Some(surrenders)),
+            SharedWish::Surrender => (None, None),
         };
-        call.arg(limits.session).arg(limits.worker);
+        let or_nothing = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
+        call.arg(or_nothing(want.map(u64::from))).arg(limits.session).arg(limits.worker).arg(or_nothing(surrenders));
         for id in started {
             call.arg(id.as_bytes());
         }
@@ -201,8 +211,8 @@ impl WorkerQueue {
         let mut answer = answer.into_iter();
         let (by, demand, in_hand) = (number(answer.next())?, number(answer.next())?, number(answer.next())?);
         let plan = bytes(answer.next())?.to_vec();
-        let streams_hold = number::<u8>(answer.next())? == 1;
-        Ok(Some(SharedCalled { by, demand, in_hand, plan, streams_hold }))
+        let (streams_hold, surrenders) = (number::<u8>(answer.next())? == 1, number(answer.next())?);
+        Ok(Some(SharedCalled { by, demand, in_hand, plan, streams_hold, surrenders }))
     }
 
     /// Notes tasks on their way to the worker: all of them, or none.

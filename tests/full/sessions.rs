@@ -1,6 +1,6 @@
 //! Sessions of workers on several processes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use taskd::wire::pb::{self, ItemStatus};
@@ -66,9 +66,11 @@ async fn a_worker_moves_between_processes_and_one_that_starts_again_takes_over_i
     database.remove().await;
 }
 
-/// Reads until the stream has failed, and keeps its tasks. It sends heartbeats: the worker is not silent.
+/// Reads until the stream has failed, and keeps its tasks. It sends heartbeats: the worker is not silent. The last
+/// message of a takeover comes after half a minute.
 async fn over(worker: &mut Worker) -> Status {
-    loop {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(90) {
         tokio::select! {
             read = worker.read() => match read {
                 Ok(frame) => assert!(frame.is_some(), "it is not closed"),
@@ -77,6 +79,7 @@ async fn over(worker: &mut Worker) -> Status {
             () = tokio::time::sleep(Duration::from_secs(1)) => drop(worker.to.send(pb::WorkerFrame::default()).await),
         }
     }
+    panic!("its stream goes on");
 }
 
 fn taking_over(want: u32) -> pb::OpenSession {
@@ -139,7 +142,16 @@ async fn a_takeover_whose_message_is_lost_is_told_again() {
     let again = new.tasks(1).await;
     assert_eq!((&again[0].id, again[0].attempt), (&task[0].id, 1));
     assert_eq!(new.complete(&again, 0).await, [ItemStatus::Ok]);
-    new.close().await;
+
+    // The same of a session without a stream.
+    allow("resetchannels").await;
+    let open = json!({"worker": "w", "queues": ["q"], "takeover": true, "timeout": "2s"});
+    let (status, opened) = one.post("/v1/sessions:open", &open).await;
+    assert_eq!(status, 200, "{opened}");
+    new.ask(pb::WorkerFrame::default()).await.expect("its process does not know");
+    allow("allchannels").await;
+    let ended = over(&mut new).await;
+    assert_eq!(ended.code(), Code::Aborted, "{ended}");
     assert!(one.stop().await.success());
     assert!(two.stop().await.success());
     database.remove().await;

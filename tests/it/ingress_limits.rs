@@ -266,6 +266,13 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() };
     let status = client.get_tasks(get.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    // A refused answer leaves no task in the book of a session.
+    let open = json!({"worker": "s", "queues": ["q"], "want": 1});
+    let session = daemon.post("/v1/sessions:open", &open).await.1["session"].clone();
+    let call = json!({"worker": "s", "session": session});
+    assert_eq!(daemon.post("/v1/sessions:want", &call).await.0, 429);
+    assert_eq!(daemon.post("/v1/sessions:pending", &call).await.1, json!({"demand": 1, "in_hand": 0}));
+    assert_eq!(daemon.post("/v1/sessions:close", &call).await.0, 200);
     // Answers that were not sent cost nothing, nor do those to clients that hung up.
     drop(deaf);
     until("their answers are given up", async || held_bytes(&daemon).await < 7 * MIB).await;

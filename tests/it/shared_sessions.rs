@@ -243,3 +243,26 @@ async fn a_wrong_call_says_what_is_wrong_and_changes_nothing() {
     two.call(&daemon, "close", json!({})).await;
     assert!(daemon.stop().await.success());
 }
+
+/// The task's lease counts as delivered, so it fails; otherwise the task would go round for ever.
+#[tokio::test]
+async fn a_task_that_cannot_be_read_dies() {
+    let config = "partitions = 1\n[queues.q]\nlease = \"1s\"\nmax_attempts = 1";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let id = daemon.insert(&[json!({"queue": "q", "key": "k", "payload": "x".repeat(100)})]).await[0].clone();
+    until("it waits", async || daemon.queue("q").await["queued"] == 1).await;
+    let (mut redis, bodies) = (daemon.redis().await, "taskd:{q:0}:bodies");
+    let all: Vec<(Vec<u8>, Vec<u8>)> = redis::cmd("HGETALL").arg(bodies).query_async(&mut redis).await.unwrap();
+    let (field, body) = &all[0];
+    let mut cut = redis::cmd("HSET");
+    cut.arg(bodies).arg(field).arg(&body[..body.len() - 9]).exec_async(&mut redis).await.unwrap();
+    let (session, _) = Session::open(&daemon, "w", json!({"want": 1})).await;
+    until("it is dead", async || {
+        session.call(&daemon, "want", json!({})).await;
+        daemon.get(&format!("/v1/tasks/{id}")).await.1["status"] == "DEAD"
+    })
+    .await;
+    assert_eq!(session.pending(&daemon).await, (1, 0));
+    session.call(&daemon, "close", json!({})).await;
+    assert!(daemon.stop().await.success());
+}

@@ -56,7 +56,13 @@ impl Api {
         let (attached, resumed) = (opened.attached, opened.resumed);
         let granted = match tasks.want(&attached, want) {
             Some(granted) => granted,
-            None => tasks.want_more(&attached, want, || true).await,
+            None => tokio::select! {
+                granted = tasks.want_more(&attached, want, || true) => granted,
+                cut = attached.cut() => return Err(cut.into()),
+                () = out.closed() => return Err(StreamEnd::Broken),
+                // It hears of the stop in a moment.
+                () = self.stop.cancelled() => 0,
+            },
         };
         let (timeout, demand) = (attached.timeout(), attached.demand());
         let heartbeat = heartbeat(timeout);

@@ -336,6 +336,7 @@ impl<'a> Streaming<'a> {
     /// The process stops: no more tasks, and the worker may say what it has.
     async fn close_soon(&mut self) -> Result<(), StreamEnd> {
         self.closing = Some(Instant::now());
+        self.surrenders.fetch_add(1, Ordering::Relaxed);
         self.attached.surrender();
         self.claim = None;
         let reason = "this process stops: go on with the session at another one".to_owned();

@@ -1,5 +1,6 @@
 //! The service `Tasks`: leases, reports and sessions.
 
+use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
@@ -73,10 +74,18 @@ impl Tasks for Service {
         request: Request<pb::WantTasksRequest>,
     ) -> Result<Response<pb::WantTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let next = self.0.api.want_tasks(&caller, WantTasks::try_from(request)).await?;
+        let room = |bytes| self.0.budget.answer(bytes).map_err(|no_room| no_room.to_string());
+        let (next, room) = self.0.api.want_tasks(&caller, WantTasks::try_from(request), room).await?;
         let SharedTasks { leases: Leases { tasks, deliveries }, granted, pending } = next;
         let (tasks, demand, in_hand) = (results(tasks), pending.demand, pending.in_hand);
-        self.leased(pb::WantTasksResponse { tasks, granted, demand, in_hand }, deliveries, false)
+        let mut response = Response::new(pb::WantTasksResponse { tasks, granted, demand, in_hand });
+        if let Some(room) = room {
+            // The session's book has the tasks, so their answer goes out.
+            room.become_answer(response.get_ref().encoded_len());
+            response.extensions_mut().insert(room);
+        }
+        response.extensions_mut().insert(Deliveries::from(deliveries));
+        Ok(response)
     }
 
     async fn surrender_tasks(

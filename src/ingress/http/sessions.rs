@@ -2,19 +2,15 @@
 
 use axum::{Extension, Json, body::Body, extract::State as Extract, http::HeaderMap, response::IntoResponse};
 
+use http_body::Body as _;
+
 use super::{
-    super::{
-        State,
-        budget::Share,
-        delivery::Deliveries,
-        json,
-        tally::{Excess, Tally},
-    },
-    answer::{Answer, within},
+    super::{State, budget::Share, delivery::Deliveries, json, tally::Tally},
+    answer::Answer,
     problem::Problem,
     request::{JSON, json_body},
 };
-use crate::model::{Caller, LeasedTask, SessionCall};
+use crate::model::{Caller, SessionCall};
 
 pub(super) async fn open_session(
     Extract(state): Extract<State>,
@@ -34,15 +30,16 @@ pub(super) async fn want_tasks(
     body: Body,
 ) -> Answer {
     let want = json::sessions::want_tasks(&json_body(&state, &headers, body, JSON).await?)?;
-    let mut wanted = state.api.want_tasks(&caller, Ok(want)).await?;
-    // The room comes before the JSON.
-    let weight = wanted.leases.tasks.iter().map(LeasedTask::weight).sum();
-    let room = state.budget.answer(weight).map_err(Excess::from)?;
-    let answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
-    let deliveries = std::mem::take(&mut wanted.leases.deliveries);
-    drop((wanted, room));
-    let mut answer = within(&state.budget, answer)?;
-    answer.extensions_mut().insert(Deliveries::from(deliveries));
+    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| no_room.to_string());
+    let (mut wanted, room) = state.api.want_tasks(&caller, Ok(want), room).await?;
+    let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
+    let bytes = answer.body().size_hint().exact().unwrap_or_default();
+    if let Some(room) = room {
+        // The session's book has the tasks, so their answer goes out.
+        room.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+        answer.extensions_mut().insert(room);
+    }
+    answer.extensions_mut().insert(Deliveries::from(std::mem::take(&mut wanted.leases.deliveries)));
     Ok(answer)
 }
 

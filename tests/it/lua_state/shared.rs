@@ -31,7 +31,7 @@ impl Fixture {
 
     async fn open(&self, session: &str, is_new: u8, most: u32, holding: &[char]) -> Vec<String> {
         let open = |call: &mut Call| {
-            call.arg(is_new).arg(15_000).arg("plan").arg(most);
+            call.arg(is_new).arg(15_000).arg("plan").arg(most).arg(3);
             for letter in holding {
                 call.arg(id(*letter));
             }
@@ -39,10 +39,24 @@ impl Fixture {
         self.shared(&scripts::SHARED_OPEN, session, open).await
     }
 
-    /// The answer to a call, without the plan.
+    /// The answer to a call, without the plan and without how often the demand was set to 0.
     async fn call(&self, session: &str, want: &str, most: (u32, u32), started: &[char]) -> Vec<String> {
+        let mut answer = self.call_since("", session, want, most, started).await;
+        answer.pop();
+        answer
+    }
+
+    /// The answer to a call without the plan, for a wish that began when the demand had been set to 0 so often.
+    async fn call_since(
+        &self,
+        since: &str,
+        session: &str,
+        want: &str,
+        most: (u32, u32),
+        started: &[char],
+    ) -> Vec<String> {
         let args = |call: &mut Call| {
-            call.arg(want).arg(most.0).arg(most.1);
+            call.arg(want).arg(most.0).arg(most.1).arg(since);
             for letter in started {
                 call.arg(id(*letter));
             }
@@ -95,10 +109,39 @@ async fn a_session_opens_wants_and_holds() {
     // It is not there twice, and one is enough here.
     assert_eq!(f.open(OTHER, 1, 1, &[]).await, ["2"]);
     assert_eq!(f.state().await, before);
-    assert_eq!(f.open(OTHER, 1, 2, &[]).await, ["1", SESSION]);
+    assert_eq!(f.open(OTHER, 1, 2, &[]).await, ["1"]);
     assert_eq!(f.hold(OTHER, &[]).await, ["1", "0", "0"]);
     let worker: Vec<String> = redis::cmd("HKEYS").arg(OF).query_async(&mut f.redis.conn()).await.unwrap();
     assert_eq!(worker.len(), 2);
+}
+
+#[tokio::test]
+async fn a_worker_has_a_bounded_number_of_sessions() {
+    let f = Fixture::new().await;
+    f.open_with_two().await;
+    assert_eq!(f.open(OTHER, 1, 10, &[]).await, ["1"]);
+    assert_eq!(f.open("33333333-3333-3333-3333-333333333333", 1, 10, &[]).await, ["1"]);
+    let before = f.state().await;
+    assert_eq!(f.open("44444444-4444-4444-4444-444444444444", 1, 10, &[]).await, ["3"]);
+    assert_eq!(f.state().await, before);
+    assert_eq!(f.open(OTHER, 0, 10, &[]).await, ["1"], "one that goes on");
+}
+
+#[tokio::test]
+async fn a_surrender_ends_the_wishes_from_before() {
+    let f = Fixture::new().await;
+    f.open_with_two().await;
+    let rest = async |since| f.call_since(since, SESSION, "1", (9, 9), &[]).await;
+    assert_eq!(rest("0").await, ["1", "4", "2", "0", "0"]);
+    assert_eq!(f.call_since("", SESSION, "", (9, 9), &[]).await, ["4", "0", "2", "0", "1"]);
+    let before = f.state().await;
+    assert_eq!(before[OF], [format!(r#"{SESSION}=[15000,0,2,0,"plan",1]"#)]);
+    assert_eq!(rest("0").await, ["0", "0", "2", "0", "1"]);
+    assert_eq!(f.state().await, before);
+    assert_eq!(rest("1").await, ["1", "1", "2", "0", "1"]);
+    // One that goes on begins anew.
+    assert_eq!(f.open(SESSION, 0, 9, &['a', 'b']).await, ["1"]);
+    assert_eq!(rest("1").await, ["0", "0", "2", "0", "2"]);
 }
 
 #[tokio::test]
@@ -127,7 +170,8 @@ async fn streams_of_the_worker_count_as_long_as_their_process_lives() {
     let _: () = seed.query_async(&mut conn).await.unwrap();
     assert_eq!(f.call(SESSION, "9", (100, 12), &[]).await, ["3", "6", "2", "1"], "the streams may give back a part");
     assert_eq!(f.call(SESSION, "1", (100, 13), &[]).await, ["1", "7", "2", "0"]);
-    assert_eq!(f.open(OTHER, 1, 10, &[]).await, ["1", SESSION], "a process is no session");
+    let answer = f.call_since("", SESSION, "9", (100, 13), &[]).await;
+    assert_eq!(answer, ["0", "7", "2", "1", "0"], "a process is no session");
 }
 
 #[tokio::test]
@@ -211,7 +255,7 @@ async fn a_session_goes_on_without_its_demand_and_names_what_did_not_arrive() {
     let f = Fixture::new().await;
     let before = f.open_with_two().await;
     assert_eq!(f.open(SESSION, 0, 0, &['a']).await, ["1", "b", "1q:0:7:1:1", &format!("{}", NOW + 2000)]);
-    changed(&before, &f.state().await, &[(OF, &[&format!(r#"{SESSION}=[15000,0,2,0,"plan"]"#)])]);
+    changed(&before, &f.state().await, &[(OF, &[&format!(r#"{SESSION}=[15000,0,2,0,"plan",1]"#)])]);
 }
 
 #[tokio::test]
@@ -284,9 +328,10 @@ impl Fixture {
         flat(call.run(&mut self.redis.conn()).await.expect("shared_gone"))
     }
 
-    async fn live(&self, process: &str) -> Vec<String> {
-        let mut call = scripts::SHARED_LIVE.call(&[PROCESSES]).now(Some(NOW));
-        call.arg(process).arg(10_000);
+    async fn live(&self, process: &str, allotments: u32) -> Vec<String> {
+        let workers = format!("t:{{sessions:6}}:workers:{process}");
+        let mut call = scripts::SHARED_LIVE.call(&[PROCESSES, &workers]).now(Some(NOW));
+        call.arg(process).arg(10_000).arg(allotments);
         flat(call.run(&mut self.redis.conn()).await.expect("shared_live"))
     }
 }
@@ -305,7 +350,11 @@ async fn allotments_add_up_to_the_cap_and_never_take_what_is_used() {
     assert_eq!(f.allot("two", 7, 3).await, ["7", "0"]);
     assert_eq!(f.allot("two", 9, 7).await, ["8", "1"]);
     assert_eq!(f.allot("one", 5, 4).await, ["4", "1"], "it uses them, whatever the others have");
-    assert_eq!(f.state().await[OF], ["pone=4", "ptwo=8"]);
+    let state = f.state().await;
+    assert_eq!(state[OF], ["pone=4", "ptwo=8"]);
+    // An allotment of nothing is none.
+    assert_eq!(f.allot("three", 1, 0).await, ["0", "1"]);
+    assert_eq!(f.state().await, state);
     // Shared sessions count, too.
     assert_eq!(f.allot("one", 0, 0).await, ["0", "0"]);
     assert_eq!(f.open(SESSION, 1, 9, &[]).await, ["1"]);
@@ -323,8 +372,8 @@ async fn what_a_dead_process_had_is_removed_and_one_that_comes_back_hears_of_it(
     let before = f.state().await;
     assert_eq!(f.gone("one", &["w"]).await, ["0"], "it lives");
     assert_eq!(f.state().await, before);
-    assert_eq!(f.live("one").await, ["0"]);
-    assert_eq!(f.live("two").await, ["1"], "it was not there");
+    assert_eq!(f.live("one", 1).await, ["0"]);
+    assert_eq!(f.live("two", 0).await, ["1"], "it was not there");
     let _: Value =
         redis::cmd("ZADD").arg(PROCESSES).arg(NOW).arg("one").query_async(&mut f.redis.conn()).await.unwrap();
     assert_eq!(f.allot("two", 10, 0).await, ["10", "0"], "it is dead");
@@ -335,7 +384,7 @@ async fn what_a_dead_process_had_is_removed_and_one_that_comes_back_hears_of_it(
         .await
         .unwrap();
     assert_eq!(f.gone("one", &["w"]).await, ["1"], "one worker is left");
-    assert_eq!(f.live("one").await, ["1"], "it was dead");
+    assert_eq!(f.live("one", 1).await, ["1"], "it was dead");
     assert_eq!(f.gone("one", &["another"]).await, ["0"], "it lives again");
     let _: Value =
         redis::cmd("ZADD").arg(PROCESSES).arg(NOW - 1).arg("one").query_async(&mut f.redis.conn()).await.unwrap();
@@ -343,4 +392,18 @@ async fn what_a_dead_process_had_is_removed_and_one_that_comes_back_hears_of_it(
     let state = f.state().await;
     assert_eq!((&state[OF][..], state[PROCESSES].len()), (&["ptwo=10".to_owned()][..], 1));
     assert_eq!(state.get("t:{sessions:6}:workers:one"), None);
+}
+
+#[tokio::test]
+async fn a_process_that_asks_after_its_death_hears_that_its_other_allotments_are_gone() {
+    let f = Fixture::new().await;
+    f.allot("one", 7, 0).await;
+    let mut dies = redis::pipe();
+    dies.zadd(PROCESSES, "one", NOW).sadd("t:{sessions:6}:workers:one", "another");
+    let _: () = dies.query_async(&mut f.redis.conn()).await.unwrap();
+    assert_eq!(f.gone("one", &["w", "another"]).await, ["0"]);
+    // It lives again by its next question, about one worker of the two.
+    assert_eq!(f.allot("one", 7, 7).await, ["7", "0"]);
+    assert_eq!(f.live("one", 1).await, ["0"]);
+    assert_eq!(f.live("one", 2).await, ["1"]);
 }

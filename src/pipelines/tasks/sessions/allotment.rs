@@ -13,6 +13,8 @@ use crate::model::WorkerName;
 /// How long a process keeps an allotment small after somebody lacked something.
 const SCARCE: Duration = Duration::from_secs(10);
 
+pub(super) type Asks = Arc<tokio::sync::Mutex<()>>;
+
 /// The allotments of this process.
 #[derive(Default)]
 pub(super) struct Allotments(pub(super) Mutex<BTreeMap<WorkerName, Allotment>>);
@@ -22,13 +24,44 @@ pub(super) struct Allotment {
     /// How much its sessions here may have in hand and on demand, as Redis knows it or more.
     pub(super) allowed: usize,
     pub(super) scarce_since: Option<Instant>,
-    /// Redis may know a larger allotment.
+    /// Redis may know another allotment.
     pub(super) is_unwritten: bool,
-    /// One asks Redis at a time.
-    pub(super) asks: Arc<tokio::sync::Mutex<()>>,
+    /// One asks Redis at a time. While somebody has it, the allotment stays.
+    pub(super) asks: Asks,
 }
 
 impl Allotments {
+    /// The turn to ask Redis for this worker's allotment. `None`: it has none here.
+    pub(super) fn asks(&self, worker: &WorkerName) -> Option<Asks> {
+        self.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+    }
+
+    /// The same for a worker that has a session here.
+    pub(super) fn asks_anew(&self, worker: &WorkerName) -> Asks {
+        Arc::clone(&self.0.lock().entry(worker.clone()).or_default().asks)
+    }
+
+    /// Changes an allotment. The caller that has its turn finds it.
+    pub(super) fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut Allotment)) {
+        if let Some(allotment) = self.0.lock().get_mut(worker) {
+            change(allotment);
+        }
+    }
+
+    /// Forgets an allotment of nothing that is written, unless somebody else waits for its turn.
+    pub(super) fn forget(&self, worker: &WorkerName, asks: &Asks) {
+        let mut allotments = self.0.lock();
+        let is_free = |one: &Allotment| one.allowed == 0 && !one.is_unwritten && Arc::strong_count(asks) == 2;
+        if allotments.get(worker).is_some_and(is_free) {
+            allotments.remove(worker);
+        }
+    }
+
+    /// How many of these workers have an allotment that Redis should know.
+    pub(super) fn count(&self, of: impl Fn(&WorkerName) -> bool) -> usize {
+        self.0.lock().iter().filter(|(worker, one)| one.allowed > 0 && of(worker)).count()
+    }
+
     pub(super) fn all(&self) -> Vec<WorkerName> {
         self.0.lock().keys().cloned().collect()
     }

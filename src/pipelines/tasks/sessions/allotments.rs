@@ -11,7 +11,6 @@
 
 use std::{
     convert::Infallible,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -72,36 +71,38 @@ impl Handle {
     /// allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
         let (worker, most) = (&attached.session.worker, self.settings.limits.max_session_tasks);
-        let asks = Arc::clone(&self.sessions.allotments.0.lock().entry(worker.clone()).or_default().asks);
-        let _turn = asks.lock().await;
+        let asks = self.sessions.allotments.asks_anew(worker);
         let (mut again, began) = (ASK_AGAIN.into_iter(), Instant::now());
-        while began.elapsed() < TRY_FOR {
-            if !still() {
-                return 0;
-            }
-            if let Some(granted) = self.want(attached, want) {
-                return granted;
-            }
-            let wait = match self.enlarge(worker, want.min(attached.session.room(most))).await {
-                Ok(true) => match again.next() {
-                    Some(wait) => {
-                        self.tell_allotment(worker).await;
-                        wait
-                    }
-                    None => break,
-                },
-                Ok(false) => break,
-                Err(error) => {
-                    tracing::debug!("cannot ask for an allotment of {worker}'s tasks: {error}");
-                    TRY_AGAIN
+        loop {
+            let wait = {
+                // For one question: the end of the worker's sessions and its other wishes come in between.
+                let _turn = asks.lock().await;
+                if !still() || self.sessions.of_worker(worker).is_empty() {
+                    return 0;
                 }
+                if let Some(granted) = self.want(attached, want) {
+                    return granted;
+                }
+                let enlarged = self.enlarge(worker, want.min(attached.session.room(most))).await;
+                if let Err(error) = &enlarged {
+                    tracing::debug!("cannot ask for an allotment of {worker}'s tasks: {error}");
+                }
+                let wait = match enlarged {
+                    Ok(true) => again.next().map(|wait| (wait, true)),
+                    Ok(false) => None,
+                    Err(_) => Some((TRY_AGAIN, false)),
+                };
+                let Some(wait) = wait.filter(|_| began.elapsed() < TRY_FOR) else {
+                    return if still() { self.sessions.want_rest(attached, want, most) } else { 0 };
+                };
+                wait
             };
+            let (wait, is_scarce) = wait;
+            if is_scarce {
+                self.tell_allotment(worker).await;
+            }
             tokio::time::sleep(wait).await;
         }
-        if !still() {
-            return 0;
-        }
-        self.sessions.want_rest(attached, want, most)
     }
 
     /// Asks for the rest of a wish, if streams of the worker may hold more of its cap than they use.
@@ -117,7 +118,9 @@ impl Handle {
             }
             self.tell_allotment(&session.worker).await;
             tokio::time::sleep(wait).await;
-            let more = self.call(session, SharedWish::More(want - called.by), &[]).await?;
+            // The worker may have surrendered meanwhile.
+            let rest = SharedWish::Rest { want: want - called.by, surrenders: called.surrenders };
+            let more = self.call(session, rest, &[]).await?;
             *called = SharedCalled { by: called.by + more.by, plan: std::mem::take(&mut called.plan), ..more };
         }
         Ok(())
@@ -136,32 +139,31 @@ impl Handle {
             let used = allotments.get(worker).map_or(0, |allotment| allotment.allowed).max(taken);
             (used, if is_scarce { needed } else { needed.max(whole) }, needed)
         };
-        let most = limits.max_worker_tasks;
-        let answer = self.queue.allot(worker, asked.min(most.max(used)), used, most).await?;
-        self.sessions.allotments.0.lock().entry(worker.clone()).or_default().allowed = answer.allotment;
+        let answer = self.allot(worker, asked.min(limits.max_worker_tasks.max(used)), used).await?;
         Ok(answer.allotment < needed && answer.streams_hold)
+    }
+
+    /// Asks Redis for an allotment. The caller has the turn.
+    async fn allot(&self, worker: &WorkerName, asked: usize, used: usize) -> queue::Result<queue::Allotment> {
+        let allotments = &self.sessions.allotments;
+        // Redis may do it, and the answer may get lost, or the call that waits for it.
+        allotments.change(worker, |allotment| allotment.is_unwritten = true);
+        let answer = self.queue.allot(worker, asked, used, self.settings.limits.max_worker_tasks).await?;
+        allotments.change(worker, |allotment| {
+            (allotment.allowed, allotment.is_unwritten) = (answer.allotment, false);
+        });
+        Ok(answer)
     }
 
     /// Somebody lacks something of this worker's cap.
     pub(super) async fn give_back_allotment(&self, worker: &WorkerName) {
-        let is_here = self
-            .sessions
-            .allotments
-            .0
-            .lock()
-            .get_mut(worker)
-            .map(|allotment| allotment.scarce_since = Some(Instant::now()));
-        if is_here.is_some() {
-            self.lower(worker).await;
-        }
+        self.sessions.allotments.change(worker, |allotment| allotment.scarce_since = Some(Instant::now()));
+        self.lower(worker).await;
     }
 
     /// Lowers an allotment to what is used.
     async fn lower(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
-        else {
-            return;
-        };
+        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
         // The caller that asks now leaves a small allotment behind.
         let Ok(_turn) = asks.try_lock() else { return };
         let used = {
@@ -178,29 +180,21 @@ impl Handle {
 
     /// Gives back the allotment of a worker that has no session here any more.
     pub(super) async fn drop_allotment(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
-        else {
+        if !self.sessions.of_worker(worker).is_empty() {
             return;
-        };
+        }
+        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
         let _turn = asks.lock().await;
-        if self.sessions.of_worker(worker).is_empty() {
+        if self.sessions.leave_allotment(worker) {
             self.write(worker, 0).await;
             // Otherwise the next look tries again.
-            let mut allotments = self.sessions.allotments.0.lock();
-            let is_left = self.sessions.of_worker(worker).is_empty();
-            if is_left && allotments.get(worker).is_some_and(|allotment| !allotment.is_unwritten) {
-                allotments.remove(worker);
-            }
+            self.sessions.allotments.forget(worker, &asks);
         }
     }
 
-    /// Tells Redis how much is used.
-    async fn write(&self, worker: &WorkerName, used: usize) {
-        let written = self.queue.allot(worker, used, used, self.settings.limits.max_worker_tasks).await;
-        if let Some(allotment) = self.sessions.allotments.0.lock().get_mut(worker) {
-            allotment.is_unwritten = written.is_err();
-        }
-        if let Err(error) = written {
+    /// Tells Redis how much is allowed.
+    async fn write(&self, worker: &WorkerName, allowed: usize) {
+        if let Err(error) = self.allot(worker, allowed, allowed).await {
             tracing::debug!("cannot write the allotment of {worker}'s tasks: {error}");
         }
     }
@@ -208,28 +202,30 @@ impl Handle {
     /// Says that this process lives, and brings back allotments that Redis has lost.
     async fn keep_allotments(&self) {
         let workers = self.sessions.allotments.all();
-        let left = workers.iter().filter(|worker| self.sessions.of_worker(worker).is_empty());
-        future::join_all(left.map(|worker| self.drop_allotment(worker))).await;
+        future::join_all(workers.iter().map(|worker| self.drop_allotment(worker))).await;
         for slot in 0..SESSION_SLOTS {
-            let of_slot: Vec<_> = workers.iter().filter(|worker| self.queue.session_slot(worker) == slot).collect();
-            if of_slot.is_empty() {
+            let of_slot = |worker: &WorkerName| self.queue.session_slot(worker) == slot;
+            if !workers.iter().any(of_slot) {
                 continue;
             }
-            match self.queue.live(slot).await {
-                Ok(false) => {}
-                Ok(true) => {
-                    for worker in of_slot {
-                        let asks =
-                            self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks));
-                        let Some(asks) = asks else { continue };
-                        let _turn = asks.lock().await;
-                        let allowed =
-                            self.sessions.allotments.0.lock().get(worker).map_or(0, |allotment| allotment.allowed);
-                        self.write(worker, allowed).await;
+            match self.queue.live(slot, self.sessions.allotments.count(of_slot)).await {
+                Ok(lacks) => {
+                    for worker in workers.iter().filter(|worker| of_slot(worker)) {
+                        self.write_again(worker, lacks).await;
                     }
                 }
                 Err(error) => tracing::debug!("cannot say that this process lives: {error}"),
             }
+        }
+    }
+
+    /// Writes an allotment again, if Redis may know another one, or in any case.
+    async fn write_again(&self, worker: &WorkerName, in_any_case: bool) {
+        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
+        let _turn = asks.lock().await;
+        let unwritten = self.sessions.allotments.0.lock().get(worker).map(|one| (one.allowed, one.is_unwritten));
+        if let Some((allowed, _)) = unwritten.filter(|(_, is_unwritten)| in_any_case || *is_unwritten) {
+            self.write(worker, allowed).await;
         }
     }
 

@@ -12,6 +12,7 @@
 mod allotment;
 mod allotments;
 mod book;
+mod opening;
 mod order;
 pub(super) mod registry;
 mod session;

@@ -1,14 +1,21 @@
 //! The order of sessions: their ids are UUIDv7s, their times by Redis's clock.
 
 use std::{
+    collections::VecDeque,
     sync::atomic::{AtomicI64, Ordering},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use uuid::{Timestamp, Uuid};
+
+use crate::model::WorkerName;
 
 /// The waits before a takeover is told again. The connection that listens may be away for some 10 s.
 const TOLD_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+
+/// The takeovers that one process tells again.
+const MOST_TOLD: usize = 1000;
 
 /// The takeovers of other processes, as far as this one heard of them.
 #[derive(Default)]
@@ -52,6 +59,32 @@ impl TookOver {
             self.next = now + TOLD_AGAIN.get(self.told).copied().unwrap_or_default();
         }
         is_due
+    }
+}
+
+/// The takeovers of a process by sessions without streams, until they are told often enough.
+#[derive(Default)]
+pub(in crate::pipelines::tasks) struct Told(Mutex<VecDeque<(WorkerName, Uuid, TookOver)>>);
+
+impl Told {
+    pub(super) fn add(&self, worker: WorkerName, session: Uuid, now: Instant) {
+        let mut told = self.0.lock();
+        // The oldest one has been told more often than the others.
+        if told.len() >= MOST_TOLD {
+            told.pop_front();
+        }
+        told.push_back((worker, session, TookOver::new(now)));
+    }
+
+    /// Those that are to be told again now. Counts them as told.
+    pub(super) fn due(&self, now: Instant) -> Vec<(WorkerName, Uuid)> {
+        let mut told = self.0.lock();
+        let due = told
+            .iter_mut()
+            .filter_map(|(worker, session, took_over)| took_over.is_due(now).then(|| (worker.clone(), *session)));
+        let due = due.collect();
+        told.retain(|(.., took_over)| took_over.told < TOLD_AGAIN.len());
+        due
     }
 }
 
@@ -99,6 +132,19 @@ mod tests {
         heard.hear(id_at(NOW + 3_600_000));
         heard.hear(id_at(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 3_600_001));
+    }
+
+    #[test]
+    fn takeovers_without_streams_are_told_again_and_then_forgotten() {
+        let (told, now) = (Told::default(), Instant::now());
+        let worker = |n: usize| WorkerName::new(&n.to_string()).unwrap();
+        (0..=MOST_TOLD).for_each(|n| told.add(worker(n), id_at(NOW), now));
+        assert_eq!(told.due(now), []);
+        for seconds in [1, 6, 31] {
+            let due = told.due(now + Duration::from_secs(seconds));
+            assert_eq!((due.len(), &due[0].0), (MOST_TOLD, &worker(1)), "the first one had no place");
+        }
+        assert!(told.0.lock().is_empty());
     }
 
     #[test]

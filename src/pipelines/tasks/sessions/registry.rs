@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     allotment::{Allotment, Allotments},
-    order::Heard,
+    order::{Heard, Told},
     session::{Attached, Session},
 };
 use crate::{model::WorkerName, queue::SESSION_SLOTS, telemetry::metrics};
@@ -26,6 +26,8 @@ type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
 pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) by_id: Mutex<ById>,
     pub(super) heard: Heard,
+    /// Takeovers by sessions without streams.
+    pub(super) told: Told,
     /// The streams under way.
     pub(super) streams: TaskTracker,
     pub(super) slots: Slots,
@@ -104,6 +106,17 @@ impl Sessions {
         let allotments = self.allotments.0.lock();
         let left = self.left(&allotments, &attached.session.worker);
         attached.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
+    }
+
+    /// Allows a worker nothing, if it has no session here; whether it has none. A session that opens from now on asks
+    /// Redis.
+    pub(super) fn leave_allotment(&self, worker: &WorkerName) -> bool {
+        let mut allotments = self.allotments.0.lock();
+        let has_left = self.of_worker(worker).is_empty();
+        if let Some(allotment) = allotments.get_mut(worker).filter(|_| has_left) {
+            allotment.allowed = 0;
+        }
+        has_left
     }
 
     fn left(&self, allotments: &BTreeMap<WorkerName, Allotment>, worker: &WorkerName) -> usize {

@@ -19,9 +19,7 @@ use std::{
 };
 
 use futures::future;
-use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval_at};
-use uuid::Uuid;
 
 use super::{
     super::{
@@ -30,17 +28,17 @@ use super::{
         handle::{Handle, worker},
     },
     book::Reported,
-    order::ends,
+    opening::{Written, named},
     session::{LONGEST_TIMEOUT, Plan, Reports, heartbeat, reason},
 };
 use crate::{
     model::{
-        GetTasks, ItemAnswer, ItemStatus, OpenSession, Pending, QueueName, SessionCall, SessionClosed, SessionOpened,
-        TaskId, TasksReported, WorkerName,
+        GetTasks, ItemAnswer, ItemStatus, LeasedTask, Pending, QueueName, SessionCall, SessionClosed, TaskId,
+        TasksReported,
     },
     queue::{
-        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedOpened, SharedSession,
-        SharedWish, Started,
+        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedSession, SharedWish,
+        Started,
     },
     runtime::{Policy, Supervisor},
     telemetry::metrics::{self, SessionEnd},
@@ -70,19 +68,6 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             Ok::<_, Infallible>(())
         }
     });
-}
-
-/// The plan of a worker in its session's book. A field that an earlier version does not know is left out there.
-#[derive(Serialize, Deserialize)]
-struct Written {
-    queues: Vec<String>,
-    timeout_ms: u64,
-    #[serde(default)]
-    tells_started: bool,
-    #[serde(default)]
-    lease_ms: Option<u64>,
-    #[serde(default)]
-    max_bytes: u64,
 }
 
 /// A session in the middle of a call.
@@ -117,89 +102,6 @@ pub struct SharedTasks {
 }
 
 impl Handle {
-    /// Opens a session that any process serves, or goes on with one.
-    pub async fn open_shared(&self, open: OpenSession) -> Result<SessionOpened, Error> {
-        let plan = self.plan(&open)?;
-        let written = serde_json::to_vec(&Written {
-            queues: open.queues.clone(),
-            timeout_ms: u64::try_from(plan.timeout.as_millis()).unwrap_or(u64::MAX),
-            tells_started: open.tells_started,
-            lease_ms: open.lease_duration.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
-            max_bytes: open.max_bytes,
-        });
-        let written = written.map_err(|error| Error::Invalid(error.to_string()))?;
-        let (session, others, resumed) = match self.go_on(&open, &plan, &written).await? {
-            Some((session, others)) => (session, others, true),
-            None => {
-                let id = self.sessions.next_id(&plan.claim.worker, self.queue.announcer().now_unix_ms());
-                let session = SharedSession { worker: plan.claim.worker.clone(), id };
-                let most = self.settings.limits.max_sessions;
-                match self.queue.open_shared(&session, true, plan.timeout, &written, most, &[]).await? {
-                    SharedOpened::Open { others, .. } => (session, others, false),
-                    SharedOpened::Unknown | SharedOpened::Full => {
-                        let why = format!("{most} sessions without streams are open in a part (max_sessions)");
-                        return Err(Error::Full(format!("{why}; try again later")));
-                    }
-                }
-            }
-        };
-        self.sessions.slots.note(session.slot());
-        if open.takeover {
-            self.end_all_shared(&session.worker, &others).await?;
-            self.end_earlier(&session.worker, session.id).await;
-            self.tell_takeover(&session.worker, session.id).await;
-        }
-        let mut called = self.call(&session, SharedWish::More(open.want), &[]).await?;
-        self.want_rest(&session, open.want, &mut called).await?;
-        let (max_tasks, heartbeat) = (self.settings.limits.max_session_tasks, heartbeat(plan.timeout));
-        Ok(SessionOpened {
-            session: session.id.to_string(),
-            resumed,
-            granted: called.by,
-            max_tasks,
-            heartbeat,
-            timeout: plan.timeout,
-        })
-    }
-
-    /// Goes on with a session. The tasks that the worker does not have did not arrive, and go back.
-    async fn go_on(
-        &self,
-        open: &OpenSession,
-        plan: &Plan,
-        written: &[u8],
-    ) -> Result<Option<(SharedSession, Vec<Uuid>)>, Error> {
-        if open.session.is_empty() {
-            return Ok(None);
-        }
-        let session = named(&plan.claim.worker, &open.session)?;
-        let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
-        let opened = self.queue.open_shared(&session, false, plan.timeout, written, 0, &holding).await?;
-        let SharedOpened::Open { others, mut missing } = opened else { return Ok(None) };
-        if !missing.is_empty() {
-            missing.iter_mut().for_each(|lease| lease.started = Started::No);
-            let ended = missing.iter().map(|lease| (lease.id, lease.token.clone(), false)).collect();
-            // Otherwise they stay in the book until their leases run out.
-            if self.end_leases(missing, "it did not reach its worker").await.is_whole {
-                self.queue.note_shared(&session, &SharedNotes { ended, extended: Vec::new() }).await?;
-            }
-        }
-        Ok(Some((session, others)))
-    }
-
-    /// Ends the shared sessions of the worker that were opened before this one.
-    pub(super) async fn take_over_shared(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
-        let mut earlier = self.queue.shared_of(worker).await?;
-        earlier.retain(|other| ends(session, *other));
-        self.end_all_shared(worker, &earlier).await
-    }
-
-    async fn end_all_shared(&self, worker: &WorkerName, ids: &[Uuid]) -> Result<(), Error> {
-        let sessions = ids.iter().map(|id| SharedSession { worker: worker.clone(), id: *id });
-        let ends = sessions.map(|session| async move { self.end_shared(&session, SessionEnd::TakenOver).await });
-        future::try_join_all(ends).await.map(drop)
-    }
-
     /// A call of a session, and its plan.
     async fn called(&self, call: &SessionCall, wish: SharedWish, started: &[TaskId]) -> Result<Shared, Error> {
         let session = named(&worker(&call.worker)?, &call.session)?;
@@ -234,25 +136,36 @@ impl Handle {
     }
 
     /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
-    pub async fn next_shared(&self, mut shared: Shared, wait: Duration) -> Result<SharedTasks, Error> {
+    /// `room` finds room for an answer of so many bytes; an error gives the tasks back before the session's book has
+    /// them.
+    pub async fn next_shared<R>(
+        &self,
+        mut shared: Shared,
+        wait: Duration,
+        room: impl Fn(usize) -> Result<R, Error>,
+    ) -> Result<(SharedTasks, Option<R>), Error> {
         let granted = shared.called.by;
         let deadline = Instant::now() + wait.min(self.settings.limits.max_wait);
         for _ in 0..CLAIMS {
             let leases = self.claim_shared(&mut shared, deadline).await?;
             if leases.tasks.is_empty() {
+                // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
+                leases.deliver();
                 break;
             }
+            let room = room(leases.tasks.iter().map(LeasedTask::weight).sum())?;
             let started = if shared.plan.tells_started { Started::No } else { Started::Perhaps };
             match self.queue.hold_shared(&shared.session, &leases.tasks, started).await? {
                 SharedHold::Held { demand, in_hand } => {
-                    return Ok(SharedTasks { leases, granted, pending: Pending { demand, in_hand } });
+                    let pending = Pending { demand, in_hand };
+                    return Ok((SharedTasks { leases, granted, pending }, Some(room)));
                 }
                 // Another call of the session was faster, or surrendered. The leases go back at no cost.
                 SharedHold::TooMany { demand } => shared.called.demand = demand,
                 SharedHold::Over => return Err(Error::NoSession(shared.session.id.to_string())),
             }
         }
-        Ok(SharedTasks { leases: Leases::default(), granted, pending: shared.pending() })
+        Ok((SharedTasks { leases: Leases::default(), granted, pending: shared.pending() }, None))
     }
 
     /// Claims for a session, and keeps it alive meanwhile.
@@ -338,7 +251,11 @@ impl Handle {
 
     /// Ends a session: first its leases, then its book, so that any process may go on with the end. `None`: there is
     /// none, or its worker lives.
-    async fn end_shared(&self, session: &SharedSession, why: SessionEnd) -> Result<Option<SessionClosed>, Error> {
+    pub(super) async fn end_shared(
+        &self,
+        session: &SharedSession,
+        why: SessionEnd,
+    ) -> Result<Option<SessionClosed>, Error> {
         let only_due = why == SessionEnd::Silent;
         let Some(leases) = self.queue.end_shared(session, only_due, END_AGAIN).await? else { return Ok(None) };
         let ended = self.end_leases(leases, reason(why)).await;
@@ -376,11 +293,6 @@ impl Handle {
         };
         *next = Instant::now() + wait;
     }
-}
-
-fn named(worker: &WorkerName, session: &str) -> Result<SharedSession, Error> {
-    let id = session.parse().map_err(|_| Error::Invalid("session is not the name of a session".into()))?;
-    Ok(SharedSession { worker: worker.clone(), id })
 }
 
 /// Whether an answer is the last word about a lease.

@@ -34,11 +34,8 @@ impl Handle {
         self.end_earlier(worker, session).await;
         let later = self.sessions.of_worker(worker).into_iter().rfind(|other| other.took_over());
         if let Some(later) = later.filter(|later| ends(later.id, session)) {
-            self.tell_takeover(worker, later.id).await;
             // The one that took over may have no stream: then no process ends it.
-            if let Err(error) = self.take_over_shared(worker, later.id).await {
-                tracing::warn!("could not end the sessions of {worker} that were taken over: {error}");
-            }
+            self.tell_again(worker, later.id).await;
         }
     }
 
@@ -46,15 +43,25 @@ impl Handle {
     pub(super) async fn tell_takeovers_again(&self, now: Instant) {
         let due = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
         future::join_all(due.map(async |session| self.tell_takeover(&session.worker, session.id).await)).await;
+        let shared = self.sessions.told.due(now);
+        // It may be the later one by its id, and the other one may have come later all the same.
+        future::join_all(shared.iter().map(async |(worker, session)| self.tell_again(worker, *session).await)).await;
     }
 
-    pub(super) async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
+    async fn tell_again(&self, worker: &WorkerName, session: Uuid) {
+        self.tell_takeover(worker, session).await;
+        if let Err(error) = self.take_over_shared(worker, session).await {
+            tracing::warn!("could not end the sessions of {worker} that were taken over: {error}");
+        }
+    }
+
+    async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
         let mut earlier = self.sessions.of_worker(worker);
         earlier.retain(|other| ends(session, other.id));
         future::join_all(earlier.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
     }
 
-    pub(super) async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
+    async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
         if let Err(error) = self.queue.tell_takeover(worker, session).await {
             tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
         }

@@ -120,6 +120,30 @@ fn sessions_of_a_worker_have_no_more_together_than_it_may() {
 }
 
 #[test]
+fn a_worker_whose_last_session_ended_is_allowed_nothing() {
+    let sessions = Sessions::default();
+    let asks = sessions.allotments.asks_anew(&worker());
+    sessions.allotments.change(&worker(), |allotment| allotment.allowed = 5);
+    let open = || sessions.add(worker(), 1, 100, |id| Session::open(id, worker(), plan())).unwrap();
+    let old = open();
+    assert!(!sessions.leave_allotment(&worker()));
+    assert_eq!(sessions.want(&old, 3, 100), Some(3));
+    old.session.end(SessionEnd::Closed);
+    sessions.remove(&old.session);
+    assert!(sessions.leave_allotment(&worker()));
+    // It opens while Redis is told that nothing is used.
+    let new = open();
+    assert_eq!((sessions.want(&new, 3, 100), sessions.want_rest(&new, 3, 100)), (None, 0));
+    // Its question waits for the turn, which must not be another one.
+    let waits = sessions.allotments.asks_anew(&worker());
+    sessions.allotments.forget(&worker(), &asks);
+    assert!(sessions.allotments.asks(&worker()).is_some());
+    drop(waits);
+    sessions.allotments.forget(&worker(), &asks);
+    assert!(sessions.allotments.asks(&worker()).is_none());
+}
+
+#[test]
 fn a_process_has_no_more_sessions_than_it_may_and_orders_those_of_a_worker() {
     let sessions = Sessions::default();
     let open = || sessions.add(worker(), 1_800_000_000_000, 3, |id| Session::open(id, worker(), plan()));
