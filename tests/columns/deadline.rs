@@ -59,7 +59,7 @@ async fn lease_by(daemon: &Daemon, queue: &str, by: Instant) -> Option<Value> {
 /// Tasks in many places, by the names of their queues, whose ids are answered. `None`: the machine was too slow, and
 /// deadlines passed meanwhile.
 async fn everywhere(daemon: &Daemon, within: Duration) -> Option<Vec<(&'static str, String, Value)>> {
-    // Of what is ready by half of the time, no deadline had passed.
+    // Up to half of the time, no deadline has passed.
     let by = Instant::now() + within / 2;
     let finish_within = humantime::format_duration(within).to_string();
     let task = |queue: &str, more: Value| {

@@ -24,8 +24,8 @@ type Result<T> = std::result::Result<T, Failure>;
 
 /// A step of the wait for an answer. Between two steps taskd checks whether the brokers refuse it.
 const STEP: Duration = Duration::from_millis(500);
-/// The ages at which the broker may begin another segment of `events`: a shorter one costs files, and a longer one keeps
-/// old events.
+/// The ages at which the broker may begin another segment of `events`, so that it can delete the one before. A shorter
+/// one costs files.
 const SEGMENTS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));
 
 /// A look at topics.
