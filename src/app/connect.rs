@@ -178,5 +178,6 @@ fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
         topic_prefix: settings.topic_prefix.clone(),
         partitions: settings.partitions,
         retention: settings.topic_retention,
+        needs_events: EventQueues::of(&settings.queues).are_some_on(),
     }))
 }

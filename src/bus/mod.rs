@@ -63,6 +63,11 @@ pub trait Bus: Send + Sync {
     /// The actual number of partitions of `topic`, whatever is configured.
     fn partitions(&self, topic: Topic) -> u32;
 
+    /// Makes sure that a topic is there which the opening leaves out unless the settings need it: `events`.
+    async fn ensure(&self, _topic: Topic) -> Result<()> {
+        Ok(())
+    }
+
     /// Appends all records, in order within a partition. Answers one offset per record, in the given order.
     ///
     /// After the answer the records are as durable as the bus makes them. On `Err` any of them may be there or not:
@@ -112,7 +117,8 @@ pub trait Bus: Send + Sync {
 
     /// Deletes the records that `keep` does not cover. Answers roughly how many.
     ///
-    /// If taskd reads the topic, the group's uncommitted records stay.
+    /// If taskd reads the topic, the group's uncommitted records stay. A bus that others use, too, deletes nothing of
+    /// `events`, a name that others may have chosen: it bounds the topic when it makes it.
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64>;
 
     /// Raises the partitions of a topic that taskd reads to `count`. Only a new opening of the bus reaches the new

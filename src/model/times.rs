@@ -21,14 +21,19 @@ pub(super) struct Times {
 impl Times {
     /// Checks the times of a task. `is_accepted`: somebody was told that the task is valid, so its deadline may have
     /// passed since.
+    ///
+    /// A task with an idempotency key may be one that was stored, and is sent again: SQL knows. If it was not, it is
+    /// stored now, and dies at once.
     pub(super) fn new(task: &NewTask, is_accepted: bool, now_unix_ms: i64) -> Result<Self, String> {
         let not_before_unix_ms = not_before(task, now_unix_ms)?;
         let deadline_unix_ms = deadline(task, now_unix_ms)?;
         if deadline_unix_ms > 0 && !is_accepted {
-            if deadline_unix_ms <= now_unix_ms {
+            let may_be_repeat = !task.idempotency_key.is_empty();
+            if deadline_unix_ms <= now_unix_ms && !may_be_repeat {
                 return Err(deadline_passed(deadline_unix_ms));
             }
-            if deadline_unix_ms <= not_before_unix_ms {
+            // A delay begins anew with each call.
+            if deadline_unix_ms <= not_before_unix_ms && !(may_be_repeat && task.delay.is_some()) {
                 let deadline = rfc_3339(deadline_unix_ms);
                 return Err(format!("the deadline {deadline} is before the first attempt (delay or not_before)"));
             }
@@ -121,6 +126,11 @@ mod tests {
             NewTask { deadline_unix_ms: Some(NOW - 1), delay: Some(Duration::from_secs(1)), ..Default::default() };
         let times = Times { not_before_unix_ms: NOW + 1000, deadline_unix_ms: NOW - 1 };
         assert_eq!(Times::new(&task, true, NOW), Ok(times));
+        let repeated = NewTask { idempotency_key: "i".into(), ..task.clone() };
+        assert_eq!(Times::new(&repeated, false, NOW), Ok(times));
+        let never_valid = NewTask { delay: None, not_before_unix_ms: Some(NOW + 1), ..repeated };
+        let error = Times::new(&never_valid, false, NOW).unwrap_err();
+        assert!(error.contains("is before the first attempt"), "{error}");
         assert!(rfc_3339(i64::MAX).starts_with("9999-12-31T23:59:59"));
     }
 }

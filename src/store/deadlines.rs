@@ -19,6 +19,8 @@ pub struct DueDeadlines {
     pub overdue: Vec<Overdue>,
     /// The call looked at as many as it may.
     pub is_full: bool,
+    /// The deadlines that are removed now.
+    pub removed: usize,
 }
 
 /// The store of deadlines. `Store::insert` and `Store::settle` keep those of new tasks.
@@ -27,6 +29,6 @@ pub trait Deadlines: Send + Sync {
     /// The unfinished tasks among at most `limit` deadlines that have passed.
     ///
     /// Each comes again at `again_unix_ms`, in case nobody ends its task now. Removes the deadlines of tasks that are
-    /// final, were sent again, or are not there any more.
+    /// final, were sent again, or are not there any more. A row that it cannot read waits for a day.
     async fn due_deadlines(&self, now_unix_ms: i64, again_unix_ms: i64, limit: u32) -> Result<DueDeadlines>;
 }

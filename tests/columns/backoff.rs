@@ -17,14 +17,14 @@ async fn reject(daemon: &Daemon, task: &Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_waits_and_gives_up_as_it_says() {
     // The waits of the queue are longer than this test.
-    let config = "[queues.default]\nbackoff = [\"1h\"]\nmax_attempts = 4\nlease = \"1s\"\n";
+    let config = "[queues.default]\nbackoff = [\"1h\"]\nmax_attempts = 4\nlease = \"10m\"\n";
     let mut daemon = column::start(config, &[]).await;
     let soon = json!({"kind": "linear", "initial": "1ms", "maximum": "5ms", "jitter": 0});
     let never = json!({"give_up_after": "30m"});
     let tasks = [
         json!({"queue": "q", "key": "soon", "backoff": soon}),
         json!({"queue": "never", "key": "never", "payload": "x".repeat(5000), "backoff": never}),
-        json!({"queue": "expires", "key": "expires", "backoff": never}),
+        json!({"queue": "expires", "key": "expires", "backoff": never, "lease_duration": "1s"}),
     ];
     let ids = daemon.insert(&tasks).await;
     for attempt in 1..=4 {

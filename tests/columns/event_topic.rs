@@ -112,10 +112,12 @@ async fn no_end_is_missing_however_often_taskd_is_killed() {
     daemon.insert(&tasks(TASKS)).await;
     let mut done = 0;
     while done < TASKS {
-        let leased = daemon.lease("w", "q", 40, "5s").await;
-        if leased.is_empty() {
-            continue;
-        }
+        let mut leased = Vec::new();
+        until("there are more tasks", async || {
+            leased = daemon.lease("w", "q", 40, "5s").await;
+            !leased.is_empty()
+        })
+        .await;
         done += leased.len();
         assert!(daemon.complete("w", &leased).await.iter().all(|status| status == "OK"));
         // Between the answer and the topic.

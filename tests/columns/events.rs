@@ -6,7 +6,10 @@ use futures::{StreamExt as _, stream::BoxStream};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::ChildStdout,
+};
 use tonic::Code;
 
 use super::access;
@@ -14,6 +17,9 @@ use crate::{
     column,
     support::{daemon::Daemon, until},
 };
+
+/// No lease ends while a slow machine starts taskd anew.
+const LONG_LEASES: &str = "[queues.default]\nlease = \"10m\"";
 
 /// A stream of Server-Sent Events.
 pub(crate) struct Events {
@@ -118,7 +124,7 @@ async fn reject(daemon: &Daemon, worker: &str, task: &Value, retry: bool) {
 
 #[tokio::test]
 async fn a_watcher_sees_the_status_of_now_and_each_change_to_the_end() {
-    let daemon = column::start("", &[]).await;
+    let daemon = column::start(LONG_LEASES, &[]).await;
     let id = one(&daemon, json!({"queue": "q", "key": "k"})).await;
     let path = format!("/v1/tasks/{id}/events");
     let mut events = Events::of_task(&daemon, &id).await;
@@ -160,7 +166,8 @@ async fn a_watcher_sees_the_status_of_now_and_each_change_to_the_end() {
 
 #[tokio::test]
 async fn failures_deaths_and_cancels_are_told() {
-    let daemon = column::start("[queues.q]\nbackoff = [\"1m\"]\nmax_attempts = 2", &[]).await;
+    let config = "[queues.q]\nbackoff = [\"10m\"]\nmax_attempts = 2\nlease = \"10m\"";
+    let daemon = column::start(config, &[]).await;
     let id = one(&daemon, json!({"queue": "q", "key": "fails"})).await;
     let mut events = Events::of_task(&daemon, &id).await;
     let leased = daemon.lease_all("w", "q", 1).await;
@@ -187,7 +194,7 @@ async fn failures_deaths_and_cancels_are_told() {
 
 #[tokio::test]
 async fn a_task_of_three_ends_with_its_third_worker() {
-    let daemon = column::start("", &[]).await;
+    let daemon = column::start(LONG_LEASES, &[]).await;
     let id = one(&daemon, json!({"queue": "q", "key": "k", "replicas": 3})).await;
     let mut events = Events::of_task(&daemon, &id).await;
     for worker in ["a", "b"] {
@@ -205,7 +212,7 @@ async fn a_task_of_three_ends_with_its_third_worker() {
 
 #[tokio::test]
 async fn a_watch_goes_on_behind_the_death_of_taskd_and_of_redis() {
-    let mut daemon = column::start("", &[]).await;
+    let mut daemon = column::start(LONG_LEASES, &[]).await;
     let id = one(&daemon, json!({"queue": "q", "key": "k"})).await;
     let path = format!("/v1/tasks/{id}/events");
     let mut events = Events::of_task(&daemon, &id).await;
@@ -226,16 +233,22 @@ async fn a_watch_goes_on_behind_the_death_of_taskd_and_of_redis() {
         answer.is_some_and(|(status, answer)| status == 200 && answer["results"][0]["status"] == "OK")
     })
     .await;
-    let mut last = None;
-    while let Some((name, data)) = events.next().await {
-        last = Some(name);
-        if data["status"] == "COMPLETED" {
-            break;
+    let mut watches = 1;
+    loop {
+        match events.next().await {
+            Some((_, data)) if data["status"] == "COMPLETED" => break,
+            Some(_) => {}
+            None => {
+                watches += 1;
+                assert!(watches < 5, "each watch ends before the task does");
+                let last_id = events.last_id;
+                until("taskd takes watchers", async || {
+                    Events::ask(&daemon, &path, &last_id, None).await.status().as_u16() == 200
+                })
+                .await;
+                events = Events::open(&daemon, &path, &last_id, None).await;
+            }
         }
-    }
-    if last.as_deref() == Some("end") {
-        let mut events = Events::open(&daemon, &path, &events.last_id, None).await;
-        events.until("COMPLETED").await;
     }
 }
 
@@ -408,7 +421,7 @@ async fn many_inserts_wait_at_once() {
 
 #[tokio::test]
 async fn grpc_watches_and_waits_too() {
-    let daemon = column::start("", &[]).await;
+    let daemon = column::start(LONG_LEASES, &[]).await;
     let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
     let wait = Some(prost_types::Duration { seconds: 1, nanos: 0 });
@@ -446,21 +459,26 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> tokio::process::Command {
     command
 }
 
+/// The next line that a command prints, as JSON; `None` behind the last one.
+async fn next_line(stdout: &mut Lines<BufReader<ChildStdout>>) -> Option<Value> {
+    let line = tokio::time::timeout(Duration::from_secs(60), stdout.next_line()).await.expect("a line, or the end");
+    line.unwrap().map(|line| serde_json::from_str(&line).unwrap())
+}
+
 #[tokio::test]
 async fn the_commands_watch_and_wait() {
-    let mut daemon = column::start("", &[]).await;
+    let mut daemon = column::start(LONG_LEASES, &[]).await;
     let id = one(&daemon, json!({"queue": "q", "key": "k"})).await;
     let mut watch = taskd(&daemon, &["watch", "q", "k"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(watch.stdout.take().unwrap()).lines();
-    let mut lines: Vec<Value> = Vec::new();
-    lines.push(serde_json::from_str(&stdout.next_line().await.unwrap().unwrap()).unwrap());
+    let mut lines = vec![next_line(&mut stdout).await.expect("the status of now")];
     let leased = daemon.lease_all("w", "q", 1).await;
     // The command goes on with the taskd that starts again.
     daemon.kill9_and_restart();
     daemon.ready().await;
     assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
-    while let Some(line) = stdout.next_line().await.unwrap() {
-        lines.push(serde_json::from_str(&line).unwrap());
+    while let Some(line) = next_line(&mut stdout).await {
+        lines.push(line);
     }
     assert_eq!(watch.wait().await.unwrap().code(), Some(0), "{lines:?}");
     let last = lines.last().unwrap();

@@ -17,11 +17,43 @@ fn task(idempotency_key: &str, key: &str, payload: &str) -> Value {
     json!({"queue": "q", "key": key, "payload": payload, "idempotency_key": idempotency_key})
 }
 
+/// An insert may be repeated for longer than its task lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_that_is_sent_again_behind_its_deadline_is_answered_as_the_first_time() {
+    let mut daemon = column::start("", &[]).await;
+    let deadline = taskd::model::now_unix_ms() + 3000;
+    let task = |idempotency_key: &str, key: &str| {
+        let mut task = task(idempotency_key, key, "p");
+        task["deadline"] = json!(taskd::wire::time::to_rfc_3339(deadline));
+        task
+    };
+    let first = insert(&daemon, &[task("i", "k")]).await;
+    assert_eq!(first[0]["status"], "CREATED");
+    until("the task is dead", async || {
+        let (_, found) = daemon.get(&format!("/v1/tasks/{}", first[0]["id"].as_str().unwrap())).await;
+        found["status"] == "DEAD"
+    })
+    .await;
+    assert_eq!(insert(&daemon, &[task("i", "k")]).await, first);
+    // Without a key taskd cannot know. The first insert with one may come late, too: its task dies at once.
+    let (status, refused) = daemon.post("/v1/tasks", &json!([task("", "late")])).await;
+    assert_eq!((status, &refused["results"][0]["status"]), (422, &json!("REJECTED")), "{refused}");
+    let late = insert(&daemon, &[task("j", "late")]).await;
+    assert_eq!(late[0]["status"], "CREATED");
+    until_books(&daemon, "q", |books| books["out"]["dead"] == 2).await;
+    assert!(daemon.stop().await.success());
+}
+
 /// Inserts; the answers.
 async fn insert(daemon: &Daemon, tasks: &[Value]) -> Vec<Value> {
     let (status, mut answer) = daemon.post("/v1/tasks", &json!(tasks)).await;
     assert_eq!(status, 200, "{answer}");
     serde_json::from_value(answer["results"].take()).unwrap()
+}
+
+/// Tasks that come into the queue meanwhile are counted in one place or in the other.
+async fn until_unfinished(daemon: &Daemon, count: u64) {
+    until("all tasks are counted", async || daemon.unfinished("q").await == count).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -62,7 +94,7 @@ async fn an_insert_that_is_sent_again_is_answered_as_the_first_time() {
     let request = client.post(format!("{}/v1/tasks", daemon.http())).header("Idempotency-Key", "lines");
     let lines = request.header("content-type", "application/x-ndjson").body("{\"queue\":\"q\",\"key\":\"l\"}\n");
     assert_eq!(lines.send().await.unwrap().status(), 400);
-    assert_eq!(daemon.unfinished("q").await, 2);
+    until_unfinished(&daemon, 2).await;
 
     // A worker's discoveries need none.
     let leased = daemon.lease_all("w", "q", 2).await;
@@ -71,7 +103,7 @@ async fn an_insert_that_is_sent_again_is_answered_as_the_first_time() {
     let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [completion]})).await;
     assert_eq!(answer["results"][0]["status"], "INVALID", "{answer}");
     assert_eq!(daemon.complete("w", &leased).await, ["OK", "OK"]);
-    until("the reports reach SQL", async || daemon.unfinished("q").await == 0).await;
+    until_unfinished(&daemon, 0).await;
     assert_eq!(insert(&daemon, &[task("i", "k", "p")]).await, first, "also when the task is done");
 
     // After the window the key is free.
@@ -124,16 +156,17 @@ async fn an_insert_whose_answer_a_kill_took_is_answered_again() {
             let again = insert(&daemon, &[of_round(n)]).await.remove(0);
             assert_eq!(again["status"], "CREATED", "{again}");
             match answer {
-                Ok(answer) => assert_eq!(answer["results"][0], again),
-                Err(_) if stored.is_null() => {}
-                Err(_) => {
+                Ok(answer) if answer["results"].is_array() => assert_eq!(answer["results"][0], again),
+                // The other answers are of a taskd that was starting again.
+                _ if stored.is_null() => {}
+                _ => {
                     assert_eq!(stored, again["id"]);
                     was_hit = true;
                 }
             }
         }
         round += 1;
-        assert_eq!(daemon.unfinished("q").await, 40 * round as u64);
+        until_unfinished(&daemon, 40 * round as u64).await;
         if was_hit {
             break;
         }
@@ -160,7 +193,7 @@ async fn a_file_is_inserted_again_line_by_line() {
     }
     let (code, summary) = insert("a\nother\nc\n");
     assert_eq!((code, &summary["created"], &summary["rejected"]), (Some(1), &json!(2), &json!(1)), "{summary}");
-    assert_eq!(daemon.unfinished("q").await, 3);
+    until_unfinished(&daemon, 3).await;
     // The backoff of the command is that of each line.
     let task = daemon.lease_all("w", "q", 1).await.remove(0);
     let rejection = json!({"id": task["id"], "lease_token": task["lease_token"]});

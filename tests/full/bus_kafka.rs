@@ -39,6 +39,7 @@ impl Broker {
             topic_prefix: self.prefix.clone(),
             partitions: PARTITIONS,
             retention: Duration::from_secs(3600),
+            needs_events: true,
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of the old ones must
 //! not hold up anything.
 
+use std::time::Duration;
+
 use prost::Message as _;
 use rdkafka::{
     ClientConfig,
-    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication},
     client::DefaultClientContext,
 };
 use serde_json::{Value, json};
 use taskd::{
-    bus::{Bus, Record, Topic, kafka::Kafka},
+    bus::{Bus, Keep, Record, Topic, kafka::Kafka},
     model::TaskId,
     wire::pb,
 };
@@ -100,6 +102,48 @@ impl Bed {
         daemon.insert(&tasks("before", 200)).await;
         daemon.work("w", "q", 150).await;
     }
+}
+
+/// `events` is a common name. Without a queue whose events go there, taskd neither makes the topic nor touches it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_events_that_nobody_switched_on_is_left_alone() {
+    let broker = broker().await;
+    let config = taskd::bus::kafka::Config { needs_events: false, ..broker.config() };
+    let name = format!("{}events", config.topic_prefix);
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let exists = || {
+        let metadata = admin.inner().fetch_metadata(None, Duration::from_secs(30)).expect("an answer");
+        metadata.topics().iter().any(|topic| topic.name() == name)
+    };
+    let bus = Kafka::open(config.clone()).await.expect("open");
+    for _ in 0..3 {
+        bus.check_partitions().await.expect("nothing is gone");
+    }
+    let nothing = Keep { age: Duration::ZERO, records: 0 };
+    assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
+    assert!(!exists());
+
+    // Another process has events, so they are in SQL.
+    bus.ensure(Topic::Events).await.expect("made");
+    assert!(exists());
+    assert_eq!(bus.partitions(Topic::Events), 1);
+    let records = ["a", "b"].map(|value| Record { partition: 0, value: value.into() });
+    bus.publish(Topic::Events, &records).await.expect("published");
+    let of_topic = [ResourceSpecifier::Topic(&name)];
+    let answer = admin.describe_configs(&of_topic, &AdminOptions::new()).await.expect("an answer").remove(0);
+    let settings = answer.expect("settings");
+    let value = |name: &str| settings.get(name).and_then(|entry| entry.value.clone());
+    assert_eq!((value("retention.ms"), value("segment.ms")), (Some("3600000".into()), Some("3600000".into())));
+    // The broker removes them, and nobody else does: they may be somebody else's.
+    let on = Kafka::open(broker.config()).await.expect("open");
+    for bus in [&bus, &on] {
+        assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
+        assert_eq!(bus.ends(Topic::Events).await.expect("ends")[0].map(|end| end.major), Some(1));
+    }
+    bus.close().await;
+    on.close().await;
+    broker.remove().await;
 }
 
 /// Every task ends, also those of queues that are new.

@@ -120,6 +120,7 @@ macro_rules! store_contract {
             of_two_reservations_the_earlier_end_stays_until_the_queue_names_one,
             credits_on_their_way_count_once_when_a_task_is_reopened,
             a_deadline_comes_until_its_task_is_final,
+            a_deadline_that_cannot_be_read_holds_up_no_other,
             a_deadline_ends_with_the_first_life_of_its_task,
             new_values_are_stored_with_their_wish,
             a_higher_num_reopens_a_completed_task,

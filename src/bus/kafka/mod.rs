@@ -25,6 +25,7 @@ use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
+use tokio::sync::OnceCell;
 
 pub use self::properties::{RULES, resolved};
 use self::{
@@ -32,6 +33,7 @@ use self::{
     configs::ClientConfigs,
     detached::Detached,
     events::ClientEvents,
+    topics::Look,
 };
 use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::model::Offset;
@@ -48,6 +50,8 @@ pub struct Config {
     pub partitions: u32,
     /// How long reports stay, in new topics.
     pub retention: Duration,
+    /// Make topic `events`, too. The name is common: without need taskd does not touch what has it.
+    pub needs_events: bool,
 }
 
 pub struct Kafka {
@@ -56,6 +60,9 @@ pub struct Kafka {
     clients: Detached<Clients>,
     generation: String,
     partitions: HashMap<Topic, u32>,
+    /// The partitions of `events`, if only [`Bus::ensure`] asked for it.
+    events_partitions: OnceCell<u32>,
+    retention: Duration,
     /// Topics that did not exist at the last look.
     missing: Mutex<HashSet<Topic>>,
 }
@@ -70,28 +77,30 @@ struct Clients {
 impl Kafka {
     /// Opens the bus, and makes missing topics. [`Error::Misconfigured`]: the brokers will refuse taskd later, too.
     pub async fn open(config: Config) -> Result<Self> {
-        let Config { brokers, properties, topic_prefix, partitions, retention } = config;
+        let Config { brokers, properties, topic_prefix, partitions, retention, needs_events } = config;
         let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
         let (producer, admin) = (configs.producer(&events)?, configs.admin(&events)?);
-        let (generation, found) = topics::look(&configs, &producer, &events).await?;
-        let missing: Vec<Topic> = Topic::ALL.into_iter().filter(|topic| !found.contains_key(topic)).collect();
-        let partitions = if missing.is_empty() {
-            found
-        } else {
-            topics::create(&configs, &admin, &missing, partitions, retention).await?;
-            topics::wait_for_all(&configs, &producer, &events).await?
-        };
+        let wanted: Vec<Topic> =
+            Topic::ALL.into_iter().filter(|topic| *topic != Topic::Events || needs_events).collect();
+        let look = Look { configs: &configs, producer: &producer, events: &events, wanted: &wanted };
+        let (generation, partitions) = look.find_or_create(&admin, partitions, retention).await?;
         topics::warn_of_retention(&configs, &admin).await;
         events.opened();
         let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
         let clients = Detached::new(clients);
-        Ok(Self { configs, events, clients, generation, partitions, missing: Mutex::default() })
+        let (events_partitions, missing) = Default::default();
+        Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, missing })
     }
 
     /// Finds mistakes in the properties without a broker.
     pub fn check(config: &Config) -> Result<()> {
         let Config { brokers, properties, topic_prefix, .. } = config.clone();
         Ok(ClientConfigs { brokers, topic_prefix, properties }.check()?)
+    }
+
+    /// True for the topics that this process reads or writes.
+    fn uses(&self, topic: Topic) -> bool {
+        self.partitions.contains_key(&topic) || self.events_partitions.initialized()
     }
 
     fn producer(&self) -> FutureProducer<ClientEvents> {
@@ -227,7 +236,21 @@ impl Bus for Kafka {
     }
 
     fn partitions(&self, topic: Topic) -> u32 {
-        self.partitions[&topic]
+        self.partitions.get(&topic).or_else(|| self.events_partitions.get()).copied().unwrap_or(1)
+    }
+
+    async fn ensure(&self, topic: Topic) -> Result<()> {
+        if self.uses(topic) {
+            return Ok(());
+        }
+        let found = self.events_partitions.get_or_try_init(|| async {
+            let producer = self.producer();
+            let look =
+                Look { configs: &self.configs, producer: &producer, events: &self.events, wanted: &[Topic::Events] };
+            let (_, found) = look.find_or_create(&self.clients.admin, 1, self.retention).await?;
+            Ok::<_, Error>(found[&Topic::Events])
+        });
+        found.await.map(drop)
     }
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
@@ -286,6 +309,9 @@ impl Bus for Kafka {
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
+        if topic == Topic::Events {
+            return Ok(0);
+        }
         let (observer, name, partitions) = (self.observer(topic)?, self.configs.topic(topic), self.partitions(topic));
         let asked = name.clone();
         let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await;
@@ -301,7 +327,7 @@ impl Bus for Kafka {
     }
 
     async fn check_partitions(&self) -> Result<()> {
-        for topic in Topic::ALL {
+        for topic in Topic::ALL.into_iter().filter(|topic| self.uses(*topic)) {
             let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
             let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(Error::read(topic))?;

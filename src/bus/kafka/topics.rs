@@ -24,21 +24,67 @@ type Result<T> = std::result::Result<T, Failure>;
 
 /// A step of the wait for an answer. Between two steps taskd checks whether the brokers refuse it.
 const STEP: Duration = Duration::from_millis(500);
+/// The ages at which the broker may begin another segment of `events`, so that it can delete the one before. A shorter
+/// one costs files.
+const SEGMENTS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));
 
-/// The cluster's id, and taskd's topics with their partitions.
-pub(super) async fn look(
-    configs: &ClientConfigs,
-    producer: &FutureProducer<ClientEvents>,
-    events: &ClientEvents,
-) -> Result<(String, HashMap<Topic, u32>)> {
-    let (asked, producer, events) = (configs.clone(), producer.clone(), events.clone());
-    let answer = blocking(move || {
-        let id = cluster_id(&asked, &producer, &events)?;
-        // All topics: a question about a missing topic may create it with the broker's number of partitions.
-        let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(at(&asked))?;
-        Ok::<_, Failure>((id, existing(&asked, &metadata)))
-    });
-    answer.await
+/// A look at topics.
+#[derive(Clone, Copy)]
+pub(super) struct Look<'a> {
+    pub(super) configs: &'a ClientConfigs,
+    pub(super) producer: &'a FutureProducer<ClientEvents>,
+    pub(super) events: &'a ClientEvents,
+    pub(super) wanted: &'a [Topic],
+}
+
+impl Look<'_> {
+    /// Finds the wanted topics, and makes those that are missing. Answers the cluster's id, and their partitions.
+    pub(super) async fn find_or_create(
+        self,
+        admin: &AdminClient<ClientEvents>,
+        partitions: u32,
+        retention: Duration,
+    ) -> Result<(String, HashMap<Topic, u32>)> {
+        let (id, found) = self.look().await?;
+        let missing: Vec<Topic> = self.wanted.iter().copied().filter(|topic| !found.contains_key(topic)).collect();
+        if missing.is_empty() {
+            return Ok((id, found));
+        }
+        create(self.configs, admin, &missing, partitions, retention).await?;
+        Ok((id, self.wait_for_all().await?))
+    }
+
+    /// The cluster's id, and the topics with their partitions.
+    async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
+        let (configs, producer, events) = (self.configs.clone(), self.producer.clone(), self.events.clone());
+        let wanted = self.wanted.to_vec();
+        let answer = blocking(move || {
+            let id = cluster_id(&configs, &producer, &events)?;
+            // All topics: a question about a missing topic may create it with the broker's number of partitions.
+            let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(at(&configs))?;
+            // Those that are ready for use.
+            let partitions = |topic: Topic| Some((topic, count(&metadata, &configs.topic(topic))?));
+            Ok::<_, Failure>((id, wanted.into_iter().filter_map(partitions).collect()))
+        });
+        answer.await
+    }
+
+    /// Waits for new topics. The brokers need a moment to agree on their leaders.
+    async fn wait_for_all(self) -> Result<HashMap<Topic, u32>> {
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        loop {
+            let (_, found) = self.look().await?;
+            if found.len() == self.wanted.len() {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                let missing = self.wanted.iter().find(|topic| !found.contains_key(topic));
+                let topic = missing.map(|topic| self.configs.topic(*topic)).unwrap_or_default();
+                return Err(Failure::NotReady { topic, within: ANSWER_WITHIN });
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
 }
 
 /// Blocks.
@@ -57,12 +103,6 @@ fn cluster_id(
         }
     }
     Err(Failure::Away { brokers: configs.brokers.clone(), within: ANSWER_WITHIN })
-}
-
-/// The topics that are ready for use, with their partitions.
-fn existing(configs: &ClientConfigs, metadata: &Metadata) -> HashMap<Topic, u32> {
-    let partitions = |topic: Topic| Some((topic, count(metadata, &configs.topic(topic))?));
-    Topic::ALL.into_iter().filter_map(partitions).collect()
 }
 
 /// The number of partitions; `None`: the topic does not exist or is not ready for use.
@@ -88,14 +128,16 @@ fn options() -> AdminOptions {
 
 /// Creates topics. The broker deletes nothing from those that taskd reads, because only taskd knows what was read.
 ///
-/// `retention` is for the reports, which nobody has to read.
-pub(super) async fn create(
+/// `retention` is for the reports, which nobody has to read. The broker alone deletes old events, and it deletes only
+/// whole segments.
+async fn create(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,
     missing: &[Topic],
     partitions: u32,
     retention: Duration,
 ) -> Result<()> {
+    let segment = retention.clamp(SEGMENTS.0, SEGMENTS.1).as_millis().to_string();
     let retention = retention.as_millis().to_string();
     let name = |topic: &Topic| configs.topic(*topic);
     let named: Vec<(Topic, String)> = missing.iter().map(|topic| (*topic, name(topic))).collect();
@@ -105,7 +147,8 @@ pub(super) async fn create(
         let new = NewTopic::new(name, index(topic.partitions(partitions)), TopicReplication::Fixed(-1));
         let retention = if topic.is_read() { "-1" } else { &retention };
         let new = new.set("max.message.bytes", MAX_RECORD_BYTES).set("cleanup.policy", "delete");
-        new.set("retention.ms", retention).set("retention.bytes", "-1")
+        let new = new.set("retention.ms", retention).set("retention.bytes", "-1");
+        if *topic == Topic::Events { new.set("segment.ms", &segment) } else { new }
     });
     let new: Vec<_> = new.collect();
     for created in admin.create_topics(&new, &options()).await.map_err(at(configs))? {
@@ -116,27 +159,6 @@ pub(super) async fn create(
         }
     }
     Ok(())
-}
-
-/// Waits for new topics. The brokers need a moment to agree on their leaders.
-pub(super) async fn wait_for_all(
-    configs: &ClientConfigs,
-    producer: &FutureProducer<ClientEvents>,
-    events: &ClientEvents,
-) -> Result<HashMap<Topic, u32>> {
-    let deadline = Instant::now() + ANSWER_WITHIN;
-    loop {
-        let (_, found) = look(configs, producer, events).await?;
-        if found.len() == Topic::ALL.len() {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            let missing = Topic::ALL.into_iter().find(|topic| !found.contains_key(topic));
-            let topic = missing.map(|topic| configs.topic(topic)).unwrap_or_default();
-            return Err(Failure::NotReady { topic, within: ANSWER_WITHIN });
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }
 
 /// Warns of a retention with which the broker may delete records before taskd reads them.

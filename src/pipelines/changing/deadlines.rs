@@ -3,7 +3,7 @@
 //! SQL has kept the deadline since the insert. The queue decides in one script, as about a cancel, and its report ends
 //! the task in SQL, as that of any death.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream};
 
@@ -14,6 +14,9 @@ use crate::{
     store::Overdue,
 };
 
+/// How long a shard may take. Its tasks come again, and the shards behind it wait no longer.
+const WITHIN: Duration = Duration::from_secs(2);
+
 impl Changing {
     /// Ends tasks. Answers how many died of it, and the first error: the tasks of its shard stay as they are.
     pub async fn end_overdue(&self, overdue: Vec<Overdue>) -> (usize, Option<Error>) {
@@ -21,7 +24,10 @@ impl Changing {
         for one in overdue {
             by_shard.entry(one.task.shard.clone()).or_default().push(one);
         }
-        let calls = by_shard.into_iter().map(|(shard, overdue)| async move { self.end_in(&shard, &overdue).await });
+        let calls = by_shard.into_iter().map(|(shard, overdue)| async move {
+            let ended = tokio::time::timeout(WITHIN, self.end_in(&shard, &overdue)).await;
+            ended.unwrap_or(Err(Error::Silent { shard, within: WITHIN }))
+        });
         let ended: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
         let (mut dead, mut failed) = (0, None);
         for ended in ended {

@@ -1,6 +1,8 @@
 //! The reason why a change waits.
 
-use crate::{queue, store};
+use std::time::Duration;
+
+use crate::{model::ShardId, queue, store};
 
 /// The reason why a change of live work waits.
 #[derive(Debug, thiserror::Error)]
@@ -9,6 +11,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error(transparent)]
     Queue(#[from] queue::Error),
+    #[error("shard {shard} did not answer within {within:?}")]
+    Silent { shard: ShardId, within: Duration },
 }
 
 impl Error {

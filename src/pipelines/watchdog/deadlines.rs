@@ -45,17 +45,21 @@ impl Deadlines {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let is_full = self.page().await?;
+            let page = self.page().await;
             metrics::watchdog_step("deadlines", started.elapsed());
+            // Shards that do not answer are no reason for another process to take over all work of the watchdog.
             cx.beat();
-            if !is_full && !cx.idle(cx.pause(EVERY)).await {
+            let has_more = page?;
+            if !has_more && !cx.idle(cx.pause(EVERY)).await {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Ends the tasks of a page; whether there may be more. A shard that does not answer holds up no other.
+    /// Ends the tasks of a page. True if it moved something and there may be more: else the next one can wait.
+    ///
+    /// A shard that does not answer holds up no other. An error says that no task died.
     async fn page(&self) -> Result<bool, Error> {
         let now = self.clock.now_unix_ms();
         let again = now + i64::try_from(AGAIN.as_millis()).unwrap_or(i64::MAX);
@@ -63,8 +67,10 @@ impl Deadlines {
         let (dead, failed) = self.changing.end_overdue(page.overdue).await;
         metrics::watchdog_handled(Watched::Overdue, dead);
         match failed.filter(|error| !error.is_without_generation()) {
-            Some(error) => Err(error.into()),
-            None => Ok(page.is_full),
+            Some(error) if dead == 0 => return Err(error.into()),
+            Some(error) => tracing::warn!("the deadlines of some tasks come again in {AGAIN:?}: {error}"),
+            None => {}
         }
+        Ok(page.is_full && (dead > 0 || page.removed > 0))
     }
 }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Rows that are published at once, of 64 KiB at most.
-const AT_ONCE: u32 = 256;
+const AT_ONCE: u32 = 32;
 /// The pause behind a full page, and behind any other.
 const BUSY: Duration = Duration::from_millis(1);
 const IDLE: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ impl Events {
             let started = Instant::now();
             let kept = self.store.kept_events(AT_ONCE).await?;
             if !kept.is_empty() {
-                let published = self.publish(&kept).await;
+                let published = self.publish(&kept, &|| cx.beat()).await;
                 // A topic that refuses events is no reason for another process to take over all work of the watchdog.
                 cx.beat();
                 metrics::events_published(published.inspect_err(|_| metrics::events_publish_failed())?);
@@ -83,46 +83,57 @@ impl Events {
     }
 
     /// Publishes these events. Answers how many.
-    async fn publish(&self, kept: &[KeptEvents]) -> bus::Result<usize> {
+    async fn publish(&self, kept: &[KeptEvents], beat: &(dyn Fn() + Sync)) -> bus::Result<usize> {
+        self.bus.ensure(Topic::Events).await?;
         let mut count = 0;
         for events in layers(kept.iter().flat_map(numbered)) {
-            match self.publish_all(&events).await {
-                // One is too large: each goes alone, whole or shortened.
-                Err(bus::Error::TooLarge { .. }) => {
-                    for event in &events {
-                        self.publish_one(event).await?;
-                    }
-                }
-                other => other?,
-            }
+            publish_layer(&*self.bus, &events, beat).await?;
             count += events.len();
         }
         Ok(count)
     }
+}
 
-    async fn publish_all(&self, events: &[Numbered]) -> bus::Result<()> {
-        let partitions = self.bus.partitions(Topic::Events);
-        let record =
-            |event: &Numbered| Record { partition: partition(event.task, partitions), value: event.record.clone() };
-        let records: Vec<Record> = events.iter().map(record).collect();
-        let keys: Vec<String> = events.iter().map(|event| event.task.to_string()).collect();
-        self.bus.publish_keyed(Topic::Events, &records, &keys).await?;
-        Ok(())
-    }
-
-    /// Publishes an event; without what may be large if the bus does not take it. It must not hold up the others.
-    async fn publish_one(&self, event: &Numbered) -> bus::Result<()> {
-        let shorter = wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
-        let shorter = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
-        for record in [event.record.clone(), shorter] {
-            let (task, number, kept) = (event.task, event.number, event.kept.clone());
-            match self.publish_all(&[Numbered { task, number, kept, record }]).await {
-                Err(bus::Error::TooLarge { .. }) => {}
-                other => return other,
+/// Publishes events of different tasks. If one is too large, those around it go in halves.
+async fn publish_layer(bus: &dyn Bus, events: &[Numbered], beat: &(dyn Fn() + Sync)) -> bus::Result<()> {
+    // The last one is the next.
+    let mut parts = vec![events];
+    while let Some(part) = parts.pop() {
+        match (publish_all(bus, part).await, part) {
+            (Err(bus::Error::TooLarge { .. }), [event]) => publish_shorter(bus, event).await?,
+            (Err(bus::Error::TooLarge { .. }), part) => {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
             }
+            (other, _) => other?,
         }
-        tracing::error!(id = %event.task, "topic {} takes no record of this size: an event is lost", Topic::Events);
-        Ok(())
+        beat();
+    }
+    Ok(())
+}
+
+async fn publish_all(bus: &dyn Bus, events: &[Numbered]) -> bus::Result<()> {
+    let partitions = bus.partitions(Topic::Events);
+    let record =
+        |event: &Numbered| Record { partition: partition(event.task, partitions), value: event.record.clone() };
+    let records: Vec<Record> = events.iter().map(record).collect();
+    let keys: Vec<String> = events.iter().map(|event| event.task.to_string()).collect();
+    bus.publish_keyed(Topic::Events, &records, &keys).await?;
+    Ok(())
+}
+
+/// Publishes an event without what may be large. It must not hold up the others.
+async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
+    let shorter = wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
+    let record = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
+    let (task, number, kept) = (event.task, event.number, event.kept.clone());
+    match publish_all(bus, &[Numbered { task, number, kept, record }]).await {
+        Err(bus::Error::TooLarge { .. }) => {
+            let topic = Topic::Events;
+            tracing::error!(id = %task, "topic {topic} takes no record of this size: an event is lost");
+            Ok(())
+        }
+        other => other,
     }
 }
 
@@ -162,8 +173,92 @@ fn numbered(kept: &KeptEvents) -> Vec<Numbered> {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use parking_lot::Mutex;
+
     use super::*;
-    use crate::model::QueueName;
+    use crate::{
+        bus::{Keep, Reading, Subscription},
+        model::{Offset, QueueName},
+    };
+
+    /// A bus that takes no large records. Keeps what it took, and counts the calls.
+    #[derive(Default)]
+    struct Picky(Mutex<(Vec<Bytes>, usize)>);
+
+    const LARGEST: usize = 1000;
+
+    #[async_trait]
+    impl Bus for Picky {
+        fn generation(&self) -> &str {
+            "g"
+        }
+
+        fn partitions(&self, _topic: Topic) -> u32 {
+            1
+        }
+
+        async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
+            let mut taken = self.0.lock();
+            taken.1 += 1;
+            if records.iter().any(|record| record.value.len() > LARGEST) {
+                return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
+            }
+            taken.0.extend(records.iter().map(|record| record.value.clone()));
+            Ok(Vec::new())
+        }
+
+        async fn subscribe(&self, _topic: Topic, _reading: Reading) -> bus::Result<Box<dyn Subscription>> {
+            unreachable!("nobody reads")
+        }
+
+        async fn ends(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+            Ok(Vec::new())
+        }
+
+        async fn committed(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+            Ok(Vec::new())
+        }
+
+        async fn backlog(&self, _topic: Topic) -> bus::Result<u64> {
+            Ok(0)
+        }
+
+        async fn trim(&self, _topic: Topic, _keep: Keep) -> bus::Result<u64> {
+            Ok(0)
+        }
+
+        async fn raise_partitions(&self, _topic: Topic, _count: u32) -> bus::Result<()> {
+            Ok(())
+        }
+
+        async fn check_partitions(&self) -> bus::Result<()> {
+            Ok(())
+        }
+
+        async fn close(&self) {}
+    }
+
+    #[tokio::test]
+    async fn around_an_event_that_is_too_large_the_others_go_together_and_in_order() {
+        const EVENTS: usize = 1000;
+        let event = |n: usize| {
+            let key = if n == 700 { vec![b'k'; 2 * LARGEST] } else { n.to_string().into_bytes() };
+            EventRecord { key: key.into(), ..EventRecord::new(TaskId::new(), QueueName::new("q").unwrap()) }
+        };
+        let events = wire::kept_events((0..EVENTS).map(|n| wire::event_record(&event(n))).collect());
+        let events = numbered(&KeptEvents { number: 1, at_unix_ms: 0, events });
+        let (bus, beats) = (Picky::default(), Mutex::new(0));
+        publish_layer(&bus, &events, &|| *beats.lock() += 1).await.unwrap();
+        let (taken, calls) = bus.0.into_inner();
+        let taken: Vec<(u64, EventRecord)> =
+            taken.iter().map(|record| wire::read_event_record(record).unwrap()).collect();
+        let numbers: Vec<u64> = taken.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, (1000..2000).collect::<Vec<_>>());
+        assert_eq!((&taken[700].1.key[..], &taken[701].1.key[..]), (&b""[..], &b"701"[..]));
+        assert!(calls < 25, "{calls} calls");
+        assert_eq!(beats.into_inner(), calls - 1, "one is for the shorter event");
+    }
 
     #[test]
     fn an_event_that_cannot_be_read_holds_up_no_other() {

@@ -30,6 +30,8 @@ const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// How long a gap waits that could not be told.
 const TELL_GAPS_EVERY: Duration = Duration::from_secs(1);
+/// The queues whose gaps are told at a time.
+const GAPS_AT_ONCE: usize = 256;
 /// The announcements of one message.
 const MESSAGE: usize = 1_000;
 /// How often the connection is pinged, and how long an answer may take.
@@ -70,7 +72,7 @@ impl Announcer {
                 tracing::debug!("could not announce what happened to tasks: {error}");
                 self.0.gaps.lock().insert(queue);
             }
-            self.tell_gaps(gaps).await;
+            self.tell_gaps(gaps, cx).await;
             cx.beat();
             if cx.stop.is_cancelled() {
                 return Ok(());
@@ -79,14 +81,19 @@ impl Announcer {
     }
 
     /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now waits.
-    async fn tell_gaps(&self, gaps: HashSet<QueueName>) {
-        for queue in gaps {
-            let mut publish = redis::cmd("PUBLISH");
-            publish.arg(keys::events_channel(self.0.redis.prefix(), &queue));
-            publish.arg(&wire::status_changes(&queue, std::iter::empty())[..]);
-            if publish.exec_async(&mut self.0.redis.conn()).await.is_err() {
-                self.0.gaps.lock().insert(queue);
-            }
+    async fn tell_gaps(&self, gaps: HashSet<QueueName>, cx: &Loop) {
+        let gaps: Vec<QueueName> = gaps.into_iter().collect();
+        for gaps in gaps.chunks(GAPS_AT_ONCE) {
+            let told = gaps.iter().map(|queue| async move {
+                let mut publish = redis::cmd("PUBLISH");
+                publish.arg(keys::events_channel(self.0.redis.prefix(), queue));
+                publish.arg(&wire::status_changes(queue, std::iter::empty())[..]);
+                publish.exec_async(&mut self.0.redis.conn()).await.is_ok()
+            });
+            let told = future::join_all(told).await;
+            let untold = gaps.iter().zip(told).filter(|(_, is_told)| !is_told);
+            self.0.gaps.lock().extend(untold.map(|(queue, _)| queue.clone()));
+            cx.beat();
         }
     }
 

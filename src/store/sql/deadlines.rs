@@ -13,7 +13,7 @@ use super::{
     statement::{Statement, lists},
 };
 use crate::{
-    model::{ChangeKind, ChangingTask, Priority, ShardId, TaskId},
+    model::{ChangeKind, ChangingTask, Priority, ShardId},
     store::{Deadlines, DueDeadlines, Overdue, Result},
 };
 
@@ -29,6 +29,8 @@ impl<DB: Backend> Deadlines for SqlStore<DB> {
 }
 
 const KIND: i64 = ChangeKind::Deadline as i64;
+/// When a row comes again that cannot be read. Nothing mends it by itself, and it must not hold up the others.
+const UNREAD_MS: i64 = 24 * 3_600_000;
 
 struct Columns {
     task_id: Vec<u8>,
@@ -74,24 +76,38 @@ async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32
             .bind(limit);
     let page: Vec<Columns> = session.fetch(page).await?;
     let is_full = page.len() == limit as usize;
-    let (mut overdue, mut over) = (Vec::new(), Vec::new());
+    let (mut overdue, mut again, mut over, mut unread) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for columns in page {
-        let id = task_id(&columns.task_id)?;
-        match columns.into_overdue()? {
-            Some(one) => overdue.push(one),
-            None => over.push(id),
+        let id = columns.task_id.clone();
+        match columns.into_overdue() {
+            Ok(Some(one)) => {
+                overdue.push(one);
+                again.push(id);
+            }
+            Ok(None) => over.push(id),
+            Err(error) => {
+                let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+                tracing::error!("the deadline of task {hex} cannot be read, and waits for a day: {error}");
+                unread.push(id);
+            }
         }
     }
+    let removed = over.len();
     over.sort_unstable();
     for ids in lists(&over) {
         let remove = Statement::new("DELETE FROM changes WHERE kind = ? AND task_id IN ").bind(KIND);
         session.execute(remove.list(ids)).await?;
     }
-    let mut ids: Vec<TaskId> = overdue.iter().map(|one| one.task.id).collect();
+    move_to(session, again, again_ms).await?;
+    move_to(session, unread, now_ms.saturating_add(UNREAD_MS)).await?;
+    Ok(DueDeadlines { overdue, is_full, removed })
+}
+
+async fn move_to<S: Session>(session: &mut S, mut ids: Vec<Vec<u8>>, at_ms: i64) -> Result<()> {
     ids.sort_unstable();
     for ids in lists(&ids) {
         let again = Statement::new("UPDATE changes SET at_ms = ? WHERE kind = ? AND task_id IN ");
-        session.execute(again.bind(again_ms).bind(KIND).list(ids)).await?;
+        session.execute(again.bind(at_ms).bind(KIND).list(ids)).await?;
     }
-    Ok(DueDeadlines { overdue, is_full })
+    Ok(())
 }

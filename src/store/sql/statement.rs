@@ -54,6 +54,7 @@ value! {
     &'a &'a str => |v| Value::Text((*v).into());
     &'a [u8] => |v| Value::Bytes(v.into());
     Vec<u8> => |v| Value::Bytes(v.into());
+    &'a Vec<u8> => |v| Value::Bytes(v.as_slice().into());
     &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a Uuid => |v| Value::Bytes(v.as_bytes().as_slice().into());

@@ -21,7 +21,7 @@ fn overdue(row: &NewRow) -> Overdue {
 }
 
 async fn due(store: &dyn Store, now: i64, limit: u32) -> (Vec<Overdue>, bool) {
-    let DueDeadlines { overdue, is_full } = store.due_deadlines(now, now + DAY, limit).await.unwrap();
+    let DueDeadlines { overdue, is_full, .. } = store.due_deadlines(now, now + DAY, limit).await.unwrap();
     (overdue, is_full)
 }
 
@@ -67,6 +67,26 @@ pub(crate) async fn a_deadline_comes_until_its_task_is_final<D: Database>(db: &D
     db.execute("UPDATE tasks SET updated_ms = 1 WHERE status <> 0").await;
     store.remove_finished(std::time::Duration::from_secs(60), 10).await.unwrap();
     assert_eq!(db.number(KEPT).await, 0);
+}
+
+pub(crate) async fn a_deadline_that_cannot_be_read_holds_up_no_other<D: Database>(db: &D) {
+    let store = db.open().await;
+    let (first, unread, last) = (within("first", 100), within("unread", 200), within("last", 300));
+    let done = within("done", 400);
+    insert_new(&*store, &[first.clone(), unread.clone(), last.clone(), done.clone()]).await;
+    store.settle(&[completed(&done, "w")]).await.unwrap();
+    let set = async |queue: &str| {
+        let deadline = unread.task.deadline_unix_ms;
+        db.execute(&format!("UPDATE tasks SET queue = '{queue}' WHERE deadline_ms = {deadline}")).await;
+    };
+    set("no name").await;
+    let page = store.due_deadlines(NOW + 400, NOW + 500, 10).await.unwrap();
+    assert_eq!((page.overdue, page.removed), (vec![overdue(&first), overdue(&last)], 1));
+    let page = store.due_deadlines(NOW + 500, NOW + 2 * DAY, 10).await.unwrap();
+    assert_eq!((page.overdue.len(), page.removed), (2, 0), "it is not looked at each time");
+    set("q").await;
+    let (again, _) = due(&*store, NOW + 400 + DAY, 10).await;
+    assert_eq!(again, [overdue(&unread)]);
 }
 
 pub(crate) async fn a_deadline_ends_with_the_first_life_of_its_task<D: Database>(db: &D) {
