@@ -31,6 +31,8 @@ logger = logging.getLogger("taskd.worker")
 _MAX_ITEMS = 1000
 # How often a worker says that taskd is still away.
 _REMIND_AFTER = 60.0
+# The least time from one long poll that brings no task to the next one.
+_SHORTEST_ROUND = 0.1
 # How long a handler that was cancelled may clean up.
 _CLEAN_UP = 2.0
 # How long taskd may take to hear that no more tasks are wanted.
@@ -168,7 +170,8 @@ class Session:
                     raise
                 self._most = asked // 2
                 continue
-            if away:
+            if away and not self._stopping.is_set():
+                # At a stop the call ends although taskd is still away.
                 logger.info("taskd is back")
                 pause.reset()
             away = False
@@ -176,12 +179,14 @@ class Session:
             for lease in leases:
                 self._hold(lease)
             self._tell_room()
-            is_quick = time.monotonic() - began < min(0.1, self._options.wait / 2)
-            if not leases and not is_pushed and is_quick:
+            took = time.monotonic() - began
+            if leases or is_pushed or took >= _SHORTEST_ROUND:
+                pause.reset()
+            elif took < self._options.wait / 2:
                 # taskd did not wait for tasks as it was asked.
                 await self._sleep(pause.next())
             else:
-                pause.reset()
+                await self._sleep(_SHORTEST_ROUND - took)
 
     def _is_pushed(self) -> bool:
         """True: taskd sends tasks. False: it is asked for them."""
