@@ -10,7 +10,7 @@ import { Cable, Gate, SILENT, Taskd, allAre, freePorts, until } from "./support.
 
 let taskd: Taskd;
 before(async () => {
-  taskd = await Taskd.start('[queues.default]\nlease = "2s"\nbackoff = ["50ms"]\nmax_attempts = 5\n');
+  taskd = await Taskd.start('[queues.default]\nlease = "6s"\nbackoff = ["50ms"]\nmax_attempts = 5\n');
 });
 after(async () => {
   await taskd.stop();
@@ -139,11 +139,11 @@ test("taskd never sends more than the worker has room for, and keeps the leases"
   const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, stream: { timeout: "6s" } };
   await withWorker(options, handler, async (worker) => {
     await until("the worker is full", () => worker.stats.running === 2 && worker.stats.waiting === 3);
-    // Twice the lease, by the clock of taskd.
+    // Beyond the lease, by the clock of taskd.
     const [id] = (await client.listPage({ queue: "room", status: "ASSIGNED" })).tasks.map((task) => task.id);
     await until("taskd extends the leases", async () => {
       const [attempt] = (await client.getTask(id ?? "")).history;
-      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 5000;
+      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 8000;
     });
     const queue = (await client.queues()).find(({ queue }) => queue === "room");
     assert.deepEqual([queue?.leases, worker.stats.taken, worker.stats.extended], [5, 5, 0]);
