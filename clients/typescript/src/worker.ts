@@ -314,18 +314,19 @@ export class Worker {
   }
 
   #reject(held: Held, error: unknown): void {
-    const reason = error instanceof Error ? error.message : textOf(error);
+    const reason = textOf(() => (error instanceof Error ? error.message : shown(error)));
     if (error instanceof Retry) {
-      this.#reports.reject(held, reason, { delay: delayOf(error.after) });
+      const delay = delayOf(error.after);
+      this.#reports.reject(held, reason, delay === undefined ? {} : { delay });
     } else if (error instanceof Reject) {
       this.#reports.reject(held, reason, { retry: false });
     } else if (error instanceof PayloadError) {
       this.#reports.reject(held, `the payload does not fit: ${reason}`, { retry: false });
     } else {
-      this.#log.error(
-        `task ${held.task.id} (${held.task.key}): ${error instanceof Error ? String(error.stack) : reason}`,
-      );
-      this.#reports.reject(held, error instanceof Error ? `${error.name}: ${reason}` : reason);
+      const isError = error instanceof Error;
+      this.#reports.reject(held, isError ? `${textOf(() => error.name)}: ${reason}` : reason);
+      const trace = isError ? textOf(() => error.stack ?? reason) : reason;
+      this.#log.error(`task ${held.task.id} (${held.task.key}): ${trace}`);
     }
   }
 
@@ -359,13 +360,27 @@ export class Worker {
   }
 }
 
-/** A thing that was thrown and is no error, as text. */
-function textOf(thrown: unknown): string {
+/** A part of an error as text. What a handler throws may be anything, also something that throws when it is read. */
+function textOf(read: () => unknown): string {
+  try {
+    return String(read());
+  } catch {
+    return "the handler has thrown something that has no text";
+  }
+}
+
+/** A thing that was thrown and is no error. */
+function shown(thrown: unknown): string {
   return typeof thrown === "string" ? thrown : inspect(thrown, { depth: 1, breakLength: Infinity });
 }
 
+/** A wait that the handler has changed into none is left to taskd. */
 function delayOf(after: Duration | undefined): number | undefined {
-  return after === undefined ? undefined : milliseconds(after, "after");
+  try {
+    return after === undefined ? undefined : milliseconds(after, "after");
+  } catch {
+    return undefined;
+  }
 }
 
 function count(value: number, name: string, least: number): number {

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taskd._handler import Handler, Outcome, completed, failed
+from taskd._handler import Handler, Outcome, completed, error_text, failed, reason
 from taskd._reports import Reports
 from taskd._stream_source import StreamSource
 from taskd._threads import Processes, Threads
@@ -247,6 +247,10 @@ class Session:
         self._running.discard(work)
         self._stats.running = len(self._running)
         if not work.cancelled() and (error := work.exception()):
+            # A task without a report would be extended for ever.
+            why = reason(f"the worker failed: {error_text(error)}")
+            for held in [one for one in self._held if one.work is work]:
+                self._report(held, Rejection(lease=held.lease, reason=why))
             logger.error("the worker has an error of its own: %r", error, exc_info=error)
         while self._waiting and len(self._running) < self._options.concurrency and not self._stopping.is_set():
             self._begin(self._waiting.popleft())
