@@ -278,14 +278,16 @@ export class Link {
     if (isRefused && code === grpc.status.INVALID_ARGUMENT) {
       this.refusedItems = Math.max(0, ...sent.map(({ frame }) => itemsOf(frame)));
     }
-    const unknown = error ?? new ConnectionError("taskd ended the stream");
+    // Whether taskd refuses the worker for good, the next stream or the next call says.
+    const broke =
+      error instanceof TimeoutError ? error : new ConnectionError("taskd ended the stream", { cause: error });
     for (const { reject, timer } of sent) {
       clearTimeout(timer);
-      reject(isRefused ? new FrameRefusedError(String(error), { cause: error }) : unknown);
+      reject(isRefused ? new FrameRefusedError(String(error), { cause: error }) : broke);
     }
     for (const { reject, timer } of this.#queue.splice(0)) {
       clearTimeout(timer);
-      reject(isRefused ? new ConnectionError("taskd ended the stream", { cause: error }) : unknown);
+      reject(broke);
     }
     this.#onEnded(error);
   }

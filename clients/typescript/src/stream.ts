@@ -235,10 +235,12 @@ export class StreamSource implements Source {
     return this.#stop.signal.aborted;
   }
 
-  /** True for an error that the next stream would meet, too. */
+  /** True for an error that the next stream would meet, too. A function may know another token by now. */
   #isRefusal(error: unknown): boolean {
     if (!(error instanceof Problem)) return false;
-    return error.status === 401 || error.status === 403 || (error.status === 400 && !this.#wasOpen);
+    const { token = this.#host?.token } = this.#options;
+    const isOfToken = error.status === 401 || error.status === 403;
+    return (isOfToken && (typeof token !== "function" || !this.#wasOpen)) || (error.status === 400 && !this.#wasOpen);
   }
 
   #tellAway(host: SourceHost, error: unknown): void {
@@ -316,6 +318,7 @@ export class StreamSource implements Source {
       },
       onEnded: (answers) => {
         const ended = new Set(answers.map(({ id }) => id));
+        for (const id of ended) this.#begun.delete(id);
         const rest = this.#arrived.filter(({ id }) => !ended.has(id));
         this.#arrived.splice(0, this.#arrived.length, ...rest);
         host.onEnded(answers);

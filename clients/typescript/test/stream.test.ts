@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { BadRequestError, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
+import { BadRequestError, Client, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
 import type { Handler, NewTask, WorkerOptions } from "@taskd/client";
 import { StreamSource, type StreamSourceOptions } from "@taskd/client/stream";
 import { Cable, Gate, SILENT, Taskd, allAre, freePorts, until } from "./support.js";
@@ -326,4 +326,35 @@ test("a refusal ends the worker: a wrong queue name, a wrong token", async () =>
   }
   assert.throws(() => new StreamSource({ url: "127.0.0.1:7601" }), /url: "127.0.0.1:7601"/);
   assert.throws(() => new StreamSource({ url: [] }), /there is no address/);
+});
+
+test("a stream whose token was replaced goes on with the next one", async (t) => {
+  const guarded = await Taskd.start('auth = "tokens"\n');
+  t.after(async () => guarded.stop());
+  const make = async (name: string): Promise<string> =>
+    guarded.command("token", "create", name, "--roles", "insert,work,read");
+  const [first, second] = [await make("first"), await make("second")];
+  const client = new Client({ url: guarded.url, token: second });
+  await until("taskd knows the tokens", async () =>
+    client.insert({ queue: "q", key: "before" }).then(Boolean, () => false),
+  );
+  let token = first;
+  const [begun, gate] = [new Gate(), new Gate()];
+  const options = { queue: "q", url: guarded.url, token: () => Promise.resolve(token) };
+  await withWorker(
+    { ...options, stream: { url: guarded.grpc } },
+    async (task) => {
+      begun.open();
+      if (task.key === "before") await gate.opened;
+    },
+    async (worker) => {
+      await begun.opened;
+      token = second;
+      await guarded.command("token", "revoke", "first");
+      await client.insert({ queue: "q", key: "after" });
+      await until("the other task is done on another stream", () => worker.stats.completed === 1);
+      gate.open();
+      await until("both are done", () => worker.stats.completed + worker.stats.lost === 2);
+    },
+  );
 });
