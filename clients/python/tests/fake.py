@@ -95,6 +95,9 @@ class FakeTaskd:
         self.errors: list[BaseException] = []
         # Tasks for long polls.
         self.polled: list[pb.LeasedTask] = []
+        # Inserts, of which the first calls store one task each.
+        self.inserts: list[pb.InsertTasksRequest] = []
+        self.try_later = 0
         # Reports by unary calls are not answered while it is set.
         self.is_hanging = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -121,6 +124,13 @@ class FakeTaskd:
                 response_serializer=pb.TaskdFrame.SerializeToString,
             )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("taskd.v1.Tasks", handlers)])
+        insert = grpc.unary_unary_rpc_method_handler(
+            self._insert,
+            request_deserializer=pb.InsertTasksRequest.FromString,
+            response_serializer=pb.InsertTasksResponse.SerializeToString,
+        )
+        inserts = grpc.method_handlers_generic_handler("taskd.v1.Discovery", {"InsertTasks": insert})
+        self._server.add_generic_rpc_handlers([inserts])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
@@ -149,6 +159,17 @@ class FakeTaskd:
         if not tasks:
             await asyncio.sleep(0.05)
         return pb.GetTasksResponse(tasks=tasks)
+
+    async def _insert(self, request: pb.InsertTasksRequest, _: Any) -> pb.InsertTasksResponse:
+        self.inserts.append(request)
+        stored = 1 if len(self.inserts) <= self.try_later else len(request.tasks)
+        results = [
+            pb.InsertResult(id=task.key.decode(), status=pb.INSERT_STATUS_CREATED)
+            if at < stored
+            else pb.InsertResult(status=pb.INSERT_STATUS_TRY_LATER)
+            for at, task in enumerate(request.tasks)
+        ]
+        return pb.InsertTasksResponse(results=results)
 
     async def _report(self, request: Any, _: Any) -> Any:
         fields = ("completions", "rejections", "extensions")

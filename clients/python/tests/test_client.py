@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from conftest import Taskd, until
+from fake import FakeTaskd
 
 from taskd import (
     UNFINISHED,
@@ -21,6 +23,7 @@ from taskd import (
     Priority,
     TaskRejected,
     TaskStatus,
+    Unavailable,
     Unserialisable,
     Worker,
 )
@@ -221,3 +224,58 @@ def test_tasks_of_a_queue_without_a_worker_wait(taskd: Taskd, queue: str) -> Non
     with Client(taskd.address) as client:
         task = client.insert(queue, "k")
         until(lambda: client.get_task(task.id).status is TaskStatus.QUEUED, "it is queued")
+
+
+@pytest.mark.parametrize("wait", [None, 60.0])
+def test_tasks_that_taskd_stores_later_are_sent_again_as_they_were(wait: float | None) -> None:
+    """An insert that does not wait for the end of its tasks must not begin to: that needs another role."""
+
+    async def run() -> None:
+        async with FakeTaskd() as fake, AsyncClient(fake.address) as client:
+            fake.try_later = 2
+            tasks = [NewTask(queue="q", key=key).to_message() for key in "abc"]
+            inserted = await client._insert(tasks, wait)
+            assert [one.id for one in inserted] == ["a", "b", "c"]
+            sent = [[task.key for task in request.tasks] for request in fake.inserts]
+            assert sent == [[b"a", b"b", b"c"], [b"b", b"c"], [b"c"]]
+            assert [request.HasField("wait") for request in fake.inserts] == [wait is not None] * 3
+            assert {request.wait.seconds for request in fake.inserts} == {int(wait or 0)}
+
+    asyncio.run(run())
+
+
+def test_a_client_that_is_closed_ends_the_calls_of_other_threads(taskd: Taskd, queue: str) -> None:
+    client = Client(taskd.address)
+    task = client.insert(queue, "k")
+    errors: list[Exception] = []
+    seen = threading.Event()
+
+    def watch() -> None:
+        try:
+            for _ in client.watch(task.id):
+                seen.set()
+        except Unavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert seen.wait(60)
+    client.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "closed" in str(errors[0])
+
+
+def test_a_watch_that_outlives_its_client_is_over(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        task = client.insert(queue, "k")
+        events, left = client.watch(task.id), client.watch(task.id)
+        next(events)
+        next(left)
+    with pytest.raises(Unavailable, match="closed"):
+        next(events)
+    del left
+    assert "taskd-client" not in [thread.name for thread in threading.enumerate()]
+    # It connects again.
+    assert client.get_task(task.id).queue == queue
+    client.close()

@@ -166,7 +166,7 @@ def test_a_dead_address_is_passed_over(taskd: Taskd, queue: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_worker_moves_to_the_next_address_amid_work(taskd: Taskd, queue: str, stream: bool) -> None:
     first, second = Proxy(taskd.address), Proxy(taskd.address)
-    worker = Worker([first.address, second.address], queue=queue, lease=3, concurrency=4, stream=stream)
+    worker = Worker([first.address, second.address], queue=queue, lease=6, concurrency=4, stream=stream)
 
     @worker.handler
     async def work(task: Task[int]) -> int:
@@ -216,7 +216,7 @@ def test_a_call_gives_up_after_its_patience() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_calls_keep_to_the_limits_of_taskd(new_taskd: MakeTaskd, stream: bool) -> None:
     taskd = new_taskd("max_items = 2\nmax_session_tasks = 12\n")
-    worker = Worker(taskd.address, queue="q", concurrency=5, prefetch=20, lease=1, stream=stream)
+    worker = Worker(taskd.address, queue="q", concurrency=5, prefetch=20, lease=4, stream=stream)
     began: set[str] = set()
 
     async def run() -> None:

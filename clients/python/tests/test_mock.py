@@ -286,3 +286,58 @@ def test_log_lines_name_their_task(caplog: pytest.LogCaptureFixture) -> None:
     failure = next(line for line in lines if line["message"].startswith("the handler failed: ValueError: boom"))
     assert (failure["task_id"], failure["level"]) == (task_id, "ERROR")
     assert "ValueError: boom" in failure["exception"]
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("even its text is an error")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Reject(ValueError("no page")), "ValueError: no page"),  # type: ignore[arg-type]
+        (Reject(404), "404"),  # type: ignore[arg-type]
+        (Retry({"why": 1}), "{'why': 1}"),  # type: ignore[arg-type]
+        (Wordless(), "Wordless"),
+        (GeneratorExit(), "the worker failed: GeneratorExit"),
+    ],
+)
+def test_whatever_a_handler_raises_ends_its_task(error: BaseException, said: str) -> None:
+    """A task without a report would keep its lease for ever."""
+    worker = Worker(queue="q")
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        if task.key == "odd":
+            raise error
+
+    source = MockSource(max_attempts=1)
+    source.insert("q", "odd")
+    source.insert("q", "other")
+    source.run(worker)
+    assert (source.task("odd").status, source.task("odd").reasons) == ("DEAD", [said])
+    assert source.task("other").status == "COMPLETED"
+
+
+def test_an_error_of_the_logs_does_not_keep_a_task() -> None:
+    worker = Worker(queue="q")
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        raise ValueError("no")
+
+    def refuse(record: logging.LogRecord) -> bool:
+        if "the handler failed" in record.getMessage():
+            raise OSError("the disk is full")
+        return True
+
+    source = MockSource(max_attempts=1)
+    source.insert("q", "k")
+    logger = logging.getLogger("taskd.worker")
+    logger.addFilter(refuse)
+    try:
+        source.run(worker)
+    finally:
+        logger.removeFilter(refuse)
+    assert source.task("k").reasons == ["the worker failed: OSError: the disk is full"]

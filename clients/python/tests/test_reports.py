@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -196,3 +198,40 @@ def test_the_package_asks_for_the_protobuf_that_its_code_needs() -> None:
     )
     assert f'"protobuf>={generated}"' in (package / "pyproject.toml").read_text()
     assert pb.DESCRIPTOR.package == "taskd.v1"
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05, 30.0])
+def test_a_source_that_does_not_wait_is_not_asked_again_and_again(wait: float) -> None:
+    times: list[float] = []
+
+    class Empty(Scripted):
+        async def get(self, max_tasks: int) -> Sequence[Lease]:
+            times.append(time.monotonic())
+            return ()
+
+    worker = Worker(queue="q", wait=wait)
+    worker.handler(lambda task: None)
+    work(worker, Empty(), lambda: len(times) > 3)
+    # A pause is at random, at least half of the least one.
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) > 0.04, times
+
+
+def test_a_worker_that_stops_does_not_say_that_taskd_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(Scripted):
+        async def get(self, max_tasks: int) -> Sequence[Lease]:
+            if not caplog.records:
+                raise Unavailable("nobody is there")
+            return await super().get(max_tasks)
+
+    worker = Worker(queue="q")
+    worker.handler(lambda task: None)
+    with caplog.at_level("INFO", "taskd.worker"):
+        work(worker, Away(), lambda: caplog.records)
+    assert [record.message for record in caplog.records] == ["taskd is away, trying again: nobody is there"]
+
+
+def test_a_worker_with_settings_that_cannot_work_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"lease is 0; taskd takes leases from 0.1 s on"):
+        Worker(queue="q", lease=0)
+    with pytest.raises(ValueError, match="the queue has no name"):
+        Worker(queue="q").handler(queue="")

@@ -34,6 +34,7 @@ mod client;
 mod codec;
 mod error;
 mod event;
+mod extend;
 mod held;
 mod mock;
 mod new_task;

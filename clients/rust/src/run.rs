@@ -3,7 +3,7 @@
 use std::{
     future::{Future, pending},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicUsize},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -20,6 +20,7 @@ use crate::{
     client::WAITS,
     error::Error,
     event::{Ended, Event, Summary},
+    extend::{Extended, MOST_EXTENSIONS, extend_all},
     held::{Number, Table},
     new_task::proto,
     options::Options,
@@ -33,8 +34,6 @@ use crate::{
 
 /// Tasks whose reports have no answer yet, above which the worker takes no more.
 const MOST_UNREPORTED: usize = 2000;
-/// Leases that one call extends.
-const MOST_EXTENSIONS: usize = 500;
 /// How long the last reports may take after the handlers have been ended.
 const LAST_REPORTS: Duration = Duration::from_secs(10);
 /// The same, if only tasks are left that were given back: their leases end by themselves.
@@ -47,7 +46,6 @@ type Outcome = Result<Done, Failure>;
 pub(crate) type Handler =
     Box<dyn Fn(&Arc<TaskInfo>, Bytes) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync>;
 type Got = Result<Option<Vec<pb::LeasedTask>>, Error>;
-type Extended = Result<Vec<(Number, pb::ItemResult)>, Error>;
 
 pub(crate) struct Run<S> {
     source: Arc<S>,
@@ -57,6 +55,8 @@ pub(crate) struct Run<S> {
     handlers: JoinSet<Outcome>,
     reports: Reports<S>,
     extensions: JoinSet<Extended>,
+    /// The leases of one call.
+    most_extensions: Arc<AtomicUsize>,
     get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
     /// The tasks that were on their way at the beginning of the drain.
     rest: Option<Pin<Box<dyn Future<Output = Vec<pb::LeasedTask>> + Send>>>,
@@ -79,6 +79,7 @@ impl<S: Source> Run<S> {
             table: Table::default(),
             handlers: JoinSet::new(),
             extensions: JoinSet::new(),
+            most_extensions: Arc::new(MOST_EXTENSIONS.into()),
             get: None,
             rest: None,
             stops: options.stop.watch(),
@@ -289,26 +290,9 @@ impl<S: Source> Run<S> {
             by: Some(proto(self.options.lease)),
         };
         let all: Vec<_> = self.table.leases().map(|(number, info)| (number, extension(info))).collect();
-        let (source, tell) = (self.source.clone(), self.options.tell.clone());
+        let (source, tell, most) = (self.source.clone(), self.options.tell.clone(), self.most_extensions.clone());
         let until = Instant::now() + self.options.lease / 3;
-        self.extensions.spawn(async move {
-            let mut extended = Vec::with_capacity(all.len());
-            for part in all.chunks(MOST_EXTENSIONS) {
-                let (numbers, extensions): (Vec<_>, Vec<_>) = part.iter().cloned().unzip();
-                let mut waits = WAITS.build();
-                loop {
-                    match source.extend(extensions.clone()).await {
-                        Ok(results) => break extended.extend(numbers.into_iter().zip(results)),
-                        // The next call comes soon.
-                        Err(error) if error.may_pass() && Instant::now() > until => break,
-                        Err(error) if error.may_pass() => tell(Event::Away(&error)),
-                        Err(error) => return Err(error),
-                    }
-                    tokio::time::sleep(waits.next().unwrap_or(Duration::from_secs(1))).await;
-                }
-            }
-            Ok(extended)
-        });
+        self.extensions.spawn(async move { extend_all(source.as_ref(), all, &most, &tell, until).await });
     }
 
     /// Ends the handlers of tasks that are not this worker's any more.

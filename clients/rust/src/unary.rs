@@ -1,6 +1,9 @@
 //! The source that asks taskd: long polls, and calls that report batches.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use crate::{
     address::LARGEST_ANSWER,
@@ -11,8 +14,8 @@ use crate::{
     source::Source,
 };
 
-/// The most tasks that taskd gives in one answer.
-const MOST_TASKS: usize = 1000;
+/// The most tasks that taskd gives in one answer, unless its setting `max_items` is less.
+const MOST_TASKS: u32 = 1000;
 
 /// Long polls to a running taskd, for one worker.
 pub struct Unary {
@@ -21,29 +24,41 @@ pub struct Unary {
     queues: Vec<String>,
     wait: Duration,
     lease: Duration,
+    /// The most tasks of a call, as far as it is known.
+    most_tasks: AtomicU32,
 }
 
 impl Unary {
     /// `wait`: how long taskd keeps a call that finds nothing.
     pub fn new(client: &Client, worker: &str, queues: &[String], wait: Duration, lease: Duration) -> Self {
-        Self { client: client.clone(), worker: worker.to_owned(), queues: queues.to_vec(), wait, lease }
+        let most_tasks = MOST_TASKS.into();
+        Self { client: client.clone(), worker: worker.to_owned(), queues: queues.to_vec(), wait, lease, most_tasks }
     }
 }
 
 impl Source for Unary {
     async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
-        let request = pb::GetTasksRequest {
-            worker: self.worker.clone(),
-            queues: self.queues.clone(),
-            max_tasks: u32::try_from(most.min(MOST_TASKS)).unwrap_or(1),
-            wait: Some(proto(self.wait)),
-            lease_duration: Some(proto(self.lease)),
-            ..Default::default()
-        };
-        let get = |taskd| async move {
-            TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).get_tasks(request).await
-        };
-        self.client.servers().call(self.wait + CALL_TIMEOUT, get).await.map(|answer| Some(answer.tasks))
+        loop {
+            let max_tasks = u32::try_from(most).unwrap_or(u32::MAX).min(self.most_tasks.load(Ordering::Relaxed));
+            let request = pb::GetTasksRequest {
+                worker: self.worker.clone(),
+                queues: self.queues.clone(),
+                max_tasks,
+                wait: Some(proto(self.wait)),
+                lease_duration: Some(proto(self.lease)),
+                ..Default::default()
+            };
+            let get = |taskd| async move {
+                TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).get_tasks(request).await
+            };
+            match self.client.servers().call(self.wait + CALL_TIMEOUT, get).await {
+                // If it is something else than the number, the smallest call fails, too.
+                Err(error) if error.is_of_items() && max_tasks > 1 => {
+                    self.most_tasks.store(max_tasks / 2, Ordering::Relaxed);
+                }
+                answer => return answer.map(|answer| Some(answer.tasks)),
+            }
+        }
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {

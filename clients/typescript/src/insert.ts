@@ -140,7 +140,7 @@ async function insertLines(transport: Transport, lines: Lines, signal: AbortSign
   const answers = lines.map(({ error }): InsertAnswer =>
     error === undefined ? { status: "TRY_LATER", error: "taskd did not answer" } : { status: "REJECTED", error },
   );
-  let progress = Date.now();
+  let progress = performance.now();
   for (let failures = 0; ;) {
     const open = [...answers.keys()].filter((place) => answers[place]?.status === "TRY_LATER");
     if (open.length === 0) return answers;
@@ -151,9 +151,9 @@ async function insertLines(transport: Transport, lines: Lines, signal: AbortSign
     answered.forEach((answer, nth) => {
       answers[open[nth] ?? 0] = answer;
     });
-    if (answered.some((answer) => answer.status !== "TRY_LATER")) [progress, failures] = [Date.now(), 0];
+    if (answered.some((answer) => answer.status !== "TRY_LATER")) [progress, failures] = [performance.now(), 0];
     else failures += 1;
-    if (failures > 0 && Date.now() - progress > transport.retryFor) {
+    if (failures > 0 && performance.now() - progress > transport.retryFor) {
       if (error !== undefined) throw error;
       return answers;
     }

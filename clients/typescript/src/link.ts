@@ -11,6 +11,11 @@ import {
 } from "./frames.js";
 import type { ItemAnswer } from "./types.js";
 
+/** taskd ended the stream because of a frame: perhaps of the one with these reports. A call of their own says more. */
+export class FrameRefusedError extends ConnectionError {
+  override name = "FrameRefusedError";
+}
+
 /** The method, as `@grpc/proto-loader` has it. */
 export type StreamTasks = grpc.MethodDefinition<WorkerFrame, TaskdFrame>;
 
@@ -38,6 +43,13 @@ const STATUSES: Readonly<Record<number, number>> = {
   [grpc.status.RESOURCE_EXHAUSTED]: 429,
 };
 
+/** taskd does not take a frame, whoever sends it: it has too many items or bytes. */
+const REFUSALS: readonly unknown[] = [
+  grpc.status.INVALID_ARGUMENT,
+  grpc.status.OUT_OF_RANGE,
+  grpc.status.RESOURCE_EXHAUSTED,
+];
+
 interface Waiting {
   frame: WorkerFrame;
   resolve: (answer: FrameAnswer) => void;
@@ -55,6 +67,8 @@ export class Link {
   isOpen = false;
   /** taskd had opened the session. */
   wasOpen = false;
+  /** If taskd refused a frame for its items: the most items that a frame without an answer had. Otherwise 0. */
+  refusedItems = 0;
   readonly #call: grpc.ClientDuplexStream<WorkerFrame, TaskdFrame>;
   readonly #events: LinkEvents;
   readonly #answers = new Map<number, Waiting>();
@@ -100,7 +114,7 @@ export class Link {
       this.#hear(frame);
     });
     this.#call.on("error", (error: grpc.ServiceError) => {
-      this.#end(this.#reason ?? errorOf(error));
+      this.#end(this.#reason ?? errorOf(error), error.code);
     });
     this.#call.on("end", () => {
       this.#end(this.#reason);
@@ -251,22 +265,36 @@ export class Link {
     }, limit);
   }
 
-  #end(error: unknown): void {
+  #end(error: unknown, code?: grpc.status): void {
     if (this.#isOver) return;
+    const isRefused = this.isOpen && REFUSALS.includes(code);
     this.#isOver = true;
     this.isOpen = false;
     clearTimeout(this.#silence);
     clearInterval(this.#beat);
     clearImmediate(this.#flush);
-    const waiting = [...this.#answers.values(), ...this.#queue.splice(0)];
+    const sent = [...this.#answers.values()];
     this.#answers.clear();
-    const unknown = error ?? new ConnectionError("taskd ended the stream");
-    for (const { reject, timer } of waiting) {
+    if (isRefused && code === grpc.status.INVALID_ARGUMENT) {
+      this.refusedItems = Math.max(0, ...sent.map(({ frame }) => itemsOf(frame)));
+    }
+    // Whether taskd refuses the worker for good, the next stream or the next call says.
+    const broke =
+      error instanceof TimeoutError ? error : new ConnectionError("taskd ended the stream", { cause: error });
+    for (const { reject, timer } of sent) {
       clearTimeout(timer);
-      reject(unknown);
+      reject(isRefused ? new FrameRefusedError(String(error), { cause: error }) : broke);
+    }
+    for (const { reject, timer } of this.#queue.splice(0)) {
+      clearTimeout(timer);
+      reject(broke);
     }
     this.#onEnded(error);
   }
+}
+
+function itemsOf({ completions = [], rejections = [], extensions = [] }: WorkerFrame): number {
+  return completions.length + rejections.length + extensions.length;
 }
 
 /** The error of this package for one of gRPC. */

@@ -1,6 +1,6 @@
 import type { Client } from "./client.js";
 import { durationText } from "./duration.js";
-import { isTransient } from "./errors.js";
+import { BadRequestError, isTransient } from "./errors.js";
 import { listOf, type Answer, type Call, type ConnectionOptions } from "./transport.js";
 import type { ItemAnswer, LeasedTask, Logger } from "./types.js";
 import { fromWire, withValue } from "./wire.js";
@@ -81,6 +81,8 @@ export class HttpSource implements Source {
   readonly #failing = new Set<string>();
   #isTold = false;
   #toldAt = -Infinity;
+  /** The most tasks of a call: taskd's `max_items`, as far as it is known. */
+  #mostTasks = Infinity;
 
   constructor(client: Client, log: Logger) {
     this.#client = client;
@@ -88,7 +90,8 @@ export class HttpSource implements Source {
   }
 
   async get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]> {
-    const { worker, queues, maxTasks, wait, leaseDuration } = request;
+    const { worker, queues, wait, leaseDuration } = request;
+    const maxTasks = Math.min(request.maxTasks, this.#mostTasks);
     const body = JSON.stringify({
       worker,
       queues,
@@ -103,7 +106,10 @@ export class HttpSource implements Source {
     } catch (error) {
       // taskd releases leases whose answer nobody reads.
       if (signal.aborted) return [];
-      throw error;
+      if (!(error instanceof BadRequestError) || maxTasks === 1) throw error;
+      // If it is something else than the number, the smallest call fails, too.
+      this.#mostTasks = Math.floor(maxTasks / 2);
+      return this.get(request, signal);
     }
     return listOf(answer.json, "tasks").map((read) => {
       const task = withValue<LeasedTask>(read, "payload");

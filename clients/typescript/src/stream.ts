@@ -18,7 +18,7 @@ import {
   type TaskdFrame,
   type WorkerFrame,
 } from "./frames.js";
-import { Link, type StreamTasks } from "./link.js";
+import { FrameRefusedError, Link, type StreamTasks } from "./link.js";
 import { HttpSource, type Extension, type GetRequest, type Report, type Source, type SourceHost } from "./source.js";
 import type { ItemAnswer, LeasedTask } from "./types.js";
 import type { Json } from "./wire.js";
@@ -75,6 +75,8 @@ export class StreamSource implements Source {
   /** Of the last stream. */
   #wasOpen = false;
   #room = 0;
+  /** The most items of a frame: taskd's `max_items`, as far as it is known. */
+  #mostItems = 1000;
   #current = 0;
   /** There was no stream at any address, so the worker polls. */
   #isPolling = false;
@@ -142,19 +144,18 @@ export class StreamSource implements Source {
   }
 
   async complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
-    const link = this.#link;
+    const call = async (): Promise<ItemAnswer[]> => this.#unary().complete(worker, reports, signal);
     for (const { id } of reports) this.#begun.delete(id);
-    if (link?.isOpen !== true) return this.#unary().complete(worker, reports, signal);
-    const completions = reports.map(completionOf);
-    if (completions.includes(undefined)) return this.#unary().complete(worker, reports, signal);
-    return (await link.ask({ completions: completions as Json[] }, ANSWER)).completions.map(answerOf);
+    if (this.#link?.isOpen !== true) return call();
+    const completions = reports.map(completionOf).filter((one) => one !== undefined);
+    return completions.length < reports.length ? call() : this.#ask("completions", completions, ANSWER, call);
   }
 
   async reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
-    const link = this.#link;
+    const call = async (): Promise<ItemAnswer[]> => this.#unary().reject(worker, reports, signal);
     for (const { id } of reports) this.#begun.delete(id);
-    if (link?.isOpen !== true) return this.#unary().reject(worker, reports, signal);
-    return (await link.ask({ rejections: reports.map(rejectionOf) }, ANSWER)).rejections.map(answerOf);
+    if (this.#link?.isOpen !== true) return call();
+    return this.#ask("rejections", reports.map(rejectionOf), ANSWER, call);
   }
 
   async extend(
@@ -163,9 +164,35 @@ export class StreamSource implements Source {
     signal: AbortSignal,
     limit: number,
   ): Promise<ItemAnswer[]> {
-    const link = this.#link;
-    if (link?.isOpen !== true) return this.#unary().extend(worker, extensions, signal, limit);
-    return (await link.ask({ extensions: extensions.map(extensionOf) }, limit)).extensions.map(answerOf);
+    const call = async (): Promise<ItemAnswer[]> => this.#unary().extend(worker, extensions, signal, limit);
+    if (this.#link?.isOpen !== true) return call();
+    return this.#ask("extensions", extensions.map(extensionOf), limit, call);
+  }
+
+  /**
+   * Asks on the stream. If taskd ended it because of a frame, a call over HTTP says which of the items is wrong: sent on
+   * the next stream, the same frame would end that one, too.
+   */
+  async #ask(
+    kind: "completions" | "rejections" | "extensions",
+    items: readonly Json[],
+    limit: number,
+    call: () => Promise<ItemAnswer[]>,
+  ): Promise<ItemAnswer[]> {
+    const answers: ItemAnswer[] = [];
+    try {
+      while (answers.length < items.length) {
+        if (this.#link === undefined) throw new ConnectionError("the stream is not open");
+        const part = items.slice(answers.length, answers.length + this.#mostItems);
+        const answered = (await this.#link.ask({ [kind]: part }, limit))[kind];
+        if (answered.length !== part.length) throw new ConnectionError("taskd did not answer all items of a frame");
+        answers.push(...answered.map(answerOf));
+      }
+    } catch (error) {
+      if (error instanceof FrameRefusedError) return call();
+      throw error;
+    }
+    return answers;
   }
 
   async close(): Promise<void> {
@@ -208,10 +235,12 @@ export class StreamSource implements Source {
     return this.#stop.signal.aborted;
   }
 
-  /** True for an error that the next stream would meet, too. */
+  /** True for an error that the next stream would meet, too. A function may know another token by now. */
   #isRefusal(error: unknown): boolean {
     if (!(error instanceof Problem)) return false;
-    return error.status === 401 || error.status === 403 || (error.status === 400 && !this.#wasOpen);
+    const { token = this.#host?.token } = this.#options;
+    const isOfToken = error.status === 401 || error.status === 403;
+    return (isOfToken && (typeof token !== "function" || !this.#wasOpen)) || (error.status === 400 && !this.#wasOpen);
   }
 
   #tellAway(host: SourceHost, error: unknown): void {
@@ -256,6 +285,7 @@ export class StreamSource implements Source {
     const error = await link.ended;
     this.#link = undefined;
     this.#wasOpen = link.wasOpen;
+    if (link.refusedItems > 1) this.#mostItems = Math.min(this.#mostItems, Math.floor(link.refusedItems / 2));
     // taskd keeps the session for a while, but somebody has to extend its leases.
     for (const task of this.#arrived) delete task.isKept;
     host.onAlone();
@@ -288,6 +318,7 @@ export class StreamSource implements Source {
       },
       onEnded: (answers) => {
         const ended = new Set(answers.map(({ id }) => id));
+        for (const id of ended) this.#begun.delete(id);
         const rest = this.#arrived.filter(({ id }) => !ended.has(id));
         this.#arrived.splice(0, this.#arrived.length, ...rest);
         host.onEnded(answers);

@@ -101,7 +101,7 @@ export class Transport {
 
   /** Calls until taskd answers. Throws the last error when the time for tries is over, and a final one at once. */
   async call(call: Call, retries: Retries = { for: this.retryFor }): Promise<Answer> {
-    const begun = Date.now();
+    const begun = performance.now();
     for (let failures = 1; ; failures += 1) {
       const address = this.#current;
       try {
@@ -116,7 +116,7 @@ export class Transport {
             : Math.max(backoff(Math.ceil(failures / this.#addresses.length)), retryAfterOf(error));
         // Each address has a try. Those that are silent take too long for that.
         const isFree = wait === 0 && !(error instanceof TimeoutError);
-        if (!isFree && Date.now() - begun + wait > retries.for) throw error;
+        if (!isFree && performance.now() - begun + wait > retries.for) throw error;
         retries.onFailure?.(error, wait);
         await pause(wait, call.signal);
         call.signal?.throwIfAborted();

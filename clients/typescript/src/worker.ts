@@ -1,4 +1,5 @@
 import { Buffer } from "node:buffer";
+import { setMaxListeners } from "node:events";
 import { hostname } from "node:os";
 import process from "node:process";
 import { inspect } from "node:util";
@@ -18,6 +19,8 @@ import { completionText } from "./wire.js";
 
 /** The most bytes of reports without an answer, before a worker takes no more tasks. */
 const MOST_UNREPORTED_BYTES = 64 << 20;
+/** The least time from one call that brings no task to the next one, in milliseconds. */
+const SHORTEST_ROUND = 100;
 /** The time for the last reports after a hard stop. */
 const LAST_REPORTS = 5000;
 
@@ -56,7 +59,9 @@ export class Worker {
   constructor(options: WorkerOptions) {
     this.#options = options;
     this.#queues = typeof options.queue === "string" ? [options.queue] : options.queue;
-    if (this.#queues.length === 0) throw new TypeError("queue: there is none");
+    if (this.#queues.length === 0 || this.#queues.includes("")) {
+      throw new TypeError('queue: there is none; give the name of one, for example "pages"');
+    }
     this.name = options.name ?? `${hostname()}-${String(process.pid)}-${Math.random().toString(36).slice(2, 8)}`;
     this.#concurrency = count(options.concurrency ?? 10, "concurrency", 1);
     this.#prefetch = count(options.prefetch ?? 0, "prefetch", 0);
@@ -67,6 +72,8 @@ export class Worker {
     this.#taskTimeout = taskTimeout === undefined ? undefined : milliseconds(taskTimeout, "taskTimeout");
     this.#drainTimeout = milliseconds(options.drainTimeout ?? "25s", "drainTimeout");
     this.#log = options.logger ?? console;
+    // Each call that is under way listens to it, and a worker has more of them than Node.js expects.
+    setMaxListeners(0, this.#end.signal);
     this.client = new Client(options);
     this.#source = options.source ?? new HttpSource(this.client, this.#log);
     this.#leases = new Leases(this.#source, this.name, this.#leaseDuration, this.#log, this.#end.signal);
@@ -124,21 +131,22 @@ export class Worker {
     };
     if (signal?.aborted === true) stop();
     signal?.addEventListener("abort", stop, { once: true });
-    this.#openSource();
-    const leases = this.#leases.run().catch((error: unknown) => {
-      this.#fail(error);
-    });
     try {
-      await this.#takeTasks();
-    } catch (error) {
-      this.#fail(error);
+      this.#openSource();
+      const leases = this.#leases.run().catch((error: unknown) => {
+        this.#fail(error);
+      });
+      await this.#takeTasks().catch((error: unknown) => {
+        this.#fail(error);
+      });
+      await this.#drain();
+      this.#end.abort();
+      await leases;
+      await this.#source.close?.();
+    } finally {
+      removeSignals();
+      signal?.removeEventListener("abort", stop);
     }
-    await this.#drain();
-    this.#end.abort();
-    await leases;
-    await this.#source.close?.();
-    removeSignals();
-    signal?.removeEventListener("abort", stop);
     if (this.#fatal !== undefined) throw this.#fatal.error;
   }
 
@@ -230,12 +238,13 @@ export class Worker {
         await this.#change();
         continue;
       }
-      const begun = Date.now();
+      const begun = performance.now();
       const request = { worker: this.name, queues: this.#queues, maxTasks: free, wait, leaseDuration };
       const tasks = await this.#source.get(request, this.#stop.signal);
       for (const task of tasks) this.#accept(task);
-      // A taskd that is about to stop does not wait.
-      if (tasks.length === 0 && Date.now() - begun < Math.min(wait, 100)) await pause(100, this.#stop.signal);
+      // A taskd that is about to stop does not wait, nor does one that is not asked to.
+      const rest = SHORTEST_ROUND - (performance.now() - begun);
+      if (tasks.length === 0 && rest > 0) await pause(rest, this.#stop.signal);
     }
   }
 
@@ -305,18 +314,19 @@ export class Worker {
   }
 
   #reject(held: Held, error: unknown): void {
-    const reason = error instanceof Error ? error.message : textOf(error);
+    const reason = textOf(() => (error instanceof Error ? error.message : shown(error)));
     if (error instanceof Retry) {
-      this.#reports.reject(held, reason, { delay: delayOf(error.after) });
+      const delay = delayOf(error.after);
+      this.#reports.reject(held, reason, delay === undefined ? {} : { delay });
     } else if (error instanceof Reject) {
       this.#reports.reject(held, reason, { retry: false });
     } else if (error instanceof PayloadError) {
       this.#reports.reject(held, `the payload does not fit: ${reason}`, { retry: false });
     } else {
-      this.#log.error(
-        `task ${held.task.id} (${held.task.key}): ${error instanceof Error ? String(error.stack) : reason}`,
-      );
-      this.#reports.reject(held, error instanceof Error ? `${error.name}: ${reason}` : reason);
+      const isError = error instanceof Error;
+      this.#reports.reject(held, isError ? `${textOf(() => error.name)}: ${reason}` : reason);
+      const trace = isError ? textOf(() => error.stack ?? reason) : reason;
+      this.#log.error(`task ${held.task.id} (${held.task.key}): ${trace}`);
     }
   }
 
@@ -350,13 +360,27 @@ export class Worker {
   }
 }
 
-/** A thing that was thrown and is no error, as text. */
-function textOf(thrown: unknown): string {
+/** A part of an error as text. What a handler throws may be anything, also something that throws when it is read. */
+function textOf(read: () => unknown): string {
+  try {
+    return String(read());
+  } catch {
+    return "the handler has thrown something that has no text";
+  }
+}
+
+/** A thing that was thrown and is no error. */
+function shown(thrown: unknown): string {
   return typeof thrown === "string" ? thrown : inspect(thrown, { depth: 1, breakLength: Infinity });
 }
 
+/** A wait that the handler has changed into none is left to taskd. */
 function delayOf(after: Duration | undefined): number | undefined {
-  return after === undefined ? undefined : milliseconds(after, "after");
+  try {
+    return after === undefined ? undefined : milliseconds(after, "after");
+  } catch {
+    return undefined;
+  }
 }
 
 function count(value: number, name: string, least: number): number {

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { Buffer } from "node:buffer";
 import { test } from "node:test";
+import { inspect } from "node:util";
 
 import {
   LeaseLostError,
@@ -312,4 +313,36 @@ test("a report that is too large does not harm those beside it, and one that com
     ["c", "completed"],
     ["huge", "rejected"],
   ]);
+});
+
+test("whatever a handler throws ends its task, and not the process", async () => {
+  const odd: [unknown, RegExp][] = [
+    [Object.assign(new Error("x"), { message: { code: 1 } }), /Error: \[object Object\]/],
+    [Object.assign(new Error("x"), { name: Symbol("s"), stack: null }), /Symbol\(s\): x/],
+    [
+      {
+        [inspect.custom]: () => {
+          throw new Error("no");
+        },
+      },
+      /something that has no text/,
+    ],
+    [
+      Object.defineProperty(new Error("x"), "message", {
+        get: () => {
+          throw new Error("no");
+        },
+      }),
+      /Error: .*something that has no text/,
+    ],
+    [Object.assign(new Retry("later"), { after: "soon" }), /^later$/],
+    [undefined, /^undefined$/],
+  ];
+  for (const [thrown, reason] of odd) {
+    const outcome = await runHandler(() => {
+      throw thrown;
+    });
+    assert.ok(outcome.status === "rejected" && outcome.retry);
+    assert.match(outcome.reason, reason);
+  }
 });

@@ -3,14 +3,14 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { BadRequestError, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
+import { BadRequestError, Client, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
 import type { Handler, NewTask, WorkerOptions } from "@taskd/client";
 import { StreamSource, type StreamSourceOptions } from "@taskd/client/stream";
 import { Cable, Gate, SILENT, Taskd, allAre, freePorts, until } from "./support.js";
 
 let taskd: Taskd;
 before(async () => {
-  taskd = await Taskd.start('[queues.default]\nlease = "2s"\nbackoff = ["50ms"]\nmax_attempts = 5\n');
+  taskd = await Taskd.start('[queues.default]\nlease = "6s"\nbackoff = ["50ms"]\nmax_attempts = 5\n');
 });
 after(async () => {
   await taskd.stop();
@@ -139,11 +139,11 @@ test("taskd never sends more than the worker has room for, and keeps the leases"
   const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, stream: { timeout: "6s" } };
   await withWorker(options, handler, async (worker) => {
     await until("the worker is full", () => worker.stats.running === 2 && worker.stats.waiting === 3);
-    // Twice the lease, by the clock of taskd.
+    // Beyond the lease, by the clock of taskd.
     const [id] = (await client.listPage({ queue: "room", status: "ASSIGNED" })).tasks.map((task) => task.id);
     await until("taskd extends the leases", async () => {
       const [attempt] = (await client.getTask(id ?? "")).history;
-      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 5000;
+      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 8000;
     });
     const queue = (await client.queues()).find(({ queue }) => queue === "room");
     assert.deepEqual([queue?.leases, worker.stats.taken, worker.stats.extended], [5, 5, 0]);
@@ -326,4 +326,35 @@ test("a refusal ends the worker: a wrong queue name, a wrong token", async () =>
   }
   assert.throws(() => new StreamSource({ url: "127.0.0.1:7601" }), /url: "127.0.0.1:7601"/);
   assert.throws(() => new StreamSource({ url: [] }), /there is no address/);
+});
+
+test("a stream whose token was replaced goes on with the next one", async (t) => {
+  const guarded = await Taskd.start('auth = "tokens"\n');
+  t.after(async () => guarded.stop());
+  const make = async (name: string): Promise<string> =>
+    guarded.command("token", "create", name, "--roles", "insert,work,read");
+  const [first, second] = [await make("first"), await make("second")];
+  const client = new Client({ url: guarded.url, token: second });
+  await until("taskd knows the tokens", async () =>
+    client.insert({ queue: "q", key: "before" }).then(Boolean, () => false),
+  );
+  let token = first;
+  const [begun, gate] = [new Gate(), new Gate()];
+  const options = { queue: "q", url: guarded.url, token: () => Promise.resolve(token) };
+  await withWorker(
+    { ...options, stream: { url: guarded.grpc } },
+    async (task) => {
+      begun.open();
+      if (task.key === "before") await gate.opened;
+    },
+    async (worker) => {
+      await begun.opened;
+      token = second;
+      await guarded.command("token", "revoke", "first");
+      await client.insert({ queue: "q", key: "after" });
+      await until("the other task is done on another stream", () => worker.stats.completed === 1);
+      gate.open();
+      await until("both are done", () => worker.stats.completed + worker.stats.lost === 2);
+    },
+  );
 });

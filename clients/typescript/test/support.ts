@@ -38,13 +38,24 @@ export class Gate {
   });
 }
 
-/** Ports that nobody uses now. */
+/** Ports that nobody uses now, below those of outgoing connections: what was killed comes back on the same ones. */
 export async function freePorts(count: number): Promise<number[]> {
-  const servers = Array.from({ length: count }, () => createTcpServer().listen(0, "127.0.0.1"));
-  await Promise.all(servers.map((server) => once(server, "listening")));
-  const ports = servers.map((server) => (server.address() as AddressInfo).port);
-  await Promise.all(servers.map((server) => once(server.close(), "close")));
-  return ports;
+  const ports = new Set<number>();
+  while (ports.size < count) {
+    const port = 20_000 + Math.floor(Math.random() * 10_000);
+    const server = createTcpServer();
+    const isFree = await new Promise<boolean>((resolve) => {
+      server.once("error", () => {
+        resolve(false);
+      });
+      server.listen(port, "127.0.0.1", () => {
+        resolve(true);
+      });
+    });
+    if (isFree) await once(server.close(), "close");
+    if (isFree) ports.add(port);
+  }
+  return [...ports];
 }
 
 /** A taskd with a data folder of its own. */

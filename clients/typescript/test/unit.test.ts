@@ -89,6 +89,7 @@ test("wrong options are named at once", () => {
   assert.throws(() => new Client({ url: "ftp://a" }), /neither with http/);
   assert.throws(() => new Client({ url: [] }), /there is no address/);
   assert.throws(() => new Worker({ queue: [] }), /queue: there is none/);
+  assert.throws(() => new Worker({ queue: ["q", ""] }), /queue: there is none; give the name of one/);
   assert.throws(() => new Worker({ queue: "q", concurrency: 0 }), /concurrency: 0/);
   assert.throws(() => new Worker({ queue: "q", taskTimeout: "x" }), /taskTimeout: "x"/);
   assert.throws(() => new Worker({ queue: "q", drainTimeout: -1 }), /drainTimeout: -1/);

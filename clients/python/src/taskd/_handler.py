@@ -137,15 +137,17 @@ def error_text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:
-        # It is the user's.
+    except BaseException:
+        # It is the user's, whatever it raises.
         text = ""
     return f"{name}: {text}" if text else name
 
 
-def reason(text: str) -> str:
-    """The text without lone surrogates, cut to the bytes that taskd takes."""
-    raw = text.encode(errors="replace")
+def reason(given: object) -> str:
+    """The text without lone surrogates, cut to the bytes that taskd takes. An error as a reason has its name, too."""
+    if not isinstance(given, str):
+        given = error_text(given) if isinstance(given, BaseException) else repr(given)
+    raw = given.encode(errors="replace")
     if len(raw) <= _MAX_REASON_BYTES:
         return raw.decode()
     return raw[: _MAX_REASON_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taskd._handler import Handler, Outcome, completed, failed
+from taskd._handler import Handler, Outcome, completed, error_text, failed, reason
 from taskd._reports import Reports
 from taskd._stream_source import StreamSource
 from taskd._threads import Processes, Threads
@@ -31,6 +31,8 @@ logger = logging.getLogger("taskd.worker")
 _MAX_ITEMS = 1000
 # How often a worker says that taskd is still away.
 _REMIND_AFTER = 60.0
+# The least time from one long poll that brings no task to the next one.
+_SHORTEST_ROUND = 0.1
 # How long a handler that was cancelled may clean up.
 _CLEAN_UP = 2.0
 # How long taskd may take to hear that no more tasks are wanted.
@@ -168,7 +170,8 @@ class Session:
                     raise
                 self._most = asked // 2
                 continue
-            if away:
+            if away and not self._stopping.is_set():
+                # At a stop the call ends although taskd is still away.
                 logger.info("taskd is back")
                 pause.reset()
             away = False
@@ -176,12 +179,14 @@ class Session:
             for lease in leases:
                 self._hold(lease)
             self._tell_room()
-            is_quick = time.monotonic() - began < min(0.1, self._options.wait / 2)
-            if not leases and not is_pushed and is_quick:
+            took = time.monotonic() - began
+            if leases or is_pushed or took >= _SHORTEST_ROUND:
+                pause.reset()
+            elif took < self._options.wait / 2:
                 # taskd did not wait for tasks as it was asked.
                 await self._sleep(pause.next())
             else:
-                pause.reset()
+                await self._sleep(_SHORTEST_ROUND - took)
 
     def _is_pushed(self) -> bool:
         """True: taskd sends tasks. False: it is asked for them."""
@@ -242,6 +247,10 @@ class Session:
         self._running.discard(work)
         self._stats.running = len(self._running)
         if not work.cancelled() and (error := work.exception()):
+            # A task without a report would be extended for ever.
+            why = reason(f"the worker failed: {error_text(error)}")
+            for held in [one for one in self._held if one.work is work]:
+                self._report(held, Rejection(lease=held.lease, reason=why))
             logger.error("the worker has an error of its own: %r", error, exc_info=error)
         while self._waiting and len(self._running) < self._options.concurrency and not self._stopping.is_set():
             self._begin(self._waiting.popleft())

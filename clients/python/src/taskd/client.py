@@ -355,11 +355,11 @@ class AsyncClient:
                 return [result for result in results if result is not None]
             if len(later) < len(places):
                 end = time.monotonic() + self._patience
-            wait = pause.next()
-            if time.monotonic() + wait >= end:
+            rest = pause.next()
+            if time.monotonic() + rest >= end:
                 raise Unavailable(f"taskd stored a part of {len(tasks)} tasks, and asks to try {len(later)} later")
             places = later
-            await asyncio.sleep(wait)
+            await asyncio.sleep(rest)
 
     async def _insert_apart(self, tasks: list[pb.NewTask], error: InvalidRequest, wait: float | None) -> list[Inserted]:
         """A batch that taskd refuses as a whole: one of its tasks is too large to be served, or all together."""

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses
 from taskd._time import Seconds
 from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted
+from taskd.errors import Unavailable
 from taskd.source import Answer
 from taskd.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
 
@@ -56,13 +58,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections and the thread."""
+        """Ends the connections and the thread. Calls of other threads that are under way raise Unavailable."""
         with self._lock:
             loop, thread = self._loop, self._thread
             if loop is None or thread is None or self._process != os.getpid():
                 return
             self._loop = self._thread = None
-        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -185,10 +187,21 @@ class Client:
 
     # The thread.
 
+    async def _end(self) -> None:
+        # Somebody may wait for a call, or for the next event of a watch.
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        await self._client.close()
+
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(call, self._start())
         try:
             return future.result()
+        except CancelledError:
+            raise Unavailable("the client was closed during the call") from None
         except BaseException:
             # Ctrl-C: the call ends, too.
             future.cancel()
@@ -226,10 +239,15 @@ class Client:
             if aclose is not None:
                 await aclose()
 
+        loop = self._start()
         try:
             more = True
             while more:
+                if self._loop is not loop:
+                    raise Unavailable("the client was closed before its answers were read")
                 chunk, more = self._run(next_chunk())
                 yield from chunk
         finally:
-            self._run(close())
+            # A client that was closed has ended them.
+            if self._loop is loop:
+                self._run(close())

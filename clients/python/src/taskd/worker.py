@@ -24,6 +24,9 @@ from taskd._time import Seconds, seconds
 from taskd.errors import InvalidRequest, TaskdError
 from taskd.source import Source
 
+# taskd refuses a shorter one.
+_SHORTEST_LEASE = 0.1
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -118,6 +121,8 @@ class Worker:
             concurrency = processes or 10
         if concurrency < 1 or prefetch < 0 or processes < 0:
             raise ValueError("concurrency is at least 1; prefetch and processes are 0 or more")
+        if seconds(lease) < _SHORTEST_LEASE:
+            raise ValueError(f"lease is {lease!r}; taskd takes leases from {_SHORTEST_LEASE:g} s on")
         self._target = Target.read(address, token, tls)
         self._queues = [queue] if isinstance(queue, str) else list(queue)
         self._options = Options(
@@ -176,6 +181,9 @@ class Worker:
         queues that have no handler of their own. `decode` reads payloads of types that an annotation cannot say. The
         function itself stays as it is, so that a test can call it.
         """
+
+        if queue == "":
+            raise ValueError('the queue has no name; give one, as in @worker.handler(queue="pages")')
 
         def register(function: FunctionT) -> FunctionT:
             if queue in self._handlers:

@@ -33,6 +33,10 @@ pub(super) struct Outbox {
     /// The lease tokens of the tasks in hand, by their ids.
     in_hand: HashMap<String, String>,
     want_after: Option<Instant>,
+    /// Reports that go one by one, since taskd refused a frame for one of them.
+    alone: usize,
+    /// The items of reports that share a frame, if taskd has refused as many.
+    most_items: Option<usize>,
 }
 
 #[derive(Default)]
@@ -98,7 +102,8 @@ impl Outbox {
     /// The next frame, if there is something to say: reports, and as much demand as `target`.
     pub(super) fn next_frame(&mut self, target: u32, now: Instant) -> Option<pb::WorkerFrame> {
         self.want_after = self.want_after.filter(|after| *after > now);
-        if self.sent.len() >= MOST_OPEN {
+        let most_open = if self.alone > 0 { 1 } else { MOST_OPEN };
+        if self.sent.len() >= most_open {
             return None;
         }
         let mut frame = pb::WorkerFrame::default();
@@ -146,7 +151,8 @@ impl Outbox {
             };
             let (items, weight) = measure(&report.items);
             (count, bytes) = (count + items, bytes + weight);
-            if !is_free || !reports.is_empty() && (count > MOST_ITEMS || bytes > MOST_BYTES) {
+            let is_full = self.alone > 0 || count > self.most_items.unwrap_or(MOST_ITEMS) || bytes > MOST_BYTES;
+            if !is_free || !reports.is_empty() && is_full {
                 break;
             }
             match &report.items {
@@ -163,6 +169,7 @@ impl Outbox {
     pub(super) fn answered(&mut self, answer: pb::FrameAnswer, now: Instant) -> Vec<pb::ItemResult> {
         let mut ended = Vec::new();
         let Some(sent) = self.sent.remove(&answer.number) else { return ended };
+        self.alone = self.alone.saturating_sub(sent.reports.len());
         if answer.granted < sent.want {
             self.want_after = Some(now + WANT_AGAIN);
         } else if !sent.reports.is_empty() {
@@ -221,15 +228,19 @@ impl Outbox {
         (self.demand, self.want_after) = (0, None);
     }
 
-    /// One of the reports without an answer spoilt the stream: their senders hear of it. Extensions are all alike, so
-    /// one of them is to blame only if there is nothing else.
+    /// One of the reports without an answer spoilt the stream: its sender hears of it. Of several, nobody knows which
+    /// one is to blame: they go again one by one, before all others.
     pub(super) fn refuse_open(&mut self, error: &Error) {
-        let open = std::mem::take(&mut self.sent).into_values().flat_map(|sent| sent.reports);
-        let (extensions, others): (Vec<_>, Vec<_>) =
-            open.partition(|report| matches!(report.items, Items::Extensions(_)));
-        let (again, refused) = if others.is_empty() { (others, extensions) } else { (extensions, others) };
-        self.waiting.extend(again);
-        refused.into_iter().for_each(|report| report.answer(Err(error.clone())));
+        let open: Vec<_> = std::mem::take(&mut self.sent).into_values().flat_map(|sent| sent.reports).collect();
+        if open.len() == 1 {
+            self.alone = self.alone.saturating_sub(1);
+            open.into_iter().for_each(|report| report.answer(Err(error.clone())));
+            return;
+        }
+        let items: usize = open.iter().map(|report| measure(&report.items).0).sum();
+        self.most_items = Some(self.most_items.unwrap_or(MOST_ITEMS).min(items / 2).max(1));
+        self.alone = self.alone.max(open.len());
+        open.into_iter().rev().for_each(|report| self.waiting.push_front(report));
     }
 
     /// All reports, answered or not.
@@ -330,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_spoils_the_stream_does_not_refuse_extensions() {
+    fn of_reports_that_spoil_the_stream_the_one_to_blame_is_found() {
         let (mut outbox, now) = (Outbox::default(), Instant::now());
         let refused = Error::Options("wrong".into());
         let extensions = Items::Extensions(vec![pb::Extension { id: "a".into(), ..Default::default() }]);
@@ -338,10 +349,18 @@ mod tests {
         let (extensions, mut extended) = report(extensions);
         outbox.report(completions);
         outbox.report(extensions);
-        outbox.next_frame(0, now).unwrap();
+        let frame = outbox.next_frame(0, now).unwrap();
+        assert_eq!((frame.completions.len(), frame.extensions.len()), (1, 1));
         outbox.refuse_open(&refused);
-        assert!(matches!(completed.try_recv(), Ok(Err(_))));
-        assert_eq!(outbox.next_frame(0, now).unwrap().extensions.len(), 1, "it is sent again");
+        outbox.broke();
+        assert!(completed.try_recv().is_err() && extended.try_recv().is_err(), "nobody knows which one");
+        let frame = outbox.next_frame(0, now).unwrap();
+        assert_eq!((frame.completions.len(), frame.extensions.len()), (1, 0));
+        assert!(outbox.next_frame(0, now).is_none(), "the other one waits");
+        let completions = results(&[("a", ItemStatus::Ok)]);
+        outbox.answered(pb::FrameAnswer { number: frame.number, completions, ..Default::default() }, now);
+        assert!(matches!(completed.try_recv(), Ok(Ok(_))));
+        assert_eq!(outbox.next_frame(0, now).unwrap().extensions.len(), 1);
         outbox.refuse_open(&refused);
         assert!(matches!(extended.try_recv(), Ok(Err(_))));
     }
