@@ -74,11 +74,12 @@ def test_a_worker_may_ask_instead(new_taskd: MakeTaskd) -> None:
 def test_a_cancel_comes_by_the_stream(taskd: Taskd, queue: str) -> None:
     # No extension is due for twenty minutes.
     worker = Worker(taskd.address, queue=[queue, f"{queue}.threads"], lease=3600)
-    ended = threading.Event()
+    began, in_thread, ended = threading.Event(), threading.Event(), threading.Event()
     seen: list[bool] = []
 
     @worker.handler
     async def hang(task: Task[Any]) -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -87,11 +88,13 @@ def test_a_cancel_comes_by_the_stream(taskd: Taskd, queue: str) -> None:
     @worker.handler(queue=f"{queue}.threads")
     def wait(task: Task[Any]) -> None:
         assert not task.wait_cancelled(0.01)
+        in_thread.set()
         seen.append(task.wait_cancelled(60))
 
     with Client(taskd.address) as client, Background(worker):
         ids = [client.insert(queue, "k").id, client.insert(f"{queue}.threads", "k").id]
-        until(lambda: worker.stats.running == 2, "both handlers run")
+        assert began.wait(60)
+        assert in_thread.wait(60)
         client.cancel(ids)
         assert ended.wait(60)
         until(lambda: seen == [True], "the thread has seen it")
@@ -125,9 +128,9 @@ def test_a_stream_that_is_cut_goes_on_with_its_tasks(taskd: Taskd, queue: str) -
 
 def test_a_connection_that_falls_silent_is_replaced(taskd: Taskd, queue: str) -> None:
     proxy = Proxy(taskd.address)
-    # A session of five seconds.
+    # A session of ten seconds, which a busy machine does not lose at once.
     worker = Worker(proxy.address, queue=queue, lease=30)
-    worker._source = partial(with_timeout, worker._source, 5.0)  # type: ignore[method-assign]
+    worker._source = partial(with_timeout, worker._source, 10.0)  # type: ignore[method-assign]
     go = threading.Event()
 
     @worker.handler
