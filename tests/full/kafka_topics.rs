@@ -19,6 +19,7 @@ use taskd::{
 use crate::{
     bus_kafka::{Broker, broker},
     support::{
+        bus_contract::Backend as _,
         daemon::{Daemon, once},
         redis::{Fsync, RedisServer},
         until,

@@ -69,7 +69,9 @@ async fn nothing_is_announced_while_nobody_watches_and_little_while_somebody_doe
     }
     // They come in several messages.
     until("they are heard", async || {
-        watches.announcer().take_asked(false).iter().for_each(|id| drop(unheard.remove(id)));
+        watches.announcer().take_asked(false).iter().for_each(|id| {
+            unheard.remove(id);
+        });
         unheard.is_empty()
     })
     .await;
