@@ -174,7 +174,8 @@ async fn stats_live_on_a_terminal() {
         screen.lines().any(|line| line.trim_start().starts_with("q ") && line.split_whitespace().count() >= 10)
     })
     .await;
-    stats.signal(Signal::SIGINT);
+    // Not SIGINT: the background job of a shell ignores it.
+    stats.signal(Signal::SIGTERM);
     stats.end().await;
     assert!(daemon.stop().await.success());
 }
