@@ -5,7 +5,7 @@
 -- The epoch of a partition's owner is higher than that of the owner before. A caller with a lower one has lost the
 -- partition.
 --
--- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
+-- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset
 --         is behind it
 -- ARGV[6] offset to store when every task was dealt with: that of the last one, or behind it

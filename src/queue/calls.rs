@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use redis::Value;
 use tokio::sync::mpsc;
 
 use super::{
@@ -54,50 +55,84 @@ pub(super) async fn claim(
     release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
 ) -> Result<Vec<Granted>> {
-    let (delivered, offers) = (notes.take_delivered(), notes.offers());
-    let mut conn = reach.redis.conn();
-    let ask = |script: &'static Script, leases_max: Option<usize>| {
-        let mut call = reach.call(script).of_items(requests.len());
+    let claiming = Claiming::begin(reach, notes, release, requests);
+    let answer = claiming.call().run(&mut claiming.reach.redis.conn()).await;
+    claiming.finish(answer.map_err(Error::from)).await
+}
+
+/// A claim of several callers, without its answer.
+pub(super) struct Claiming {
+    reach: Reach,
+    notes: Arc<Notes>,
+    release: mpsc::UnboundedSender<Undelivered>,
+    requests: Vec<Claim>,
+    /// The deliveries that it reports.
+    delivered: Vec<u64>,
+    /// The offers before it.
+    offers: u64,
+}
+
+impl Claiming {
+    pub(super) fn begin(
+        reach: Reach,
+        notes: Arc<Notes>,
+        release: mpsc::UnboundedSender<Undelivered>,
+        requests: Vec<Claim>,
+    ) -> Self {
+        let (delivered, offers) = (notes.take_delivered(), notes.offers());
+        Self { reach, notes, release, requests, delivered, offers }
+    }
+
+    pub(super) fn call(&self) -> Call {
+        self.ask(&scripts::CLAIM, None)
+    }
+
+    fn ask(&self, script: &'static Script, leases_max: Option<usize>) -> Call {
+        let mut call = self.reach.call(script).of_items(self.requests.len());
         call.arg(SCAN_BUDGET).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(CALL_BYTES);
         call.arg(leases_max.map(|max| max.to_string()).unwrap_or_default());
-        call.arg(delivered.len()).arg(&delivered);
-        for (place, request) in requests.iter().enumerate() {
+        call.arg(self.delivered.len()).arg(&self.delivered);
+        for (place, request) in self.requests.iter().enumerate() {
             let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
             call.arg(request.worker.as_str()).arg(ask_text(request, most));
         }
         call
-    };
-    let mut answer = ask(&scripts::CLAIM, None).run(&mut conn).await.map_err(Error::from);
-    if answer.as_ref().is_err_and(Error::is_out_of_memory) {
-        let trickle = ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
-        answer = trickle.run(&mut conn).await.map_err(Error::from);
     }
-    let claimed = match answer.and_then(Claimed::read) {
-        Ok(mut claimed) => {
-            claimed.tells_time = reach.history.tells_time_at(claimed.now_unix_ms);
-            claimed
+
+    /// Reads the answer to [`Self::call`]; at full memory asks for less.
+    pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Vec<Granted>> {
+        if answer.as_ref().is_err_and(Error::is_out_of_memory) {
+            let trickle = self.ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
+            answer = trickle.run(&mut self.reach.redis.conn()).await.map_err(Error::from);
         }
-        Err(error) => {
+        let Self { reach, notes, release, requests, delivered, offers } = self;
+        let claimed = match answer.and_then(Claimed::read) {
+            Ok(mut claimed) => {
+                claimed.tells_time = reach.history.tells_time_at(claimed.now_unix_ms);
+                claimed
+            }
+            Err(error) => {
+                notes.put_back_delivered(delivered);
+                notes.offer();
+                return Err(error);
+            }
+        };
+        if claimed.wrote_nothing && !delivered.is_empty() {
             notes.put_back_delivered(delivered);
-            notes.offer();
-            return Err(error);
         }
-    };
-    if claimed.wrote_nothing && !delivered.is_empty() {
-        notes.put_back_delivered(delivered);
+        if claimed.is_drained {
+            notes.drained(offers);
+        }
+        let wanted: usize = requests.iter().map(|request| request.max_tasks).sum();
+        let granted = read_grants(claimed, requests, &notes, &release)?;
+        if granted.iter().map(Granted::len).sum::<usize>() < wanted {
+            notes.forget_peek();
+        }
+        if granted.iter().any(|one| !one.is_empty()) {
+            notes.touch();
+        }
+        Ok(granted)
     }
-    if claimed.is_drained {
-        notes.drained(offers);
-    }
-    let wanted: usize = requests.iter().map(|request| request.max_tasks).sum();
-    let granted = read_grants(claimed, requests, &notes, &release)?;
-    if granted.iter().map(Granted::len).sum::<usize>() < wanted {
-        notes.forget_peek();
-    }
-    if granted.iter().any(|one| !one.is_empty()) {
-        notes.touch();
-    }
-    Ok(granted)
 }
 
 /// The wishes of a request, in one text: most requests of a call have the same.

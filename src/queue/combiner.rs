@@ -59,48 +59,86 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         receiver.await.unwrap_or(Err(Error::Stopped))
     }
 
+    /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while a call is under way.
+    pub(super) fn hold(self: &Arc<Self>) -> Option<Held<Q, A>> {
+        let was_running = std::mem::replace(&mut self.waiting.lock().running, true);
+        (!was_running).then(|| Held(Arc::clone(self)))
+    }
+
     async fn drain(self: Arc<Self>) {
         // Callers that were woken together come one right after the other.
         tokio::task::yield_now().await;
-        while let Some(batch) = self.next_batch() {
-            let (questions, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let expected = senders.len();
+        while let Some((questions, askers)) = self.next_batch() {
             // After a panic here, no one would run the next batch, and its callers would wait for ever.
             let answers = AssertUnwindSafe(async { (self.run)(questions).await }).catch_unwind().await;
-            match answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))) {
-                Ok(answers) if answers.len() == expected => {
-                    for (sender, answer) in senders.into_iter().zip(answers) {
-                        drop(sender.send(Ok(answer)));
-                    }
-                }
-                Ok(answers) => {
-                    let error = Error::Answer(format!("{} answers to {expected} questions", answers.len()));
-                    senders.into_iter().for_each(|sender| drop(sender.send(Err(error.clone()))));
-                }
-                Err(error) => senders.into_iter().for_each(|sender| drop(sender.send(Err(error.clone())))),
-            }
+            askers.tell(answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))));
         }
     }
 
-    fn next_batch(&self) -> Option<Vec<(Q, oneshot::Sender<Result<A>>)>> {
+    /// The next call. Without callers, nobody runs any more.
+    fn next_batch(&self) -> Option<(Vec<Q>, Askers<A>)> {
         let mut waiting = self.waiting.lock();
-        let (mut batch, mut weight) = (Vec::new(), 0);
-        while let Some((_, next, _)) = waiting.callers.front() {
-            if !batch.is_empty() && weight + next > self.max_weight {
+        let batch = waiting.take(self.max_weight);
+        waiting.running = batch.is_some();
+        batch
+    }
+}
+
+impl<Q, A> Waiting<Q, A> {
+    fn take(&mut self, max_weight: usize) -> Option<(Vec<Q>, Askers<A>)> {
+        let (mut questions, mut senders, mut weight) = (Vec::new(), Vec::new(), 0);
+        while let Some((_, next, _)) = self.callers.front() {
+            if !senders.is_empty() && weight + next > max_weight {
                 break;
             }
             weight += next;
-            let Some((question, _, sender)) = waiting.callers.pop_front() else { break };
+            let Some((question, _, sender)) = self.callers.pop_front() else { break };
             // A caller that has given up meanwhile needs no call.
             if !sender.is_closed() {
-                batch.push((question, sender));
+                questions.push(question);
+                senders.push(sender);
             }
         }
-        if batch.is_empty() {
-            waiting.running = false;
-            return None;
+        (!senders.is_empty()).then_some((questions, Askers(senders)))
+    }
+}
+
+/// The callers of one call.
+pub(super) struct Askers<A>(Vec<oneshot::Sender<Result<A>>>);
+
+impl<A> Askers<A> {
+    /// Answers each caller, in the order of their questions.
+    pub(super) fn tell(self, answers: Result<Vec<A>>) {
+        let expected = self.0.len();
+        let error = match answers {
+            Ok(answers) if answers.len() == expected => {
+                let pairs = self.0.into_iter().zip(answers);
+                return pairs.for_each(|(sender, answer)| drop(sender.send(Ok(answer))));
+            }
+            Ok(answers) => Error::Answer(format!("{} answers to {expected} questions", answers.len())),
+            Err(error) => error,
+        };
+        self.0.into_iter().for_each(|sender| drop(sender.send(Err(error.clone()))));
+    }
+}
+
+/// A combiner that makes no call. Dropped, it goes on with the callers that are left.
+pub(super) struct Held<Q: Send + 'static, A: Send + 'static>(Arc<Combiner<Q, A>>);
+
+impl<Q: Send + 'static, A: Send + 'static> Held<Q, A> {
+    /// The callers that have gathered, as many as one call takes.
+    pub(super) fn gathered(&self) -> Option<(Vec<Q>, Askers<A>)> {
+        self.0.waiting.lock().take(self.0.max_weight)
+    }
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Drop for Held<Q, A> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.lock();
+        waiting.running = !waiting.callers.is_empty();
+        if waiting.running {
+            self.0.tasks.spawn(Arc::clone(&self.0).drain());
         }
-        Some(batch)
     }
 }
 
@@ -116,5 +154,22 @@ mod tests {
         });
         assert!(matches!(combiner.call(0, 1).await, Err(Error::Answer(_))));
         assert_eq!(combiner.call(7, 1).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn callers_of_a_held_combiner_wait_for_its_holder() {
+        let combiner = Combiner::new(2, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let held = combiner.hold().unwrap();
+        assert!(combiner.hold().is_none() && held.gathered().is_none());
+        let mut calls: Vec<_> = (0..3).map(|number| Box::pin(combiner.call(number, 1))).collect();
+        assert!(calls.iter_mut().all(|call| call.now_or_never().is_none()));
+        let (numbers, askers) = held.gathered().unwrap();
+        assert_eq!(numbers, [0, 1], "as much as one call takes");
+        askers.tell(Ok(vec![10, 11]));
+        drop(held);
+        let answers = futures::future::join_all(calls).await;
+        assert_eq!(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [10, 11, 2]);
+        drop(combiner.hold());
+        assert_eq!(combiner.call(7, 1).await.unwrap(), 7, "nobody was left");
     }
 }

@@ -2,10 +2,13 @@
 
 use std::ops::Deref;
 
+use redis::Value;
+
 use super::{
     error::Result,
     shards::Shards,
     types::{Enqueue, EnqueueTask, Enqueued},
+    wakes::Wake,
     wire::{items, number, packed_strings, text},
 };
 use crate::{
@@ -39,29 +42,38 @@ impl Enqueuer {
         Ok(())
     }
 
+    /// Puts the tasks in. A caller that waits for them claims in the same exchange ([`super::riding`]).
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
-        let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
-        let value = self
-            .call(script, shard, batch.tasks.len(), |call| {
-                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
-                call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
-                call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
-                call.arg(batch.live_tasks_max);
-                argue(call, batch.tasks);
-            })
-            .await?;
-        self.offered(shard);
-        let mut answer = items(value)?.into_iter();
-        match text(answer.next())?.as_str() {
-            "ok" => {
-                let (dealt_with, added) = (number(answer.next())?, number(answer.next())?);
-                self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
-                Ok(Enqueued::Done { dealt_with, added })
+        let riders = if batch.tasks.is_empty() { None } else { self.riders(shard).await };
+        let enqueued = match riders {
+            Some(riders) => {
+                // This process has woken its caller already.
+                let wake = Wake { queue: shard.queue.clone(), not_for: Some(self.process().to_owned()) };
+                self.ride(self.enqueuing(shard, batch, &wake), riders).await?
             }
-            "fenced" => Ok(Enqueued::Fenced(number(answer.next())?)),
-            _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
+            None => {
+                let wake = Wake { queue: shard.queue.clone(), not_for: None };
+                let value = self.enqueuing(shard, batch, &wake).run(&mut self.conn()).await?;
+                self.offered(shard);
+                Enqueued::read(value)?
+            }
+        };
+        if let Enqueued::Done { dealt_with, added } = enqueued {
+            self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
         }
+        Ok(enqueued)
+    }
+
+    fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &Wake) -> Call {
+        let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
+        let mut call = self.reach(shard).call(script).of_items(batch.tasks.len());
+        call.arg(self.wake_channel()).arg(wake.to_string()).arg(batch.topic_generation);
+        call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
+        call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
+        call.arg(batch.live_tasks_max);
+        argue(&mut call, batch.tasks);
+        call
     }
 
     /// Tasks that are queued now, or that wait for their time. Where some were known, the answer does not say which.
@@ -81,6 +93,18 @@ impl Enqueuer {
         })
         .await?;
         Ok(())
+    }
+}
+
+impl Enqueued {
+    /// Reads the answer of `lua/enqueue.lua`.
+    pub(super) fn read(answer: Value) -> Result<Self> {
+        let mut answer = items(answer)?.into_iter();
+        Ok(match text(answer.next())?.as_str() {
+            "ok" => Self::Done { dealt_with: number(answer.next())?, added: number(answer.next())? },
+            "fenced" => Self::Fenced(number(answer.next())?),
+            _ => Self::Behind(text(answer.next())?.parse().ok()),
+        })
     }
 }
 

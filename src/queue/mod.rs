@@ -24,6 +24,7 @@ mod notes;
 mod notices;
 mod pauses;
 mod pausing;
+mod riding;
 mod session;
 mod shard;
 mod shards;

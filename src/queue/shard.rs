@@ -6,7 +6,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
-    calls::{MAX_COMBINED, Reach, claim, complete, peek},
+    calls::{Claiming, MAX_COMBINED, Reach, claim, complete, peek},
     combiner::Combiner,
     delivery::{Granted, Undelivered},
     history::History,
@@ -45,6 +45,8 @@ pub struct Shard {
     pub(super) peeks: Arc<Combiner<(), u8>>,
     /// The part of the shard that answers to callers keep.
     pub(super) notes: Arc<Notes>,
+    reach: Reach,
+    release: mpsc::UnboundedSender<Undelivered>,
 }
 
 impl Shard {
@@ -66,12 +68,17 @@ impl Shard {
             })
         };
         let peeks = {
-            let notes = Arc::clone(&notes);
+            let (reach, notes) = (reach.clone(), Arc::clone(&notes));
             Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| {
                 peek(reach.clone(), Arc::clone(&notes), callers.len())
             })
         };
-        Self { id: id.clone(), claims, completions, peeks, notes }
+        Self { id: id.clone(), claims, completions, peeks, notes, reach, release: process.release.clone() }
+    }
+
+    /// A claim for these callers, which goes with another call.
+    pub(super) fn claiming(&self, requests: Vec<Claim>) -> Claiming {
+        Claiming::begin(self.reach.clone(), Arc::clone(&self.notes), self.release.clone(), requests)
     }
 
     /// Something happened in the shard that the next look must see.

@@ -99,7 +99,7 @@ impl Shards {
             None => self.all().iter().for_each(|shard| shard.offered()),
         };
         let told = |notice| drop(self.0.notices.send(notice));
-        self.0.wakes.listen(&self.0.process.redis, cx, woken, told).await
+        self.0.wakes.listen(&self.0.process.redis, &self.0.name, cx, woken, told).await
     }
 
     /// Hears what is told from now on.
@@ -266,6 +266,11 @@ impl Shards {
     /// The reports of this process for histories of tasks.
     pub fn history(&self) -> &History {
         &self.0.process.history
+    }
+
+    /// Calls under way that no caller owns. A stop waits for them.
+    pub(super) fn calls(&self) -> &TaskTracker {
+        &self.0.process.calls
     }
 
     // --- for deliveries

@@ -7,6 +7,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -23,7 +24,11 @@ use super::{
     keys,
     notices::Notice,
 };
-use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
+use crate::{
+    model::{InvalidName, QueueName},
+    redis_pool::Redis,
+    runtime::Loop,
+};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -32,6 +37,30 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The callers that get a baton from one that took tasks and left some. Each of them that takes tasks and leaves some
 /// does the same, so ten thousand are awake in three steps.
 const HEIRS: usize = 32;
+
+/// A message that a queue has something to hand out.
+///
+/// It names the queue, and the process that it is not for, because that one has woken its callers already. Earlier
+/// versions do not understand this form.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wake {
+    pub(super) queue: QueueName,
+    pub(super) not_for: Option<String>,
+}
+
+impl Wake {
+    fn read(message: &str) -> Result<Self, InvalidName> {
+        let (queue, not_for) = message.split_once(' ').map_or((message, None), |(queue, own)| (queue, Some(own)));
+        Ok(Self { queue: QueueName::new(queue)?, not_for: not_for.map(str::to_owned) })
+    }
+}
+
+impl fmt::Display for Wake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.queue)?;
+        self.not_for.iter().try_for_each(|process| write!(f, " {process}"))
+    }
+}
 
 /// The callers that wait for one queue.
 #[derive(Default)]
@@ -69,7 +98,7 @@ impl Wakes {
     }
 
     /// Wakes one caller, with a baton.
-    fn wake_one(&self, queue: &QueueName) {
+    pub(super) fn wake_one(&self, queue: &QueueName) {
         let waiting = self.lock().get(queue).cloned();
         if let Some(waiting) = waiting {
             waiting.give_batons(1);
@@ -105,11 +134,12 @@ impl Wakes {
         Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), waiting }
     }
 
-    /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
-    /// queue, or with `None` of all of them, before the callers that wait. `told` hears of the notices.
-    pub async fn listen(
+    /// Listens as this process until the stop; an error when the connection ends, and then it is called again. `woken`
+    /// hears of each queue, or with `None` of all of them, before the callers that wait. `told` hears of the notices.
+    pub(super) async fn listen(
         &self,
         redis: &Redis,
+        process: &str,
         cx: &Loop,
         woken: impl Fn(Option<&QueueName>),
         told: impl Fn(Notice),
@@ -134,8 +164,9 @@ impl Wakes {
                 told(notice);
                 continue;
             }
-            match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
-                Ok(Ok(queue)) => {
+            match message.get_payload::<String>().map(|wake| Wake::read(&wake)) {
+                Ok(Ok(Wake { not_for: Some(own), .. })) if own == process => {}
+                Ok(Ok(Wake { queue, .. })) => {
                     woken(Some(&queue));
                     self.wake_one(&queue);
                 }

@@ -49,6 +49,7 @@ mod payload_schema;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
+mod riding;
 mod shared_random;
 mod shared_sessions;
 mod silent_connections;

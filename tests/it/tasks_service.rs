@@ -59,7 +59,7 @@ fn batch<T>(items: Vec<Result<Item<T>, ItemAnswer>>) -> Batch<T> {
     Batch { worker: "w".into(), items }
 }
 
-fn shard(name: &str) -> ShardId {
+pub(crate) fn shard(name: &str) -> ShardId {
     ShardId { queue: QueueName::new(name).unwrap(), number: 0 }
 }
 
@@ -70,27 +70,35 @@ async fn one_task(queue: &Queue, name: &str) {
 
 /// Puts a task in, at this offset of its own partition.
 async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
+    put_in(queue, name, task(id, priority, offset)).await;
+}
+
+pub(crate) fn task(id: TaskId, priority: i32, offset: u64) -> EnqueueTask {
     let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let offset = Offset { major: offset, minor: 0 };
     let (body, credited) = (wire::body_blob(&record), vec![]);
-    put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 }).await;
+    EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 }
 }
 
 async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
-    let (shard, offset) = (shard(name), task.offset);
+    let shard = shard(name);
     queue.upkeep.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
-    let batch = Enqueue {
+    queue.enqueuer.enqueue(&shard, &alone(&task)).await.unwrap();
+}
+
+/// A batch with one task.
+pub(crate) fn alone(task: &EnqueueTask) -> Enqueue<'_> {
+    Enqueue {
         topic_generation: "topic",
         epoch: 1,
         predecessor: None,
-        upto: offset,
-        tasks: &[task],
+        upto: task.offset,
+        tasks: std::slice::from_ref(task),
         high_water_tasks: 100,
         high_water_bytes: 1 << 30,
         live_tasks_max: u64::MAX,
-    };
-    queue.enqueuer.enqueue(&shard, &batch).await.unwrap();
+    }
 }
 
 // One thread: the recorder is that of this thread.
@@ -202,19 +210,19 @@ async fn a_grpc_item_that_is_wrong_is_answered_and_counted_as_invalid() {
 }
 
 /// The service over queues with one task each.
-struct Service {
-    queue: Queue,
+pub(crate) struct Service {
+    pub(crate) queue: Queue,
     api: Arc<Api>,
     bus: Arc<RedisStreams>,
     store: Arc<dyn Store>,
-    redis: Redis,
+    pub(crate) redis: Redis,
     supervisor: Supervisor,
-    _server: RedisServer,
+    server: RedisServer,
     _file: SqliteFile,
 }
 
 impl Service {
-    async fn start(queues: &[&str]) -> Self {
+    pub(crate) async fn start(queues: &[&str]) -> Self {
         let server = RedisServer::start(Fsync::EverySecond);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let queue = Queue::new(redis.clone());
@@ -228,10 +236,10 @@ impl Service {
         let store = file.open().await;
         let tasks =
             tasks::start(queue.clone(), Arc::clone(&store), bus.clone(), &Arc::new(Settings::default()), &supervisor);
-        Self { queue, api: Arc::new(api_of(tasks)), bus, store, redis, supervisor, _server: server, _file: file }
+        Self { queue, api: Arc::new(api_of(tasks)), bus, store, redis, supervisor, server, _file: file }
     }
 
-    async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: u64) -> Result<Vec<LeasedTask>, Error> {
+    pub(crate) async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: u64) -> Result<Vec<LeasedTask>, Error> {
         let get = GetTasks {
             worker: "w".into(),
             queues: queues.iter().map(ToString::to_string).collect(),
@@ -242,7 +250,7 @@ impl Service {
         Ok(self.api.get(&CALLER, Ok(get)).await?.deliver())
     }
 
-    async fn lease(&self, queue: &str) -> LeasedTask {
+    pub(crate) async fn lease(&self, queue: &str) -> LeasedTask {
         self.get(&[queue], 1, 0).await.unwrap().remove(0)
     }
 
@@ -255,6 +263,10 @@ impl Service {
     async fn complete(&self, leased: &LeasedTask, discovered: Vec<NewTask>) -> ItemAnswer {
         let completion = Completion { discovered, ..Default::default() };
         self.api.complete(&CALLER, batch(vec![item(leased, completion)])).await.unwrap().remove(0)
+    }
+
+    pub(crate) fn redis_url(&self) -> String {
+        self.server.url()
     }
 
     async fn redis(&self, command: &str, args: &[&str]) {
@@ -277,7 +289,7 @@ impl Service {
         self.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.supervisor.stop();
         self.supervisor.wait().await;
     }

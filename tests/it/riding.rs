@@ -1,0 +1,122 @@
+//! A caller that waits claims in the exchange that brings the task.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt, StreamExt, poll};
+use taskd::{
+    model::{QueueName, TaskId},
+    queue::{Queue, Waiter},
+    redis_pool::{Redis, scripts},
+    runtime::Supervisor,
+};
+
+use crate::{
+    support::{
+        bus_contract::within,
+        redis::{Fsync, RedisServer},
+        until,
+    },
+    tasks_service::{Service, alone, shard, task},
+};
+
+/// A worker that waits for a task of `q`.
+async fn waiting(service: &Arc<Service>) -> tokio::task::JoinHandle<TaskId> {
+    let worker = tokio::spawn({
+        let service = Arc::clone(service);
+        async move { service.get(&["q"], 1, 3600).await.unwrap().remove(0).id }
+    });
+    until("the worker looks", async || service.queue.wakes().is_awaited(&shard("q").queue)).await;
+    until("it found nothing", async || service.queue.shards_of(&shard("q").queue)[0].is_drained()).await;
+    worker
+}
+
+async fn start() -> Arc<Service> {
+    let service = Service::start(&["q"]).await;
+    service.lease("q").await;
+    Arc::new(service)
+}
+
+async fn stop(service: Arc<Service>) {
+    Arc::into_inner(service).expect("no worker is left").stop().await;
+}
+
+#[tokio::test]
+async fn both_scripts_go_together() {
+    let service = start().await;
+    let client = redis::Client::open(service.redis_url()).unwrap();
+    let mut lines = client.get_async_monitor().await.unwrap().into_on_message::<String>();
+    for offset in 2..12 {
+        let (worker, new) = (waiting(&service).await, task(TaskId::new(), 2, offset));
+        service.queue.enqueuer.enqueue(&shard("q"), &alone(&new)).await.unwrap();
+        assert_eq!(within("the task", worker).await.unwrap(), new.id);
+        while next_script(&mut lines).await != "enqueue" {}
+        assert_eq!(next_script(&mut lines).await, "claim");
+    }
+    drop(lines);
+    stop(service).await;
+}
+
+/// The next script that a client calls.
+async fn next_script(lines: &mut (impl futures::Stream<Item = String> + Unpin)) -> &'static str {
+    loop {
+        let line = within("a line", lines.next()).await.unwrap();
+        let called = scripts::ALL.iter().find(|script| line.contains(script.sha()));
+        if let Some(script) = called {
+            return script.name;
+        }
+    }
+}
+
+/// Redis learns `enqueue` after it has run the claim behind it.
+#[tokio::test]
+async fn a_redis_that_does_not_know_the_first_script_leaves_no_worker_waiting() {
+    let service = start().await;
+    let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut service.redis.conn()).await.unwrap();
+    assert!(service.get(&["q"], 1, 0).await.unwrap().is_empty(), "so Redis knows the claim");
+    let (worker, new) = (waiting(&service).await, task(TaskId::new(), 2, 2));
+    service.queue.enqueuer.enqueue(&shard("q"), &alone(&new)).await.unwrap();
+    assert_eq!(within("the task", worker).await.unwrap(), new.id);
+    stop(service).await;
+}
+
+#[tokio::test]
+async fn the_worker_is_answered_when_the_one_that_enqueues_goes_away() {
+    let service = start().await;
+    let (worker, new) = (waiting(&service).await, task(TaskId::new(), 2, 2));
+    let (q, batch) = (shard("q"), alone(&new));
+    let mut enqueue = Box::pin(service.queue.enqueuer.enqueue(&q, &batch));
+    assert!(poll!(&mut enqueue).is_pending(), "it lets the worker ask");
+    tokio::task::yield_now().await;
+    assert!(poll!(&mut enqueue).is_pending(), "the exchange is under way");
+    drop(enqueue);
+    assert_eq!(within("the task", worker).await.unwrap(), new.id);
+    stop(service).await;
+}
+
+async fn woken(waiter: &Waiter) {
+    waiter.look_then_wait::<()>(std::future::ready(None), Duration::from_secs(3600)).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_process_has_heard_of_its_own_wakes() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let (queue, supervisor) = (Queue::of_process(redis.clone(), "me".into()), Supervisor::new());
+    queue.start_listening(&supervisor);
+    let waiters = ["a", "b"].map(|name| queue.wakes().waiter(&[QueueName::new(name).unwrap()]));
+    let [a, b] = &waiters;
+    // They are woken once when the process begins to listen.
+    within("wakes", futures::future::join(woken(a), woken(b))).await;
+    let (mut of_a, mut of_b) = (Box::pin(woken(a)), Box::pin(woken(b)));
+    for (wake, wakes_a) in [("a me", false), ("a another", true)] {
+        assert!((&mut of_a).now_or_never().is_none() && (&mut of_b).now_or_never().is_none());
+        for message in [wake, "b"] {
+            redis::cmd("PUBLISH").arg("t:wake").arg(message).exec_async(&mut redis.conn()).await.unwrap();
+        }
+        within("the wake behind it", &mut of_b).await;
+        of_b.set(woken(b));
+        assert_eq!((&mut of_a).now_or_never().is_some(), wakes_a, "{wake}");
+    }
+    supervisor.stop();
+    supervisor.wait().await;
+}
