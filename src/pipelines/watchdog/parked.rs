@@ -65,16 +65,37 @@ impl Parked {
             if self.on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
                 continue;
             }
-            let parked = self.store.parked(&queue, self.settings.watchdog.batch_max, refused).await?;
-            if parked.is_empty() {
+            if !self.release_of(&queue, refused).await? {
                 self.gates.open(&queue);
-                continue;
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes the parked tasks that a queue with room surely takes, and at least a page. Answers whether there was
+    /// any.
+    ///
+    /// The next ones wait until the fanout has committed these, at a tick. Workers would wait, too, if they were few.
+    async fn release_of(&mut self, queue: &QueueName, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
+        let (settings, page) = (self.settings.queues.get(queue), self.settings.watchdog.batch_max);
+        // `Stats::has_room` keeps a tenth free.
+        let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
+        let mut released = [0, 0];
+        loop {
+            let parked = self.store.parked(queue, page, refused).await?;
+            if parked.is_empty() {
+                return Ok(released != [0, 0]);
             }
             let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             let last = self.republish.publish(&rows, Republished::Unparked, refused).await?;
-            self.on_their_way.insert(queue, (last, self.clock.now()));
+            let now = self.clock.now();
+            self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
+            released[0] += parked.len() as u64;
+            released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
+            if released[0] >= room[0] || released[1] >= room[1] {
+                return Ok(true);
+            }
         }
-        Ok(())
     }
 
     /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
