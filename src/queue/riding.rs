@@ -7,6 +7,8 @@
 //! alone would not leave. If only the first one ran, the task waits in its lane, and the callers get an error. If the
 //! answer is lost, the leases are undelivered, and cost nothing when they run out.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::{
@@ -22,7 +24,6 @@ use crate::{
     model::ShardId,
     redis_pool::{Batch, Call},
 };
-use std::sync::Arc;
 
 /// Callers that wait for what an enqueue brings.
 pub(super) struct Riders {
