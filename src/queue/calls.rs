@@ -57,7 +57,15 @@ pub(super) async fn claim(
 ) -> Result<Vec<Granted>> {
     let claiming = Claiming::begin(reach, notes, release, requests);
     let answer = claiming.call().run(&mut claiming.reach.redis.conn()).await;
-    claiming.finish(answer.map_err(Error::from)).await
+    Ok(claiming.finish(answer.map_err(Error::from)).await?.granted)
+}
+
+/// The outcome of a claim.
+pub(super) struct Outcome {
+    /// By caller.
+    pub(super) granted: Vec<Granted>,
+    /// It left no element.
+    pub(super) is_drained: bool,
 }
 
 /// A claim of several callers, without its answer.
@@ -99,8 +107,17 @@ impl Claiming {
         call
     }
 
+    /// Takes the shard as one without tasks, so that its callers wait on, and do not wake others in vain.
+    pub(super) fn give_up(self) -> Result<Outcome> {
+        self.notes.put_back_delivered(self.delivered);
+        self.notes.drained(self.offers);
+        // The next look asks all the same.
+        self.notes.offer();
+        Err(Error::NoGeneration)
+    }
+
     /// Reads the answer to [`Self::call`]; at full memory asks for less.
-    pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Vec<Granted>> {
+    pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Outcome> {
         if answer.as_ref().is_err_and(Error::is_out_of_memory) {
             let trickle = self.ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
             answer = trickle.run(&mut self.reach.redis.conn()).await.map_err(Error::from);
@@ -123,7 +140,8 @@ impl Claiming {
         if claimed.is_drained {
             notes.drained(offers);
         }
-        let wanted: usize = requests.iter().map(|request| request.max_tasks).sum();
+        let (is_drained, wanted) =
+            (claimed.is_drained, requests.iter().map(|request| request.max_tasks).sum::<usize>());
         let granted = read_grants(claimed, requests, &notes, &release)?;
         if granted.iter().map(Granted::len).sum::<usize>() < wanted {
             notes.forget_peek();
@@ -131,7 +149,7 @@ impl Claiming {
         if granted.iter().any(|one| !one.is_empty()) {
             notes.touch();
         }
-        Ok(granted)
+        Ok(Outcome { granted, is_drained })
     }
 }
 

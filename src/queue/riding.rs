@@ -4,15 +4,15 @@
 //! exchange and one fsync less, and its worker need not be woken by a message.
 //!
 //! Each script is a step of its own, as if the claim had come a moment later, so a crash leaves nothing that a claim
-//! alone would not leave. If only the first one ran, the task waits in its lane, and the callers get an error. If the
-//! answer is lost, the leases are undelivered, and cost nothing when they run out.
+//! alone would not leave. If only the first one ran, the task waits in its lane. If the answer is lost, the callers
+//! wait on, and the leases are undelivered, and cost nothing when they run out.
 
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use super::{
-    calls::Claiming,
+    calls::{Claiming, Outcome},
     combiner::{Askers, Held},
     delivery::Granted,
     enqueue::Enqueuer,
@@ -37,12 +37,15 @@ pub(super) struct Riders {
 impl Enqueuer {
     /// Wakes a caller that waits for the queue, and lets it ask. `None` if nobody did.
     ///
-    /// Not on a cluster: what becomes of a pipeline whose slot moves is not known.
+    /// Not where a caller would look at other shards first. And not on a cluster: what becomes of a pipeline whose slot
+    /// moves is not known.
     pub(super) async fn riders(&self, id: &ShardId) -> Option<Riders> {
-        if self.is_cluster() || !self.wakes().is_awaited(&id.queue) {
+        if self.is_cluster() || !self.wakes().is_awaited(&id.queue) || self.is_paused(&id.queue) {
             return None;
         }
-        let shard = self.shard(id)?;
+        let of_queue = self.shards_of(&id.queue);
+        let (shard, others): (Vec<_>, Vec<_>) = of_queue.into_iter().partition(|shard| shard.id == *id);
+        let shard = shard.into_iter().next().filter(|_| others.iter().all(|other| other.is_drained()))?;
         let held = shard.claims.hold()?;
         // First, so that the caller does not take the shard for empty.
         shard.offered();
@@ -72,17 +75,31 @@ impl Enqueuer {
                 }
                 Err(error) => (Err(error.clone().into()), Err(error.into())),
             };
-            let granted = claiming.finish(claimed).await;
+            let outcome = match claimed {
+                Err(error) if !error.is_out_of_memory() => claiming.give_up(),
+                claimed => claiming.finish(claimed).await,
+            };
             shard.touch();
-            let taken: usize = granted.iter().flatten().map(Granted::len).sum();
-            // A Redis that did not know the script `enqueue` ran it behind the claim.
-            if shard.is_drained() && matches!(enqueued, Ok(Enqueued::Done { added, .. }) if added > taken) {
+            if leaves_something(&enqueued, &outcome) {
                 shard.offered();
                 shards.wakes().wake_one(&shard.id.queue);
             }
-            askers.tell(granted);
+            askers.tell(outcome.map(|outcome| outcome.granted));
             drop(answer.send(enqueued));
         });
         answered.await.unwrap_or(Err(Error::Stopped))
     }
+}
+
+/// True if something may be left of what the enqueue brought.
+///
+/// Then somebody has to be woken, as by the message that this process does not read: the caller that was woken before
+/// may have looked too early, and the riders be others.
+fn leaves_something(enqueued: &Result<Enqueued>, outcome: &Result<Outcome>) -> bool {
+    let Ok(Enqueued::Done { added, .. }) = enqueued else { return false };
+    let (taken, is_drained) = outcome
+        .as_ref()
+        .map_or((0, false), |Outcome { granted, is_drained }| (granted.iter().map(Granted::len).sum(), *is_drained));
+    // A Redis that did not know the script `enqueue` ran it behind the claim, which left no element all the same.
+    *added > 0 && (!is_drained || taken < *added)
 }

@@ -93,6 +93,20 @@ async fn the_worker_is_answered_when_the_one_that_enqueues_goes_away() {
     stop(service).await;
 }
 
+#[tokio::test]
+async fn an_enqueue_that_fails_leaves_the_workers_waiting() {
+    let service = start().await;
+    let workers = [waiting(&service).await, waiting(&service).await];
+    let shutdown = redis::cmd("SHUTDOWN").arg("NOSAVE").exec_async(&mut service.redis.conn()).await;
+    shutdown.expect_err("the connection is closed");
+    service.queue.enqueuer.enqueue(&shard("q"), &alone(&task(TaskId::new(), 2, 2))).await.unwrap_err();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(workers.iter().all(|worker| !worker.is_finished()));
+    workers.iter().for_each(|worker| worker.abort());
+}
+
 async fn woken(waiter: &Waiter) {
     waiter.look_then_wait::<()>(std::future::ready(None), Duration::from_secs(3600)).await.unwrap_err();
 }

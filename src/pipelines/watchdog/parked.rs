@@ -22,6 +22,9 @@ use crate::{
 /// offsets.
 const LATE: Duration = Duration::from_secs(10);
 
+/// The pages of one queue that are released before other rows have their turn.
+const PAGES_AT_ONCE: usize = 16;
+
 #[derive(Clone)]
 pub(super) struct Parked {
     store: Arc<dyn Store>,
@@ -81,7 +84,7 @@ impl Parked {
         // `Stats::has_room` keeps a tenth free.
         let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
         let mut released = [0, 0];
-        loop {
+        for _ in 0..PAGES_AT_ONCE {
             let parked = self.store.parked(queue, page, refused).await?;
             if parked.is_empty() {
                 return Ok(released != [0, 0]);
@@ -93,9 +96,10 @@ impl Parked {
             released[0] += parked.len() as u64;
             released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
             if released[0] >= room[0] || released[1] >= room[1] {
-                return Ok(true);
+                break;
             }
         }
+        Ok(true)
     }
 
     /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
