@@ -24,6 +24,7 @@ for a = 3, #ARGV, 3 do
     redis.call('HSET', RECORDS, id, save(t))
   else
     -- It has not arrived, or only the end of an earlier epoch is there. A record that cannot be read counts as none.
+    count('fence', 1)
     if t then redis.call('LREM', FINALS, -1, id) end
     local x = {'X', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
     if epoch > 0 then x[EPOCH], x[OFFER] = epoch, t and t[OFFER] or 0 end

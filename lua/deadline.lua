@@ -30,6 +30,7 @@ for a = 5, #ARGV, 3 do
       finish(id, t, 'D')
     else
       -- It has not arrived. A record that cannot be read counts as none.
+      count('fence', 1)
       t = {'D', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
       redis.call('HDEL', BODIES, id, id .. 'h')
       redis.call('RPUSH', FINALS, id)

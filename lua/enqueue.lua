@@ -5,23 +5,29 @@
 -- The epoch of a partition's owner is higher than that of the owner before. A caller with a lower one has lost the
 -- partition.
 --
+-- Tasks that were never on the bus come with the shard's fence, as the caller knew it before it stored them in SQL. The
+-- fence moves when a task comes that may have come before, when one ends that never came, and with the generation. So
+-- while the fence stands, none of these tasks was here, and none is done and forgotten.
+--
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset
---         is behind it
--- ARGV[6] offset to store when every task was dealt with: that of the last one, or behind it
+--         is behind it. If ARGV[6] is '': the fence ('' unknown)
+-- ARGV[6] offset to store when every task was dealt with: that of the last one, or behind it; '' the tasks were never
+--         on the bus
 -- ARGV[7] high water in tasks   ARGV[8] in bytes
 -- ARGV[9] epoch   ARGV[10] live tasks at most, whatever they wait for
 -- ARGV[11] offsets of the tasks in the order of the partition, with a space between them   ARGV[12] NUM of most tasks
--- ARGV[13] how many tasks; at most 3,000; then per task 2 values: id, body
+-- ARGV[13] 1: a task of these may have come before   ARGV[14] how many tasks; at most 3,000
+-- then per task 2 values: id, body
 -- then 5 values per task that has another NUM, waits for its time, has credited workers, or was sent again:
 --   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none), epoch of the task
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
+--       | {'moved', the fence}: nothing was changed
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
-local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open')
-local epoch, known_epoch = tonumber(ARGV[9]), tonumber(counters[3] or 0)
-if epoch < known_epoch then return {'fenced', known_epoch} end
+local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence')
+local epoch, known_epoch, is_from_bus = tonumber(ARGV[9]), tonumber(counters[3] or 0), ARGV[6] ~= ''
 
 -- Whether the first offset of the text lies behind the offset; '' lies before all.
 local function is_behind(text, offset)
@@ -35,8 +41,14 @@ end
 local topic = ARGV[4] .. '/'
 local stored = redis.call('GET', OFFSET)
 stored = stored and string.sub(stored, 1, #topic) == topic and string.sub(stored, #topic + 1) or ''
-if ARGV[5] ~= '' and ARGV[5] ~= stored and is_behind(ARGV[5], stored) then
-  return {'behind', stored}
+if is_from_bus then
+  if epoch < known_epoch then return {'fenced', known_epoch} end
+  if ARGV[5] ~= '' and ARGV[5] ~= stored and is_behind(ARGV[5], stored) then
+    return {'behind', stored}
+  end
+else
+  local fence = generation .. '/' .. (counters[6] or 0)
+  if ARGV[5] ~= fence then return {'moved', fence} end
 end
 
 -- The queue is full by what the foremost worker still has ahead, so that a slow worker does not starve the others.
@@ -45,7 +57,7 @@ end
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane]: the lanes are the last 18 keys.
 local T, C = #KEYS - 20, #KEYS - 19
 local high_tasks, high_bytes, most_live = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
-local count, ahead = tonumber(ARGV[13]), 0
+local count, ahead = tonumber(ARGV[14]), 0
 if count > 0 then
   local lengths = {}
   for lane = 1, 6 do
@@ -67,13 +79,13 @@ end
 local bytes, big, live = tonumber(counters[1] or 0), tonumber(counters[2] or 0), tonumber(counters[4] or 0)
 
 local ids, offsets, others = {}, nil, {}
-for i = 1, count do ids[i] = ARGV[12 + 2 * i] end
+for i = 1, count do ids[i] = ARGV[13 + 2 * i] end
 local function read_offsets()
   offsets = {}
   for offset in string.gmatch(ARGV[11], '[^ ]+') do offsets[#offsets + 1] = offset end
 end
 -- The offsets ascend: where the first is new, all are.
-if count > 0 and not is_behind(ARGV[11], stored) then read_offsets() end
+if is_from_bus and count > 0 and not is_behind(ARGV[11], stored) then read_offsets() end
 
 -- The functions for records are made only for a task that has a record already, or is not like most: each costs every
 -- call that makes it.
@@ -110,10 +122,10 @@ local function make_records()
   return load, new, revive
 end
 local load, new, revive
-if 13 + 2 * count < #ARGV then
+if 14 + 2 * count < #ARGV then
   -- include lib/clock.lua
   load, new, revive = make_records()
-  for a = 14 + 2 * count, #ARGV, 5 do
+  for a = 15 + 2 * count, #ARGV, 5 do
     local task = {num = tonumber(ARGV[a + 1]), due = tonumber(ARGV[a + 2]) > now and ARGV[a + 2],
       credited = ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {}, epoch = tonumber(ARGV[a + 4])}
     task.record = new(task, 0)
@@ -145,7 +157,7 @@ for i = 1, count do
       known = known + 1
     else
       if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
-      local task, body = others[i] or like_most, ARGV[13 + 2 * i]
+      local task, body = others[i] or like_most, ARGV[14 + 2 * i]
       if task.record then
         seen[id] = true
         local priority = string.byte(body) or 0
@@ -184,11 +196,11 @@ end
 local added = #places
 if added > 0 then
   if added == count then
-    redis.call('HSET', BODIES, unpack(ARGV, 14, 13 + 2 * count))
+    redis.call('HSET', BODIES, unpack(ARGV, 15, 14 + 2 * count))
   else
     local body_args = {}
     for k = 1, added do
-      body_args[2 * k - 1], body_args[2 * k] = ids[places[k]], ARGV[13 + 2 * places[k]]
+      body_args[2 * k - 1], body_args[2 * k] = ids[places[k]], ARGV[14 + 2 * places[k]]
     end
     redis.call('HSET', BODIES, unpack(body_args))
   end
@@ -209,14 +221,15 @@ if opened > 0 then
 end
 if biggest > big then fields[#fields + 1], fields[#fields + 2] = 'largest_body', biggest end
 if epoch > known_epoch then fields[#fields + 1], fields[#fields + 2] = 'epoch', ARGV[9] end
+if added > 0 and ARGV[13] == '1' then fields[#fields + 1], fields[#fields + 2] = 'fence', (counters[6] or 0) + 1 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
 
 local reached = ARGV[6]
-if done < count then
+if is_from_bus and done < count then
   if not offsets then read_offsets() end
   reached = offsets[done]
 end
-if reached and is_behind(reached, stored) then redis.call('SET', OFFSET, topic .. reached) end
+if is_from_bus and reached and is_behind(reached, stored) then redis.call('SET', OFFSET, topic .. reached) end
 -- Also for a task that waits for its time: the watchdog looks when the task is due.
 if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return {'ok', done, added, known}

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, keys::ShardKeys},
+    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, Source, keys::ShardKeys},
     redis_pool::{Connection, Redis},
     wire::pb,
 };
@@ -162,10 +162,7 @@ impl Bed {
             let tasks: Vec<_> = (filled + 1..=filled + count).map(|n| self.task(replicas, n as u64)).collect();
             let upto = Offset { major: (filled + count) as u64, minor: 0 };
             let batch = Enqueue {
-                topic_generation: "bench",
-                epoch: 1,
-                predecessor,
-                upto,
+                source: Source::Partition { topic_generation: "bench", epoch: 1, predecessor, upto, again: false },
                 tasks: &tasks,
                 high_water_tasks: u64::MAX >> 16,
                 high_water_bytes: u64::MAX >> 16,

@@ -11,6 +11,7 @@ use crate::{
         admission::{Gates, Occupancy},
         discovery, fanout,
         publishing::{DeadLetters, Publisher},
+        shortcut::Shortcut,
         tasks, watchdog,
     },
     queue::Queue,
@@ -29,6 +30,7 @@ pub(super) struct Context {
     pub(super) publisher: Publisher,
     pub(super) letters: DeadLetters,
     pub(super) gates: Gates,
+    pub(super) shortcut: Option<Shortcut>,
     pub(super) occupancy: Occupancy,
     pub(super) clock: Clock,
 }
@@ -86,6 +88,7 @@ fn start_fanout(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
         coordination: cx.coordination.clone(),
         letters: cx.letters.clone(),
         gates: cx.gates.clone(),
+        shortcut: cx.shortcut.clone(),
         clock: cx.clock.clone(),
         settings: Arc::clone(&cx.settings),
     };
@@ -100,6 +103,7 @@ fn start_discovery(cx: &Context, supervisor: &Supervisor, handles: &mut Handles)
         publisher: cx.publisher.clone(),
         letters: cx.letters.clone(),
         gates: cx.gates.clone(),
+        shortcut: cx.shortcut.clone(),
         occupancy: cx.occupancy.clone(),
         clock: cx.clock.clone(),
         announcer: cx.queue.announcer().clone(),
@@ -111,6 +115,14 @@ fn start_discovery(cx: &Context, supervisor: &Supervisor, handles: &mut Handles)
 fn start_tasks(cx: &Context, supervisor: &Supervisor, handles: &mut Handles) {
     let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
     handles.tasks = Some(tasks::start(queue, store, bus, &cx.settings, supervisor));
+}
+
+/// The way past the bus, where discovery and the fanout run in this process.
+pub(super) fn shortcut(settings: &Arc<Settings>, bus: &dyn Bus, queue: &Queue, gates: &Gates) -> Option<Shortcut> {
+    let runs = |pipeline| settings.pipelines.contains(&pipeline);
+    let is_whole = runs(Pipeline::Discovery) && runs(Pipeline::Fanout);
+    let shortcut = || Shortcut::new(queue.enqueuer.clone(), gates.clone(), Arc::clone(settings));
+    (is_whole && !bus.has_other_readers()).then(shortcut)
 }
 
 fn chosen(settings: &Settings) -> impl Iterator<Item = &'static Component> {

@@ -164,6 +164,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     if meet_needs(backends, wait, &filter).await?.is_none() {
         return Ok(None);
     }
+    let shortcut = components::shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
         publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
         letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
@@ -175,6 +176,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         coordination,
         filter,
         gates,
+        shortcut,
         occupancy,
     };
     Ok(Some(Opened { cx, store_id, queues, tokens }))

@@ -63,6 +63,11 @@ pub trait Bus: Send + Sync {
     /// The actual number of partitions of `topic`, whatever is configured.
     fn partitions(&self, topic: Topic) -> u32;
 
+    /// True if programs other than taskd may read the topics. Then no record may be left out.
+    fn has_other_readers(&self) -> bool {
+        true
+    }
+
     /// Makes sure that a topic is there which the opening leaves out unless the settings need it: `events`.
     async fn ensure(&self, _topic: Topic) -> Result<()> {
         Ok(())

@@ -5,6 +5,7 @@ pub mod changing;
 pub mod checking;
 pub mod memory;
 pub mod publishing;
+pub mod shortcut;
 
 pub mod discovery;
 pub mod fanout;

@@ -7,7 +7,7 @@ use redis::Value;
 use super::{
     error::Result,
     shards::Shards,
-    types::{Enqueue, EnqueueTask, Enqueued},
+    types::{Enqueue, EnqueueTask, Enqueued, Fence, Source},
     wakes::Wake,
     wire::{items, number, packed_strings, text},
 };
@@ -68,11 +68,20 @@ impl Enqueuer {
     fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &Wake) -> Call {
         let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
         let mut call = self.reach(shard).call(script).of_items(batch.tasks.len());
-        call.arg(self.wake_channel()).arg(wake.to_string()).arg(batch.topic_generation);
-        call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
-        call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
-        call.arg(batch.live_tasks_max);
-        argue(&mut call, batch.tasks);
+        call.arg(self.wake_channel()).arg(wake.to_string());
+        let (epoch, again) = match batch.source {
+            Source::Partition { topic_generation, epoch, predecessor, upto, again } => {
+                call.arg(topic_generation);
+                call.arg(predecessor.map(|offset| offset.to_string()).unwrap_or_default()).arg(upto.to_string());
+                (epoch, again)
+            }
+            Source::Store(fence) => {
+                call.arg("").arg(&fence.0).arg("");
+                (0, false)
+            }
+        };
+        call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(epoch).arg(batch.live_tasks_max);
+        argue(&mut call, batch.tasks, again);
         call
     }
 
@@ -103,16 +112,17 @@ impl Enqueued {
         Ok(match text(answer.next())?.as_str() {
             "ok" => Self::Done { dealt_with: number(answer.next())?, added: number(answer.next())? },
             "fenced" => Self::Fenced(number(answer.next())?),
+            "moved" => Self::Moved(Fence(text(answer.next())?)),
             _ => Self::Behind(text(answer.next())?.parse().ok()),
         })
     }
 }
 
 /// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few tasks have.
-fn argue(call: &mut Call, tasks: &[EnqueueTask]) {
+fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
     let offsets: Vec<_> = tasks.iter().map(|task| task.offset.to_string()).collect();
     let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
-    call.arg(offsets.join(" ")).arg(most_replicas).arg(tasks.len());
+    call.arg(offsets.join(" ")).arg(most_replicas).arg(u8::from(again)).arg(tasks.len());
     for task in tasks {
         call.arg(task.id.as_bytes()).arg(&task.body[..]);
     }

@@ -60,9 +60,9 @@ pub use self::{
         SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
     types::{
-        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
+        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure, Fence,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
-        Rejection, Stats,
+        Rejection, Source, Stats,
     },
     upkeep::{FailedRound, Failing, LookFor, Upkeep},
     wakes::{Batons, Waiter, Wakes},

@@ -17,6 +17,7 @@ pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
 /// A task to enqueue, as `pipeline` has it.
 #[derive(Clone, Debug)]
 pub struct EnqueueTask {
+    /// On the bus.
     pub offset: Offset,
     pub id: TaskId,
     pub replicas: u32,
@@ -30,16 +31,10 @@ pub struct EnqueueTask {
     pub epoch: u32,
 }
 
-/// Tasks of one shard, in the order of the partition.
+/// Tasks of one shard, in their order.
 #[derive(Clone, Debug)]
 pub struct Enqueue<'a> {
-    pub topic_generation: &'a str,
-    /// The epoch that the owner of the partition took.
-    pub epoch: u64,
-    /// The offset of the last record of this queue before these, if this reader knows it.
-    pub predecessor: Option<Offset>,
-    /// How far the partition was read for this queue once all of these are dealt with.
-    pub upto: Offset,
+    pub source: Source<'a>,
     pub tasks: &'a [EnqueueTask],
     pub high_water_tasks: u64,
     pub high_water_bytes: u64,
@@ -47,10 +42,36 @@ pub struct Enqueue<'a> {
     pub live_tasks_max: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where tasks to enqueue come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A partition of `pipeline`.
+    Partition {
+        topic_generation: &'a str,
+        /// The epoch that the owner of the partition took.
+        epoch: u64,
+        /// The offset of the last record of this queue before these, if this reader knows it.
+        predecessor: Option<Offset>,
+        /// How far the partition was read for this queue once all of these are dealt with.
+        upto: Offset,
+        /// A task of these may have come before.
+        again: bool,
+    },
+    /// SQL, where they were stored behind the moment at which the shard had this fence. None was ever on the bus.
+    Store(&'a Fence),
+}
+
+/// A mark of a shard that moves when a task comes that may have come before, when a task ends that never came, and when
+/// the shard begins anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fence(pub(super) String);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
     /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there is one.
     Done { dealt_with: usize, added: usize },
+    /// Tasks of the store came with another fence than this one. Nothing was changed.
+    Moved(Fence),
     /// Redis fell back behind the predecessor: read the partition again from behind this offset.
     Behind(Option<Offset>),
     /// The partition has another owner, with this epoch. Nothing was changed.

@@ -25,7 +25,7 @@ pub use events::{
 };
 pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
-    Reports, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,
+    Reports, blob_of_row, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,
     framed_reports, one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports,
     report_batch, with_body_values, with_time,
 };

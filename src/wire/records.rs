@@ -33,11 +33,15 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
     }
 }
 
+fn encoded_body(row: &TaskRow, traceparent: &str) -> Vec<u8> {
+    let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
+    backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms)
+}
+
 /// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent of the next.
 pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bool, published_unix_ms: i64) -> Bytes {
     let published = published.map(|published| published.to_string());
     let traceparent = published.as_deref().unwrap_or(&row.traceparent);
-    let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
     let record = pb::PipelineRecord {
         id: id_bytes(row.id),
         queue: row.queue.as_str().to_owned(),
@@ -48,7 +52,7 @@ pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bo
         max_attempts: row.max_attempts,
         lease_ms: row.lease_ms,
         not_before_unix_ms: row.not_before_unix_ms,
-        body: backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms).into(),
+        body: encoded_body(row, traceparent).into(),
         traceparent: TraceContext::sampled(traceparent).map(|_| traceparent.to_owned()).unwrap_or_default(),
     };
     record.encode_to_vec().into()
@@ -91,11 +95,21 @@ const HEAD: usize = 9;
 
 /// The bytes that Redis keeps of a task until it is final.
 pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
-    let mut blob = BytesMut::with_capacity(HEAD + record.body.len());
-    blob.put_u8(record.priority as u8);
-    blob.put_u32(record.max_attempts);
-    blob.put_u32(record.lease_ms);
-    blob.put_slice(&record.body);
+    blob(record.priority, record.max_attempts, record.lease_ms, &record.body)
+}
+
+/// The same of a task that was never on the bus.
+pub fn blob_of_row(row: &TaskRow) -> Bytes {
+    let body = encoded_body(row, &row.traceparent);
+    blob(pb::Priority::from(row.priority).into(), row.max_attempts, row.lease_ms, &body)
+}
+
+fn blob(priority: i32, max_attempts: u32, lease_ms: u32, body: &[u8]) -> Bytes {
+    let mut blob = BytesMut::with_capacity(HEAD + body.len());
+    blob.put_u8(priority as u8);
+    blob.put_u32(max_attempts);
+    blob.put_u32(lease_ms);
+    blob.put_slice(body);
     blob.freeze()
 }
 

@@ -18,7 +18,7 @@ use taskd::{
     bus::{Bus, Reading, Record, Topic, redis_streams::RedisStreams},
     dedup::Filter,
     model::{KeyHash, Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
+    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
 };
@@ -92,10 +92,13 @@ impl Bed {
         let tasks: Vec<_> = (0..count).map(task).collect();
         for tasks in tasks.chunks(100) {
             let batch = Enqueue {
-                topic_generation: "topic",
-                epoch: 1,
-                predecessor: None,
-                upto: tasks[tasks.len() - 1].offset,
+                source: Source::Partition {
+                    topic_generation: "topic",
+                    epoch: 1,
+                    predecessor: None,
+                    upto: tasks[tasks.len() - 1].offset,
+                    again: false,
+                },
                 tasks,
                 high_water_tasks: 1_000_000,
                 high_water_bytes: 1 << 30,

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use taskd::{
     config::RedisAccess,
     model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Error, Leased, Queue},
+    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Error, Leased, Queue, Source},
     redis_pool::{self, Redis},
 };
 
@@ -40,10 +40,13 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         epoch: 0,
     };
     let batch = Enqueue {
-        topic_generation: "topic",
-        epoch: 1,
-        predecessor: None,
-        upto: Offset { major: 2, minor: 0 },
+        source: Source::Partition {
+            topic_generation: "topic",
+            epoch: 1,
+            predecessor: None,
+            upto: Offset { major: 2, minor: 0 },
+            again: false,
+        },
         tasks: &[task(1), task(2)],
         high_water_tasks: 100,
         high_water_bytes: 1 << 20,

@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "enrichment", "queue", "redis_pool", "store"],
     &["admission", "checking"],
-    &["changing", "publishing"],
+    &["changing", "publishing", "shortcut"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],

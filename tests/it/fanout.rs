@@ -8,7 +8,7 @@ use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
+    queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
     wire::{self, pb},
@@ -43,10 +43,13 @@ async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offs
     let (body, credited) = (wire::body_blob(&record), vec![]);
     let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 };
     let batch = Enqueue {
-        topic_generation: bus.generation(),
-        epoch,
-        predecessor: None,
-        upto: offset,
+        source: Source::Partition {
+            topic_generation: bus.generation(),
+            epoch,
+            predecessor: None,
+            upto: offset,
+            again: false,
+        },
         tasks: &[task],
         high_water_tasks: 100,
         high_water_bytes: 1 << 20,

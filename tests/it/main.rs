@@ -52,6 +52,7 @@ mod redis_scripts;
 mod riding;
 mod shared_random;
 mod shared_sessions;
+mod shortcut;
 mod silent_connections;
 mod store_sqlite;
 mod streams;

@@ -6,7 +6,7 @@ use redis::Value;
 use taskd::{
     bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Queue},
+    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Queue, Source},
     redis_pool::{Batch, Redis, scripts},
     runtime::Clock,
 };
@@ -148,10 +148,13 @@ async fn a_lease_of_a_task_runs_out_when_the_clock_moves() {
         epoch: 0,
     };
     let batch = Enqueue {
-        topic_generation: "topic",
-        epoch: 1,
-        predecessor: None,
-        upto: offset,
+        source: Source::Partition {
+            topic_generation: "topic",
+            epoch: 1,
+            predecessor: None,
+            upto: offset,
+            again: false,
+        },
         tasks: &[task],
         high_water_tasks: 10,
         high_water_bytes: 10_000,

@@ -13,7 +13,7 @@ use taskd::{
         LeaseToken, LeasedTask, NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId, validate,
     },
     pipelines::tasks,
-    queue::{Enqueue, EnqueueTask, Queue},
+    queue::{Enqueue, EnqueueTask, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
     store::{NewRow, Settlement, Store, Unpublished},
@@ -90,10 +90,13 @@ async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
 /// A batch with one task.
 pub(crate) fn alone(task: &EnqueueTask) -> Enqueue<'_> {
     Enqueue {
-        topic_generation: "topic",
-        epoch: 1,
-        predecessor: None,
-        upto: task.offset,
+        source: Source::Partition {
+            topic_generation: "topic",
+            epoch: 1,
+            predecessor: None,
+            upto: task.offset,
+            again: false,
+        },
         tasks: std::slice::from_ref(task),
         high_water_tasks: 100,
         high_water_bytes: 1 << 30,

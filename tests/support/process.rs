@@ -11,6 +11,7 @@ use taskd::{
         admission::{Gates, Occupancy, QueueSync},
         discovery, fanout,
         publishing::{DeadLetters, Publisher},
+        shortcut::Shortcut,
         watchdog,
     },
     queue::Queue,
@@ -26,6 +27,8 @@ pub(crate) struct Process {
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) queue: Queue,
     pub(crate) gates: Gates,
+    /// Unless a test makes one, all tasks go by the bus.
+    pub(crate) shortcut: Option<Shortcut>,
     pub(crate) clock: Clock,
     coordination: Coordination,
     filter: Filter,
@@ -48,11 +51,18 @@ impl Process {
             bus,
             queue: Queue::with_clock(redis.clone(), Uuid::new_v4().to_string(), clock.clone()),
             gates: Gates::default(),
+            shortcut: None,
             coordination: Coordination::new(redis.clone(), name, clock.clone()),
             clock,
             filter: Filter::new(redis.clone()),
             occupancy: Occupancy::default(),
         }
+    }
+
+    pub(crate) fn make_shortcut(&mut self, settings: &Arc<Settings>) -> Shortcut {
+        let shortcut = Shortcut::new(self.queue.enqueuer.clone(), self.gates.clone(), Arc::clone(settings));
+        self.shortcut = Some(shortcut.clone());
+        shortcut
     }
 
     pub(crate) fn publisher(&self) -> Publisher {
@@ -78,6 +88,7 @@ impl Process {
             publisher: self.publisher(),
             letters: self.letters(),
             gates: self.gates.clone(),
+            shortcut: self.shortcut.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
             announcer: self.queue.announcer().clone(),
@@ -94,6 +105,7 @@ impl Process {
             coordination: self.coordination.clone(),
             letters: self.letters(),
             gates: self.gates.clone(),
+            shortcut: self.shortcut.clone(),
             clock: self.clock.clone(),
             settings: Arc::clone(settings),
         };

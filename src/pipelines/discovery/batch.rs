@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     model::TaskRow,
-    pipelines::publishing,
+    pipelines::{publishing, shortcut::Moment},
     runtime::Loop,
     store::{self, Inserted, NewRow, Stored, Turn},
     telemetry::metrics::{self, Dropped, Source},
@@ -33,6 +33,9 @@ const ASK_AFTER_DUPLICATE: u32 = 100;
 
 /// A stored task that goes to the bus, and the turn in which it waits for that.
 pub(super) type Fresh = (TaskRow, Turn);
+
+/// Stored tasks on their way to the queue, and the moment before they were stored.
+pub(super) type ToPublish = (Vec<Fresh>, Option<Moment>);
 
 /// One caller's tasks on their way to SQL.
 pub(super) struct Pending {
@@ -64,7 +67,7 @@ impl Asking {
 pub(super) async fn insert(
     context: Context,
     receiver: &mut mpsc::UnboundedReceiver<Pending>,
-    stored: mpsc::Sender<Vec<Fresh>>,
+    stored: mpsc::Sender<ToPublish>,
     cx: Loop,
 ) {
     let mut asking = Asking::default();
@@ -76,8 +79,9 @@ pub(super) async fn insert(
         };
         let Some(first) = first else { return };
         let batch = gather(&context, first, receiver).await;
+        let before = context.moment();
         let new = store(&context, batch, &mut asking).await;
-        if !new.is_empty() && stored.send(new).await.is_err() {
+        if !new.is_empty() && stored.send((new, before)).await.is_err() {
             tracing::debug!("nobody publishes any more: the watchdog will");
         }
         cx.beat();
@@ -87,7 +91,7 @@ pub(super) async fn insert(
 /// Publishes stored batches until there are no more. Batches that pile up go together.
 pub(super) async fn publish(
     context: Context,
-    receiver: &mut mpsc::Receiver<Vec<Fresh>>,
+    receiver: &mut mpsc::Receiver<ToPublish>,
     to_mark: ToMark,
     cx: Loop,
 ) -> Result<(), Failure> {
@@ -105,8 +109,10 @@ pub(super) async fn publish(
         if count == 0 {
             return Ok(());
         }
-        let rows: Vec<_> = batches.iter().flatten().map(|(row, turn)| (row, *turn)).collect();
-        context.publish(&rows, &to_mark).await?;
+        let rows: Vec<_> = batches.iter().flat_map(|(rows, _)| rows).map(|(row, turn)| (row, *turn)).collect();
+        // The first batch is the oldest.
+        let stored_behind = batches.first().and_then(|(_, before)| *before);
+        context.publish(&rows, stored_behind, &to_mark).await?;
         let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
         context.mark(&rows).await;
         cx.beat();

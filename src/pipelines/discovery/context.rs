@@ -1,6 +1,6 @@
 //! The context of discovery, and the steps that both its inputs take.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{mark_published::ToMark, seen};
 use crate::{
@@ -11,12 +11,16 @@ use crate::{
     pipelines::{
         admission::{Gates, Occupancy},
         publishing::{self, DeadLetters, Publisher},
+        shortcut::{Moment, Sent, Shortcut},
     },
     queue::Announcer,
     runtime::{Clock, Policy, Supervisor},
     store::{Store, Turn},
     telemetry::metrics,
 };
+
+/// When a step began that stores tasks, and the moment before.
+pub(super) type Began = (Instant, Option<Moment>);
 
 /// Everything that discovery uses.
 #[derive(Clone)]
@@ -27,6 +31,7 @@ pub struct Context {
     pub publisher: Publisher,
     pub letters: DeadLetters,
     pub gates: Gates,
+    pub shortcut: Option<Shortcut>,
     pub occupancy: Occupancy,
     pub clock: Clock,
     pub announcer: Announcer,
@@ -45,17 +50,37 @@ impl Context {
         }
     }
 
-    /// Publishes stored tasks, and hands them on to be marked.
+    /// The moment before tasks are stored, for [`Self::publish`].
+    pub(super) fn moment(&self) -> Option<Moment> {
+        self.shortcut.as_ref().map(Shortcut::moment)
+    }
+
+    /// Enqueues tasks that were stored behind a moment, publishes the others, and hands them on to be marked.
     ///
     /// Answers an error only when every later publish will fail too; after any other error the watchdog publishes the
     /// rows.
-    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)], to_mark: &ToMark) -> Result<(), publishing::Error> {
+    pub(super) async fn publish(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        stored_behind: Option<Moment>,
+        to_mark: &ToMark,
+    ) -> Result<(), publishing::Error> {
         // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
         // done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
         let now = self.clock.now_unix_ms();
         let again = rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
-        let (published, done) = self.publisher.publish_unmarked(rows, again).await;
+        let shortcut = self.shortcut.as_ref().filter(|_| !again).zip(stored_behind);
+        let (published, done) = match shortcut {
+            Some((shortcut, stored_behind)) => {
+                let Sent { mut published, rest, again } = shortcut.send(rows, stored_behind).await;
+                let (by_bus, done) = self.publisher.publish_unmarked(&rest, again).await;
+                shortcut.went_by_bus(&by_bus);
+                published.extend(by_bus);
+                (published, done)
+            }
+            None => self.publisher.publish_unmarked(rows, again).await,
+        };
         to_mark.add(published).await;
         match done {
             Ok(()) => metrics::outbox_published(rows.len()),

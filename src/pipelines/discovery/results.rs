@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     announce,
-    context::Context,
+    context::{Began, Context},
     enrich,
     error::Failure,
     history, latency,
@@ -135,14 +135,14 @@ impl Results {
         let mut rest = pieces(settlements);
         rest.reverse();
         while let Some(piece) = rest.pop() {
-            let (started, since) = (Instant::now(), SystemTime::now());
+            let (began, since) = ((Instant::now(), self.context.moment()), SystemTime::now());
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             match self.context.store.settle(reports).await {
                 Ok(stored) => {
                     let traces = origins.iter().map(|origin| origin.trace);
                     traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
                     latency::completed(reports, traces, &stored.answers);
-                    self.follow(reports, stored, started).await?;
+                    self.follow(reports, stored, began).await?;
                 }
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
@@ -162,7 +162,8 @@ impl Results {
     }
 
     /// Does what comes after the SQL commit: publish, mark, letters, filter.
-    async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, started: Instant) -> Result<(), Failure> {
+    async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, began: Began) -> Result<(), Failure> {
+        let (started, before) = began;
         let Context { gates, settings, .. } = &self.context;
         announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
@@ -172,9 +173,8 @@ impl Results {
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
-        self.context.publish(&publish, &self.to_mark).await?;
-        let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
-        self.context.mark(&new).await;
+        self.context.publish(&publish, before, &self.to_mark).await?;
+        self.context.mark(&new.iter().map(|(row, _)| *row).collect::<Vec<_>>()).await;
         self.send_letters(reports, &stored.answers, SystemTime::now() - started.elapsed()).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {

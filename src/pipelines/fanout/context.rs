@@ -6,7 +6,7 @@ use crate::{
     bus::Bus,
     config::Settings,
     coordination::Coordination,
-    pipelines::{admission::Gates, publishing::DeadLetters},
+    pipelines::{admission::Gates, publishing::DeadLetters, shortcut::Shortcut},
     queue::Enqueuer,
     runtime::Clock,
     store::Store,
@@ -21,6 +21,7 @@ pub struct Context {
     pub coordination: Coordination,
     pub letters: DeadLetters,
     pub gates: Gates,
+    pub shortcut: Option<Shortcut>,
     pub clock: Clock,
     pub settings: Arc<Settings>,
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     model::{Offset, ShardId},
-    queue::{self, Enqueue, Enqueued},
+    queue::{self, Enqueue, Enqueued, Source},
     store::Unpublished,
     telemetry::metrics::FanoutBatch,
 };
@@ -95,11 +95,15 @@ impl Fanout {
         predecessor: Option<Offset>,
     ) -> Result<Enqueuing, Error> {
         let (settings, since) = (self.0.settings.queues.get(&shard.queue), SystemTime::now());
-        let mut batch = Enqueue {
+        let source = Source::Partition {
             topic_generation: self.0.bus.generation(),
             epoch,
             predecessor,
             upto: group.upto,
+            again: group.again,
+        };
+        let mut batch = Enqueue {
+            source,
             tasks: &group.tasks,
             high_water_tasks: settings.high_water_tasks,
             high_water_bytes: settings.high_water_bytes,
@@ -113,7 +117,8 @@ impl Fanout {
         };
         let (dealt_with, added) = match answer {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
-            Ok(Enqueued::Behind(_)) => return Ok(Enqueuing::Behind),
+            // Redis says the latter only of tasks that were never on the bus.
+            Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
             Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
             Err(cause) => return Err(Error::Enqueue { shard: shard.clone(), cause }),
@@ -132,7 +137,7 @@ impl Fanout {
             batch.tasks = &[];
             match self.0.queue.enqueue(shard, &batch).await? {
                 Enqueued::Done { .. } => {}
-                Enqueued::Behind(_) => return Ok(Enqueuing::Behind),
+                Enqueued::Behind(_) | Enqueued::Moved(_) => return Ok(Enqueuing::Behind),
                 Enqueued::Fenced(by) => return Err(self.fenced(shard.number, epoch, by).await),
             }
         }

@@ -5,10 +5,11 @@ use std::{
     time::Duration,
 };
 
-use super::{context::Fanout, error::Error, traced::Enqueues};
+use super::{context::Fanout, error::Error};
 use crate::{
     bus::{Message, Topic},
     model::{Offset, PipelineTask, ShardId, TaskId},
+    pipelines::shortcut::Enqueues,
     queue::EnqueueTask,
     store::TaskState,
     telemetry::metrics::{self, FanoutBatch},
@@ -20,6 +21,8 @@ use crate::{
 pub(super) struct Group {
     pub(super) tasks: Vec<EnqueueTask>,
     pub(super) upto: Offset,
+    /// SQL was asked about one of them.
+    pub(super) again: bool,
     pub(super) traced: Enqueues,
 }
 
@@ -65,6 +68,7 @@ impl Fanout {
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
             if asked.contains(&id) {
+                group.again = true;
                 match states.remove(&id) {
                     Some(state) if !state.status.is_final() => {
                         // A task that was sent again comes from the outbox, so SQL is asked about it.

@@ -16,7 +16,6 @@ mod error;
 mod groups;
 mod owned;
 mod setback;
-mod traced;
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -92,6 +91,10 @@ impl Fanout {
             // The shard was empty, so its watchdog may not look at it for a while.
             queue.wake_everywhere(&shard.queue).await?;
             return Err(Error::ShardLost(shard));
+        }
+        if let Some(shortcut) = &self.0.shortcut {
+            let read = messages.iter().filter(|message| !outcome.behind.contains(&message.partition));
+            read.for_each(|message| shortcut.has_read(message.partition, message.offset));
         }
         uncommitted.add(messages);
         // Records that are read again must stay on the bus.

@@ -58,6 +58,12 @@ pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
     histogram!(FANOUT_BATCH_DURATION).record(elapsed);
 }
 
+/// Tasks came from SQL, past the bus.
+pub fn fanout_took(added: usize, repeated: usize) {
+    counter!(FANOUT_ENQUEUED).increment(added as u64);
+    counter!(FANOUT_DROPPED, "reason" => FanoutDropped::Repeated.as_str()).increment(repeated as u64);
+}
+
 /// The oldest record of a batch waited so long on the bus.
 pub fn fanout_oldest(age: Duration) {
     gauge!(FANOUT_OLDEST).set(age.as_secs_f64());

@@ -119,6 +119,7 @@ async fn cancel_keeps_a_final_record_for_a_task_that_has_not_arrived() {
             ),
             ("bodies", &[]),
             ("finals", &["a", "b"]),
+            ("counters", &["fence=2"]),
         ],
     );
 }
@@ -164,7 +165,7 @@ async fn cancel_ends_a_task_that_was_sent_again_whatever_is_left_of_its_end() {
             ),
             ("bodies", &[]),
             ("finals", &["z", "a", "b"]),
-            ("counters", &["live=0", "open=0", "open_bytes=0"]),
+            ("counters", &["live=0", "open=0", "open_bytes=0", "fence=1"]),
         ],
     );
 }

@@ -46,7 +46,7 @@ async fn a_deadline_ends_a_task_that_waits_one_that_is_held_and_one_that_has_not
             ("bodies", &["c=body2"]),
             ("leases", &[]),
             ("finals", &["a", "b", "z"]),
-            ("counters", &["open=1", &format!("open_bytes={WEIGHT}"), "live=1", &bytes]),
+            ("counters", &["open=1", &format!("open_bytes={WEIGHT}"), "live=1", "fence=1", &bytes]),
         ],
     );
     // The element that is left in the lane offers nothing.

@@ -66,7 +66,7 @@ fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: 
 /// Tasks with these bodies; NUM of most is 1.
 fn argue(call: &mut Call, tasks: &[(&str, char, Vec<u8>)]) {
     let offsets: Vec<_> = tasks.iter().map(|(offset, ..)| *offset).collect();
-    call.arg(offsets.join(" ")).arg(1).arg(tasks.len());
+    call.arg(offsets.join(" ")).arg(1).arg(0).arg(tasks.len());
     for (_, letter, body) in tasks {
         call.arg(id(*letter)).arg(body);
     }
@@ -76,7 +76,7 @@ fn argue(call: &mut Call, tasks: &[(&str, char, Vec<u8>)]) {
 pub(super) fn enqueue_all(call: &mut Call, ids: &[Vec<u8>], body: &[u8]) {
     call.arg("t:wake").arg("q").arg("topic").arg("").arg(format!("{}-0", ids.len())).arg(1000).arg(1 << 20).arg(0);
     let offsets: Vec<_> = (1..=ids.len()).map(|major| format!("{major}-0")).collect();
-    call.arg(1000).arg(offsets.join(" ")).arg(1).arg(ids.len());
+    call.arg(1000).arg(offsets.join(" ")).arg(1).arg(0).arg(ids.len());
     for id in ids {
         call.arg(id).arg(body);
     }
@@ -152,6 +152,67 @@ async fn enqueue_refuses_who_comes_with_the_epoch_of_an_owner_before() {
     );
 }
 
+/// Tasks that were never on the bus, by who knows this fence.
+fn enqueue_stored(call: &mut Call, fence: &str, high_tasks: u64, letters: &[char]) {
+    call.arg("t:wake").arg("q").arg("").arg(fence).arg("").arg(high_tasks).arg(1 << 20).arg(0).arg(1000);
+    call.arg("").arg(1).arg(0).arg(letters.len());
+    for letter in letters {
+        call.arg(id(*letter)).arg(body(2));
+    }
+}
+
+#[tokio::test]
+async fn enqueue_takes_tasks_of_the_store_while_the_fence_stands() {
+    let f = Fixture::new().await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
+    f.seed("HSET", "counters", &[b"epoch", b"7", b"fence", b"2"]).await;
+    f.seed("HSET", "records", &[&id('f'), b"f5:1:w"]).await;
+    let before = f.state().await;
+    let run = async |fence: &str, high_tasks| {
+        let letters = ['a', 'f', 'b', 'c'];
+        f.run(&scripts::ENQUEUE, |call| enqueue_stored(call, fence, high_tasks, &letters)).await.expect("enqueue")
+    };
+    // One of the shard's life before, an older one, none.
+    for other in ["6/2", "7/1", ""] {
+        assert_eq!(flat(run(other, 100).await), ["moved", "7/2"]);
+        assert_eq!(f.state().await, before);
+    }
+
+    // Two are new, one is known, and then the queue is full. Neither the offset nor the epoch nor the fence moves.
+    assert_eq!(flat(run("7/2", 2).await), ["ok", "3", "2", "1"]);
+    let (all, bytes) =
+        (["largest_body=13", "epoch=7", "fence=2", "live=2", "open=2"], format!("open_bytes={}", 2 * WEIGHT));
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &["a=1", "b=1", "f=f5:1:w"]),
+            ("bodies", &["a=body2", "b=body2"]),
+            ("m:T", &["1/0/b", "1/0/a"]),
+            ("counters", &[&all[..], &[&bytes]].concat()),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn the_fence_moves_when_a_task_comes_that_may_have_come_before() {
+    let f = Fixture::new().await;
+    let fence = async |at: &str| {
+        let asked = f.run(&scripts::PASS, |call| enqueue_stored(call, at, 100, &[])).await.expect("enqueue");
+        flat(asked)
+    };
+    let again = |call: &mut Call, offset: &str| {
+        call.arg("t:wake").arg("q").arg("topic").arg("").arg(offset).arg(100).arg(1 << 20).arg(0).arg(1000);
+        call.arg(offset).arg(1).arg(1).arg(1).arg(id('a')).arg(body(2));
+    };
+    assert_eq!(fence("").await, ["moved", "7/0"]);
+    f.run(&scripts::ENQUEUE, |call| again(call, "5-0")).await.expect("enqueue");
+    assert_eq!(fence("").await, ["moved", "7/1"]);
+    // It has a record by now, so nobody can take it for new.
+    f.run(&scripts::ENQUEUE, |call| again(call, "6-0")).await.expect("enqueue");
+    assert_eq!(fence("7/1").await, ["ok", "0", "0", "0"]);
+}
+
 #[tokio::test]
 async fn enqueue_stops_at_the_high_water_and_stores_how_far_it_came() {
     let f = Fixture::new().await;
@@ -180,7 +241,7 @@ async fn enqueue_takes_tasks_that_are_not_like_most() {
     let enqueue = |call: &mut Call| {
         call.arg("t:wake").arg("q").arg("topic").arg("").arg("6-0").arg(100).arg(1 << 20).arg(0).arg(100);
         // Most have NUM 3. Of c one worker is credited, of e all three are; b is there twice.
-        call.arg("1-0 2-0 3-0 4-0 5-0 6-0").arg(3).arg(6);
+        call.arg("1-0 2-0 3-0 4-0 5-0 6-0").arg(3).arg(0).arg(6);
         for (letter, _) in tasks {
             call.arg(id(letter)).arg(body(2));
         }

@@ -10,7 +10,7 @@ use taskd::{
     queue::{
         Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
         Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
-        Stats,
+        Source, Stats,
         keys::{LANES, ShardKeys},
     },
     redis_pool::{Redis, scripts},
@@ -128,10 +128,13 @@ impl Checked {
     pub(super) async fn enqueue(&mut self, records: &[EnqueueTask], high_water_tasks: u64) {
         let upto = records.last().expect("not empty").offset;
         let batch = Enqueue {
-            topic_generation: "topic",
-            epoch: 1,
-            predecessor: self.model.offset,
-            upto,
+            source: Source::Partition {
+                topic_generation: "topic",
+                epoch: 1,
+                predecessor: self.model.offset,
+                upto,
+                again: false,
+            },
             tasks: records,
             high_water_tasks,
             high_water_bytes: u64::MAX,
@@ -166,10 +169,13 @@ impl Checked {
         let upto = self.next_offset();
         let (tasks, high) = (&[][..], u64::MAX);
         let batch = Enqueue {
-            topic_generation: "topic",
-            epoch: 1,
-            predecessor: Some(upto),
-            upto,
+            source: Source::Partition {
+                topic_generation: "topic",
+                epoch: 1,
+                predecessor: Some(upto),
+                upto,
+                again: false,
+            },
             tasks,
             high_water_tasks: high,
             high_water_bytes: high,

@@ -1,4 +1,4 @@
-//! The span `enqueue`: a record of the bus into the queue.
+//! The span `enqueue`: a task into the queue.
 
 use std::time::SystemTime;
 
@@ -10,11 +10,11 @@ use crate::{
 
 /// The sampled tasks of a group, by their places. Most groups have none.
 #[derive(Default)]
-pub(super) struct Enqueues(Vec<(usize, TraceContext)>);
+pub struct Enqueues(Vec<(usize, TraceContext)>);
 
 impl Enqueues {
     /// Adds the task that comes to this place. `traceparent` is empty, unless the task is sampled.
-    pub(super) fn add(&mut self, place: usize, traceparent: &str) {
+    pub fn add(&mut self, place: usize, traceparent: &str) {
         if let Some(context) = TraceContext::sampled(traceparent).filter(|_| traces::is_on()) {
             self.0.push((place, context));
         }
@@ -23,14 +23,7 @@ impl Enqueues {
     /// Records that the first tasks of the group were dealt with, and the others are parked.
     ///
     /// The queue counts the tasks that it knew, and does not name them: they are repeats of the bus, and rare.
-    pub(super) fn end(
-        &self,
-        shard: &ShardId,
-        tasks: &[EnqueueTask],
-        dealt_with: usize,
-        added: usize,
-        since: SystemTime,
-    ) {
+    pub fn end(&self, shard: &ShardId, tasks: &[EnqueueTask], dealt_with: usize, added: usize, since: SystemTime) {
         for (place, context) in &self.0 {
             let outcome = match *place {
                 place if place >= dealt_with => "parked",

@@ -1,0 +1,292 @@
+//! The shortcut: tasks that this process has just stored go straight into the queue, past the bus.
+//!
+//! Where the fanout runs in the same process, and nobody else reads `pipeline`, a record there only costs a write, a
+//! read and a wait for the disk: the batch in SQL already says what is not in the queue yet. See ADR 48.
+//!
+//! Crash windows:
+//!
+//! - before the script: the watchdog publishes the batch, as any that nobody published.
+//! - after the script, before the batch is marked: the watchdog publishes it, and the queue knows the tasks.
+//! - the process is held up before the script, for longer than the watchdog waits: by then the tasks may be done and
+//!   forgotten. The fence has moved, and the script refuses them.
+//! - the answer is lost: the tasks go to the bus, flagged `again`.
+
+mod traced;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+pub use self::traced::Enqueues;
+use crate::{
+    config::Settings,
+    model::{Offset, ShardId, TaskRow},
+    pipelines::admission::Gates,
+    queue::{Enqueue, EnqueueTask, Enqueued, Enqueuer, Fence, Source},
+    store::{Published, Turn},
+    telemetry::metrics,
+    wire,
+};
+
+/// Shards that are called at a time.
+const AT_ONCE: usize = 64;
+/// Bytes of tasks in one call, about.
+const CALL_BYTES: usize = 4 << 20;
+/// How long tasks wait for the fanout to read those before them that went by the bus.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// After that, and after a fence that moved, all go by the bus for so long.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The way from SQL into the queue. Clones are the same.
+#[derive(Clone)]
+pub struct Shortcut(Arc<Inner>);
+
+struct Inner {
+    queue: Enqueuer,
+    gates: Gates,
+    settings: Arc<Settings>,
+    known: Mutex<Known>,
+    /// The fanout has read on.
+    has_read: Notify,
+}
+
+/// A point in the order of what this process learned of fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+#[derive(Default)]
+struct Known {
+    learned: u64,
+    shards: HashMap<ShardId, KnownShard>,
+    partitions: HashMap<u32, Progress>,
+}
+
+struct KnownShard {
+    fence: Fence,
+    since: Moment,
+    /// It moved a moment ago, and may do so again.
+    paused_until: Instant,
+}
+
+/// How far tasks of this process are on their way through a partition.
+#[derive(Default)]
+struct Progress {
+    published: Offset,
+    read: Offset,
+    paused_until: Option<Instant>,
+}
+
+/// The outcome of [`Shortcut::send`].
+#[derive(Default)]
+pub struct Sent<'a> {
+    /// Those that are in the queue.
+    pub published: Vec<Published>,
+    /// Those that have to go by the bus.
+    pub rest: Vec<(&'a TaskRow, Turn)>,
+    /// One of the rest may be in the queue.
+    pub again: bool,
+}
+
+/// The outcome for the tasks of one shard.
+#[derive(Default)]
+struct Taken {
+    /// How many are in the queue, counted from the first.
+    count: usize,
+    again: bool,
+}
+
+impl Shortcut {
+    pub fn new(queue: Enqueuer, gates: Gates, settings: Arc<Settings>) -> Self {
+        let (known, has_read) = Default::default();
+        Self(Arc::new(Inner { queue, gates, settings, known, has_read }))
+    }
+
+    /// The present moment. Tasks that are stored from now on may pass by the fences that are known now.
+    pub fn moment(&self) -> Moment {
+        Moment(self.0.known.lock().learned)
+    }
+
+    /// Enqueues tasks that were stored behind a moment, as far as possible.
+    pub async fn send<'a>(&self, rows: &[(&'a TaskRow, Turn)], stored_behind: Moment) -> Sent<'a> {
+        let mut groups: BTreeMap<ShardId, Vec<(&'a TaskRow, Turn)>> = BTreeMap::new();
+        for row in rows {
+            let shard = ShardId { queue: row.0.queue.clone(), number: row.0.partition };
+            groups.entry(shard).or_default().push(*row);
+        }
+        let calls: Vec<_> = groups.into_iter().map(|(shard, rows)| self.group(shard, rows, stored_behind)).collect();
+        let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
+        let mut sent = Sent::default();
+        while let Some((partition, Taken { count, again }, mut rows)) = calls.next().await {
+            sent.again |= again;
+            sent.rest.extend(rows.split_off(count));
+            if count > 0 {
+                let tasks = rows.into_iter().map(|(row, turn)| (row.id, turn)).collect();
+                // Before all records: if the queue has no record of such a task, none will come.
+                sent.published.push(Published { partition, offset: Offset::default(), tasks });
+            }
+        }
+        sent
+    }
+
+    /// Notes tasks that went by the bus. Later ones must not overtake them.
+    pub fn went_by_bus(&self, published: &[Published]) {
+        let mut known = self.0.known.lock();
+        for Published { partition, offset, .. } in published {
+            let progress = known.partitions.entry(*partition).or_default();
+            progress.published = progress.published.max(*offset);
+        }
+    }
+
+    /// Notes that the tasks up to this record are in the queue.
+    pub fn has_read(&self, partition: u32, offset: Offset) {
+        let mut known = self.0.known.lock();
+        let progress = known.partitions.entry(partition).or_default();
+        progress.read = progress.read.max(offset);
+        drop(known);
+        self.0.has_read.notify_waiters();
+    }
+
+    async fn group<'a>(
+        &self,
+        shard: ShardId,
+        rows: Vec<(&'a TaskRow, Turn)>,
+        stored_behind: Moment,
+    ) -> (u32, Taken, Vec<(&'a TaskRow, Turn)>) {
+        (shard.number, self.enqueue(&shard, &rows, stored_behind).await, rows)
+    }
+
+    async fn enqueue(&self, shard: &ShardId, rows: &[(&TaskRow, Turn)], stored_behind: Moment) -> Taken {
+        let mut taken = Taken::default();
+        if !self.0.queue.knows(shard) {
+            self.0.known.lock().shards.remove(shard);
+            return taken;
+        }
+        let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
+        if self.0.gates.is_closed(&shard.queue) || !self.is_read(shard.number).await {
+            return taken;
+        }
+        while taken.count < rows.len() {
+            let (since, rows) = (SystemTime::now(), self.call(&rows[taken.count..]));
+            let mut traced = Enqueues::default();
+            rows.iter().enumerate().for_each(|(place, (row, _))| traced.add(place, &row.traceparent));
+            let tasks: Vec<EnqueueTask> = rows.iter().map(|(row, _)| task(row)).collect();
+            match self.0.queue.enqueue(shard, &self.batch(shard, &fence, &tasks)).await {
+                Ok(Enqueued::Done { dealt_with, added }) => {
+                    traced.end(shard, &tasks, dealt_with, added, since);
+                    metrics::fanout_took(added, dealt_with - added);
+                    taken.count += dealt_with;
+                    if dealt_with < tasks.len() {
+                        // The queue is full. The fanout parks the rest.
+                        break;
+                    }
+                }
+                Ok(Enqueued::Moved(fence)) => {
+                    self.learn(shard, fence);
+                    taken.again = true;
+                    break;
+                }
+                outcome => {
+                    tracing::debug!("{} new tasks of {shard} go by the bus: {outcome:?}", rows.len());
+                    taken.again = true;
+                    break;
+                }
+            }
+        }
+        taken
+    }
+
+    /// The first rows, as many as go in one call.
+    fn call<'r, 'a>(&self, rows: &'r [(&'a TaskRow, Turn)]) -> &'r [(&'a TaskRow, Turn)] {
+        let mut bytes = 0;
+        let fits = rows.iter().take(self.0.settings.fanout.batch_max).take_while(|(row, _)| {
+            bytes += row.weight();
+            bytes <= CALL_BYTES
+        });
+        &rows[..fits.count().max(1)]
+    }
+
+    fn batch<'t>(&self, shard: &ShardId, fence: &'t Fence, tasks: &'t [EnqueueTask]) -> Enqueue<'t> {
+        let settings = self.0.settings.queues.get(&shard.queue);
+        Enqueue {
+            source: Source::Store(fence),
+            tasks,
+            high_water_tasks: settings.high_water_tasks,
+            high_water_bytes: settings.high_water_bytes,
+            live_tasks_max: settings.live_tasks_max(),
+        }
+    }
+
+    /// The shard's fence, if it was known at the moment and may still stand.
+    ///
+    /// Where none is known, Redis is asked, for later tasks.
+    async fn fence(&self, shard: &ShardId, at: Moment) -> Option<Fence> {
+        let known = self.0.known.lock().shards.get(shard).map(|known| {
+            let is_old = known.since <= at && known.paused_until <= Instant::now();
+            is_old.then(|| known.fence.clone())
+        });
+        if let Some(known) = known {
+            return known;
+        }
+        match self.0.queue.enqueue(shard, &self.batch(shard, &Fence::default(), &[])).await {
+            Ok(Enqueued::Moved(fence)) => self.learn(shard, fence),
+            outcome => tracing::debug!("the fence of {shard} is not known: {outcome:?}"),
+        }
+        None
+    }
+
+    fn learn(&self, shard: &ShardId, fence: Fence) {
+        let mut known = self.0.known.lock();
+        known.learned += 1;
+        let since = Moment(known.learned);
+        let now = Instant::now();
+        let before = known.shards.insert(shard.clone(), KnownShard { fence, since, paused_until: now });
+        if let (Some(_), Some(known)) = (before, known.shards.get_mut(shard)) {
+            known.paused_until = now + PAUSE;
+        }
+    }
+
+    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether it has.
+    async fn is_read(&self, partition: u32) -> bool {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let read_on = self.0.has_read.notified();
+            tokio::pin!(read_on);
+            read_on.as_mut().enable();
+            {
+                let mut known = self.0.known.lock();
+                let Some(progress) = known.partitions.get_mut(&partition) else { return true };
+                if progress.read >= progress.published {
+                    return true;
+                }
+                let now = Instant::now();
+                if progress.paused_until.is_some_and(|until| now < until) {
+                    return false;
+                }
+                if now >= until {
+                    progress.paused_until = Some(now + PAUSE);
+                    return false;
+                }
+            }
+            // Either way the look comes again.
+            drop(tokio::time::timeout_at(until, read_on).await);
+        }
+    }
+}
+
+fn task(row: &TaskRow) -> EnqueueTask {
+    EnqueueTask {
+        offset: Offset::default(),
+        id: row.id,
+        replicas: row.replicas,
+        not_before_unix_ms: row.not_before_unix_ms,
+        body: wire::blob_of_row(row),
+        credited: Vec::new(),
+        epoch: 0,
+    }
+}

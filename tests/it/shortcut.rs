@@ -1,0 +1,221 @@
+//! Tasks that go from SQL into the queue, past the bus: which do, which may not, and that none is handed out twice.
+
+use std::sync::Arc;
+
+use futures::poll;
+use redis::AsyncCommands;
+use taskd::{
+    bus::{Bus, Topic, redis_streams::RedisStreams},
+    config::Settings,
+    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow},
+    pipelines::{
+        checking::Published,
+        discovery::Handle,
+        shortcut::{Moment, Shortcut},
+    },
+    redis_pool::Redis,
+    runtime::Supervisor,
+    store::{self, Store, Turn},
+};
+
+use crate::support::{
+    process::Process,
+    redis::{Fsync, RedisServer},
+    sqlite::SqliteFile,
+    store_contract::{Database, row},
+    until,
+};
+
+/// A process with discovery, fanout and the shortcut between them.
+struct Fixture {
+    redis: Redis,
+    bus: Arc<RedisStreams>,
+    store: Arc<dyn Store>,
+    process: Process,
+    shortcut: Shortcut,
+    discovery: Handle,
+    supervisor: Supervisor,
+    shard: ShardId,
+    _server: RedisServer,
+    _database: SqliteFile,
+}
+
+impl Fixture {
+    async fn start(change: impl FnOnce(&mut Settings)) -> Self {
+        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
+        let store = database.open().await;
+        let mut settings = Settings::default();
+        change(&mut settings);
+        let settings = Arc::new(settings);
+        let mut process = Process::new(&redis, &store, bus.clone());
+        let (shortcut, supervisor) = (process.make_shortcut(&settings), Supervisor::new());
+        process.fanout(&settings, &supervisor);
+        let discovery = process.discovery(&settings, &supervisor);
+        let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+        let (_server, _database) = (server, database);
+        let fixture = Self { redis, bus, store, process, shortcut, discovery, supervisor, shard, _server, _database };
+        fixture.open().await;
+        fixture
+    }
+
+    /// The first task opens the shard. With the second one the process asks for the fence.
+    async fn open(&self) {
+        for number in 0..2 {
+            self.insert(&format!("first {number}")).await;
+            self.has_open(number + 1).await;
+        }
+    }
+
+    async fn insert(&self, key: &str) -> TaskId {
+        let task = NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
+        let answer = self.discovery.insert(vec![task]).await.unwrap().remove(0);
+        assert_eq!(answer.status, InsertStatus::Created);
+        answer.id.unwrap()
+    }
+
+    async fn has_open(&self, count: u64) {
+        let queue = &self.process.queue;
+        until("they are in the queue", async || queue.stats(&self.shard).await.is_ok_and(|s| s.open == count)).await;
+    }
+
+    /// New tasks in SQL that no loop sends anywhere.
+    async fn stored(&self, count: usize) -> Vec<(TaskRow, Turn)> {
+        let rows: Vec<_> = (0..count).map(|_| row("q", TaskId::new().as_bytes())).collect();
+        let stored = self.store.insert(&rows).await.unwrap();
+        let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();
+        rows.into_iter().map(|row| TaskRow { partition: 0, ..row.task }).zip(turns).collect()
+    }
+
+    async fn send(&self, rows: &[(TaskRow, Turn)], stored_behind: Moment) -> Outcome {
+        let sent = self.shortcut.send(&borrowed(rows), stored_behind).await;
+        let ids = |published: &store::Published| published.tasks.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        Outcome {
+            taken: sent.published.iter().flat_map(ids).collect(),
+            rest: sent.rest.iter().map(|(row, _)| row.id).collect(),
+            again: sent.again,
+        }
+    }
+
+    async fn end(&self) -> Option<Offset> {
+        self.bus.ends(Topic::Pipeline).await.unwrap()[0]
+    }
+
+    async fn stop(self) {
+        self.supervisor.stop();
+        self.supervisor.wait().await;
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    taken: Vec<TaskId>,
+    rest: Vec<TaskId>,
+    again: bool,
+}
+
+impl Outcome {
+    fn taken(rows: &[(TaskRow, Turn)]) -> Self {
+        Self { taken: ids(rows), rest: vec![], again: false }
+    }
+
+    fn left(rows: &[(TaskRow, Turn)], again: bool) -> Self {
+        Self { taken: vec![], rest: ids(rows), again }
+    }
+}
+
+fn ids(rows: &[(TaskRow, Turn)]) -> Vec<TaskId> {
+    rows.iter().map(|(row, _)| row.id).collect()
+}
+
+fn borrowed(rows: &[(TaskRow, Turn)]) -> Vec<(&TaskRow, Turn)> {
+    rows.iter().map(|(row, turn)| (row, *turn)).collect()
+}
+
+#[tokio::test]
+async fn tasks_of_the_same_process_are_never_on_the_bus() {
+    let f = Fixture::start(|_| {}).await;
+    let end = f.end().await;
+    let mut ids = Vec::new();
+    for number in 0..5 {
+        ids.push(f.insert(&number.to_string()).await);
+        f.has_open(number + 3).await;
+    }
+    assert_eq!(f.end().await, end);
+
+    // SQL knows that they are out, and would miss them.
+    let published = Published::new(Arc::clone(&f.store), f.process.queue.shards.clone(), f.bus.clone());
+    until("all are marked", async || published.page(None, 100).await.unwrap().tasks == 7).await;
+    assert_eq!(published.page(None, 100).await.unwrap().missing, []);
+    let () = f.redis.conn().hdel("t:{q:0}:records", &ids[3].as_bytes()[..]).await.unwrap();
+    let () = f.redis.conn().hdel("t:{q:0}:bodies", &ids[3].as_bytes()[..]).await.unwrap();
+    assert_eq!(published.page(None, 100).await.unwrap().missing, [(f.shard.clone(), ids[3])]);
+    f.stop().await;
+}
+
+/// Held up between SQL and Redis, until the watchdog has published its tasks, and they are done and forgotten.
+#[tokio::test]
+async fn a_process_that_was_held_up_is_refused() {
+    let f = Fixture::start(|_| {}).await;
+    let before = f.shortcut.moment();
+    let rows = f.stored(2).await;
+    f.process.publisher().publish(&borrowed(&rows), true).await.unwrap();
+    f.has_open(4).await;
+    for id in ids(&rows) {
+        let () = f.redis.conn().hdel("t:{q:0}:records", &id.as_bytes()[..]).await.unwrap();
+    }
+    assert_eq!(f.send(&rows, before).await, Outcome::left(&rows, true));
+    // For tasks that are stored from now on the fence is known, when the pause is over.
+    let rows = f.stored(1).await;
+    let now = f.shortcut.moment();
+    until("the pause is over", async || f.send(&rows, now).await == Outcome::taken(&rows)).await;
+    f.stop().await;
+}
+
+#[tokio::test]
+async fn a_fence_that_was_learned_behind_the_store_counts_for_nothing() {
+    let f = Fixture::start(|_| {}).await;
+    let (fresh, rows) =
+        (Shortcut::new(f.process.queue.enqueuer.clone(), f.process.gates.clone(), Arc::default()), f.stored(1).await);
+    let before = fresh.moment();
+    for _ in 0..2 {
+        let sent = fresh.send(&borrowed(&rows), before).await;
+        assert_eq!((sent.published.len(), sent.rest.len(), sent.again), (0, 1, false));
+    }
+    assert_eq!(fresh.send(&borrowed(&rows), fresh.moment()).await.published.len(), 1);
+    f.stop().await;
+}
+
+#[tokio::test]
+async fn tasks_do_not_overtake_those_on_the_bus() {
+    let f = Fixture::start(|_| {}).await;
+    let (now, rows) = (f.shortcut.moment(), f.stored(2).await);
+    let offset = Offset { major: u64::MAX, minor: 0 };
+    f.shortcut.went_by_bus(&[store::Published { partition: 0, offset, tasks: vec![] }]);
+    {
+        let mut sending = Box::pin(f.send(&rows[..1], now));
+        assert!(poll!(&mut sending).is_pending(), "the fanout has not read that far");
+        f.shortcut.has_read(0, offset);
+        assert_eq!(sending.await, Outcome::taken(&rows[..1]));
+    }
+    // A fanout that does not read holds up nobody for long.
+    let offset = Offset { major: u64::MAX, minor: 1 };
+    f.shortcut.went_by_bus(&[store::Published { partition: 0, offset, tasks: vec![] }]);
+    assert_eq!(f.send(&rows[1..], now).await, Outcome::left(&rows[1..], false));
+    f.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_full_queue_does_not_take_goes_by_the_bus() {
+    let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 4).await;
+    let (now, rows) = (f.shortcut.moment(), f.stored(3).await);
+    let sent = f.send(&rows, now).await;
+    assert_eq!(sent, Outcome { taken: ids(&rows[..2]), rest: ids(&rows[2..]), again: false });
+    // The fanout parks it.
+    f.process.publisher().publish(&borrowed(&rows[2..]), sent.again).await.unwrap();
+    until("the queue is closed", async || f.process.gates.is_closed(&f.shard.queue)).await;
+    let now = f.shortcut.moment();
+    assert_eq!(f.send(&rows[2..], now).await, Outcome::left(&rows[2..], false));
+    f.stop().await;
+}
