@@ -33,7 +33,7 @@ struct Task<'a> {
     payload_base64: Option<String>,
     headers: BTreeMap<&'a str, &'a str>,
     priority: Priority,
-    traceparent: &'a str,
+    traceparent: Cow<'a, str>,
 }
 
 #[derive(Serialize)]
@@ -60,7 +60,7 @@ impl<'a> From<&'a TaskRow> for Task<'a> {
             payload_base64: is_left_over.then(|| BASE64.encode(&row.payload)),
             headers: row.headers.iter().map(|(name, value)| (&name[..], &value[..])).collect(),
             priority: row.priority,
-            traceparent: &row.traceparent,
+            traceparent: row.context(),
         }
     }
 }
@@ -176,7 +176,7 @@ mod tests {
         let id = rows[0].id.to_string();
         let first = json!({
             "id": id, "key": "k", "payload": {"n": 1.5}, "headers": {"h": "v"}, "priority": "medium",
-            "traceparent": rows[0].traceparent,
+            "traceparent": rows[0].context(),
         });
         assert_eq!((&request["queue"], &request["tasks"][0]), (&json!("q"), &first));
         assert_eq!(

@@ -220,9 +220,9 @@ impl Endpoint {
     async fn call(&self, queue: &QueueName, rows: &[&TaskRow]) -> Result<Vec<Verdict>, (Skipped, String)> {
         let failed = |why: String| (Skipped::Failed, why);
         let body = json::request(queue, rows).map_err(|error| failed(error.to_string()))?;
-        let trace = rows.first().map_or("", |row| &row.traceparent);
+        let trace = rows.first().map_or("".into(), |row| row.context());
         let client = self.client.get_or_init(|| Client::new(&self.settings));
-        let answer = client.post(body, trace).await.map_err(failed)?;
+        let answer = client.post(body, &trace).await.map_err(failed)?;
         json::answer(&answer, rows.len()).map_err(|why| (Skipped::Wrong, why))
     }
 

@@ -86,7 +86,7 @@ impl From<&TaskRow> for NewTask {
             max_attempts: Some(row.max_attempts),
             backoff: row.backoff.map(NewBackoff::from),
             headers: row.headers.iter().cloned().collect(),
-            traceparent: row.traceparent.clone(),
+            traceparent: row.context().into_owned(),
             // Its window began with the insert, and the row has only a hash.
             idempotency_key: String::new(),
         }

@@ -59,7 +59,7 @@ pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -226,6 +226,7 @@ pub struct TaskRow {
     /// 0: at once.
     pub not_before_unix_ms: i64,
     pub headers: Vec<(String, String)>,
+    /// Empty: [`TraceContext::of_id`].
     pub traceparent: String,
     pub created_unix_ms: i64,
     /// `None`: that of its queue.
@@ -237,6 +238,14 @@ pub struct TaskRow {
 }
 
 impl TaskRow {
+    /// The text of the task's trace context.
+    pub fn context(&self) -> Cow<'_, str> {
+        match self.traceparent.as_str() {
+            "" => TraceContext::of_id(self.id.as_bytes()).to_string().into(),
+            given => given.into(),
+        }
+    }
+
     /// The bytes of the row in a buffer, about.
     pub fn weight(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();

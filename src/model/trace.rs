@@ -31,6 +31,14 @@ impl TraceContext {
         is_sampled.then(|| traceparent.parse().ok()).flatten()
     }
 
+    /// The context of a task whose caller gave none. It is not sampled, and nobody has to keep it.
+    ///
+    /// The trace is the task's id, which is a UUIDv7; the span is its second half, which is random.
+    pub fn of_id(id: &[u8; 16]) -> Self {
+        let [.., a, b, c, d, e, f, g, h] = *id;
+        Self { trace: TraceId(*id), span: SpanId([a, b, c, d, e, f, g, h]), flags: 0 }
+    }
+
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }

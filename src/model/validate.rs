@@ -5,7 +5,6 @@ use std::{collections::HashMap, time::Duration};
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use super::{
     Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow,
@@ -101,7 +100,7 @@ impl Checked {
             lease_ms: u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX),
             not_before_unix_ms: self.times.not_before_unix_ms,
             headers,
-            traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
+            traceparent: task.traceparent,
             created_unix_ms: self.created_unix_ms,
             backoff: self.backoff,
             deadline_unix_ms: self.times.deadline_unix_ms,
@@ -210,7 +209,7 @@ fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), S
     Ok(())
 }
 
-/// Checks a given traceparent; taskd makes one where none is given.
+/// Checks a given traceparent.
 fn traceparent(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Ok(());
@@ -231,17 +230,10 @@ fn payload_key(payload: &[u8]) -> Bytes {
     hash.iter().map(|b| format!("{b:02x}")).collect::<String>().into()
 }
 
-/// A context that nobody records: without a caller's context, only `trace_sample` makes a sampled one.
-fn new_traceparent() -> String {
-    let trace = Uuid::new_v4().simple();
-    let span = Uuid::new_v4().as_u64_pair().0 | 1;
-    format!("00-{trace}-{span:016x}-00")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::NewBackoff;
+    use crate::model::{NewBackoff, TraceContext};
 
     fn rules() -> TaskRules {
         TaskRules {
@@ -279,7 +271,7 @@ mod tests {
     fn defaults_are_filled_in() {
         let row = row(task()).unwrap();
         assert_eq!((row.replicas, row.max_attempts, row.lease_ms, row.not_before_unix_ms), (1, 5, 30_000, 0));
-        assert!(is_traceparent(&row.traceparent));
+        assert!(is_traceparent(&row.context()) && row.context().contains(&row.id.0.simple().to_string()));
         assert!(row.partition < 4);
     }
 
@@ -301,9 +293,13 @@ mod tests {
         assert!(error.ends_with("bytes with key and headers; at most 8388608"), "{error}");
     }
 
+    fn of_a_task() -> String {
+        TraceContext::of_id(TaskId::new().as_bytes()).to_string()
+    }
+
     #[test]
     fn a_traceparent_of_a_later_version_may_be_longer() {
-        let traceparent = format!("cc{}-more", &new_traceparent()[2..]);
+        let traceparent = format!("cc{}-more", &of_a_task()[2..]);
         assert_eq!(row(NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
     }
 
@@ -370,11 +366,8 @@ mod tests {
             (NewTask { traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)), ..task() }, "W3C"),
             (NewTask { traceparent: format!("00-{trace}-{}-01", "A".repeat(16)), ..task() }, "W3C"),
             (NewTask { traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
-            (
-                NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },
-                "257 bytes",
-            ),
+            (NewTask { traceparent: format!("{}-x", of_a_task()), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("cc{}-{}", &of_a_task()[2..], "x".repeat(201)), ..task() }, "257 bytes"),
         ];
         for (task, want) in cases {
             let error = row(task).unwrap_err();

@@ -76,6 +76,10 @@ impl Shard {
         Self { id: id.clone(), claims, completions, peeks, notes, reach, release: process.release.clone() }
     }
 
+    pub(super) fn reach(&self) -> Reach {
+        self.reach.clone()
+    }
+
     /// A claim for these callers, which goes with another call.
     pub(super) fn claiming(&self, requests: Vec<Claim>) -> Claiming {
         Claiming::begin(self.reach.clone(), Arc::clone(&self.notes), self.release.clone(), requests)

@@ -257,8 +257,9 @@ impl Shards {
         Ok(call.run(&mut self.conn()).await?)
     }
 
-    pub(super) fn reach(&self, shard: &ShardId) -> Reach {
-        self.0.process.reach(shard)
+    pub(super) fn reach(&self, id: &ShardId) -> Reach {
+        // A known shard has the names of its keys.
+        self.shard(id).map_or_else(|| self.0.process.reach(id), |shard| shard.reach())
     }
 
     // --- for histories of tasks

@@ -128,15 +128,18 @@ pub fn with_body_values(blob: &Bytes, replicas: u32, priority: Priority) -> Byte
     changed.freeze()
 }
 
-/// Reads the bytes of [`body_blob`], for the answer to a claim.
-pub fn read_body(blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
+/// Reads the bytes of [`body_blob`] of a task, for the answer to a claim.
+pub fn read_body(id: TaskId, blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
     let body = pb::TaskBody::decode(blob.slice(HEAD.min(blob.len())..))?;
     Ok(TaskBody {
         key: body.key,
         payload: body.payload,
         payload_encoding: Encoding::from_number(body.payload_encoding.into()),
         headers: body.headers,
-        traceparent: body.traceparent,
+        traceparent: match body.traceparent.as_str() {
+            "" => TraceContext::of_id(id.as_bytes()).to_string(),
+            _ => body.traceparent,
+        },
         replicas: body.replicas,
         priority: Priority::from_number(body.priority.into()),
     })
@@ -359,7 +362,7 @@ mod tests {
             ..Default::default()
         };
         let changed = with_body_values(&body_blob(&record), 7, Priority::High);
-        let body = read_body(&changed).unwrap();
+        let body = read_body(TaskId::new(), &changed).unwrap();
         assert_eq!((changed[0], body.replicas, body.priority, &body.key[..]), (1, 7, Priority::High, &b"k"[..]));
     }
 

@@ -116,7 +116,7 @@ proptest! {
             prop_assert_eq!(wire::read_dead_letter(&wire::dead_letter(&letter)).unwrap(), letter);
         }
         drop(wire::read_pipeline_record(&bytes));
-        drop(wire::read_body(&bytes));
+        drop(wire::read_body(TaskId::new(), &bytes));
         drop(wire::framed_reports(bytes));
     }
 

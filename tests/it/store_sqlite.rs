@@ -14,6 +14,7 @@ use crate::support::{
         Database, completed, count, counts, detail, detail_completed, detail_of, find_tasks_of_schema_5, insert_new,
         leave_tasks_of_schema_5, migrations, rows,
     },
+    until,
 };
 
 store_contract!(SqliteFile);
@@ -48,6 +49,18 @@ async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
     assert_eq!(detail_of(&*store, &refused[99]).await, detail(&refused[99]));
     let expected = [count("q", Unfinished, 9), count("q", Completed, 1), count("refused", Unfinished, 100)];
     assert_eq!(counts(&*store).await, expected);
+}
+
+/// The writer would copy the log when it has thousands of pages. These are some hundreds.
+#[tokio::test]
+async fn the_log_is_copied_into_the_file_while_it_is_short() {
+    let file = SqliteFile::create().await;
+    let store = file.open().await;
+    let of_file = || file.path().metadata().unwrap().len();
+    let before = of_file();
+    insert_new(&*store, &rows("q", 1000)).await;
+    until("a checkpoint", async || of_file() > before).await;
+    store.close().await;
 }
 
 #[tokio::test]

@@ -267,7 +267,7 @@ fn leases(granted: Vec<Granted>, worker: &WorkerName, since: SystemTime) -> Leas
 
 fn leased_task(leased: Leased) -> Option<LeasedTask> {
     let Leased { id, token, body, expires_unix_ms, lease } = leased;
-    match wire::read_body(&body) {
+    match wire::read_body(id, &body) {
         Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, lease, body }),
         Err(error) => {
             // taskd wrote it and the fanout checked it. The lease runs out, and at last the task is dead.

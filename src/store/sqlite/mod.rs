@@ -1,5 +1,6 @@
 //! The store in a file, for one process. It needs no server.
 
+mod checkpoints;
 mod connection;
 #[cfg(test)]
 mod events;
@@ -30,8 +31,7 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 ///
 /// - `cache_size`: 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of
 ///   its pages.
-/// - `wal_autocheckpoint`: SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice:
-///   inserts are a third faster.
+/// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
 /// - `temp_store`: a statement of many rows keeps a journal of its own, so that it can be undone alone. In a file, that
 ///   is two thirds of the bytes that an insert writes.
 const WRITES: &str = "\
@@ -61,7 +61,8 @@ impl SqliteStore {
                 None => WRITES.to_owned(),
             };
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-            let readers = Readers::new(path.clone());
+            let (readers, of_log) = (Readers::new(path.clone()), path.clone());
+            let checkpoints = move || Connection::open(&of_log, OpenFlags::SQLITE_OPEN_READ_WRITE, "");
             let open = move || Connection::open(&path, flags, &settings);
             let mut connection = open().map_err(error)?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
@@ -69,7 +70,7 @@ impl SqliteStore {
             let file = File {
                 #[cfg(test)]
                 asked: connection.asked.clone(),
-                writer: Writer::start(connection, open)?,
+                writer: Writer::start(connection, open, checkpoints)?,
                 readers,
             };
             Ok(Self::new(file, migrated))

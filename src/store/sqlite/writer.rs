@@ -8,7 +8,7 @@
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{
-    iter,
+    io, iter,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::mpsc::{Receiver, Sender, channel},
     thread::{self, JoinHandle},
@@ -19,7 +19,10 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::connection::{Connection, PATIENCE, busy, closed, error};
+use super::{
+    checkpoints::Checkpoints,
+    connection::{Connection, PATIENCE, busy, closed, error},
+};
 use crate::store::{Error, Result, sql::Work};
 
 /// Transactions that commit together, at most.
@@ -28,24 +31,30 @@ const TOGETHER: usize = 64;
 pub(super) struct Writer {
     /// `None` after the close. The number of callers bounds it: each waits for its answer, a minute at most.
     queue: Mutex<Option<Sender<Box<dyn Transaction>>>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    checkpoints: Checkpoints,
     #[cfg(test)]
     queued: AtomicUsize,
 }
 
 impl Writer {
-    /// `reopen` makes a connection after one that could not undo what it had begun.
+    /// `reopen` makes a connection after one that could not undo what it had begun; `of_log` that of the checkpoints.
     pub(super) fn start(
         connection: Connection,
         reopen: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
+        of_log: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
     ) -> Result<Self> {
         let (sender, receiver) = channel();
+        let checkpoints = Checkpoints::default();
+        let committed = checkpoints.clone();
+        let failed = |error: io::Error| Error::Other(error.into());
         let thread = thread::Builder::new().name("taskd-sqlite".into());
-        let thread = thread.spawn(move || serve(connection, &receiver, reopen));
-        let thread = thread.map_err(|error| Error::Other(error.into()))?;
+        let thread = thread.spawn(move || serve(connection, &receiver, reopen, &committed)).map_err(failed)?;
+        let threads = vec![thread, checkpoints.start(of_log).map_err(failed)?];
         Ok(Self {
             queue: Mutex::new(Some(sender)),
-            thread: Mutex::new(Some(thread)),
+            threads: Mutex::new(threads),
+            checkpoints,
             #[cfg(test)]
             queued: AtomicUsize::new(0),
         })
@@ -74,15 +83,22 @@ impl Writer {
         self.queued.load(Ordering::SeqCst)
     }
 
-    /// Runs the transactions that wait, and ends the thread.
+    /// Runs the transactions that wait, and ends the threads.
     pub(super) async fn close(&self) {
         drop(self.queue.lock().take());
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && let Ok(Err(_)) = tokio::task::spawn_blocking(|| thread.join()).await
-        {
-            tracing::error!("the writer of SQLite panicked");
+        self.checkpoints.stop();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            if let Ok(Err(_)) = tokio::task::spawn_blocking(|| thread.join()).await {
+                tracing::error!("a thread of SQLite panicked");
+            }
         }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.checkpoints.stop();
     }
 }
 
@@ -151,6 +167,7 @@ fn serve(
     connection: Connection,
     queue: &Receiver<Box<dyn Transaction>>,
     reopen: impl Fn() -> rusqlite::Result<Connection>,
+    checkpoints: &Checkpoints,
 ) {
     let mut kept = Some(connection);
     while let Ok(first) = queue.recv() {
@@ -170,6 +187,7 @@ fn serve(
             group.iter_mut().for_each(|transaction| transaction.undone(&because));
         }
         group.into_iter().for_each(|transaction| transaction.answer());
+        checkpoints.note_commit();
     }
 }
 

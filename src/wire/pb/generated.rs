@@ -2269,6 +2269,7 @@ pub struct TaskBody {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// Empty: the task's id is the trace, and nobody records it.
     #[prost(string, tag = "4")]
     pub traceparent: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
