@@ -40,6 +40,10 @@ async fn silent_connections_to_kafka_are_made_anew() {
     let kafka = KafkaServer::start_behind(&proxy).await;
     let bus = format!("kafka://{}", kafka.brokers());
     let daemon = Daemon::start("", &["--bus-url", &bus]).await;
+    // All connections are there, and all readers have joined: librdkafka waits for minutes for the answer to a join.
+    daemon.insert(&[json!({"queue": "q", "key": "first"})]).await;
+    daemon.work("w", "q", 1).await;
+    until("SQL has the first", async || daemon.queue("q").await["completed"] == 1).await;
     daemon.insert(&[json!({"queue": "q", "key": "before"})]).await;
     assert!(proxy.silence() > 0);
     daemon.works_again("q").await;

@@ -42,6 +42,8 @@ const CALL_BYTES: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_millis(50);
 /// After that, and after a fence that moved, all go by the bus for so long.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The pause doubles so often where the fanout of another process reads the partition.
+const DOUBLED: u32 = 6;
 
 /// The way from SQL into the queue. Clones are the same.
 #[derive(Clone)]
@@ -78,7 +80,10 @@ struct KnownShard {
 #[derive(Default)]
 struct Progress {
     published: Offset,
+    /// By the fanout of this process.
     read: Offset,
+    /// How often tasks waited for it in vain.
+    waits: u32,
     paused_until: Option<Instant>,
 }
 
@@ -262,6 +267,7 @@ impl Shortcut {
                 let mut known = self.0.known.lock();
                 let Some(progress) = known.partitions.get_mut(&partition) else { return true };
                 if progress.read >= progress.published {
+                    progress.waits = 0;
                     return true;
                 }
                 let now = Instant::now();
@@ -269,7 +275,8 @@ impl Shortcut {
                     return false;
                 }
                 if now >= until {
-                    progress.paused_until = Some(now + PAUSE);
+                    progress.paused_until = Some(now + PAUSE * (1 << progress.waits));
+                    progress.waits = DOUBLED.min(progress.waits + 1);
                     return false;
                 }
             }
