@@ -100,6 +100,9 @@ for a = 4, #ARGV, 5 do
     end
   elseif t and own == epoch then
     code = ENDS[t[ST]]
+  elseif not t then
+    -- A process that has read the task from SQL before, and was held up since, must not enqueue it as it was.
+    count('fence', 1)
   end
   answers[#answers + 1], answers[#answers + 2] = code, t and #t[CREDITED] / 2 or 0
 end

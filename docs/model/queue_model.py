@@ -229,25 +229,27 @@ def queue(W=3, nums=(1, 2), fails=2, bound=2, dup_exp=0, dup_enq=0, drops=0, can
 
 # ------------------------------------------------------------------ model 2: SQL, filter, bus, Redis, results (design 2)
 # One key, found by two discovery processes; two workers; the queue is a number of open replicas.
-# state: (disc, sql, filt, log, fan, Kafka commit, redis, last fsync, task-results, OK answers per worker, faults, rebuild, note)
+# state: (disc, sql, filt, log, fan, Kafka commit, redis, last fsync, task-results, OK answers per worker, faults, rebuild, fences known, note)
 # Not modelled: a forwarder frozen across a FLUSHALL, two shards, the time between an SQL read and the script that follows.
 def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=True, tombstone=True, sql_check=True, cas=True,
-         by_offset=True, barrier=True, settle_cap=True, durable_first=True, maxlog=3, walk=False, walk_again=True, place="behind"):
+         by_offset=True, barrier=True, settle_cap=True, durable_first=True, maxlog=3, walk=False, walk_again=True, place="behind",
+         direct=False, fence=True):
     """sql  (row state 0 none 1 unpublished 2 published, offset of last publish or -1, credited mask)
     log     tuple of 0/1/2: 1 = record flagged `again`; 2 = a record of a rebuild that is not
     rebuild 0 none, 1 the shard is open and marked, 2 + o its task is published at o (walk=False: a rebuild is one step)
     fan     tuple of consumer positions (second one is the zombie)
-    redis   (stored offset, record 0 none 1 live 2 final, open, holders, credited, results outbox)"""
-    R0 = (-1, 0, 0, 0, 0, 0)
-    init = ((0, 0), (0, -1, 0), 0, (), (0, 0), 0, R0, None, 0, (0,) * W, (crash, zombie, flush, rollback, resend), 0, "")
+    redis   (stored offset, record 0 none 1 live 2 final, open, holders, credited, results outbox, fence)
+    direct  a discovery process may enqueue what it stored past the bus (pc 6 follows), with the fence that it knew before"""
+    R0 = (-1, 0, 0, 0, 0, 0, 0)
+    init = ((0, 0), (0, -1, 0), 0, (), (0, 0), 0, R0, None, 0, (0,) * W, (crash, zombie, flush, rollback, resend), 0, (0, 0), "")
 
     def fault(f, i):
         return f[:i] + (f[i] - 1,) + f[i + 1:]
 
     def actions(s):
-        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, note = s
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, cap, note = s
         S = lambda **k: tuple(k.get(n, v) for n, v in zip(
-            ("disc", "sql", "filt", "log", "fan", "comm", "red", "snap", "bus", "oks", "f", "reb", "note"), s))
+            ("disc", "sql", "filt", "log", "fan", "comm", "red", "snap", "bus", "oks", "f", "reb", "cap", "note"), s))
         row, off, cred = sql
         final = bits(cred) >= num
         # discovery processes: 0 read filter, 1 insert, 2 publish, 3 mark published, 4 mark filter, 5 commit, 9 done
@@ -258,9 +260,22 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
             if pc == 0:
                 yield n + "reads the filter", S(disc=go(5 if filt else 1)), 0
             elif pc == 1:
-                yield n + "INSERT IGNORE", (S(disc=go(2), sql=(1, -1, 0)) if not row else S(disc=go(4))), 0
-            elif pc == 2 and len(log) < maxlog:
-                yield n + "publishes", S(disc=go(3), log=log + (0,)), 0
+                knows = tuple(red[6] if i == d else x for i, x in enumerate(cap)) if direct else cap
+                yield n + "INSERT IGNORE", (S(disc=go(2), sql=(1, -1, 0), cap=knows) if not row else S(disc=go(4))), 0
+            elif pc == 2:
+                if len(log) < maxlog:
+                    yield n + "publishes", S(disc=go(3), log=log + (0,)), 0
+                if direct and fence and cap[d] != red[6]:
+                    if len(log) < maxlog:
+                        yield n + "is refused by the fence, publishes `again`", S(disc=go(3), log=log + (1,)), 0
+                elif direct:
+                    nr = red if record and red[1] else (red[0], 1, red[2] + num) + red[3:]
+                    yield n + "enqueues past the bus", S(disc=go(6), red=nr), 0
+                    if f[0] and len(log) < maxlog:
+                        yield n + "enqueues past the bus, loses the answer, publishes `again`", \
+                            S(disc=go(3), red=nr, log=log + (1,), f=fault(f, 0)), None
+            elif pc == 6:
+                yield n + "marks published before all records", S(disc=go(4), sql=(2, off, cred)), 0
             elif pc == 3:
                 o = len(log) - 1 if by_offset else 0
                 yield n + "marks published", S(disc=go(4), sql=(2, max(off, o), cred)), 0
@@ -270,16 +285,16 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
                 yield n + "commits its input", S(disc=go(9)), 0
             if f[0] and 0 < pc < 9:
                 yield n + "is killed, input comes again", S(disc=go(0), f=fault(f, 0)), None
-        if row == 1 and not any(x in (2, 3) for x in disc) and len(log) < maxlog:
+        if row == 1 and not any(x in (2, 3, 6) for x in disc) and len(log) < maxlog:
             if not (sql_check and final):
                 yield "watchdog republishes the unpublished row and marks it", S(sql=(2, len(log), cred), log=log + (1,)), 0
                 if f[0]:
                     yield "watchdog republishes, is killed before the mark", S(log=log + (1,), f=fault(f, 0)), None
             else:
                 yield "watchdog marks the finished row published", S(sql=(2, off, cred)), 0
-        if row == 1 and 2 in disc and f[4] and len(log) < maxlog:
+        if row == 1 and (2 in disc or 6 in disc) and f[4] and len(log) < maxlog:
             yield "watchdog republishes while the publisher is still at it", S(log=log + (1,), sql=(2, len(log), cred), f=fault(f, 4)), None
-        stored, rec, opn, hold, rc, outb = red
+        stored, rec, opn, hold, rc, outb, fen = red
         # the walk of a rebuild; the reconciler comes behind it
         if reb == 1:
             at = len(log) + (place == "first")
@@ -296,7 +311,7 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
         # reconciler
         if row == 2 and not final and rec == 0 and not reb and len(log) < maxlog:
             if by_offset:
-                missing = stored >= off and off >= 0
+                missing = stored >= off and (off >= 0 or direct)
             else:
                 missing = True
             if missing:
@@ -316,9 +331,10 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
                 else:
                     asks = sql_check and log[o] < 2
                     if (record and rec) or (asks and log[o] and final):
-                        nr = (o, rec, opn, hold, rc, outb)
+                        nr = (o, rec, opn, hold, rc, outb, fen)
                     else:
-                        nr = (o, 1, opn + num - (bits(cred) if asks else 0), hold, rc | (cred if asks else 0), outb)
+                        nr = (o, 1, opn + num - (bits(cred) if asks else 0), hold, rc | (cred if asks else 0), outb,
+                              fen + 1 if direct and log[o] == 1 else fen)
                     yield who + "enqueues offset %d" % o, S(fan=nf, red=nr), (0 if c == 0 else None)
         if cas and stored < fan[0] - 1 and fan[0] == len(log):
             yield "owner compares its place with the stored offset, seeks back", S(fan=(stored + 1, fan[1])), 0
@@ -332,20 +348,20 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
         for w in range(W):
             b = 1 << w
             if opn and rec == 1 and not (hold | rc) & b:
-                yield "claim " + "ab"[w], S(red=(stored, rec, opn - 1, hold | b, rc, outb)), 0
+                yield "claim " + "ab"[w], S(red=(stored, rec, opn - 1, hold | b, rc, outb, fen)), 0
             if hold & b:
                 if rec == 1 and bits(rc) < num:
                     fin = bits(rc | b) >= num
-                    nr = (stored, (2 if tombstone else 0) if fin else 1, opn, hold & ~b, (rc | b) if (tombstone or not fin) else 0, outb | b)
+                    nr = (stored, (2 if tombstone else 0) if fin else 1, opn, hold & ~b, (rc | b) if (tombstone or not fin) else 0, outb | b, fen)
                     if not tombstone and fin:
-                        nr = (stored, 0, opn, hold & ~b, 0, outb | b)
+                        nr = (stored, 0, opn, hold & ~b, 0, outb | b, fen)
                     no = tuple(x + 1 if i == w else x for i, x in enumerate(oks))
                     yield "complete " + "ab"[w] + " OK", S(red=nr, oks=no), 0
                 else:
-                    yield "complete " + "ab"[w] + " refused", S(red=(stored, rec, opn, hold & ~b, rc, outb)), 0
+                    yield "complete " + "ab"[w] + " refused", S(red=(stored, rec, opn, hold & ~b, rc, outb, fen)), 0
             if outb & b:
                 if not durable_first or snap is None:
-                    yield "forwarder publishes result of " + "ab"[w], S(bus=bus | b, red=(stored, rec, opn, hold, rc, outb & ~b)), 0
+                    yield "forwarder publishes result of " + "ab"[w], S(bus=bus | b, red=(stored, rec, opn, hold, rc, outb & ~b, fen)), 0
                     yield "forwarder publishes result of %s, killed before XDEL" % "ab"[w], S(bus=bus | b), None
             if bus & b:
                 nc = cred | b
@@ -353,9 +369,9 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
                     nc = cred
                 nr = red
                 if bits(nc) >= num and rec == 2 and tombstone and not outb:
-                    nr = (stored, 0, 0, 0, 0, 0)
+                    nr = (stored, 0, 0, 0, 0, 0, fen)
                 elif rec == 1:
-                    nr = (stored, 1, opn, hold, rc, outb)
+                    nr = (stored, 1, opn, hold, rc, outb, fen)
                 yield "result of %s stored in SQL" % "ab"[w], S(sql=(row, off, nc), bus=bus & ~b, red=nr), 0
         # Redis faults
         if f[3] and snap is None:
@@ -370,15 +386,16 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
                 left = num - bits(cred)
                 # rebuild from SQL: unfinished rows, offsets as of the log's end where they are rebuilt
                 void = tuple(cred >> i & 1 for i in range(W))
-                nr = (len(log) - 1, 1, left, 0, cred, 0) if row == 2 and left else (len(log) - 1 if barrier else -1, 0, 0, 0, 0, 0)
+                gen = fen + 1 if direct else fen          # the generation is in the fence
+                nr = (len(log) - 1, 1, left, 0, cred, 0, gen) if row == 2 and left else (len(log) - 1 if barrier else -1, 0, 0, 0, 0, 0, gen)
                 if walk:
-                    nr = (len(log) - 1, 0, 0, 0, 0, 0)
+                    nr = (len(log) - 1, 0, 0, 0, 0, 0, gen)
                     yield "FLUSHALL, the shard is marked and open", S(red=nr, snap=None, f=fault(f, 2), oks=void, reb=1), None
                 else:
                     yield "FLUSHALL, rebuild from SQL", S(red=nr, snap=None, f=fault(f, 2), oks=void), None
 
     def invariant(s):
-        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, note = s
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, cap, note = s
         if filt and not sql[0]:
             return "G4: key marked as seen, task not stored"
         if any(x > 1 for x in oks):
@@ -817,6 +834,13 @@ SCENARIOS = [
     ("letter flow: everysec, result forwarded before it is on disk", BREAKS, lambda: flow(1, crash=0, rollback=1, durable_first=False, settle_cap=False, resend=0)),
     ("letter flow: everysec, Kafka committed ahead of Redis, no gap check", BREAKS, lambda: flow(1, crash=0, rollback=1, cas=False, resend=0)),
     ("flow: everysec, gap check and durable before forwarding", HOLDS, lambda: flow(1, crash=0, rollback=1, resend=0)),
+    # the shortcut from SQL into the queue, past the bus
+    ("shortcut NUM=1: a fence; kills, a lost answer, an early watchdog", HOLDS, lambda: flow(1, crash=1, direct=True)),
+    ("shortcut NUM=1: zombie fanout", HOLDS, lambda: flow(1, crash=0, zombie=1, direct=True)),
+    ("shortcut NUM=2: ", HOLDS, lambda: flow(2, crash=1, resend=0, direct=True)),
+    ("shortcut: FLUSHALL", HOLDS, lambda: flow(1, crash=0, flush=1, resend=0, direct=True)),
+    ("shortcut: everysec", HOLDS, lambda: flow(1, crash=0, rollback=1, resend=0, direct=True)),
+    ("ablation: shortcut without a fence", BREAKS, lambda: flow(1, crash=0, direct=True, fence=False)),
     # a dead task is sent again
     ("again: a late death, a repeated record, a final record that is still there", HOLDS, lambda: again()),
     ("again ablation: settling does not ask for the epoch", BREAKS, lambda: again(settle_asks=False)),

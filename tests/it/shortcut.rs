@@ -94,7 +94,7 @@ impl Fixture {
         Outcome {
             taken: sent.published.iter().flat_map(ids).collect(),
             rest: sent.rest.iter().map(|(row, _)| row.id).collect(),
-            again: sent.again,
+            again: sent.again.iter().map(|(row, _)| row.id).collect(),
         }
     }
 
@@ -108,20 +108,24 @@ impl Fixture {
     }
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 struct Outcome {
     taken: Vec<TaskId>,
     rest: Vec<TaskId>,
-    again: bool,
+    again: Vec<TaskId>,
 }
 
 impl Outcome {
     fn taken(rows: &[(TaskRow, Turn)]) -> Self {
-        Self { taken: ids(rows), rest: vec![], again: false }
+        Self { taken: ids(rows), ..Self::default() }
     }
 
-    fn left(rows: &[(TaskRow, Turn)], again: bool) -> Self {
-        Self { taken: vec![], rest: ids(rows), again }
+    fn left(rows: &[(TaskRow, Turn)]) -> Self {
+        Self { rest: ids(rows), ..Self::default() }
+    }
+
+    fn refused(rows: &[(TaskRow, Turn)]) -> Self {
+        Self { again: ids(rows), ..Self::default() }
     }
 }
 
@@ -165,11 +169,32 @@ async fn a_process_that_was_held_up_is_refused() {
     for id in ids(&rows) {
         let () = f.redis.conn().hdel("t:{q:0}:records", &id.as_bytes()[..]).await.unwrap();
     }
-    assert_eq!(f.send(&rows, before).await, Outcome::left(&rows, true));
-    // For tasks that are stored from now on the fence is known, when the pause is over.
+    assert_eq!(f.send(&rows, before).await, Outcome::refused(&rows));
+    // For tasks that are stored later the fence is known, when the pause is over.
     let rows = f.stored(1).await;
-    let now = f.shortcut.moment();
-    until("the pause is over", async || f.send(&rows, now).await == Outcome::taken(&rows)).await;
+    until("it is asked", async || f.send(&rows, f.shortcut.moment()).await == Outcome::taken(&rows)).await;
+    f.stop().await;
+}
+
+/// What is refused goes by the bus, flagged, and moves the fence once more.
+#[tokio::test]
+async fn a_fence_that_moves_keeps_tasks_away_for_a_moment() {
+    let f = Fixture::start(|_| {}).await;
+    f.process.publisher().publish(&borrowed(&f.stored(1).await), true).await.unwrap();
+    f.has_open(3).await;
+    let before = f.end().await;
+    f.insert("refused").await;
+    f.has_open(4).await;
+    assert_ne!(f.end().await, before);
+    let mut open = 4;
+    until("tasks pass by the bus again", async || {
+        let before = f.end().await;
+        open += 1;
+        f.insert(&open.to_string()).await;
+        f.has_open(open).await;
+        f.end().await == before
+    })
+    .await;
     f.stop().await;
 }
 
@@ -181,7 +206,7 @@ async fn a_fence_that_was_learned_behind_the_store_counts_for_nothing() {
     let before = fresh.moment();
     for _ in 0..2 {
         let sent = fresh.send(&borrowed(&rows), before).await;
-        assert_eq!((sent.published.len(), sent.rest.len(), sent.again), (0, 1, false));
+        assert_eq!((sent.published.len(), sent.rest.len(), sent.again.len()), (0, 1, 0));
     }
     assert_eq!(fresh.send(&borrowed(&rows), fresh.moment()).await.published.len(), 1);
     f.stop().await;
@@ -202,7 +227,7 @@ async fn tasks_do_not_overtake_those_on_the_bus() {
     // A fanout that does not read holds up nobody for long.
     let offset = Offset { major: u64::MAX, minor: 1 };
     f.shortcut.went_by_bus(&[store::Published { partition: 0, offset, tasks: vec![] }]);
-    assert_eq!(f.send(&rows[1..], now).await, Outcome::left(&rows[1..], false));
+    assert_eq!(f.send(&rows[1..], now).await, Outcome::left(&rows[1..]));
     f.stop().await;
 }
 
@@ -211,11 +236,11 @@ async fn what_a_full_queue_does_not_take_goes_by_the_bus() {
     let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 4).await;
     let (now, rows) = (f.shortcut.moment(), f.stored(3).await);
     let sent = f.send(&rows, now).await;
-    assert_eq!(sent, Outcome { taken: ids(&rows[..2]), rest: ids(&rows[2..]), again: false });
+    assert_eq!(sent, Outcome { taken: ids(&rows[..2]), rest: ids(&rows[2..]), again: vec![] });
     // The fanout parks it.
-    f.process.publisher().publish(&borrowed(&rows[2..]), sent.again).await.unwrap();
+    f.process.publisher().publish(&borrowed(&rows[2..]), false).await.unwrap();
     until("the queue is closed", async || f.process.gates.is_closed(&f.shard.queue)).await;
     let now = f.shortcut.moment();
-    assert_eq!(f.send(&rows[2..], now).await, Outcome::left(&rows[2..], false));
+    assert_eq!(f.send(&rows[2..], now).await, Outcome::left(&rows[2..]));
     f.stop().await;
 }

@@ -65,22 +65,22 @@ impl Context {
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
-        // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
-        // done and forgotten by now.
-        let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
-        let now = self.clock.now_unix_ms();
-        let again = rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
-        let shortcut = self.shortcut.as_ref().filter(|_| !again).zip(stored_behind);
-        let (published, done) = match shortcut {
-            Some((shortcut, stored_behind)) => {
-                let Sent { mut published, rest, again } = shortcut.send(rows, stored_behind).await;
-                let (by_bus, done) = self.publisher.publish_unmarked(&rest, again).await;
-                shortcut.went_by_bus(&by_bus);
-                published.extend(by_bus);
-                (published, done)
-            }
-            None => self.publisher.publish_unmarked(rows, again).await,
+        let shortcut = self.shortcut.as_ref().filter(|_| !self.are_late(rows)).zip(stored_behind);
+        let Sent { mut published, rest, again } = match shortcut {
+            Some((shortcut, stored_behind)) => shortcut.send(rows, stored_behind).await,
+            None => Sent { rest: rows.to_vec(), ..Sent::default() },
         };
+        let mut done = Ok(());
+        // The process may have been held up on the shortcut, too.
+        let late = self.are_late(&rest);
+        for (rows, again) in [(rest, late), (again, true)].iter().filter(|(rows, _)| !rows.is_empty()) {
+            let (by_bus, all) = self.publisher.publish_unmarked(rows, *again).await;
+            if let Some(shortcut) = &self.shortcut {
+                shortcut.went_by_bus(&by_bus);
+            }
+            published.extend(by_bus);
+            done = done.and(all);
+        }
         to_mark.add(published).await;
         match done {
             Ok(()) => metrics::outbox_published(rows.len()),
@@ -88,6 +88,14 @@ impl Context {
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }
         Ok(())
+    }
+
+    /// After some time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are done
+    /// and forgotten by now.
+    fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
+        let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
+        let now = self.clock.now_unix_ms();
+        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)))
     }
 
     /// Starts the loop that writes marks.

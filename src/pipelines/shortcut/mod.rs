@@ -10,6 +10,9 @@
 //! - the process is held up before the script, for longer than the watchdog waits: by then the tasks may be done and
 //!   forgotten. The fence has moved, and the script refuses them.
 //! - the answer is lost: the tasks go to the bus, flagged `again`.
+//!
+//! What goes by the bus flagged `again` moves the fence. So a fence that has moved, or may move, is forgotten, and Redis
+//! is asked again once the fanout has read those tasks.
 
 mod traced;
 
@@ -40,10 +43,12 @@ const AT_ONCE: usize = 64;
 const CALL_BYTES: usize = 4 << 20;
 /// How long tasks wait for the fanout to read those before them that went by the bus.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// After that, and after a fence that moved, all go by the bus for so long.
+/// After that, and after a call that was refused or failed, all go by the bus for so long.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The pause doubles so often where the fanout of another process reads the partition.
+/// The pause doubles so often where the fanout of another process reads the partition, or calls fail one after another.
 const DOUBLED: u32 = 6;
+/// Shards that are known before those that are closed by now are forgotten.
+const FEW: usize = 1024;
 
 /// The way from SQL into the queue. Clones are the same.
 #[derive(Clone)]
@@ -66,14 +71,18 @@ pub struct Moment(u64);
 struct Known {
     learned: u64,
     shards: HashMap<ShardId, KnownShard>,
+    /// The number of shards at which closed ones are forgotten.
+    many: usize,
     partitions: HashMap<u32, Progress>,
 }
 
+#[derive(Default)]
 struct KnownShard {
-    fence: Fence,
-    since: Moment,
-    /// It moved a moment ago, and may do so again.
-    paused_until: Instant,
+    /// With the moment since which it is known.
+    fence: Option<(Fence, Moment)>,
+    /// Calls that failed one after another.
+    failed: u32,
+    paused_until: Option<Instant>,
 }
 
 /// How far tasks of this process are on their way through a partition.
@@ -94,8 +103,8 @@ pub struct Sent<'a> {
     pub published: Vec<Published>,
     /// Those that have to go by the bus.
     pub rest: Vec<(&'a TaskRow, Turn)>,
-    /// One of the rest may be in the queue.
-    pub again: bool,
+    /// The same, and they may be in the queue already.
+    pub again: Vec<(&'a TaskRow, Turn)>,
 }
 
 /// The outcome for the tasks of one shard.
@@ -128,8 +137,7 @@ impl Shortcut {
         let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
         let mut sent = Sent::default();
         while let Some((partition, Taken { count, again }, mut rows)) = calls.next().await {
-            sent.again |= again;
-            sent.rest.extend(rows.split_off(count));
+            if again { &mut sent.again } else { &mut sent.rest }.extend(rows.split_off(count));
             if count > 0 {
                 let tasks = rows.into_iter().map(|(row, turn)| (row.id, turn)).collect();
                 // Before all records: if the queue has no record of such a task, none will come.
@@ -172,10 +180,10 @@ impl Shortcut {
             self.0.known.lock().shards.remove(shard);
             return taken;
         }
-        let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
-        if self.0.gates.is_closed(&shard.queue) || !self.is_read(shard.number).await {
+        if self.is_paused(shard) || self.0.gates.is_closed(&shard.queue) || !self.is_read(shard.number).await {
             return taken;
         }
+        let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
         while taken.count < rows.len() {
             let (since, rows) = (SystemTime::now(), self.call(&rows[taken.count..]));
             let mut traced = Enqueues::default();
@@ -191,13 +199,9 @@ impl Shortcut {
                         break;
                     }
                 }
-                Ok(Enqueued::Moved(fence)) => {
-                    self.learn(shard, fence);
-                    taken.again = true;
-                    break;
-                }
                 outcome => {
                     tracing::debug!("{} new tasks of {shard} go by the bus: {outcome:?}", rows.len());
+                    self.pause(shard, matches!(outcome, Ok(Enqueued::Moved(_))));
                     taken.again = true;
                     break;
                 }
@@ -227,20 +231,19 @@ impl Shortcut {
         }
     }
 
-    /// The shard's fence, if it was known at the moment and may still stand.
+    /// The shard's fence, if it was known at the moment.
     ///
     /// Where none is known, Redis is asked, for later tasks.
     async fn fence(&self, shard: &ShardId, at: Moment) -> Option<Fence> {
-        let known = self.0.known.lock().shards.get(shard).map(|known| {
-            let is_old = known.since <= at && known.paused_until <= Instant::now();
-            is_old.then(|| known.fence.clone())
-        });
-        if let Some(known) = known {
-            return known;
+        if let Some((fence, since)) = self.0.known.lock().shards.get(shard).and_then(|known| known.fence.as_ref()) {
+            return (*since <= at).then(|| fence.clone());
         }
         match self.0.queue.enqueue(shard, &self.batch(shard, &Fence::default(), &[])).await {
             Ok(Enqueued::Moved(fence)) => self.learn(shard, fence),
-            outcome => tracing::debug!("the fence of {shard} is not known: {outcome:?}"),
+            outcome => {
+                tracing::debug!("the fence of {shard} is not known: {outcome:?}");
+                self.pause(shard, false);
+            }
         }
         None
     }
@@ -249,11 +252,26 @@ impl Shortcut {
         let mut known = self.0.known.lock();
         known.learned += 1;
         let since = Moment(known.learned);
-        let now = Instant::now();
-        let before = known.shards.insert(shard.clone(), KnownShard { fence, since, paused_until: now });
-        if let (Some(_), Some(known)) = (before, known.shards.get_mut(shard)) {
-            known.paused_until = now + PAUSE;
+        known.shards.insert(shard.clone(), KnownShard { fence: Some((fence, since)), ..KnownShard::default() });
+        if known.shards.len() > known.many.max(FEW) {
+            known.shards.retain(|shard, _| self.0.queue.knows(shard));
+            known.many = 2 * known.shards.len();
         }
+    }
+
+    /// Forgets the fence, because it has moved or will, and lets a moment pass. It is longer while Redis does not
+    /// answer: all tasks that are published together wait for that.
+    fn pause(&self, shard: &ShardId, has_moved: bool) {
+        let mut known = self.0.known.lock();
+        let shard = known.shards.entry(shard.clone()).or_default();
+        shard.fence = None;
+        shard.paused_until = Some(Instant::now() + PAUSE * (1 << shard.failed));
+        shard.failed = if has_moved { 0 } else { DOUBLED.min(shard.failed + 1) };
+    }
+
+    fn is_paused(&self, shard: &ShardId) -> bool {
+        let known = self.0.known.lock();
+        known.shards.get(shard).and_then(|shard| shard.paused_until).is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether it has.

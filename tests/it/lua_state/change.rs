@@ -286,7 +286,7 @@ async fn a_num_below_the_credits_leaves_a_record_that_can_be_read() {
 }
 
 #[tokio::test]
-async fn change_of_a_task_that_is_not_there_changes_nothing() {
+async fn change_of_a_task_that_is_not_there_only_moves_the_fence() {
     let f = Fixture::new().await;
     f.seed("HSET", "records", &[&id('b'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"]).await;
     f.seed("HSET", "records", &[&id('c'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"]).await;
@@ -295,7 +295,8 @@ async fn change_of_a_task_that_is_not_there_changes_nothing() {
     let items = [('a', 2, 1, 0), ('b', 2, 1, 0), ('b', 2, 1, 1), ('c', 2, 1, 0), ('d', 2, 1, 0)];
     let expected = ["7", "5", "0", "3", "0", "5", "0", "6", "0", "4", "0"];
     assert_eq!(f.updated(&items).await, expected);
-    assert_eq!(f.state().await, before);
+    // It may be on its way from SQL past the bus, with the NUM that it had.
+    changed(&before, &f.state().await, &[("counters", &["fence=1"])]);
 }
 
 #[tokio::test]
