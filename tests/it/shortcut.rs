@@ -176,7 +176,7 @@ async fn a_process_that_was_held_up_is_refused() {
     f.stop().await;
 }
 
-/// What is refused goes by the bus, flagged, and moves the fence once more.
+/// A refused task goes by the bus, flagged, and moves the fence once more.
 #[tokio::test]
 async fn a_fence_that_moves_keeps_tasks_away_for_a_moment() {
     let f = Fixture::start(|_| {}).await;

@@ -11,8 +11,8 @@
 //!   forgotten. The fence has moved, and the script refuses them.
 //! - the answer is lost: the tasks go to the bus, flagged `again`.
 //!
-//! What goes by the bus flagged `again` moves the fence. So a fence that has moved, or may move, is forgotten, and Redis
-//! is asked again once the fanout has read those tasks.
+//! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will, and asks Redis once
+//! the fanout has read those tasks.
 
 mod traced;
 

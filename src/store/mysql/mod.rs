@@ -186,6 +186,7 @@ impl Dialect for MySqlConnection {
     // sqlx makes the server count found rows as well.
     const COUNTS_INSERTED: bool = false;
     const IS_UNFINISHED: &'static str = "unfinished = 1";
+    const SEEN_KEYS: &'static str = "SELECT key_hash, task_id, status FROM seen WHERE key_hash IN ";
 
     // INSERT IGNORE would also hide values that do not fit.
     fn keep_first(column: &str) -> String {

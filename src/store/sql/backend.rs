@@ -1,14 +1,17 @@
 //! The requirements for a database that holds the store.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::{self, Future},
+    sync::Arc,
+};
 
 use futures::future::BoxFuture;
 
 use super::{
-    session::{Columns, Session},
+    session::{Columns, Recent, Session},
     statement::Statement,
 };
-use crate::store::Result;
+use crate::{model::KeyHash, store::Result};
 
 pub trait Backend: Send + Sync + 'static {
     type Connection: Session + 'static;
@@ -21,6 +24,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Runs one statement that changes nothing.
     fn read<T: Columns>(&self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send;
+
+    /// The owners of keys that the database has in memory. `None`: an index of `tasks` has all.
+    fn recent(&self, _keys: &[KeyHash]) -> impl Future<Output = Result<Option<Recent>>> + Send {
+        future::ready(Ok(None))
+    }
 
     /// Ends running calls and closes the connections.
     fn close(&self) -> impl Future<Output = ()> + Send;

@@ -22,6 +22,9 @@ pub trait Dialect {
     /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to be read back.
     const COUNTS_INSERTED: bool;
 
+    /// SELECT of key, task and last status of the keys in `seen`, up to the list of keys.
+    const SEEN_KEYS: &'static str;
+
     /// INSERT suffix that sets `columns` to the new values where `key` exists.
     fn replace(key: &str, columns: &[&str]) -> String;
 

@@ -1,10 +1,10 @@
 //! Inserts of tasks that may be new.
 //!
-//! The unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the key,
-//! `seen` tells whether a removed task had it.
+//! In MySQL the unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the
+//! key, `seen` tells whether a removed task had it. In SQLite the keys in memory and `seen` decide before the insert.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -12,10 +12,11 @@ use super::{
     batches,
     counts::Counts,
     idempotency,
+    keys::owners_by_memory,
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
-    session::Session,
+    session::{Recent, Session},
     statement::{Statement, Value, lists, pieces},
     wishes,
 };
@@ -111,12 +112,57 @@ async fn insert_candidates<S: Session>(
     batch: Turn,
     old_keys: &OldKeys,
 ) -> Result<HashMap<KeyHash, Owner>> {
+    match session.recent(&key_hashes(candidates)) {
+        Some(recent) => insert_by_memory(session, candidates, batch, recent).await,
+        None => insert_by_index(session, candidates, batch, old_keys).await,
+    }
+}
+
+/// The keys in memory and `seen` say which rows are new.
+async fn insert_by_memory<S: Session>(
+    session: &mut S,
+    candidates: &[&NewRow],
+    batch: Turn,
+    recent: Recent,
+) -> Result<HashMap<KeyHash, Owner>> {
+    let known = owners_by_memory(session, recent).await?;
+    let mut new: Vec<&NewRow> =
+        candidates.iter().filter(|row| !known.contains_key(&row.task.key_hash)).copied().collect();
+    if insert_tasks(session, &new, batch).await? < new.len() as u64 {
+        // An id was stored before, with another key.
+        let ids: Vec<TaskId> = new.iter().map(|row| row.task.id).collect();
+        let mut stored = HashSet::new();
+        for ids in lists(&ids) {
+            let of_batch = Statement::new("SELECT id FROM tasks WHERE insertion = ? AND id IN ").bind(batch).list(ids);
+            for (id,) in session.fetch::<(Vec<u8>,)>(of_batch).await? {
+                stored.insert(task_id(&id)?);
+            }
+        }
+        new.retain(|row| stored.contains(&row.task.id));
+    }
+    let keys: Vec<(KeyHash, TaskId)> = new.iter().map(|row| (row.task.key_hash, row.task.id)).collect();
+    if !keys.is_empty() {
+        session.take_keys(&keys).await?;
+    }
+    let mut owners: HashMap<KeyHash, Owner> = known.into_iter().map(|(hash, known)| (hash, known.into())).collect();
+    owners.extend(keys.into_iter().map(|(hash, id)| (hash, Owner::fresh(id))));
+    Ok(owners)
+}
+
+/// The unique index of `tasks` says which rows are new, and `seen` which keys are those of removed tasks.
+async fn insert_by_index<S: Session>(
+    session: &mut S,
+    candidates: &[&NewRow],
+    batch: Turn,
+    old_keys: &OldKeys,
+) -> Result<HashMap<KeyHash, Owner>> {
     let mut old = HashMap::new();
     if old_keys.are_many() {
         old = removed(session, &key_hashes(candidates), "").await?;
     }
     let rest: Vec<&NewRow> = candidates.iter().filter(|row| !old.contains_key(&row.task.key_hash)).copied().collect();
-    let mut owners = insert_tasks(session, &rest, batch).await?;
+    insert_tasks(session, &rest, batch).await?;
+    let mut owners = owners(session, &key_hashes(&rest), batch).await?;
     // Asked only now, and under lock: a removal that frees a key has moved it before another row can take its place.
     let fresh: Vec<&NewRow> =
         rest.into_iter().filter(|row| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh)).collect();
@@ -138,11 +184,8 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
     rows.iter().map(|row| row.task.key_hash).collect()
 }
 
-async fn insert_tasks<S: Session>(
-    session: &mut S,
-    candidates: &[&NewRow],
-    insertion: Turn,
-) -> Result<HashMap<KeyHash, Owner>> {
+/// Answers how many rows it inserted, if the database tells.
+async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], insertion: Turn) -> Result<u64> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
         let insert = Statement::new(
@@ -158,10 +201,7 @@ async fn insert_tasks<S: Session>(
         };
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
-    if S::COUNTS_INSERTED && inserted == candidates.len() as u64 {
-        return Ok(candidates.iter().map(|row| (row.task.key_hash, Owner::fresh(row.task.id))).collect());
-    }
-    owners(session, &key_hashes(candidates), insertion).await
+    Ok(inserted)
 }
 
 fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {

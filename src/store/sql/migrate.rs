@@ -44,6 +44,7 @@ macro_rules! migration_files {
             "0016_keep_backoffs",
             "0017_keep_deadlines",
             "0018_keep_events",
+            "0019_keep_keys_in_order",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

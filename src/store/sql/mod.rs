@@ -6,7 +6,7 @@
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `history`: the attempts that failed.
-//! - `seen`: the keys of removed tasks.
+//! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those are in `new_keys`.
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
 //!   and the offset at which the last rebuild published its tasks.
@@ -39,6 +39,7 @@ mod history;
 mod idempotency;
 mod insert;
 mod jobs;
+mod keys;
 mod letters;
 mod migrate;
 mod outbox;
@@ -81,7 +82,7 @@ pub(super) use self::{
     columns::FromRow,
     dialect::Dialect,
     migrate::{MigrationFile, migration_files, run as migrate},
-    session::{Columns, Session},
+    session::{Columns, Recent, Session},
     statement::{Statement, Value},
 };
 use super::{
@@ -274,7 +275,8 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
-        tasks::owners(&self.sql, keys).await
+        let owners = keys::owners(&self.sql, "owners", keys).await?;
+        Ok(owners.into_iter().map(|(key, id, _)| (key, id)).collect())
     }
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {

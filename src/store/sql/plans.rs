@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 10] = [
+const GROWING: [&str; 11] = [
     "tasks",
     "outbox",
     "batches",
     "results",
     "seen",
+    "new_keys",
     "letters",
     "changes",
     "history",

@@ -1,8 +1,8 @@
 //! Tasks that finished long ago are removed, except for their keys.
 //!
-//! A key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the unique key
-//! of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so `seen` has
-//! it.
+//! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the
+//! unique key of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so
+//! `seen` has it. In SQLite `seen` may have the key of a stored task, with status 0.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
 use crate::model::{KeyHash, StoredStatus, TaskId};
 use crate::store::Result;
 
-/// A task that was removed.
+/// A task that was removed; in SQLite with status 0 one that was not.
 #[derive(Clone, Copy)]
 pub(super) struct Removed {
     pub(super) id: TaskId,
@@ -113,7 +113,7 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
         for piece in pieces(&moved, |_| 0) {
             let rows = piece.iter().map(|(hash, id, status)| [hash.into(), id.into(), (*status).into()]);
             let keep = Statement::new("INSERT INTO seen (key_hash, task_id, status)").values(rows);
-            session.execute(keep.sql(&S::keep_first("status"))).await?;
+            session.execute(keep.sql(&S::replace("key_hash", &["task_id", "status"]))).await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
         const TABLES: [&str; 5] = [

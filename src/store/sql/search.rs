@@ -11,6 +11,7 @@ use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
+    keys,
     rows::{corrupt, from_row, number, queue_name, status, task_id},
     runner::Runner,
     statement::{Statement, lists},
@@ -114,7 +115,9 @@ impl<'a> Index<'a> {
     ) -> Result<Vec<TaskId>> {
         let statement = match self {
             Self::Key(hash) => {
-                Statement::new("SELECT id FROM tasks WHERE key_hash = ? AND id >= ? AND id < ?").bind(hash)
+                let owners = keys::owners(sql, NAME, &[*hash]).await?;
+                let ids = owners.into_iter().map(|(_, id, _)| id);
+                return Ok(ids.filter(|id| (from..below).contains(id)).collect());
             }
             Self::Worker(worker) => Statement::new("SELECT task_id FROM results ")
                 .sql(&DB::Connection::by_index("results_worker"))

@@ -6,12 +6,12 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
-    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     shards,
     statement::{Statement, lists},
 };
-use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{Encoding, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskRow, WorkerName};
 use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
 
 /// Where a page starts: no task has the id of zeros.
@@ -155,21 +155,6 @@ pub(super) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Resul
         }
     }
     Ok(rows)
-}
-
-pub(super) async fn owners<DB: Backend>(sql: &Runner<DB>, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
-    const STORED: &str = "SELECT key_hash, id FROM tasks WHERE key_hash IN ";
-    const REMOVED: &str = "SELECT key_hash, task_id FROM seen WHERE key_hash IN ";
-    let mut owners = Vec::new();
-    for keys in lists(keys) {
-        for text in [STORED, REMOVED] {
-            let found = sql.read::<(Vec<u8>, Vec<u8>)>("owners", Statement::new(text).list(keys)).await?;
-            for (hash, id) in found {
-                owners.push((key_hash(&hash)?, task_id(&id)?));
-            }
-        }
-    }
-    Ok(owners)
 }
 
 pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {

@@ -4,9 +4,13 @@ use std::{future, path::Path, time::Duration};
 
 use rusqlite::{OpenFlags, ToSql, ffi, types::ValueRef};
 
-use crate::store::{
-    Error, Result,
-    sql::{Columns, Session, Statement, Value},
+use super::keys::Keys;
+use crate::{
+    model::{KeyHash, TaskId},
+    store::{
+        Error, Result,
+        sql::{Columns, Recent, Session, Statement, Value},
+    },
 };
 
 /// The longest wait for the file, which another process may hold.
@@ -17,6 +21,8 @@ const PREPARED: usize = 256;
 /// A connection, inside or outside of a transaction.
 pub struct Connection {
     pub(super) db: rusqlite::Connection,
+    /// Of the connection that writes.
+    pub(super) keys: Keys,
     #[cfg(test)]
     pub(super) asked: crate::store::sql::plans::Counter,
 }
@@ -30,6 +36,7 @@ impl Connection {
         db.execute_batch(settings)?;
         Ok(Self {
             db,
+            keys: Keys::default(),
             #[cfg(test)]
             asked: Default::default(),
         })
@@ -99,6 +106,16 @@ impl Session for Connection {
 
     fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send {
         future::ready(self.rows(&statement).map_err(error))
+    }
+
+    fn recent(&self, keys: &[KeyHash]) -> Option<Recent> {
+        Some(self.keys.recent(keys))
+    }
+
+    fn take_keys(&mut self, keys: &[(KeyHash, TaskId)]) -> impl Future<Output = Result<()>> + Send {
+        #[cfg(test)]
+        self.asked.note_statement(1);
+        future::ready(self.keys.take(&self.db, keys).map_err(error))
     }
 }
 

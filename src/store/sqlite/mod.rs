@@ -4,24 +4,30 @@ mod checkpoints;
 mod connection;
 #[cfg(test)]
 mod events;
+mod keys;
+mod known;
 mod migrate;
 mod readers;
 mod writer;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use futures::FutureExt;
+use parking_lot::RwLock;
 use rusqlite::OpenFlags;
 
 use self::{
     connection::{Connection, error},
+    keys::{Keys, Latest},
+    known::{Known, Reading},
     readers::Readers,
     writer::Writer,
 };
 use super::{
     Error, Result,
-    sql::{self, Backend, Columns, Dialect, MigrationFile, SqlStore, Statement, Work, migration_files},
+    sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Work, migration_files},
 };
+use crate::model::KeyHash;
 
 pub type SqliteStore = SqlStore<File>;
 
@@ -29,8 +35,7 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 
 /// Settings of the connection that writes.
 ///
-/// - `cache_size`: 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of
-///   its pages.
+/// - `cache_size`: 16 MiB of pages in memory.
 /// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
 /// - `temp_store`: a statement of many rows keeps a journal of its own, so that it can be undone alone. In a file, that
 ///   is two thirds of the bytes that an insert writes.
@@ -45,6 +50,8 @@ const WRITES: &str = "\
 pub struct File {
     writer: Writer,
     readers: Readers,
+    keys: Arc<RwLock<Latest>>,
+    old_keys: Reading,
     #[cfg(test)]
     asked: sql::plans::Counter,
 }
@@ -54,6 +61,11 @@ impl SqliteStore {
     ///
     /// `max_page_count` bounds its size in pages of 4 KiB.
     pub async fn open(path: &Path, max_page_count: Option<u32>) -> Result<Self> {
+        Self::open_with(path, max_page_count, keys::MOST).await
+    }
+
+    /// The same with so many keys in memory.
+    async fn open_with(path: &Path, max_page_count: Option<u32>, most_keys: usize) -> Result<Self> {
         let path = path.to_owned();
         let opened = tokio::task::spawn_blocking(move || {
             let settings = match max_page_count {
@@ -63,15 +75,30 @@ impl SqliteStore {
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
             let (readers, of_log) = (Readers::new(path.clone()), path.clone());
             let checkpoints = move || Connection::open(&of_log, OpenFlags::SQLITE_OPEN_READ_WRITE, "");
-            let open = move || Connection::open(&path, flags, &settings);
-            let mut connection = open().map_err(error)?;
+            let keys = Arc::<RwLock<Latest>>::default();
+            let of_writer = Arc::clone(&keys);
+            let open = move |known| {
+                // The file may not have what an earlier connection had in memory.
+                *of_writer.write() = Latest::default();
+                let keys = Keys::new(&of_writer, known, most_keys);
+                Ok(Connection { keys, ..Connection::open(&path, flags, &settings)? })
+            };
+            let known = Known::default();
+            let mut connection = open(known.clone()).map_err(error)?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
             let migrated = migrated.ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
+            connection.keys.begin(&connection.db).map_err(error)?;
+            let old_keys = Reading::start(known, &connection.db, {
+                let open = checkpoints.clone();
+                move || Ok(open()?.db)
+            });
             let file = File {
                 #[cfg(test)]
                 asked: connection.asked.clone(),
-                writer: Writer::start(connection, open, checkpoints)?,
+                writer: Writer::start(connection, move || open(Known::default()), checkpoints)?,
                 readers,
+                keys,
+                old_keys: old_keys.map_err(|error| Error::Other(error.into()))?,
             };
             Ok(Self::new(file, migrated))
         });
@@ -102,8 +129,15 @@ impl Backend for File {
         self.readers.read(statement).await
     }
 
+    async fn recent(&self, keys: &[KeyHash]) -> Result<Option<Recent>> {
+        let latest = Arc::clone(&self.keys);
+        self.readers.run(move |connection| Latest::catch_up(&latest, &connection.db)).await?;
+        Ok(Some(self.keys.read().recent(keys)))
+    }
+
     async fn close(&self) {
         self.readers.close().await;
+        self.old_keys.close().await;
         self.writer.close().await;
     }
 }
@@ -118,6 +152,10 @@ impl Dialect for Connection {
     const COUNTS_INSERTED: bool = true;
     // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
+    // It has the keys of stored tasks, too.
+    const SEEN_KEYS: &'static str = "SELECT seen.key_hash, task_id, COALESCE(tasks.status, seen.status) \
+         FROM seen LEFT JOIN tasks ON id = task_id \
+         WHERE (id IS NOT NULL OR seen.status <> 0) AND seen.key_hash IN ";
 
     fn keep_first(_column: &str) -> String {
         " ON CONFLICT DO NOTHING".into()
@@ -147,253 +185,4 @@ impl Dialect for Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{collections::HashSet, time::Duration};
-
-    use super::*;
-    use crate::{
-        config::Settings,
-        model::{
-            DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
-            QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
-        },
-        store::{
-            BookStore as _, CheckStore as _, IdempotencyKeys as _, NewRow, Published, Rebuilt, Search as _, Settlement,
-            Store, TaskSearch, Turn, TurnedAway, Unpublished,
-        },
-    };
-
-    fn row(key: &str) -> NewRow {
-        let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
-        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-        NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
-    }
-
-    fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
-        Settlement::Completed {
-            id,
-            worker: "w".into(),
-            lease: LeaseNumber { generation: 1, grant: 1 },
-            result: "r".into(),
-            encoding: Encoding::Text,
-            attempt: 1,
-            leased_unix_ms: 0,
-            at_unix_ms: 1,
-            discovered,
-        }
-    }
-
-    /// The budget of a task of NUM = 1: statements, rows and waits for the disk, from the insert to the result.
-    #[tokio::test]
-    async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        // Statements of insert, mark and settle. Rows in all: of a task, of its result, its change; and of the batch
-        // the batch, its mark and the counts.
-        for (tasks, statements) in [(1, [4, 1, 5]), (10, [7, 1, 8]), (100, [7, 1, 8]), (1000, [16, 1, 20])] {
-            let rows: Vec<NewRow> = (0..tasks).map(|n| row(&format!("{tasks} {n}"))).collect();
-            store.asked();
-            let batch = store.insert(&rows).await.unwrap().batch;
-            let insert = store.asked();
-            let published = rows.iter().map(|row| (row.task.id, batch)).collect();
-            let published = [Published { partition: 0, offset: Offset::default(), tasks: published }];
-            store.mark_published("g", &published).await.unwrap();
-            let mark = store.asked();
-            let reports: Vec<Settlement> = rows.iter().map(|row| completed(row.task.id, vec![])).collect();
-            let settled = store.settle(&reports).await.unwrap();
-            assert!(settled.answers.iter().all(|settled| !settled.repeated));
-            let settle = store.asked();
-
-            let all = [insert, mark, settle];
-            assert_eq!(all.map(|asked| asked.commits), [1; 3], "{tasks}: {all:?}");
-            let asked = all.map(|asked| asked.statements);
-            assert!(asked.iter().zip(statements).all(|(asked, most)| *asked <= most), "{tasks}: {all:?}");
-            assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 6, "{tasks}: {all:?}");
-            println!("{tasks} tasks: {insert:?}, {mark:?}, {settle:?}");
-        }
-    }
-
-    /// Each statement of a test is checked for scans.
-    #[tokio::test]
-    async fn a_place_is_found_without_a_scan() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        let row = row("k");
-        store.insert(std::slice::from_ref(&row)).await.unwrap();
-        assert!(store.place("g", row.task.id).await.unwrap().is_some());
-    }
-
-    /// The cost of idempotency keys: a statement for each piece of a batch, and nothing where there are none (the test
-    /// above).
-    #[tokio::test]
-    async fn idempotency_keys_cost_a_statement_a_piece_and_no_scan() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        let with_key = |key: &str| {
-            let (queue, idempotency_key) = ("q".into(), format!("of {key}"));
-            let task = NewTask { queue, key: key.to_owned().into(), idempotency_key, ..Default::default() };
-            let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-            NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
-        };
-        let batch = |from: usize| (from..from + 100).map(|n| n.to_string()).collect::<Vec<_>>();
-        store.asked();
-        store.insert(&batch(0).iter().map(|key| row(key)).collect::<Vec<_>>()).await.unwrap();
-        let without = store.asked();
-        let keyed: Vec<NewRow> = batch(100).iter().map(|key| with_key(key)).collect();
-        store.insert(&keyed).await.unwrap();
-        assert_eq!(store.asked().statements, without.statements + 4, "a hundred rows are four pieces");
-        // Sent again, with new ids; and one that was a duplicate.
-        store.insert(&batch(99).iter().map(|key| with_key(key)).collect::<Vec<_>>()).await.unwrap();
-        assert_eq!(store.remove_expired_keys(i64::MAX, 10).await.unwrap(), 10);
-    }
-
-    #[tokio::test]
-    async fn the_books_are_counted_without_a_scan() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        let rows = [row("a"), row("b")];
-        store.insert(&rows).await.unwrap();
-        let queue = rows[0].task.queue.clone();
-        store.unpublish(&[rows[0].task.id], Unpublished::Parked).await.unwrap();
-        let off_bus = [((queue.clone(), Unpublished::Fresh), 1), ((queue.clone(), Unpublished::Parked), 1)];
-        assert_eq!(store.off_bus().await.unwrap(), off_bus.into());
-        let away = [((Some(queue.clone()), TurnedAway::Duplicate), 2), ((None, TurnedAway::Rejected), 1)].into();
-        store.add_turned_away(&away).await.unwrap();
-        assert_eq!(store.turned_away(std::slice::from_ref(&queue)).await.unwrap(), away);
-        assert_eq!(store.wrong_counts().await.unwrap(), []);
-        store.correct_count(&queue).await.unwrap();
-        assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
-    }
-
-    /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.
-    #[tokio::test]
-    async fn transactions_that_wait_together_commit_together() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("taskd.db");
-        let store = SqliteStore::open(&path, None).await.unwrap();
-        let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
-                       BEGIN SELECT RAISE(ABORT, 'no dash'); END";
-        let rival = rusqlite::Connection::open(&path).unwrap();
-        rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
-        store.asked();
-        // The first may wait for the rival alone, and the others wait for the first.
-        let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
-        let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
-        let commit = async {
-            while store.database().writer.queued() < 21 {
-                tokio::task::yield_now().await;
-            }
-            rival.execute_batch("COMMIT").unwrap();
-        };
-        let (inserted, ()) = futures::join!(futures::future::join_all(keys.map(insert)), commit);
-        for (number, stored) in inserted.into_iter().enumerate() {
-            assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
-        }
-        let asked = store.asked();
-        assert_eq!(asked.rows, 20 * (2 + 1 + 1), "{asked:?}");
-        assert!(asked.commits <= 2, "{asked:?}");
-        assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
-    }
-
-    #[tokio::test]
-    async fn no_statement_scans_a_table() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();
-        let ids: Vec<TaskId> = rows.iter().map(|row| row.task.id).collect();
-        let stored = store.insert(&rows).await.unwrap();
-        let other = store.insert(&[row("0"), row("new")]).await.unwrap();
-        let published = Published { partition: 0, offset: Offset::default(), tasks: vec![(ids[0], other.batch)] };
-        store.mark_published("g", &[published]).await.unwrap();
-        assert_eq!(store.remove_batches(None, 10).await.unwrap(), None);
-        store.due(i64::MAX, 5, &HashSet::new()).await.unwrap();
-        let tasks = vec![(ids[29], stored.batch)];
-        store.mark_published("g", &[Published { partition: 0, offset: Offset::default(), tasks }]).await.unwrap();
-        let tasks = ids[..9].iter().map(|id| (*id, Turn::FIRST)).collect();
-        let (partition, offset) = (0, Offset { major: 1, minor: 1 });
-        store.mark_published("g", &[Published { partition, offset, tasks }]).await.unwrap();
-        // A late mark, and of one that came back.
-        store.unpublish(&ids[..2], Unpublished::Parked).await.unwrap();
-        let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
-        store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
-        let completed = completed(ids[3], vec![row("1"), row("child")]);
-        let (reason, history) = ("no luck".to_owned(), Vec::new());
-        let died = Settlement::Died { id: ids[4], reason, attempts: 1, history, epoch: Some(0), at_unix_ms: 1 };
-        store.settle(&[completed.clone(), completed, died]).await.unwrap();
-        letters(&store, &rows[0].task.queue, ids[4]).await;
-        let without: HashSet<TaskId> = [ids[10]].into();
-        store.due(i64::MAX, 5, &without).await.unwrap();
-        let queue = &rows[0].task.queue;
-        assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
-        assert_eq!(store.parked_queues().await.unwrap().len(), 1);
-        store.states(&ids).await.unwrap();
-        store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
-        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 6);
-        let shard = ShardId { queue: queue.clone(), number: 0 };
-        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
-        assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
-        let rebuilding = store.rebuilding().await.unwrap();
-        assert_eq!(store.rebuild_page(&rebuilding, Some(ids[5]), 2).await.unwrap().tasks.len(), 2);
-        let offset = Some(Offset { major: 2, minor: 0 });
-        store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
-        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap()[0].offset, offset);
-        assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
-        assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
-        store.bring_forward(-1, 0, None, 100).await.unwrap();
-        store.oldest_waiting(i64::MAX).await.unwrap();
-        assert_eq!(store.unfinished().await.unwrap().len(), 1);
-        store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
-        store.close_shard(&shard, 2).await.unwrap();
-        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
-        assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
-        searches(&store, queue, &rows[0].task.key).await;
-        assert!(store.task(ids[3]).await.unwrap().is_some());
-        assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
-        assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
-        store.insert(&[row("3"), row("4")]).await.unwrap();
-        store.insert(&[row("3"), row("4")]).await.unwrap();
-    }
-
-    /// A list of tasks by each index.
-    async fn searches(store: &SqliteStore, queue: &QueueName, key: &bytes::Bytes) {
-        let q = TaskFilter { queue: Some(queue.clone()), ..Default::default() };
-        let filters = [
-            TaskFilter::default(),
-            q.clone(),
-            TaskFilter { statuses: vec![TaskStatus::Queued, TaskStatus::Dead], ..q.clone() },
-            TaskFilter { key: Some(key.clone()), ..q.clone() },
-            TaskFilter { worker: WorkerName::new("w").ok(), headers: vec![("h".into(), "v".into())], ..q },
-        ];
-        for filter in filters {
-            store
-                .search(&TaskSearch { filter, limit: 2, look_at: 10, after: None, stays_in_queue: false })
-                .await
-                .unwrap();
-        }
-    }
-
-    /// Every statement about letters, where `dead` is a dead task. It is dead again in the end.
-    async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
-        let record = DeadLetter { topic: "pipeline".into(), at_unix_ms: 1, ..Default::default() };
-        store.keep_letters(std::slice::from_ref(&record)).await.unwrap();
-        let after = Some(LetterCursor { at_unix_ms: i64::MAX, id: dead });
-        for (queue, kind, found) in [(None, None, 2), (Some(queue), None, 1), (None, Some(LetterKind::Record), 1)] {
-            for after in [None, after] {
-                let filter = LetterFilter { queue: queue.cloned(), kind, ..Default::default() };
-                let page = store.letters(&LetterPages { filter, limit: 5, after }).await.unwrap();
-                assert_eq!(page.letters.len(), found);
-            }
-        }
-        let filter = LetterFilter { queue: Some(queue.clone()), kind: Some(LetterKind::Task), ..Default::default() };
-        let page = store.letters(&LetterPages { filter, limit: 1, after: None }).await.unwrap();
-        assert_eq!(page.next.map(|next| next.id), Some(dead));
-        assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
-        assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
-        assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
-        let (reason, history) = ("again".to_owned(), Vec::new());
-        let died = Settlement::Died { id: dead, reason, attempts: 1, history, epoch: Some(1), at_unix_ms: 1 };
-        store.settle(&[died]).await.unwrap();
-        assert_eq!(store.remove_old_letters(Duration::from_secs(1), 5).await.unwrap(), 1);
-        assert_eq!(store.purge(&[record.id()]).await.unwrap(), 0);
-    }
-}
+mod tests;

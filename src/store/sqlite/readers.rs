@@ -27,16 +27,24 @@ impl Readers {
     }
 
     pub(super) async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
+        let statement = statement.into_owned();
+        self.run(move |connection| connection.rows(&statement)).await
+    }
+
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.turns).acquire_owned()).await;
         let turn = turn.map_err(|_| busy(READERS as u32))?.map_err(|_| closed())?;
-        let (statement, path, idle) = (statement.into_owned(), self.path.clone(), Arc::clone(&self.idle));
+        let (path, idle) = (self.path.clone(), Arc::clone(&self.idle));
         let read = tokio::task::spawn_blocking(move || {
             let kept = idle.lock().pop();
             let connection = kept.map_or_else(|| open(path), Ok)?;
-            let rows = connection.rows(&statement);
+            let done = work(&connection);
             idle.lock().push(connection);
             drop(turn);
-            rows
+            done
         });
         read.await.map_err(|stopped| Error::Other(stopped.into()))?.map_err(error)
     }

@@ -176,6 +176,10 @@ fn serve(
         let stored = match kept.take().map_or_else(&reopen, Ok) {
             Ok(mut connection) => {
                 let stored = commit(&mut connection, &mut group);
+                match stored {
+                    Ok(()) => connection.keys.committed(),
+                    Err(_) => connection.keys.undone(),
+                }
                 // A connection that cannot undo is in an unknown state: it is closed.
                 let is_clean = !connection.is_in_transaction() || connection.command("ROLLBACK").is_ok();
                 kept = is_clean.then_some(connection);
@@ -195,22 +199,28 @@ fn serve(
 fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     // One that reads first could not become the writer later if another process is.
     connection.command("BEGIN IMMEDIATE")?;
+    connection.keys.begin(&connection.db).map_err(error)?;
     if let [alone] = group {
         if !alone.run(connection) {
+            connection.keys.undone();
             return connection.command("ROLLBACK");
         }
+        connection.keys.step(&connection.db).map_err(error)?;
         return connection.command("COMMIT");
     }
     for transaction in group {
         connection.command("SAVEPOINT transaction_of_a_caller")?;
+        let place = connection.keys.taken();
         if !transaction.run(connection) {
             if !connection.is_in_transaction() {
                 // SQLite ends all of it when the disk is full. Each may succeed alone.
                 return Err(Error::Transient("undone together with a transaction that failed".into()));
             }
+            connection.keys.give_back(place);
             connection.command("ROLLBACK TO transaction_of_a_caller")?;
         }
         connection.command("RELEASE transaction_of_a_caller")?;
     }
+    connection.keys.step(&connection.db).map_err(error)?;
     connection.command("COMMIT")
 }

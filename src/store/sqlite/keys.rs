@@ -1,0 +1,258 @@
+//! Which task has a key, without an index that every insert hits at random.
+//!
+//! Keys are hashes. In an index of millions each falls on a page of its own, and that page costs more than all the
+//! rest of an insert. So the latest keys are in memory, in order (the idea is that of a log-structured merge tree:
+//! O'Neil and others, 1996). Each transaction adds one row with all its keys to the end of `new_keys`; a start reads
+//! them from there. When there are [`MOST`], they move to `seen` in the order of the table, where several share a page:
+//! a few with each insert, in its transaction, so that nobody waits for all of them. A filter ([`super::known`]) says
+//! which keys may be in `seen`.
+//!
+//! One thread of one process writes at a time, so memory decides who is new. `PRAGMA data_version` tells whether
+//! another process has written since; then its rows of `new_keys` come first.
+//!
+//! The crash windows: a key and its task commit together. Killed during a move, the rows of `new_keys` are still there,
+//! because they go last; the next start moves their keys again, which changes nothing.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
+
+use parking_lot::RwLock;
+use rusqlite::Connection as Db;
+
+use super::known::Known;
+use crate::{
+    model::{KeyHash, TaskId},
+    store::sql::Recent,
+};
+
+/// Keys in memory before they move: about 30 MB. During the move half as many gather.
+pub(super) const MOST: usize = 400_000;
+/// Keys that move at least at a time. Each is a change of a page, or of half a page in a table of ten million.
+const STEP: usize = 128;
+/// Bytes of a key and its task in a row of `new_keys`.
+const PAIR: usize = 32 + 16;
+
+/// The keys in memory. The writer changes them behind each commit, and readers look.
+#[derive(Default)]
+pub(super) struct Latest {
+    new: BTreeMap<KeyHash, TaskId>,
+    /// Those that are moving to `seen`. They stay until all of them are there.
+    moving: BTreeMap<KeyHash, TaskId>,
+    /// The last row of `new_keys` whose keys are here.
+    last_row: i64,
+}
+
+impl Latest {
+    pub(super) fn owner(&self, key: &KeyHash) -> Option<TaskId> {
+        self.new.get(key).or_else(|| self.moving.get(key)).copied()
+    }
+
+    /// The tasks that have these keys. The rest may be in `seen`.
+    pub(super) fn recent(&self, keys: &[KeyHash]) -> Recent {
+        let mut recent = Recent::default();
+        for key in keys {
+            match self.owner(key) {
+                Some(id) => drop(recent.owners.insert(*key, id)),
+                None => recent.others.push(*key),
+            }
+        }
+        recent
+    }
+
+    /// Adds what others have committed.
+    pub(super) fn catch_up(latest: &RwLock<Self>, db: &Db) -> rusqlite::Result<()> {
+        let known = latest.read().last_row;
+        let mut select = db.prepare_cached("SELECT seq, keys FROM new_keys WHERE seq > ? ORDER BY seq")?;
+        let mut rows = select.query((known,))?;
+        while let Some(row) = rows.next()? {
+            let (seq, keys) = (row.get(0)?, row.get_ref(1)?.as_blob()?);
+            let mut latest = latest.write();
+            latest.last_row = latest.last_row.max(seq);
+            latest.new.extend(pairs(keys));
+        }
+        Ok(())
+    }
+}
+
+/// The keys, for the connection that writes.
+#[derive(Default)]
+pub(super) struct Keys {
+    latest: Arc<RwLock<Latest>>,
+    known: Known,
+    most: usize,
+    /// Another one says that another connection has written.
+    version: Option<i64>,
+    /// Of the transactions that have not committed.
+    taken: Taken,
+    /// Under way.
+    moved: Option<Move>,
+    /// Where the move is once the running transaction has committed.
+    next: Option<Move>,
+    /// Keys that the move is behind the inserts.
+    owed: usize,
+}
+
+#[derive(Default)]
+struct Taken {
+    owners: HashMap<KeyHash, TaskId>,
+    in_order: Vec<KeyHash>,
+    last_row: Option<i64>,
+}
+
+/// How far a move has come.
+#[derive(Clone, Copy)]
+enum Move {
+    /// Keys up to this one are in `seen`.
+    Keys {
+        last: Option<KeyHash>,
+        rows_to: i64,
+    },
+    /// All are, and the rows of `new_keys` up to `from` are gone.
+    Rows {
+        from: i64,
+        rows_to: i64,
+    },
+    Done,
+}
+
+impl Keys {
+    /// `most`: keys in memory before they move.
+    pub(super) fn new(latest: &Arc<RwLock<Latest>>, known: Known, most: usize) -> Self {
+        Self { latest: Arc::clone(latest), known, most, ..Self::default() }
+    }
+
+    /// Reads what others have committed, at the begin of a transaction that writes.
+    pub(super) fn begin(&mut self, db: &Db) -> rusqlite::Result<()> {
+        let version = db.prepare_cached("PRAGMA data_version")?.query_row((), |row| row.get(0))?;
+        if self.version != Some(version) {
+            Latest::catch_up(&self.latest, db)?;
+            if self.version.replace(version).is_some() {
+                // Keys may have moved that were never here.
+                self.known.give_up();
+            }
+        }
+        Ok(())
+    }
+
+    /// The tasks that have these keys. The rest may be in `seen`.
+    pub(super) fn recent(&self, keys: &[KeyHash]) -> Recent {
+        let mut recent = self.latest.read().recent(keys);
+        if !self.taken.owners.is_empty() {
+            recent.owners.extend(keys.iter().filter_map(|key| Some((*key, *self.taken.owners.get(key)?))));
+            recent.others.retain(|key| !self.taken.owners.contains_key(key));
+        }
+        self.known.retain(&mut recent.others);
+        recent
+    }
+
+    /// Gives these tasks their keys, as part of the running transaction.
+    pub(super) fn take(&mut self, db: &Db, keys: &[(KeyHash, TaskId)]) -> rusqlite::Result<()> {
+        let mut row = Vec::with_capacity(PAIR * keys.len());
+        for (key, id) in keys {
+            row.extend_from_slice(&key.0);
+            row.extend_from_slice(id.as_bytes());
+        }
+        db.prepare_cached("INSERT INTO new_keys (keys) VALUES (?)")?.execute([row])?;
+        self.taken.last_row = Some(db.last_insert_rowid());
+        self.taken.owners.extend(keys.iter().copied());
+        self.taken.in_order.extend(keys.iter().map(|(key, _)| *key));
+        Ok(())
+    }
+
+    /// The number of keys that are taken and not committed: a place to go back to.
+    pub(super) fn taken(&self) -> usize {
+        self.taken.in_order.len()
+    }
+
+    /// Forgets the keys behind that place: their transaction was undone.
+    pub(super) fn give_back(&mut self, place: usize) {
+        for key in self.taken.in_order.drain(place..) {
+            self.taken.owners.remove(&key);
+        }
+    }
+
+    /// Moves twice as many keys as the running transaction took, if a move is under way.
+    pub(super) fn step(&mut self, db: &Db) -> rusqlite::Result<()> {
+        let Some(moved) = self.moved else { return Ok(()) };
+        self.owed += 2 * self.taken();
+        if self.owed < STEP.min(self.most / 8) {
+            return Ok(());
+        }
+        let count = std::mem::take(&mut self.owed);
+        self.next = Some(match moved {
+            Move::Keys { last, rows_to } => self.move_keys(db, last, rows_to, count)?,
+            Move::Rows { from, rows_to } => {
+                let until = rows_to.min(from.saturating_add(count as i64));
+                // The last row stays, so that no number comes twice.
+                db.prepare_cached("DELETE FROM new_keys WHERE seq <= ? AND seq < (SELECT MAX(seq) FROM new_keys)")?
+                    .execute([until])?;
+                if until < rows_to { Move::Rows { from: until, rows_to } } else { Move::Done }
+            }
+            Move::Done => Move::Done,
+        });
+        Ok(())
+    }
+
+    fn move_keys(&self, db: &Db, last: Option<KeyHash>, rows_to: i64, count: usize) -> rusqlite::Result<Move> {
+        // A key without a task, because somebody deleted it from the file, may have another one by now.
+        let mut insert = db.prepare_cached(
+            "INSERT INTO seen (key_hash, task_id, status) VALUES (?, ?, 0) \
+             ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id WHERE status = 0",
+        )?;
+        let latest = self.latest.read();
+        let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let (mut now, mut moved) = (last, 0);
+        let next = latest.moving.range((behind, Bound::Unbounded)).take(count);
+        self.known.add(next.clone().map(|(key, _)| key));
+        for (key, id) in next {
+            insert.execute((&key.0[..], &id.as_bytes()[..]))?;
+            (now, moved) = (Some(*key), moved + 1);
+        }
+        if moved == count {
+            return Ok(Move::Keys { last: now, rows_to });
+        }
+        let first: Option<i64> = db.query_row("SELECT MIN(seq) FROM new_keys", (), |row| row.get(0))?;
+        Ok(Move::Rows { from: first.map_or(rows_to, |first| first - 1), rows_to })
+    }
+
+    /// The transactions have committed.
+    pub(super) fn committed(&mut self) {
+        let Taken { owners, last_row, .. } = std::mem::take(&mut self.taken);
+        let mut latest = self.latest.write();
+        latest.last_row = latest.last_row.max(last_row.unwrap_or(0));
+        latest.new.extend(owners);
+        match self.next.take() {
+            Some(Move::Done) => self.moved = None,
+            Some(next) => self.moved = Some(next),
+            None => {}
+        }
+        let is_full = latest.new.len() >= self.most;
+        match self.moved {
+            Some(Move::Rows { .. }) => drop(std::mem::take(&mut latest.moving)),
+            None if is_full => {
+                latest.moving = std::mem::take(&mut latest.new);
+                (self.moved, self.owed) = (Some(Move::Keys { last: None, rows_to: latest.last_row }), 0);
+            }
+            _ => {}
+        }
+    }
+
+    /// The transactions were undone.
+    pub(super) fn undone(&mut self) {
+        (self.taken, self.next) = (Taken::default(), None);
+    }
+}
+
+/// The keys and tasks of a row of `new_keys`.
+fn pairs(row: &[u8]) -> impl Iterator<Item = (KeyHash, TaskId)> {
+    row.chunks_exact(PAIR).filter_map(|pair| {
+        let (key, id) = pair.split_at_checked(32)?;
+        Some((KeyHash(key.try_into().ok()?), TaskId::from_slice(id)?))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+use std::{collections::HashSet, time::Duration};
+
+use super::*;
+use crate::{
+    config::Settings,
+    model::{
+        DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
+        QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
+    },
+    store::{
+        BookStore as _, CheckStore as _, IdempotencyKeys as _, NewRow, Published, Rebuilt, Search as _, Settlement,
+        Store, TaskSearch, Turn, TurnedAway, Unpublished,
+    },
+};
+
+fn row(key: &str) -> NewRow {
+    let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
+    let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
+    NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+}
+
+fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
+    Settlement::Completed {
+        id,
+        worker: "w".into(),
+        lease: LeaseNumber { generation: 1, grant: 1 },
+        result: "r".into(),
+        encoding: Encoding::Text,
+        attempt: 1,
+        leased_unix_ms: 0,
+        at_unix_ms: 1,
+        discovered,
+    }
+}
+
+/// The budget of a task of NUM = 1: statements, rows and waits for the disk, from the insert to the result.
+#[tokio::test]
+async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    // Statements of insert, mark and settle. Rows in all: of a task, of its result, its change; and of the batch
+    // the batch, its keys, its mark and the counts.
+    for (tasks, statements) in [(1, [4, 1, 5]), (10, [7, 1, 8]), (100, [7, 1, 8]), (1000, [16, 1, 20])] {
+        let rows: Vec<NewRow> = (0..tasks).map(|n| row(&format!("{tasks} {n}"))).collect();
+        store.asked();
+        let batch = store.insert(&rows).await.unwrap().batch;
+        let insert = store.asked();
+        let published = rows.iter().map(|row| (row.task.id, batch)).collect();
+        let published = [Published { partition: 0, offset: Offset::default(), tasks: published }];
+        store.mark_published("g", &published).await.unwrap();
+        let mark = store.asked();
+        let reports: Vec<Settlement> = rows.iter().map(|row| completed(row.task.id, vec![])).collect();
+        let settled = store.settle(&reports).await.unwrap();
+        assert!(settled.answers.iter().all(|settled| !settled.repeated));
+        let settle = store.asked();
+
+        let all = [insert, mark, settle];
+        assert_eq!(all.map(|asked| asked.commits), [1; 3], "{tasks}: {all:?}");
+        let asked = all.map(|asked| asked.statements);
+        assert!(asked.iter().zip(statements).all(|(asked, most)| *asked <= most), "{tasks}: {all:?}");
+        assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 7, "{tasks}: {all:?}");
+        println!("{tasks} tasks: {insert:?}, {mark:?}, {settle:?}");
+    }
+}
+
+/// Each statement of a test is checked for scans.
+#[tokio::test]
+async fn a_place_is_found_without_a_scan() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let row = row("k");
+    store.insert(std::slice::from_ref(&row)).await.unwrap();
+    assert!(store.place("g", row.task.id).await.unwrap().is_some());
+}
+
+/// The cost of idempotency keys: a statement for each piece of a batch, and nothing where there are none (the test
+/// above).
+#[tokio::test]
+async fn idempotency_keys_cost_a_statement_a_piece_and_no_scan() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let with_key = |key: &str| {
+        let (queue, idempotency_key) = ("q".into(), format!("of {key}"));
+        let task = NewTask { queue, key: key.to_owned().into(), idempotency_key, ..Default::default() };
+        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
+        NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+    };
+    let batch = |from: usize| (from..from + 100).map(|n| n.to_string()).collect::<Vec<_>>();
+    store.asked();
+    store.insert(&batch(0).iter().map(|key| row(key)).collect::<Vec<_>>()).await.unwrap();
+    let without = store.asked();
+    let keyed: Vec<NewRow> = batch(100).iter().map(|key| with_key(key)).collect();
+    store.insert(&keyed).await.unwrap();
+    assert_eq!(store.asked().statements, without.statements + 4, "a hundred rows are four pieces");
+    // Sent again, with new ids; and one that was a duplicate.
+    store.insert(&batch(99).iter().map(|key| with_key(key)).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(store.remove_expired_keys(i64::MAX, 10).await.unwrap(), 10);
+}
+
+#[tokio::test]
+async fn the_books_are_counted_without_a_scan() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let rows = [row("a"), row("b")];
+    store.insert(&rows).await.unwrap();
+    let queue = rows[0].task.queue.clone();
+    store.unpublish(&[rows[0].task.id], Unpublished::Parked).await.unwrap();
+    let off_bus = [((queue.clone(), Unpublished::Fresh), 1), ((queue.clone(), Unpublished::Parked), 1)];
+    assert_eq!(store.off_bus().await.unwrap(), off_bus.into());
+    let away = [((Some(queue.clone()), TurnedAway::Duplicate), 2), ((None, TurnedAway::Rejected), 1)].into();
+    store.add_turned_away(&away).await.unwrap();
+    assert_eq!(store.turned_away(std::slice::from_ref(&queue)).await.unwrap(), away);
+    assert_eq!(store.wrong_counts().await.unwrap(), []);
+    store.correct_count(&queue).await.unwrap();
+    assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
+}
+
+/// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.
+#[tokio::test]
+async fn transactions_that_wait_together_commit_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("taskd.db");
+    let store = SqliteStore::open(&path, None).await.unwrap();
+    let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
+                   BEGIN SELECT RAISE(ABORT, 'no dash'); END";
+    let rival = rusqlite::Connection::open(&path).unwrap();
+    rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
+    store.asked();
+    // The first may wait for the rival alone, and the others wait for the first.
+    let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
+    let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
+    let commit = async {
+        while store.database().writer.queued() < 21 {
+            tokio::task::yield_now().await;
+        }
+        rival.execute_batch("COMMIT").unwrap();
+    };
+    let (inserted, ()) = futures::join!(futures::future::join_all(keys.map(insert)), commit);
+    for (number, stored) in inserted.into_iter().enumerate() {
+        assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
+    }
+    let asked = store.asked();
+    assert_eq!(asked.rows, 20 * (2 + 1 + 1 + 1), "{asked:?}");
+    assert!(asked.commits <= 2, "{asked:?}");
+    assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
+}
+
+#[tokio::test]
+async fn no_statement_scans_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();
+    let ids: Vec<TaskId> = rows.iter().map(|row| row.task.id).collect();
+    let stored = store.insert(&rows).await.unwrap();
+    let other = store.insert(&[row("0"), row("new")]).await.unwrap();
+    let published = Published { partition: 0, offset: Offset::default(), tasks: vec![(ids[0], other.batch)] };
+    store.mark_published("g", &[published]).await.unwrap();
+    assert_eq!(store.remove_batches(None, 10).await.unwrap(), None);
+    store.due(i64::MAX, 5, &HashSet::new()).await.unwrap();
+    let tasks = vec![(ids[29], stored.batch)];
+    store.mark_published("g", &[Published { partition: 0, offset: Offset::default(), tasks }]).await.unwrap();
+    let tasks = ids[..9].iter().map(|id| (*id, Turn::FIRST)).collect();
+    let (partition, offset) = (0, Offset { major: 1, minor: 1 });
+    store.mark_published("g", &[Published { partition, offset, tasks }]).await.unwrap();
+    // A late mark, and of one that came back.
+    store.unpublish(&ids[..2], Unpublished::Parked).await.unwrap();
+    let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
+    store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
+    let completed = completed(ids[3], vec![row("1"), row("child")]);
+    let (reason, history) = ("no luck".to_owned(), Vec::new());
+    let died = Settlement::Died { id: ids[4], reason, attempts: 1, history, epoch: Some(0), at_unix_ms: 1 };
+    store.settle(&[completed.clone(), completed, died]).await.unwrap();
+    letters(&store, &rows[0].task.queue, ids[4]).await;
+    let without: HashSet<TaskId> = [ids[10]].into();
+    store.due(i64::MAX, 5, &without).await.unwrap();
+    let queue = &rows[0].task.queue;
+    assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
+    assert_eq!(store.parked_queues().await.unwrap().len(), 1);
+    store.states(&ids).await.unwrap();
+    store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
+    assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 6);
+    let shard = ShardId { queue: queue.clone(), number: 0 };
+    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+    assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
+    let rebuilding = store.rebuilding().await.unwrap();
+    assert_eq!(store.rebuild_page(&rebuilding, Some(ids[5]), 2).await.unwrap().tasks.len(), 2);
+    let offset = Some(Offset { major: 2, minor: 0 });
+    store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
+    assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap()[0].offset, offset);
+    assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
+    assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
+    store.bring_forward(-1, 0, None, 100).await.unwrap();
+    store.oldest_waiting(i64::MAX).await.unwrap();
+    assert_eq!(store.unfinished().await.unwrap().len(), 1);
+    store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
+    store.close_shard(&shard, 2).await.unwrap();
+    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+    assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
+    searches(&store, queue, &rows[0].task.key).await;
+    assert!(store.task(ids[3]).await.unwrap().is_some());
+    assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
+    assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
+    store.insert(&[row("3"), row("4")]).await.unwrap();
+    store.insert(&[row("3"), row("4")]).await.unwrap();
+}
+
+/// A list of tasks by each index.
+async fn searches(store: &SqliteStore, queue: &QueueName, key: &bytes::Bytes) {
+    let q = TaskFilter { queue: Some(queue.clone()), ..Default::default() };
+    let filters = [
+        TaskFilter::default(),
+        q.clone(),
+        TaskFilter { statuses: vec![TaskStatus::Queued, TaskStatus::Dead], ..q.clone() },
+        TaskFilter { key: Some(key.clone()), ..q.clone() },
+        TaskFilter { worker: WorkerName::new("w").ok(), headers: vec![("h".into(), "v".into())], ..q },
+    ];
+    for filter in filters {
+        store.search(&TaskSearch { filter, limit: 2, look_at: 10, after: None, stays_in_queue: false }).await.unwrap();
+    }
+}
+
+/// Every statement about letters, where `dead` is a dead task. It is dead again in the end.
+async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
+    let record = DeadLetter { topic: "pipeline".into(), at_unix_ms: 1, ..Default::default() };
+    store.keep_letters(std::slice::from_ref(&record)).await.unwrap();
+    let after = Some(LetterCursor { at_unix_ms: i64::MAX, id: dead });
+    for (queue, kind, found) in [(None, None, 2), (Some(queue), None, 1), (None, Some(LetterKind::Record), 1)] {
+        for after in [None, after] {
+            let filter = LetterFilter { queue: queue.cloned(), kind, ..Default::default() };
+            let page = store.letters(&LetterPages { filter, limit: 5, after }).await.unwrap();
+            assert_eq!(page.letters.len(), found);
+        }
+    }
+    let filter = LetterFilter { queue: Some(queue.clone()), kind: Some(LetterKind::Task), ..Default::default() };
+    let page = store.letters(&LetterPages { filter, limit: 1, after: None }).await.unwrap();
+    assert_eq!(page.next.map(|next| next.id), Some(dead));
+    assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
+    assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
+    assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
+    let (reason, history) = ("again".to_owned(), Vec::new());
+    let died = Settlement::Died { id: dead, reason, attempts: 1, history, epoch: Some(1), at_unix_ms: 1 };
+    store.settle(&[died]).await.unwrap();
+    assert_eq!(store.remove_old_letters(Duration::from_secs(1), 5).await.unwrap(), 1);
+    assert_eq!(store.purge(&[record.id()]).await.unwrap(), 0);
+}
