@@ -2,7 +2,11 @@
 
 use std::{path::Path, process::Command};
 
-use sqlx::{ConnectOptions, Connection, migrate::Migrator, sqlite::SqliteConnectOptions};
+use sqlx::{
+    ConnectOptions, Connection,
+    migrate::Migrator,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
     store::{Error, Store, sqlite::SqliteStore},
@@ -77,8 +81,15 @@ async fn tasks_of_an_older_schema_go_on() {
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let mut older = options.connect().await.unwrap();
     migrator.run_direct(Some(5), &mut older, false).await.unwrap();
+    let options = SqliteConnectOptions::new().filename(file.path()).journal_mode(SqliteJournalMode::Wal);
     older.close().await.unwrap();
     leave_tasks_of_schema_5(&file).await;
+    let mut running = options.connect().await.unwrap();
+    sqlx::query("DELETE FROM shards WHERE queue = ''").execute(&mut running).await.unwrap();
+    // It would take every key for new when the index of keys is gone.
+    let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
+    assert!(refused.to_string().contains("locked"), "{refused}");
+    running.close().await.unwrap();
     find_tasks_of_schema_5(&*file.open().await).await;
 }
 

@@ -42,6 +42,18 @@ impl Connection {
         })
     }
 
+    /// Fails while another process has a file open that is older than schema 19: that process relies on the index that
+    /// goes there, and would take every key for new.
+    pub(super) fn own_before_19(&self) -> rusqlite::Result<()> {
+        let is_older = "SELECT COUNT(*) = 1 FROM sqlite_master WHERE name IN ('tasks', 'new_keys')";
+        if self.db.query_row(is_older, (), |row| row.get(0))? {
+            // Only the last connection may leave the mode.
+            self.db.execute_batch("PRAGMA journal_mode = delete")?;
+            self.db.execute_batch("PRAGMA journal_mode = wal")?;
+        }
+        Ok(())
+    }
+
     /// Runs a command without values and rows.
     pub(super) fn command(&self, sql: &'static str) -> Result<()> {
         self.db.prepare_cached(sql).and_then(|mut command| command.raw_execute()).map_err(error)?;

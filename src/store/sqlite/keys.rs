@@ -32,6 +32,8 @@ use crate::{
 pub(super) const MOST: usize = 400_000;
 /// Keys that move at least at a time. Each is a change of a page, or of half a page in a table of ten million.
 const STEP: usize = 128;
+/// Keys that move in one transaction at a start.
+const AT_START: usize = 20_000;
 /// Bytes of a key and its task in a row of `new_keys`.
 const PAIR: usize = 32 + 16;
 
@@ -43,6 +45,8 @@ pub(super) struct Latest {
     moving: BTreeMap<KeyHash, TaskId>,
     /// The last row of `new_keys` whose keys are here.
     last_row: i64,
+    /// How often a connection that writes began anew.
+    lives: u64,
 }
 
 impl Latest {
@@ -62,18 +66,32 @@ impl Latest {
         recent
     }
 
-    /// Adds what others have committed.
-    pub(super) fn catch_up(latest: &RwLock<Self>, db: &Db) -> rusqlite::Result<()> {
-        let known = latest.read().last_row;
+    /// Forgets all: a connection that writes begins anew, and the file may not have what an earlier one had here.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Self { lives: self.lives + 1, ..Self::default() };
+    }
+
+    /// Adds what others have committed. Answers how many keys.
+    pub(super) fn catch_up(latest: &RwLock<Self>, db: &Db) -> rusqlite::Result<usize> {
+        let (known, lives) = {
+            let latest = latest.read();
+            (latest.last_row, latest.lives)
+        };
         let mut select = db.prepare_cached("SELECT seq, keys FROM new_keys WHERE seq > ? ORDER BY seq")?;
-        let mut rows = select.query((known,))?;
-        while let Some(row) = rows.next()? {
-            let (seq, keys) = (row.get(0)?, row.get_ref(1)?.as_blob()?);
-            let mut latest = latest.write();
-            latest.last_row = latest.last_row.max(seq);
-            latest.new.extend(pairs(keys));
+        let rows = select.query_map((known,), |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?)))?;
+        let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+        let (mut latest, mut count) = (latest.write(), 0);
+        if latest.lives != lives {
+            return Ok(0);
         }
-        Ok(())
+        for (seq, keys) in rows {
+            if seq > latest.last_row {
+                latest.last_row = seq;
+                count += keys.len() / PAIR;
+                latest.new.extend(pairs(&keys));
+            }
+        }
+        Ok(count)
     }
 }
 
@@ -85,6 +103,8 @@ pub(super) struct Keys {
     most: usize,
     /// Another one says that another connection has written.
     version: Option<i64>,
+    /// The last row of `new_keys` that this connection has seen.
+    last_row: i64,
     /// Of the transactions that have not committed.
     taken: Taken,
     /// Under way.
@@ -128,11 +148,14 @@ impl Keys {
     pub(super) fn begin(&mut self, db: &Db) -> rusqlite::Result<()> {
         let version = db.prepare_cached("PRAGMA data_version")?.query_row((), |row| row.get(0))?;
         if self.version != Some(version) {
-            Latest::catch_up(&self.latest, db)?;
-            if self.version.replace(version).is_some() {
+            self.owed += 2 * Latest::catch_up(&self.latest, db)?;
+            let last =
+                db.prepare_cached("SELECT COALESCE(MAX(seq), 0) FROM new_keys")?.query_row((), |row| row.get(0))?;
+            if self.version.replace(version).is_some() && last != self.last_row {
                 // Keys may have moved that were never here.
                 self.known.give_up();
             }
+            self.last_row = last;
         }
         Ok(())
     }
@@ -162,22 +185,41 @@ impl Keys {
         Ok(())
     }
 
-    /// The number of keys that are taken and not committed: a place to go back to.
-    pub(super) fn taken(&self) -> usize {
-        self.taken.in_order.len()
+    /// How many keys are taken and not committed, and the last row that has some: a place to go back to.
+    pub(super) fn taken(&self) -> (usize, Option<i64>) {
+        (self.taken.in_order.len(), self.taken.last_row)
     }
 
-    /// Forgets the keys behind that place: their transaction was undone.
-    pub(super) fn give_back(&mut self, place: usize) {
-        for key in self.taken.in_order.drain(place..) {
+    /// Forgets the keys behind that place: their transaction was undone. The number of its row is free again.
+    pub(super) fn give_back(&mut self, (count, last_row): (usize, Option<i64>)) {
+        for key in self.taken.in_order.drain(count..) {
             self.taken.owners.remove(&key);
         }
+        self.taken.last_row = last_row;
+    }
+
+    /// Moves the keys of earlier lives, if they fill memory. A life that is too short to move them would leave ever
+    /// more of them.
+    pub(super) fn finish(&mut self, db: &Db) -> rusqlite::Result<()> {
+        self.committed();
+        while self.moved.is_some() {
+            self.owed = AT_START;
+            db.execute_batch("BEGIN IMMEDIATE")?;
+            match self.step(db).and_then(|()| db.execute_batch("COMMIT")) {
+                Ok(()) => self.committed(),
+                Err(error) => {
+                    self.undone();
+                    return db.execute_batch("ROLLBACK").and(Err(error));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Moves twice as many keys as the running transaction took, if a move is under way.
     pub(super) fn step(&mut self, db: &Db) -> rusqlite::Result<()> {
         let Some(moved) = self.moved else { return Ok(()) };
-        self.owed += 2 * self.taken();
+        self.owed += 2 * self.taken.in_order.len();
         if self.owed < STEP.min(self.most / 8) {
             return Ok(());
         }
@@ -185,7 +227,8 @@ impl Keys {
         self.next = Some(match moved {
             Move::Keys { last, rows_to } => self.move_keys(db, last, rows_to, count)?,
             Move::Rows { from, rows_to } => {
-                let until = rows_to.min(from.saturating_add(count as i64));
+                // Rows go faster than they come, so that memory never stays full.
+                let until = rows_to.min(from.saturating_add(4 * count as i64));
                 // The last row stays, so that no number comes twice.
                 db.prepare_cached("DELETE FROM new_keys WHERE seq <= ? AND seq < (SELECT MAX(seq) FROM new_keys)")?
                     .execute([until])?;
@@ -202,17 +245,17 @@ impl Keys {
             "INSERT INTO seen (key_hash, task_id, status) VALUES (?, ?, 0) \
              ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id WHERE status = 0",
         )?;
-        let latest = self.latest.read();
         let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let (mut now, mut moved) = (last, 0);
-        let next = latest.moving.range((behind, Bound::Unbounded)).take(count);
-        self.known.add(next.clone().map(|(key, _)| key));
-        for (key, id) in next {
+        let next: Vec<(KeyHash, TaskId)> = {
+            let latest = self.latest.read();
+            latest.moving.range((behind, Bound::Unbounded)).take(count).map(|(key, id)| (*key, *id)).collect()
+        };
+        self.known.add(next.iter().map(|(key, _)| key));
+        for (key, id) in &next {
             insert.execute((&key.0[..], &id.as_bytes()[..]))?;
-            (now, moved) = (Some(*key), moved + 1);
         }
-        if moved == count {
-            return Ok(Move::Keys { last: now, rows_to });
+        if next.len() == count {
+            return Ok(Move::Keys { last: next.last().map(|(key, _)| *key), rows_to });
         }
         let first: Option<i64> = db.query_row("SELECT MIN(seq) FROM new_keys", (), |row| row.get(0))?;
         Ok(Move::Rows { from: first.map_or(rows_to, |first| first - 1), rows_to })
@@ -221,8 +264,9 @@ impl Keys {
     /// The transactions have committed.
     pub(super) fn committed(&mut self) {
         let Taken { owners, last_row, .. } = std::mem::take(&mut self.taken);
+        self.last_row = last_row.unwrap_or(self.last_row);
         let mut latest = self.latest.write();
-        latest.last_row = latest.last_row.max(last_row.unwrap_or(0));
+        latest.last_row = latest.last_row.max(self.last_row);
         latest.new.extend(owners);
         match self.next.take() {
             Some(Move::Done) => self.moved = None,
@@ -231,7 +275,12 @@ impl Keys {
         }
         let is_full = latest.new.len() >= self.most;
         match self.moved {
-            Some(Move::Rows { .. }) => drop(std::mem::take(&mut latest.moving)),
+            Some(Move::Rows { .. }) => {
+                let moved = std::mem::take(&mut latest.moving);
+                // Readers do not wait until all of it is freed.
+                drop(latest);
+                drop(moved);
+            }
             None if is_full => {
                 latest.moving = std::mem::take(&mut latest.new);
                 (self.moved, self.owed) = (Some(Move::Keys { last: None, rows_to: latest.last_row }), 0);

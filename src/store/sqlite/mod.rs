@@ -78,16 +78,21 @@ impl SqliteStore {
             let keys = Arc::<RwLock<Latest>>::default();
             let of_writer = Arc::clone(&keys);
             let open = move |known| {
-                // The file may not have what an earlier connection had in memory.
-                *of_writer.write() = Latest::default();
+                of_writer.write().begin_anew();
                 let keys = Keys::new(&of_writer, known, most_keys);
                 Ok(Connection { keys, ..Connection::open(&path, flags, &settings)? })
             };
             let known = Known::default();
             let mut connection = open(known.clone()).map_err(error)?;
+            connection.own_before_19().map_err(|cause| {
+                Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
+            })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
             let migrated = migrated.ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
             connection.keys.begin(&connection.db).map_err(error)?;
+            if let Err(error) = connection.keys.finish(&connection.db) {
+                tracing::warn!("keys of SQLite stay in memory until there is room: {error}");
+            }
             let old_keys = Reading::start(known, &connection.db, {
                 let open = checkpoints.clone();
                 move || Ok(open()?.db)

@@ -1,4 +1,4 @@
-use std::{collections::HashMap, path::Path, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
 use proptest::{
     prelude::{Just, Strategy, any},
@@ -6,6 +6,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 
+use super::{Keys, Known as Filter};
 use crate::{
     config::Settings,
     model::{Encoding, LeaseNumber, NewTask, StoredStatus, TaskId, validate},
@@ -177,4 +178,43 @@ async fn a_key_without_a_task_is_free() {
     insert(&store, 0..1, &mut known).await;
     insert(&store, 30 * MOST as u32..50 * MOST as u32, &mut known).await;
     insert(&store, 0..2, &mut known).await;
+}
+
+/// Each life is too short to move the keys of those before it.
+#[tokio::test]
+async fn short_lives_do_not_leave_ever_more_keys_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, mut known) = (dir.path().join("taskd.db"), Known::new());
+    for life in 0..20 {
+        let store = open(&file).await;
+        for key in 0..10 {
+            insert(&store, life * 10 + key..life * 10 + key + 1, &mut known).await;
+        }
+        let latest = number(&store, "SELECT SUM(LENGTH(keys)) / 48 FROM new_keys").await;
+        assert!(latest <= 2 * MOST as i64, "{life}: {latest}");
+        store.close().await;
+    }
+    insert(&open(&file).await, 0..200, &mut known).await;
+}
+
+#[test]
+fn the_row_of_an_undone_transaction_is_not_the_last_one() {
+    let db = rusqlite::Connection::open_in_memory().unwrap();
+    db.execute_batch("CREATE TABLE new_keys (seq INTEGER NOT NULL PRIMARY KEY, keys BLOB NOT NULL)").unwrap();
+    let latest = Arc::default();
+    let mut keys = Keys::new(&latest, Filter::default(), MOST);
+    let pair = |key| (row(key).task.key_hash, TaskId::new());
+    keys.begin(&db).unwrap();
+    db.execute_batch("BEGIN").unwrap();
+    keys.take(&db, &[pair(1)]).unwrap();
+    let place = keys.taken();
+    db.execute_batch("SAVEPOINT second").unwrap();
+    keys.take(&db, &[pair(2)]).unwrap();
+    keys.give_back(place);
+    db.execute_batch("ROLLBACK TO second; COMMIT").unwrap();
+    keys.committed();
+    let last = latest.read().last_row;
+    assert_eq!(last, db.query_row("SELECT MAX(seq) FROM new_keys", (), |row| row.get::<_, i64>(0)).unwrap());
+    let recent = keys.recent(&[pair(1).0, pair(2).0]);
+    assert_eq!((recent.owners.len(), recent.others.len()), (1, 1));
 }
