@@ -1,13 +1,19 @@
 //! From a row of SQLite to a value. sqlx has the same for MySQL.
 
+use std::slice::Iter;
+
 use rusqlite::{
     Row,
     types::{FromSqlError, ValueRef},
 };
 
-/// A value made of a row.
+/// A value made of a row. Names are looked up once for all rows of a statement.
 pub trait FromRow: Sized {
-    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self>;
+    /// Adds the names of the columns that it takes by name.
+    fn names(_names: &mut Vec<&'static str>) {}
+
+    /// `places` has the number of the column of each name.
+    fn from_row(row: &Row<'_>, places: &mut Iter<'_, usize>) -> rusqlite::Result<Self>;
 }
 
 /// A value made of a column.
@@ -45,15 +51,15 @@ pub(super) fn column<T: Column>(row: &Row<'_>, number: usize) -> rusqlite::Resul
     T::of(value).map_err(|error| rusqlite::Error::FromSqlConversionFailure(number, value.data_type(), Box::new(error)))
 }
 
-/// The column of this name.
-pub(super) fn named<T: Column>(row: &Row<'_>, name: &str) -> rusqlite::Result<T> {
-    column(row, row.as_ref().column_index(name)?)
+/// The column of the next name.
+pub(super) fn next<T: Column>(row: &Row<'_>, places: &mut Iter<'_, usize>) -> rusqlite::Result<T> {
+    column(row, *places.next().expect("each name has a place"))
 }
 
 macro_rules! tuple {
     ($($column:ident $number:tt),+) => {
         impl<$($column: Column),+> FromRow for ($($column,)+) {
-            fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
+            fn from_row(row: &Row<'_>, _places: &mut Iter<'_, usize>) -> rusqlite::Result<Self> {
                 Ok(($(column::<$column>(row, $number)?,)+))
             }
         }

@@ -187,7 +187,7 @@ struct DeadTaskColumns {
 }
 from_row!(DeadTaskColumns {
     #[flatten]
-    task,
+    task: TaskColumns,
     attempts,
     reason
 });

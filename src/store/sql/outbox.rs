@@ -335,7 +335,7 @@ pub(super) struct UnfinishedColumns {
 }
 from_row!(UnfinishedColumns {
     #[flatten]
-    task,
+    task: TaskColumns,
     status
 });
 

@@ -13,7 +13,7 @@ pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_ke
 /// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
 /// The derive of sqlx would compile sqlx a second time.
 macro_rules! from_row {
-    ($columns:ident { $(#[flatten] $part:ident,)? $($field:ident),+ $(,)? }) => {
+    ($columns:ident { $(#[flatten] $part:ident: $of:ty,)? $($field:ident),+ $(,)? }) => {
         impl<'r> sqlx::FromRow<'r, sqlx::mysql::MySqlRow> for $columns {
             fn from_row(row: &'r sqlx::mysql::MySqlRow) -> sqlx::Result<Self> {
                 Ok(Self {
@@ -24,10 +24,15 @@ macro_rules! from_row {
         }
 
         impl $crate::store::sql::FromRow for $columns {
-            fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+            fn names(names: &mut Vec<&'static str>) {
+                $(<$of as $crate::store::sql::FromRow>::names(names);)?
+                names.extend([$(stringify!($field)),+]);
+            }
+
+            fn from_row(row: &rusqlite::Row<'_>, places: &mut std::slice::Iter<'_, usize>) -> rusqlite::Result<Self> {
                 Ok(Self {
-                    $($part: $crate::store::sql::FromRow::from_row(row)?,)?
-                    $($field: $crate::store::sql::columns::named(row, stringify!($field))?,)+
+                    $($part: $crate::store::sql::FromRow::from_row(row, places)?,)?
+                    $($field: $crate::store::sql::columns::next(row, places)?,)+
                 })
             }
         }
@@ -116,7 +121,7 @@ pub(super) struct TaskDetailColumns {
 }
 from_row!(TaskDetailColumns {
     #[flatten]
-    task,
+    task: TaskColumns,
     status,
     completed,
     attempts,

@@ -38,14 +38,14 @@ struct Progress {
     workers: HashSet<String>,
 }
 
-/// The columns of a task that reports change.
+/// The columns of a task that reports change. The one that differs most is compared first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Change<'a> {
+    updated_ms: i64,
     status: StoredStatus,
     completed: u32,
     attempts: u32,
     reason: &'a str,
-    updated_ms: i64,
 }
 
 /// The number of tasks that change alike from which they share a statement. It is cheaper than one that changes each

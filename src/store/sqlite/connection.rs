@@ -9,7 +9,7 @@ use crate::{
     model::{KeyHash, TaskId},
     store::{
         Error, Result,
-        sql::{Columns, Recent, Session, Statement, Value},
+        sql::{Columns, FromRow, Recent, Session, Statement, Value},
     },
 };
 
@@ -75,10 +75,12 @@ impl Connection {
 
     pub(super) fn rows<T: Columns>(&self, statement: &Statement<'_>) -> rusqlite::Result<Vec<T>> {
         let mut prepared = self.prepared(statement)?;
+        let (mut names, mut read) = (Vec::new(), Vec::new());
+        T::names(&mut names);
+        let places = names.into_iter().map(|name| prepared.column_index(name)).collect::<Result<Vec<_>, _>>()?;
         let mut rows = prepared.raw_query();
-        let mut read = Vec::new();
         while let Some(row) = rows.next()? {
-            read.push(crate::store::sql::FromRow::from_row(row)?);
+            read.push(FromRow::from_row(row, &mut places.iter())?);
         }
         #[cfg(test)]
         self.asked.note_statement(0);
