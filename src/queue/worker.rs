@@ -55,8 +55,8 @@ impl WorkerQueue {
     /// The priorities of which the shard has elements, the most urgent first. Elements that are spent, or that the
     /// caller has done, count too.
     ///
-    /// `may_be_known`: an answer of the last tenth of a second will do, if this process knows of nothing that has come
-    /// since. A caller with many queues takes tasks of few of them at a time.
+    /// `may_be_known`: an answer of the last second will do, if this process knows of nothing that has come since. A
+    /// caller with many queues takes tasks of few of them at a time.
     pub async fn peek(&self, shard: &Shard, may_be_known: bool) -> Result<Vec<Priority>> {
         let sum = match shard.notes.priorities().filter(|_| may_be_known) {
             Some(known) => known,
