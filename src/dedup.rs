@@ -130,16 +130,22 @@ impl Filter {
 
     /// The task of each key, where the filter knows one; in order.
     pub async fn seen(&self, keys: &[(QueueName, KeyHash)]) -> Result<Vec<Option<TaskId>>> {
-        let mut seen = vec![None; keys.len()];
-        for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
+        let (mut seen, mut batch) = (vec![None; keys.len()], Batch::default());
+        let by_queue = by_queue(keys.iter().map(|(queue, _)| queue));
+        for (queue, places) in &by_queue {
             let mut command = redis::cmd("HMGET");
             command.arg(self.key(queue)).arg(ERA);
             places.iter().for_each(|place| {
                 command.arg(&keys[*place].1.0[..HASH_BYTES]);
             });
-            let mut values: Vec<Option<Vec<u8>>> = command.query_async(&mut self.redis.conn()).await?;
+            batch.command(command);
+        }
+        let answers = self.redis.run_apart(batch).await;
+        let era = self.era().to_string();
+        for (places, answer) in by_queue.into_values().zip(answers) {
+            let mut values: Vec<Option<Vec<u8>>> = redis::from_redis_value(answer?).map_err(RedisError::from)?;
             let ids = values.split_off(1);
-            if values.pop().flatten().is_some_and(|era| era == self.era().to_string().as_bytes()) {
+            if values.pop().flatten().is_some_and(|of| of == era.as_bytes()) {
                 for (place, id) in places.into_iter().zip(ids) {
                     seen[place] = id.and_then(|id| TaskId::from_slice(&id));
                 }
@@ -218,11 +224,9 @@ impl Filter {
         let mut conn = self.redis.conn();
         let answers = if self.redis.is_cluster() {
             let () = redis::pipe().add_command(push).add_command(trim).query_async(&mut conn).await?;
-            let mut marked = Vec::with_capacity(calls.len());
-            for call in calls {
-                marked.push(call.run(&mut conn).await);
-            }
-            marked
+            let mut batch = Batch::default();
+            calls.into_iter().for_each(|call| batch.script(call));
+            self.redis.run_apart(batch).await
         } else {
             let mut batch = Batch::default();
             batch.command(push);
@@ -303,13 +307,17 @@ impl Filter {
     pub async fn forget(&self, keys: &[(QueueName, KeyHash)]) -> Result<()> {
         let hashes: HashSet<_> = keys.iter().map(|(_, hash)| hash).collect();
         self.shared.waiting.lock().marks.tasks.retain(|(_, hash, _)| !hashes.contains(hash));
+        let mut batch = Batch::default();
         for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
             let mut command = redis::cmd("HDEL");
             command.arg(self.key(queue));
             places.iter().for_each(|place| {
                 command.arg(&keys[*place].1.0[..HASH_BYTES]);
             });
-            let () = command.query_async(&mut self.redis.conn()).await?;
+            batch.command(command);
+        }
+        for answer in self.redis.run_apart(batch).await {
+            answer?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use futures::StreamExt as _;
 use uuid::Uuid;
 
 use super::{error::Error, ledger::Ledger, watchers::Watchers};
@@ -15,9 +14,6 @@ use crate::{
     runtime::Clock,
     store::{ResultRow, Store, TaskDetail},
 };
-
-/// The shards whose stats are read at a time.
-const SHARDS_AT_ONCE: usize = 64;
 
 /// The servers that know about tasks. Cheap to clone.
 #[derive(Clone)]
@@ -97,9 +93,7 @@ impl Reader {
                 StoredStatus::Cancelled => entry.cancelled = count.count,
             }
         }
-        let asked = shards.into_iter().map(|shard| async move { (self.queue.stats(&shard).await, shard) });
-        let mut asked = futures::stream::iter(asked).buffer_unordered(SHARDS_AT_ONCE);
-        while let Some((stats, shard)) = asked.next().await {
+        for (stats, shard) in self.queue.stats_of(&shards).await.into_iter().zip(&shards) {
             let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
                 other => other?,

@@ -101,11 +101,18 @@ impl Notes {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// The last look, if it was taken within `max_age` and nothing has happened since.
-    pub(super) fn seen(&self, max_age: Duration) -> Option<(Look, Duration)> {
-        let seen = (*self.seen.lock())?;
-        let age = self.clock.now().saturating_duration_since(seen.at);
-        (age < max_age && seen.touched == self.touched()).then_some((seen.look, age))
+    /// The last look, if it was taken within `max_age`, nothing has happened since, and no lease or delay of it has
+    /// ended.
+    pub(super) fn seen(&self, max_age: Duration) -> Option<Look> {
+        let Seen { mut look, at, touched } = (*self.seen.lock())?;
+        let age = self.clock.now().saturating_duration_since(at);
+        if age >= max_age || touched != self.touched() {
+            return None;
+        }
+        if let Some(next) = look.next {
+            look.next = Some(next.checked_sub(age)?);
+        }
+        Some(look)
     }
 
     /// How often it was touched before a look; goes with that look into [`Self::saw`].
@@ -113,8 +120,9 @@ impl Notes {
         self.touched.load(Ordering::SeqCst)
     }
 
-    pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64) {
-        let seen = Seen { look, at: self.clock.now(), touched };
+    /// `at`: the time before the look, at the latest.
+    pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64, at: Instant) {
+        let seen = Seen { look, at, touched };
         *self.seen.lock() = Some(seen);
         if look.is_idle {
             self.awake.lay_down(self, self.clock.now());

@@ -20,11 +20,11 @@ use super::{
     shard::{Process, Shard},
     types::{Inspected, Stats},
     wakes::Wakes,
-    wire::{inspected, items, numbers, stored_offset, text, unsigned},
+    wire::{inspected, items, stats, stored_offset, text},
 };
 use crate::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
-    redis_pool::{Call, Connection, Redis, Script, scripts},
+    redis_pool::{Batch, Call, Connection, Redis, Script, scripts},
     runtime::{Clock, Loop},
 };
 
@@ -55,6 +55,10 @@ pub(super) struct Inner {
     pub(super) notices: broadcast::Sender<Notice>,
 }
 
+/// Shards that a server is asked about at once: other callers wait for the exchange.
+const SHARDS_OF_SERVER: usize = 64;
+/// The same of a cluster, where all wait for the node that answers last.
+const SHARDS_OF_CLUSTER: usize = 4096;
 /// The notices that a slow listener may be behind.
 const NOTICES_BEHIND: usize = 256;
 
@@ -206,18 +210,13 @@ impl Shards {
     // --- what they have
 
     pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
-        let n = numbers(self.call(&scripts::STATS, shard, 1, |_| {}).await?, 9)?;
-        Ok(Stats {
-            open: unsigned(n[0]),
-            leases: unsigned(n[1]),
-            delayed: unsigned(n[2]),
-            live: unsigned(n[3]),
-            waiting_bytes: unsigned(n[4]),
-            outbox: unsigned(n[5]),
-            finals: unsigned(n[6]),
-            oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
-            ahead: unsigned(n[8]),
-        })
+        stats(self.call(&scripts::STATS, shard, 1, |_| {}).await?)
+    }
+
+    /// The same of many shards, in order.
+    pub async fn stats_of(&self, shards: &[ShardId]) -> Vec<Result<Stats>> {
+        let answers = self.call_each(&scripts::STATS, shards.iter().collect(), |_| {}).await;
+        answers.into_iter().map(|answer| answer.and_then(stats)).collect()
     }
 
     /// The shard's stored offset with its topic generation, and each task's record.
@@ -255,6 +254,28 @@ impl Shards {
         let mut call = self.reach(shard).call(script).of_items(items);
         args(&mut call);
         Ok(call.run(&mut self.conn()).await?)
+    }
+
+    /// Calls a script of each shard, in few exchanges. Answers in order.
+    pub(super) async fn call_each(
+        &self,
+        script: &'static Script,
+        shards: Vec<&ShardId>,
+        args: impl Fn(&mut Call),
+    ) -> Vec<Result<Value>> {
+        let most = if self.is_cluster() { SHARDS_OF_CLUSTER } else { SHARDS_OF_SERVER };
+        let mut answers = Vec::with_capacity(shards.len());
+        for shards in shards.chunks(most) {
+            let mut batch = Batch::default();
+            for shard in shards {
+                let mut call = self.reach(shard).call(script).of_items(1);
+                args(&mut call);
+                batch.script(call);
+            }
+            let some = self.0.process.redis.run_apart(batch).await;
+            answers.extend(some.into_iter().map(|answer| Ok(answer?)));
+        }
+        answers
     }
 
     pub(super) fn reach(&self, id: &ShardId) -> Reach {

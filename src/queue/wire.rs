@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     error::{Error, Result},
-    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
+    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus, Stats},
 };
 use crate::{
     model::{LeaseNumber, Offset, TaskId},
@@ -147,6 +147,21 @@ pub(super) fn look(value: Value) -> Result<Look> {
         outbox: unsigned(n[5]),
         settles: n[6] != 0,
         live: unsigned(n[7]),
+    })
+}
+
+pub(super) fn stats(value: Value) -> Result<Stats> {
+    let n = numbers(value, 9)?;
+    Ok(Stats {
+        open: unsigned(n[0]),
+        leases: unsigned(n[1]),
+        delayed: unsigned(n[2]),
+        live: unsigned(n[3]),
+        waiting_bytes: unsigned(n[4]),
+        outbox: unsigned(n[5]),
+        finals: unsigned(n[6]),
+        oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
+        ahead: unsigned(n[8]),
     })
 }
 

@@ -2,11 +2,15 @@
 
 use std::{sync::LazyLock, time::Instant};
 
+use futures::StreamExt;
 use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value, aio::ConnectionLike,
 };
 
 use crate::telemetry::metrics;
+
+/// Commands under way at a time, where each needs an exchange of its own.
+const AT_ONCE: usize = 64;
 
 /// One file of `lua/` behind the libraries that it uses: one text for Redis, with one SHA.
 pub struct Script {
@@ -155,6 +159,10 @@ impl Batch {
         self.commands.push(command);
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.commands.len()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
@@ -180,6 +188,24 @@ impl Batch {
             same[0].script.measure(same.iter().map(|placed| placed.items).sum(), began);
         }
         Ok(answers)
+    }
+
+    /// Runs each command in an exchange of its own; an answer per command.
+    pub(super) async fn run_apart(self, conn: &(impl ConnectionLike + Clone)) -> Vec<RedisResult<Value>> {
+        let mut scripts = self.scripts.into_iter().peekable();
+        let each = self.commands.into_iter().enumerate().map(|(place, command)| {
+            let (script, mut conn) = (scripts.next_if(|placed| placed.place == place), conn.clone());
+            async move {
+                let answer = match script {
+                    Some(Placed { script, items, .. }) => Call { script, command, items }.run(&mut conn).await,
+                    None => command.query_async(&mut conn).await,
+                };
+                (place, answer)
+            }
+        });
+        let mut answers: Vec<_> = futures::stream::iter(each).buffer_unordered(AT_ONCE).collect().await;
+        answers.sort_unstable_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
     /// As [`Self::run`], and the first error instead of the answers.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redis::{
-    InfoDict,
+    InfoDict, Value,
     aio::{MultiplexedConnection, PubSub},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,6 +15,7 @@ use super::{
     connection::Connection,
     durability::{Durability, Shortfall},
     error::Error,
+    script::Batch,
 };
 use crate::config::RedisAccess;
 
@@ -114,6 +115,16 @@ impl Redis {
             }
         }
         Err(last.expect("a URL names at least one server"))
+    }
+
+    /// Runs commands that depend on nothing, whatever slots their keys are in; an answer per command. In a cluster
+    /// each goes alone: a node that does not answer holds up no command to another.
+    pub async fn run_apart(&self, batch: Batch) -> Vec<redis::RedisResult<Value>> {
+        if self.is_cluster() {
+            return batch.run_apart(&self.shared).await;
+        }
+        let count = batch.len();
+        batch.run(&mut self.conn()).await.unwrap_or_else(|error| vec![Err(error); count])
     }
 
     /// True if keys lie on several nodes, so that only commands about one slot share an exchange.

@@ -38,11 +38,13 @@ use crate::{
 };
 
 /// Shards that are called at a time.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 256;
 /// Bytes of tasks in one call, about.
 const CALL_BYTES: usize = 4 << 20;
-/// How long tasks wait for the fanout to read those before them that went by the bus.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long tasks wait for the fanout to read on, where others before them went by the bus.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// The same while it reads on.
+const WAIT_AT_MOST: Duration = Duration::from_secs(1);
 /// After that, and after a call that was refused or failed, all go by the bus for so long.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The pause doubles so often where the fanout of another process reads the partition, or calls fail one after another.
@@ -276,7 +278,8 @@ impl Shortcut {
 
     /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether it has.
     async fn is_read(&self, partition: u32) -> bool {
-        let until = Instant::now() + PATIENCE;
+        let began = Instant::now();
+        let (mut until, mut read) = (began + PATIENCE, None);
         loop {
             let read_on = self.0.has_read.notified();
             tokio::pin!(read_on);
@@ -289,6 +292,9 @@ impl Shortcut {
                     return true;
                 }
                 let now = Instant::now();
+                if read.replace(progress.read).is_some_and(|read| read < progress.read) {
+                    until = (now + PATIENCE).min(began + WAIT_AT_MOST);
+                }
                 if progress.paused_until.is_some_and(|until| now < until) {
                     return false;
                 }

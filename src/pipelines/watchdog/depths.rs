@@ -103,18 +103,22 @@ impl Depths {
     /// Moves the tasks that Redis has from pending to their place there. Answers the entries of all outboxes.
     async fn add_queued(&self, depths: &mut QueueDepths, failing: &mut Failing<queue::Error>) -> u64 {
         let mut to_forward = 0;
+        let mut shards = Vec::new();
         for (shard, look) in self.queue.look(look_for(&self.settings, EVERY)).await {
-            let depth = depths.entry(shard.queue.clone()).or_default();
-            if look.is_err() || failing.leaves_out(&shard) {
-                continue;
+            depths.entry(shard.queue.clone()).or_default();
+            if look.is_ok() && !failing.leaves_out(&shard) {
+                shards.push(shard);
             }
-            let began = Instant::now();
-            let stats = match self.queue.stats(&shard).await {
+        }
+        let began = Instant::now();
+        for (shard, stats) in shards.iter().zip(self.queue.stats_of(&shards).await) {
+            let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
-                other => failing.note(&shard, began, other),
+                other => failing.note(shard, began, other),
             };
             // A shard that fails does not hide the others.
             let Some(stats) = stats else { continue };
+            let depth = depths.entry(shard.queue.clone()).or_default();
             to_forward += stats.outbox;
             depth.pending = depth.pending.saturating_sub(stats.live);
             depth.waiting += stats.open;

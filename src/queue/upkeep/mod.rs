@@ -2,9 +2,7 @@
 
 mod failing;
 
-use std::{ops::Deref, sync::Arc, time::Duration};
-
-use futures::StreamExt;
+use std::{ops::Deref, time::Duration};
 
 pub use self::failing::{FailedRound, Failing};
 use super::{
@@ -12,7 +10,6 @@ use super::{
     enqueue::AT_ONCE as KEYS_AT_ONCE,
     error::{Error, Result},
     keys,
-    notes::Notes,
     shards::Shards,
     types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
@@ -25,9 +22,6 @@ use crate::{
 /// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
 /// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
-
-/// Shards that are asked at once.
-const AT_ONCE: usize = 64;
 
 /// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
@@ -65,39 +59,29 @@ impl Upkeep {
 
     /// Lists what there is to do in the shards that have a generation and are not empty.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
-        let looks = self.awake().into_iter().map(|shard| async move {
-            let look = self.look_at(&shard, look_for).await;
-            (shard.id.clone(), look)
-        });
-        let looks = futures::stream::iter(looks).buffer_unordered(AT_ONCE);
-        let is_there = |look: &Result<Look>| match look {
-            Ok(look) => !look.is_idle,
-            Err(error) => !matches!(error, Error::NoGeneration),
-        };
-        looks.filter(|(_, look)| futures::future::ready(is_there(look))).collect().await
-    }
-
-    async fn look_at(&self, shard: &Arc<Notes>, look_for: LookFor) -> Result<Look> {
-        if let Some((mut seen, age)) = shard.seen(look_for.max_age) {
-            // A lease or delay of that look may have ended since.
-            match seen.next.map(|next| next.checked_sub(age)) {
-                Some(None) => {}
-                Some(left) => {
-                    seen.next = left;
-                    return Ok(seen);
-                }
-                None => return Ok(seen),
+        let (at, mut looks, mut unseen) = (self.clock().now(), Vec::new(), Vec::new());
+        for shard in self.awake() {
+            match shard.seen(look_for.max_age) {
+                Some(seen) => looks.push((shard.id.clone(), Ok(seen))),
+                None => unseen.push((shard.touched(), shard)),
             }
         }
-        let touched = shard.touched();
-        let value = self
-            .call(&scripts::LOOK, &shard.id, 1, |call| {
-                call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
-            })
-            .await?;
-        let look = look(value)?;
-        shard.saw(look, touched);
-        Ok(look)
+        let shards = unseen.iter().map(|(_, shard)| &shard.id).collect();
+        let answers = self.call_each(&scripts::LOOK, shards, |call| {
+            call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
+        });
+        for (answer, (touched, shard)) in answers.await.into_iter().zip(&unseen) {
+            let look = answer.and_then(look);
+            if let Ok(look) = look {
+                shard.saw(look, *touched, at);
+            }
+            looks.push((shard.id.clone(), look));
+        }
+        looks.retain(|(_, look)| match look {
+            Ok(look) => !look.is_idle,
+            Err(error) => !matches!(error, Error::NoGeneration),
+        });
+        looks
     }
 
     pub async fn expire(&self, shard: &ShardId, most: usize, backoff: &[Duration]) -> Result<Expired> {
