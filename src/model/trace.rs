@@ -69,8 +69,14 @@ impl FromStr for TraceContext {
 }
 
 impl fmt::Display for TraceContext {
+    /// In one piece: each task that is leased gets one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{}-{}-{:02x}", self.trace, self.span, self.flags)
+        let mut text = [b'-'; TEXT_BYTES];
+        write_hex(&[0], &mut text[..2]);
+        write_hex(&self.trace.0, &mut text[3..35]);
+        write_hex(&self.span.0, &mut text[36..52]);
+        write_hex(&[self.flags], &mut text[53..]);
+        f.write_str(str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 
@@ -163,6 +169,14 @@ impl FromStr for LeaseTrace {
         span.copy_from_slice(&ids[16..24]);
         let work = TraceContext { trace: TraceId(trace), span: SpanId(span), flags: ids[24] };
         Ok(Self { work, first, leased_unix_us: leased })
+    }
+}
+
+/// Writes bytes as lower-case hex.
+fn write_hex(bytes: &[u8], hex: &mut [u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (byte, pair) in bytes.iter().zip(hex.chunks_exact_mut(2)) {
+        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     history::History,
     keys::ShardKeys,
     notes::Notes,
-    types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES},
+    types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
     wire::{items, ms, number},
 };
 use crate::{
@@ -33,6 +33,9 @@ pub(super) const LEASES_AT_FULL_MEMORY: usize = 16;
 /// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims pause have room for
 /// their reports.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
+
+/// The bytes that a frame adds to a small report.
+const FRAME: usize = 4;
 
 /// The way to a shard's scripts.
 #[derive(Clone)]
@@ -191,12 +194,15 @@ pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Res
     Ok(vec![priorities; callers])
 }
 
-pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Result<Vec<Code>> {
+/// Completes what these callers have. Answers per caller, and per completion of each.
+pub(super) async fn complete(reach: Reach, callers: Vec<Together>) -> Result<Vec<Vec<Code>>> {
+    let completions: Vec<&Completion> = callers.iter().flat_map(|caller| caller.iter()).collect();
     let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
     // The call has once the parts that the items share.
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
-    let (mut frames, mut lengths) = (Vec::new(), Vec::with_capacity(4 * completions.len()));
+    let room = completions.iter().map(|item| item.report.len() + FRAME).sum();
+    let (mut frames, mut lengths) = (Vec::with_capacity(room), Vec::with_capacity(4 * completions.len()));
     for item in &completions {
         let length = u32::try_from(frame_report(&item.report, &mut frames)).expect("a result is far below 4 GiB");
         lengths.extend(length.to_be_bytes());
@@ -228,5 +234,6 @@ pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Resu
     if answer.len() != completions.len() {
         return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
     }
-    answer.into_iter().map(|code| Code::from_number(number(Some(code))?)).collect()
+    let mut codes = answer.into_iter().map(|code| Code::from_number(number(Some(code))?));
+    callers.iter().map(|caller| codes.by_ref().take(caller.len()).collect()).collect()
 }

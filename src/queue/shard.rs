@@ -12,7 +12,7 @@ use super::{
     history::History,
     keys::ShardKeys,
     notes::{Awake, Notes},
-    types::{Claim, Code, Completion},
+    types::{Claim, Code, Together},
 };
 use crate::{model::ShardId, redis_pool::Redis, runtime::Clock};
 
@@ -41,7 +41,7 @@ impl Process {
 pub struct Shard {
     pub id: ShardId,
     pub(super) claims: Arc<Combiner<Claim, Granted>>,
-    pub(super) completions: Arc<Combiner<Completion, Code>>,
+    pub(super) completions: Arc<Combiner<Together, Vec<Code>>>,
     pub(super) peeks: Arc<Combiner<(), u8>>,
     /// The part of the shard that answers to callers keep.
     pub(super) notes: Arc<Notes>,
@@ -62,9 +62,9 @@ impl Shard {
         };
         let completions = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            Combiner::new(MAX_COMBINED, calls.clone(), move |items: Vec<Completion>| {
+            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<Together>| {
                 notes.touch();
-                complete(reach.clone(), items)
+                complete(reach.clone(), callers)
             })
         };
         let peeks = {

@@ -1,6 +1,10 @@
 //! Requests to the queue, and its answers.
 
-use std::time::Duration;
+use std::{
+    ops::{Deref, Range},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -112,6 +116,42 @@ pub struct Completion {
     pub worker: WorkerName,
     /// An encoded `pb::Report`; the time is added when it is forwarded.
     pub report: Bytes,
+}
+
+/// Completions of one caller that one call takes together.
+#[derive(Clone)]
+pub(super) struct Together {
+    all: Arc<[Completion]>,
+    part: Range<usize>,
+}
+
+impl Together {
+    /// Cuts the completions into parts, each with its weight. Large reports count as many, so that an outbox entry
+    /// stays below some 16 MiB.
+    pub(super) fn parts(all: &Arc<[Completion]>, max_weight: usize) -> Vec<(Self, usize)> {
+        let (mut parts, mut start, mut weight) = (Vec::new(), 0, 0);
+        let part = |part, weight| (Self { all: Arc::clone(all), part }, weight);
+        for (place, completion) in all.iter().enumerate() {
+            let own = 1 + completion.report.len() / (16 << 10);
+            if place > start && weight + own > max_weight {
+                parts.push(part(start..place, weight));
+                (start, weight) = (place, 0);
+            }
+            weight += own;
+        }
+        if start < all.len() {
+            parts.push(part(start..all.len(), weight));
+        }
+        parts
+    }
+}
+
+impl Deref for Together {
+    type Target = [Completion];
+
+    fn deref(&self) -> &[Completion] {
+        &self.all[self.part.clone()]
+    }
 }
 
 /// How many failures a rejection counts, and when the task is offered again.
@@ -313,4 +353,33 @@ pub enum Closing {
     InUse,
     /// It is empty, and may be closed after this time if nothing happens.
     In(Duration),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{QueueName, ShardId};
+
+    #[test]
+    fn completions_go_together_up_to_a_weight() {
+        let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+        let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1, leased_unix_ms: 0, trace: None };
+        let worker = WorkerName::new("w").unwrap();
+        let of = |bytes: &usize| {
+            let (id, token, worker, report) = (TaskId::new(), token.clone(), worker.clone(), vec![0; *bytes].into());
+            Completion { id, token, worker, report }
+        };
+        let parts = |sizes: &[usize]| -> Vec<(usize, usize)> {
+            let all: Arc<[Completion]> = sizes.iter().map(of).collect();
+            let parts = Together::parts(&all, 10);
+            let ids: Vec<TaskId> = parts.iter().flat_map(|(part, _)| part.iter().map(|one| one.id)).collect();
+            assert_eq!(ids, all.iter().map(|one| one.id).collect::<Vec<_>>(), "each once, in their order");
+            parts.into_iter().map(|(part, weight)| (part.len(), weight)).collect()
+        };
+        assert_eq!(parts(&[]), []);
+        assert_eq!(parts(&[0; 10]), [(10, 10)]);
+        assert_eq!(parts(&[0; 11]), [(10, 10), (1, 1)]);
+        assert_eq!(parts(&[0, 128 << 10, 0, 0]), [(2, 10), (2, 2)]);
+        assert_eq!(parts(&[0, 1 << 20, 0]), [(1, 1), (1, 65), (1, 1)], "one goes, whatever it weighs");
+    }
 }

@@ -2,13 +2,15 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
+use futures::future;
+
 use super::{
-    calls::complete,
+    calls::{MAX_COMBINED, complete},
     delivery::{Delivery, Granted},
     error::{Error, Result, lost_without_generation},
     shard::Shard,
     shards::Shards,
-    types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection},
+    types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together},
     wire::{ms, packed_ms, pairs, seed},
 };
 use crate::{
@@ -67,17 +69,27 @@ impl WorkerQueue {
 
     /// Credits the worker. When it answers `Ok`, the report is as durable as Redis.
     pub async fn complete(&self, completion: Completion) -> Result<Code> {
-        let id = completion.token.shard.clone();
-        let answer = match self.shard(&id) {
-            Some(shard) => {
-                // Large reports count as many, so that an outbox entry stays below some 16 MiB.
-                let weight = 1 + completion.report.len() / (16 << 10);
-                shard.completions.call(completion, weight).await
+        let shard = completion.token.shard.clone();
+        self.complete_all(&shard, &[completion].into()).await.swap_remove(0)
+    }
+
+    /// The same for several completions, all of them of this shard. Answers per completion.
+    pub async fn complete_all(&self, id: &ShardId, completions: &Arc<[Completion]>) -> Vec<Result<Code>> {
+        let shard = self.shard(id);
+        let shard = shard.as_ref();
+        let calls = Together::parts(completions, MAX_COMBINED).into_iter().map(|(part, weight)| async move {
+            let count = part.len();
+            let answer = match shard {
+                Some(shard) => shard.completions.call(part, weight).await,
+                // Another process may know the shard. A made-up token finds nothing.
+                None => complete(self.reach(id), vec![part]).await.map(|answers| answers.concat()),
+            };
+            match lost_without_generation(answer, || vec![Code::LeaseLost; count]) {
+                Ok(codes) => codes.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); count],
             }
-            // Another process may know the shard. A made-up token finds nothing.
-            None => complete(self.reach(&id), vec![completion]).await.map(|codes| codes[0]),
-        };
-        lost_without_generation(answer, || Code::LeaseLost)
+        });
+        future::join_all(calls).await.concat()
     }
 
     /// Rejects leases of one shard; answers per item, and whether the task is dead now.

@@ -206,7 +206,7 @@ impl From<LeasedTask> for pb::LeasedTask {
             headers: body.headers,
             traceparent: body.traceparent,
             attempt: token.attempt,
-            lease_token: token.to_string(),
+            lease_token: token.text(),
             lease_expires_at: Some(timestamp(expires_unix_ms)),
             replicas: body.replicas,
             priority: pb::Priority::from(body.priority).into(),

@@ -183,19 +183,20 @@ impl From<Failure> for pb::Failure {
 /// The report with its time. An encoded message may be extended by appending a field.
 pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
     let tail = pb::Report { at_unix_ms, ..Default::default() };
-    let mut whole = BytesMut::with_capacity(report.len() + tail.encoded_len());
+    let mut whole = Vec::with_capacity(report.len() + tail.encoded_len());
     whole.put_slice(report);
-    whole.put_slice(&tail.encode_to_vec());
-    whole.freeze()
+    tail.encode(&mut whole).expect("a vector has room");
+    whole.into()
 }
+
+/// The number of the field `reports` in `ReportBatch`.
+const REPORTS: u32 = 3;
 
 /// Appends an encoded report as [`report_batch`] has it, so that frames one after the other are a part of that record.
 /// Answers how many bytes that took.
 pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
     let before = frames.len();
-    pb::EncodedReportBatch { reports: vec![report.clone()], ..Default::default() }
-        .encode(frames)
-        .expect("a vector has room");
+    prost::encoding::bytes::encode(REPORTS, report, frames);
     frames.len() - before
 }
 

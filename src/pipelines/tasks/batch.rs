@@ -79,18 +79,23 @@ pub(super) fn shards<T>(items: &[Placed<T>]) -> BTreeSet<ShardId> {
     items.iter().map(|placed| placed.shard.clone()).collect()
 }
 
-/// Calls each shard once, all at the same time. A shard that fails fails its own items.
-pub(super) async fn per_shard<T, A, Fut>(items: Vec<Placed<T>>, call: impl Fn(ShardId, Vec<T>) -> Fut) -> Outcomes<A>
-where
-    Fut: Future<Output = queue::Result<Vec<A>>>,
-{
+/// The items of each shard, with their places.
+pub(super) fn by_shard<T>(items: Vec<Placed<T>>) -> BTreeMap<ShardId, (Vec<usize>, Vec<T>)> {
     let mut by_shard: BTreeMap<ShardId, (Vec<usize>, Vec<T>)> = BTreeMap::new();
     for Placed { place, shard, item } in items {
         let (places, items) = by_shard.entry(shard).or_default();
         places.push(place);
         items.push(item);
     }
-    let calls = by_shard.into_iter().map(|(shard, (places, items))| {
+    by_shard
+}
+
+/// Calls each shard once, all at the same time. A shard that fails fails its own items.
+pub(super) async fn per_shard<T, A, Fut>(items: Vec<Placed<T>>, call: impl Fn(ShardId, Vec<T>) -> Fut) -> Outcomes<A>
+where
+    Fut: Future<Output = queue::Result<Vec<A>>>,
+{
+    let calls = by_shard(items).into_iter().map(|(shard, (places, items))| {
         let call = call(shard, items);
         async move {
             match call.await {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use futures::future;
 
 use super::{
-    batch::{Outcomes, Placed, answer, per_shard, shards},
+    batch::{Outcomes, answer, by_shard, per_shard, shards},
     error::Error,
     handle::{self, Handle},
     schema,
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     model::{
         self, Completed, Completion, Extension, Item, ItemAnswer, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, Rejection,
-        StoredStatus, TaskId, WorkerName, validate,
+        ShardId, StoredStatus, TaskId, WorkerName, validate,
     },
     queue::{self, Code, RejectMode},
     store::StateFor,
@@ -29,40 +29,43 @@ const MAX_REASON_BYTES: usize = 4096;
 /// The longest delay of a rejection. A time that no clock can show would never come.
 const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// The completions of one shard, with their places.
+type Group = (ShardId, Vec<usize>, Arc<[queue::Completion]>);
+
 impl Handle {
     /// Reports tasks as finished.
     pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         schema::check(&self.settings, &mut items, MAX_DISCOVERED).await;
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
-        let tokens: HashMap<_, _> =
-            items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.clone()))).collect();
-        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, "")));
-        let calls =
-            items.into_iter().map(|Placed { place, item, .. }| async move { (place, self.queue.complete(item).await) });
-        let mut outcomes = future::join_all(calls).await;
-        self.reported.add(shards);
+        let works = Works::of(&items, |item| (item.id, &item.token, ""));
+        let groups: Vec<Group> =
+            by_shard(items).into_iter().map(|(shard, (places, items))| (shard, places, items.into())).collect();
+        let calls = groups.iter().map(|(shard, _, items)| self.queue.complete_all(shard, items));
+        let answered = future::join_all(calls).await;
+        let mut outcomes: Outcomes<Code> =
+            groups.iter().zip(answered).flat_map(|((_, places, _), codes)| places.iter().copied().zip(codes)).collect();
         works.completed(&worker, &outcomes);
-        self.ask_sql(&worker, &tokens, &mut outcomes).await;
+        self.ask_sql(&worker, &groups, &mut outcomes).await;
+        self.reported.add(groups.into_iter().map(|(shard, ..)| shard).collect());
         answer(answers, outcomes, |_, code| code)
     }
 
     /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as long as SQL has its
     /// result.
-    async fn ask_sql(
-        &self,
-        worker: &WorkerName,
-        tokens: &HashMap<usize, (TaskId, LeaseToken)>,
-        outcomes: &mut Outcomes<Code>,
-    ) {
+    async fn ask_sql(&self, worker: &WorkerName, groups: &[Group], outcomes: &mut Outcomes<Code>) {
         let unsure = |outcome: &queue::Result<Code>| {
             matches!(outcome, Ok(Code::UnknownTask | Code::LeaseLost | Code::AlreadyCompleted))
         };
-        let asked: Vec<_> =
-            outcomes.iter().filter(|(_, outcome)| unsure(outcome)).map(|(place, _)| tokens[place].0).collect();
-        if asked.is_empty() {
+        if !outcomes.iter().any(|(_, outcome)| unsure(outcome)) {
             return;
         }
+        let tokens = groups
+            .iter()
+            .flat_map(|(_, places, items)| places.iter().copied().zip(items.iter().map(|item| (item.id, &item.token))));
+        let tokens: HashMap<usize, (TaskId, &LeaseToken)> = tokens.collect();
+        let asked: Vec<_> =
+            outcomes.iter().filter(|(_, outcome)| unsure(outcome)).map(|(place, _)| tokens[place].0).collect();
         let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, outcome) in outcomes.iter_mut().filter(|(_, outcome)| unsure(outcome)) {
