@@ -182,6 +182,8 @@ impl Dialect for MySqlConnection {
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
     const ID: &'static str = "CAST(? AS BINARY(16))";
+    const INSERT: &'static str = "INSERT";
+    const UPDATE: &'static str = "UPDATE";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     // sqlx makes the server count found rows as well.
     const COUNTS_INSERTED: bool = false;

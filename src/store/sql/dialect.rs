@@ -16,6 +16,12 @@ pub trait Dialect {
     /// A question mark for a task's id, where nothing else gives it a type.
     const ID: &'static str;
 
+    /// The beginning of an INSERT of many rows, of which an error may leave some, because its transaction is undone.
+    const INSERT: &'static str;
+
+    /// The same of an UPDATE of many rows.
+    const UPDATE: &'static str;
+
     /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL must assign one).
     fn keep_first(column: &str) -> String;
 

@@ -188,8 +188,8 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
 async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], insertion: Turn) -> Result<u64> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
-        let insert = Statement::new(
-            "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
+        let insert = Statement::new(S::INSERT).sql(
+            " INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
              payload_encoding, payload",
         );

@@ -300,9 +300,9 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
                 r.result.into(),
             ]
         });
-        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
+        const RESULTS: &str = " INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
              leased_ms, completed_ms, surplus, result_encoding, result)";
-        session.execute(Statement::new(INSERT).values(rows)).await?;
+        session.execute(Statement::new(S::INSERT).sql(RESULTS).values(rows)).await?;
     }
     Ok(())
 }
@@ -324,7 +324,7 @@ async fn store_progress<S: Session>(
             continue;
         }
         for ids in lists(&ids) {
-            session.execute(update_alike(change, ids)).await?;
+            session.execute(update_alike::<S>(change, ids)).await?;
         }
     }
     for piece in pieces(&others, |(_, change)| change.reason.len()) {
@@ -340,10 +340,11 @@ async fn store_progress<S: Session>(
 }
 
 /// Changes tasks that come to look the same.
-fn update_alike<'a>(change: Change<'a>, ids: &'a [&'a TaskId]) -> Statement<'a> {
+fn update_alike<'a, S: Session>(change: Change<'a>, ids: &'a [&'a TaskId]) -> Statement<'a> {
     let Change { status, completed, attempts, reason, updated_ms } = change;
-    let set = "UPDATE tasks SET status = ?, completed = ?, attempts = ?, reason = ?, updated_ms = ?";
-    let update = Statement::new(set).bind(status).bind(completed).bind(attempts).bind(reason).bind(updated_ms);
+    let set = " tasks SET status = ?, completed = ?, attempts = ?, reason = ?, updated_ms = ?";
+    let update =
+        Statement::new(S::UPDATE).sql(set).bind(status).bind(completed).bind(attempts).bind(reason).bind(updated_ms);
     let leave = if status.is_final() { ", on_bus = 0 WHERE id IN " } else { " WHERE id IN " };
     update.sql(leave).list(ids)
 }

@@ -37,8 +37,8 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 ///
 /// - `cache_size`: 16 MiB of pages in memory.
 /// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
-/// - `temp_store`: a statement of many rows keeps a journal of its own, so that it can be undone alone. In a file, that
-///   is two thirds of the bytes that an insert writes.
+/// - `temp_store`: most statements of many rows keep a journal of their own, so that they can be undone alone. In a
+///   file, that would be bytes to write.
 const WRITES: &str = "\
     PRAGMA journal_mode = wal; \
     PRAGMA synchronous = full; \
@@ -152,6 +152,9 @@ impl Dialect for Connection {
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
     const ID: &'static str = "?";
+    // Else SQLite copies each page before the statement changes it, to undo the statement alone.
+    const INSERT: &'static str = "INSERT OR FAIL";
+    const UPDATE: &'static str = "UPDATE OR FAIL";
     // SQLite does not scan a table by choice, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
     const COUNTS_INSERTED: bool = true;
@@ -180,7 +183,7 @@ impl Dialect for Connection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        [format!("UPDATE tasks SET {set} FROM ("), ") AS reported WHERE id = task_id".into()]
+        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE id = task_id".into()]
     }
 
     // A migration is one transaction: no statement of it ran before.

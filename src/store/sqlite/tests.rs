@@ -140,7 +140,9 @@ async fn transactions_that_wait_together_commit_together() {
         assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
     }
     let asked = store.asked();
-    assert_eq!(asked.rows, 20 * (2 + 1 + 1 + 1), "{asked:?}");
+    // Those before the one that failed ran twice.
+    let rows = 20 * (2 + 1 + 1 + 1);
+    assert!((rows..=rows + rows / 2).contains(&asked.rows), "{asked:?}");
     assert!(asked.commits <= 2, "{asked:?}");
     assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
 }

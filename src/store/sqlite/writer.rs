@@ -1,7 +1,8 @@
 //! The writer: one thread with the only connection that writes.
 //!
 //! Transactions queue for it, because SQLite has one writer at a time. Those that gather while it is busy run one after
-//! another, each inside a savepoint, and commit together: they wait for the disk once.
+//! another and commit together: they wait for the disk once. If one of them fails, all are undone and run again, each
+//! inside a savepoint.
 //!
 //! The crash window: killed before the COMMIT, nothing took effect, and no caller was answered.
 
@@ -197,17 +198,24 @@ fn serve(
 
 /// Runs the transactions and commits those that went well. After an error none of them is stored.
 fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
-    // One that reads first could not become the writer later if another process is.
-    connection.command("BEGIN IMMEDIATE")?;
-    connection.keys.begin(&connection.db).map_err(error)?;
-    if let [alone] = group {
-        if !alone.run(connection) {
-            connection.keys.undone();
-            return connection.command("ROLLBACK");
-        }
-        connection.keys.step(&connection.db).map_err(error)?;
-        return connection.command("COMMIT");
+    begin(connection)?;
+    // Nearly always all go well. Behind a savepoint SQLite would copy each page before its transaction changes it.
+    if group.iter_mut().all(|transaction| transaction.run(connection)) {
+        return end(connection);
     }
+    connection.keys.undone();
+    if connection.is_in_transaction() {
+        connection.command("ROLLBACK")?;
+    }
+    match group {
+        [_] => Ok(()),
+        _ => commit_apart(connection, group),
+    }
+}
+
+/// The same, each transaction behind a savepoint, so that those that fail undo only what they did.
+fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
+    begin(connection)?;
     for transaction in group {
         connection.command("SAVEPOINT transaction_of_a_caller")?;
         let place = connection.keys.taken();
@@ -221,6 +229,16 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
         }
         connection.command("RELEASE transaction_of_a_caller")?;
     }
+    end(connection)
+}
+
+fn begin(connection: &mut Connection) -> Result<()> {
+    // One that reads first could not become the writer later if another process is.
+    connection.command("BEGIN IMMEDIATE")?;
+    connection.keys.begin(&connection.db).map_err(error)
+}
+
+fn end(connection: &mut Connection) -> Result<()> {
     connection.keys.step(&connection.db).map_err(error)?;
     connection.command("COMMIT")
 }
