@@ -21,6 +21,7 @@ mod insert;
 mod latency;
 mod mark_published;
 mod origin;
+mod reports;
 mod results;
 mod room;
 mod schema;

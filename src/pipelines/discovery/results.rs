@@ -6,6 +6,9 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use futures::{StreamExt, stream::FuturesOrdered};
+use tokio::sync::RwLock;
+
 use super::{
     announce,
     context::{Began, Context},
@@ -14,7 +17,8 @@ use super::{
     history, latency,
     mark_published::ToMark,
     origin::{Origin, alone},
-    room::{self, Sent, Unstored, discovered},
+    reports::Reports,
+    room::{self, Sent, discovered},
     schema,
     traced::{self, Discoveries},
     turned_away::Tally,
@@ -22,21 +26,19 @@ use super::{
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
     enrichment::Enrichment,
-    model::{
-        Completed, DeadLetter, Died, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
-        TaskRow, TraceContext, What, WorkerName, validate,
-    },
+    model::{DeadLetter, KeyHash, NewTask, QueueName, StoredStatus, TaskId, TaskRow},
     pipelines::publishing,
     runtime::{Loop, Policy, Supervisor},
     store::{Inserted, Settled, Settlement, Stored, Turn},
-    telemetry::metrics::{self, Lettered, Source},
-    wire,
+    telemetry::metrics::{self, Source},
 };
 
 /// Records of `task-results` that are read at once. Each has up to a thousand reports.
-const RECORDS: usize = 64;
+const RECORDS: usize = 32;
+/// Reads whose reports are under way: while SQL settles those of one, the next are read and decoded.
+const AT_ONCE: usize = 2;
 /// Reports in one transaction. A retry after a statement timeout would be as large.
-const SETTLED_AT_ONCE: usize = 1000;
+const SETTLED_AT_ONCE: usize = 4000;
 /// Dead tasks whose rows are read at once. Each may have 8 MiB.
 const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
@@ -52,7 +54,8 @@ pub(super) fn start(
     let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
         let (context, enrichment, tally) = (context.clone(), enrichment.clone(), tally.clone());
-        let results = Results { context, enrichment, sent: sent.clone(), to_mark: to_mark.clone(), tally };
+        let (sent, to_mark, turn) = (sent.clone(), to_mark.clone(), RwLock::default());
+        let results = Results { context, enrichment, sent, to_mark, tally, turn };
         async move { results.consume(cx).await }
     });
 }
@@ -63,6 +66,9 @@ struct Results {
     sent: Sent,
     to_mark: ToMark,
     tally: Tally,
+    /// Reports with discovered tasks are settled alone: the room that they find is known only once those before them
+    /// are stored.
+    turn: RwLock<()>,
 }
 
 impl Results {
@@ -83,41 +89,49 @@ impl Results {
         done: &mut Uncommitted,
         cx: &Loop,
     ) -> Result<(), Failure> {
-        loop {
-            let messages = tokio::select! {
-                messages = cx.idle(subscription.next(RECORDS)) => messages?,
-                () = done.is_due() => Vec::new(),
-                () = cx.stop.cancelled() => return Ok(()),
+        // In order: on Kafka, the commit of a record is one of all records before it.
+        let (mut under_way, mut stopping) = (FuturesOrdered::new(), false);
+        while !(stopping && under_way.is_empty()) {
+            let count = under_way.len();
+            let next = async {
+                match count {
+                    0 => cx.idle(subscription.next(RECORDS)).await,
+                    _ => subscription.next(RECORDS).await,
+                }
             };
-            if !messages.is_empty() {
-                self.handle(&messages).await?;
-                self.sent.clear();
-                done.add(messages);
+            tokio::select! {
+                messages = next, if count < AT_ONCE && !stopping => match messages? {
+                    none if none.is_empty() => {}
+                    messages => under_way.push_back(self.handle(messages)),
+                },
+                Some(handled) = under_way.next() => done.add(handled?),
+                () = done.is_due() => {}
+                () = cx.stop.cancelled(), if !stopping => stopping = true,
             }
             done.commit_if_due(subscription, RECORDS).await?;
             cx.beat();
         }
+        Ok(())
     }
 
-    async fn handle(&self, messages: &[Message]) -> Result<(), Failure> {
-        let (mut reports, mut poison, mut failures) = (Reports::default(), Vec::new(), Vec::new());
-        for message in messages {
-            match wire::read_reports(&message.value) {
-                Ok(batch) => {
-                    failures.extend(batch.failures);
-                    for (index, report) in batch.reports.into_iter().enumerate() {
-                        let read = report.and_then(|report| self.read(report, message, index, &mut reports));
-                        if let Err(reason) = read {
-                            poison.push((alone(message, index), reason));
-                        }
-                    }
-                }
-                Err(reason) => poison.push((message.clone(), reason)),
-            }
+    /// Deals with the reports of some records, and answers the records.
+    async fn handle(&self, messages: Vec<Message>) -> Result<Vec<Message>, Failure> {
+        let mut reports = Reports::read(&self.context, &messages);
+        self.context.letters.bury(Topic::TaskResults, &std::mem::take(&mut reports.poison)).await?;
+        history::keep(&self.context, &std::mem::take(&mut reports.failures)).await?;
+        if reports.have_discovered() {
+            let _alone = self.turn.write().await;
+            self.store(reports).await?;
+            self.sent.clear();
+        } else {
+            let _together = self.turn.read().await;
+            self.store(reports).await?;
         }
-        self.context.letters.bury(Topic::TaskResults, &poison).await?;
-        history::keep(&self.context, &failures).await?;
-        let Reports { mut settlements, origins, mut unstored, mut discoveries } = reports;
+        Ok(messages)
+    }
+
+    async fn store(&self, reports: Reports<'_>) -> Result<(), Failure> {
+        let Reports { mut settlements, origins, mut unstored, mut discoveries, .. } = reports;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
         unstored.extend(enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?);
@@ -228,101 +242,6 @@ impl Results {
         }
         Ok(())
     }
-
-    /// Adds a report to `reports`. Its discovered tasks that are not valid any more become `unstored`.
-    fn read<'m>(
-        &self,
-        report: Report,
-        message: &'m Message,
-        index: usize,
-        reports: &mut Reports<'m>,
-    ) -> Result<(), String> {
-        let Report { id, at_unix_ms, what } = report;
-        let mut trace = None;
-        let settlement = match what {
-            What::Completed(done) => {
-                trace = TraceContext::sampled(&done.traceparent);
-                self.completed(id, done, at_unix_ms, trace, reports)?
-            }
-            What::Died(Died { reason, attempts, history, epoch }) => {
-                Settlement::Died { id, reason, attempts, history, epoch: Some(epoch), at_unix_ms }
-            }
-        };
-        reports.settlements.push(settlement);
-        reports.origins.push(Origin { message, index, trace });
-        Ok(())
-    }
-
-    fn completed(
-        &self,
-        id: TaskId,
-        done: Completed,
-        at_unix_ms: i64,
-        trace: Option<TraceContext>,
-        reports: &mut Reports<'_>,
-    ) -> Result<Settlement, String> {
-        WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
-        let Context { gates, settings, .. } = &self.context;
-        let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered, .. } =
-            done;
-        let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
-            let index = u32::try_from(index).ok()?;
-            self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), trace, reports)
-        });
-        let discovered = rows.map(|row| publishing::new_row(row, gates, settings)).collect();
-        Ok(Settlement::Completed {
-            id,
-            worker,
-            lease,
-            result,
-            encoding,
-            attempt,
-            leased_unix_ms,
-            at_unix_ms,
-            discovered,
-        })
-    }
-
-    /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
-    /// changed since, and a later version may have written it.
-    fn row(
-        &self,
-        task: DiscoveredTask,
-        parent: TaskId,
-        id: TaskId,
-        trace: Option<TraceContext>,
-        reports: &mut Reports<'_>,
-    ) -> Option<TaskRow> {
-        let (task, values, reason) = match task {
-            Ok(mut task) => {
-                // The ids of discovered tasks make their reports repeatable.
-                task.idempotency_key.clear();
-                let rules = self.context.settings.task_rules(&task.queue).for_accepted();
-                match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
-                    Ok(checked) => {
-                        reports.discoveries.begin(id, &mut task, trace, self.context.settings.traces.discovered);
-                        return Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline)));
-                    }
-                    Err(reason) => (task, None, reason),
-                }
-            }
-            Err(unreadable) => (unreadable.task, Some(unreadable.values), unreadable.reason),
-        };
-        let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
-        let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-        reports.unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason, logged: None });
-        None
-    }
-}
-
-/// The reports of some messages.
-#[derive(Default)]
-struct Reports<'m> {
-    settlements: Vec<Settlement>,
-    /// One per settlement.
-    origins: Vec<Origin<'m>>,
-    unstored: Vec<Unstored>,
-    discoveries: Discoveries,
 }
 
 /// The reports that one transaction settles, in order.
@@ -362,7 +281,7 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        model::{Encoding, LeaseNumber},
+        model::{Encoding, LeaseNumber, validate},
         store::{NewRow, Unpublished},
     };
 
@@ -393,7 +312,7 @@ mod tests {
     #[test]
     fn a_transaction_settles_so_much_and_no_more() {
         assert_eq!(sizes(&[]), [0; 0]);
-        assert_eq!(sizes(&[0; 2500]), [1000, 1000, 500]);
+        assert_eq!(sizes(&[0; 10_000]), [4000, 4000, 2000]);
         assert_eq!(sizes(&[2000, 2000, 2000, 1000]), [2, 2]);
         assert_eq!(sizes(&[1, 9000, 1]), [1, 1, 1], "one report goes, whatever it discovered");
     }
