@@ -102,9 +102,12 @@ impl Launch {
         ] {
             command.arg(name).arg(path);
         }
-        // DEBUG and MODULE are off by default and stay so; so do the limits at which the append-only file is rewritten.
+        // DEBUG and MODULE are off by default and stay so.
         command.args(["--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--supervised", "no"]);
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
+        // A file of that size is loaded in two or three seconds. With less, Redis would write it anew again and again
+        // while many tasks come and go.
+        command.args(["--auto-aof-rewrite-min-size", "256mb", "--auto-aof-rewrite-percentage", "100"]);
         // A crash may cut the last write short. Redis never answered that write.
         command.args(["--aof-load-truncated", "yes", "--lua-time-limit", "5000"]);
         command.args(["--maxmemory", &self.max_memory.to_string(), "--maxmemory-policy", "noeviction"]);
