@@ -12,11 +12,16 @@ use super::error::{Error, Result};
 
 /// Callers that may wait for one combiner. More are refused.
 const MAX_WAITING: usize = 20_000;
+/// Callers that wait before those that have given up are looked for.
+const FEW: usize = 256;
 
 type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
 
 struct Waiting<Q, A> {
     callers: VecDeque<(Q, usize, oneshot::Sender<Result<A>>)>,
+    /// The number of callers at which those that have given up are dropped. The request of a caller that waits is
+    /// counted; what the others asked for must not pile up.
+    many: usize,
     running: bool,
 }
 
@@ -36,7 +41,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
-        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), running: false });
+        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), many: FEW, running: false });
         Arc::new(Self { waiting, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
     }
 
@@ -46,6 +51,10 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let (sender, receiver) = oneshot::channel();
         let start = {
             let mut waiting = self.waiting.lock();
+            if waiting.callers.len() >= waiting.many {
+                waiting.callers.retain(|(_, _, sender)| !sender.is_closed());
+                waiting.many = FEW.max(2 * waiting.callers.len());
+            }
             if waiting.callers.len() >= MAX_WAITING {
                 return Err(Error::Busy);
             }
@@ -154,6 +163,20 @@ mod tests {
         });
         assert!(matches!(combiner.call(0, 1).await, Err(Error::Answer(_))));
         assert_eq!(combiner.call(7, 1).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn callers_that_gave_up_do_not_pile_up() {
+        let combiner = Combiner::new(10, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let held = combiner.hold().unwrap();
+        let mut waits = Box::pin(combiner.call(1, 1));
+        assert!(waits.as_mut().now_or_never().is_none());
+        for number in 0..100_000 {
+            assert!(combiner.call(number, 1).now_or_never().is_none());
+        }
+        assert!(combiner.waiting.lock().callers.len() <= 2 * FEW);
+        drop(held);
+        assert_eq!(waits.await.unwrap(), 1);
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     ops::Range,
+    pin::pin,
     time::{Instant, SystemTime},
 };
 
@@ -90,9 +91,12 @@ impl Results {
         cx: &Loop,
     ) -> Result<(), Failure> {
         // In order: on Kafka, the commit of a record is one of all records before it.
-        let (mut under_way, mut stopping) = (FuturesOrdered::new(), false);
-        while !(stopping && under_way.is_empty()) {
-            let count = under_way.len();
+        let (mut under_way, mut handled) = (FuturesOrdered::new(), Vec::new());
+        // At the end nothing more is read. Those under way are finished all the same, also after an error: a
+        // transaction that commits with nobody behind it leaves its metrics, its spans and its new tasks undone.
+        let (mut end, mut is_gap) = (None, false);
+        while end.is_none() || !under_way.is_empty() {
+            let (count, reads_on) = (under_way.len(), end.is_none());
             let next = async {
                 match count {
                     0 => cx.idle(subscription.next(RECORDS)).await,
@@ -100,25 +104,44 @@ impl Results {
                 }
             };
             tokio::select! {
-                messages = next, if count < AT_ONCE && !stopping => match messages? {
-                    none if none.is_empty() => {}
-                    messages => under_way.push_back(self.handle(messages)),
+                messages = next, if count < AT_ONCE && reads_on => match messages {
+                    Ok(none) if none.is_empty() => {}
+                    Ok(messages) => under_way.push_back(self.handle(messages)),
+                    Err(error) => end = Some(Err(error.into())),
                 },
-                Some(handled) = under_way.next() => done.add(handled?),
+                Some(one) = under_way.next() => handled.push(one),
                 () = done.is_due() => {}
-                () = cx.stop.cancelled(), if !stopping => stopping = true,
+                () = cx.stop.cancelled(), if reads_on => end = Some(Ok(())),
             }
-            done.commit_if_due(subscription, RECORDS).await?;
+            let committed = {
+                let mut commit = pin!(done.commit_if_due(subscription, RECORDS));
+                loop {
+                    tokio::select! {
+                        committed = &mut commit => break committed,
+                        // A transaction of MySQL holds locks, and must not stand still meanwhile.
+                        Some(one) = under_way.next() => handled.push(one),
+                    }
+                }
+            };
+            if let Err(error) = committed {
+                end = Some(Err(error.into()));
+            }
+            for one in handled.drain(..) {
+                match one {
+                    Ok(messages) if !is_gap => done.add(messages),
+                    Ok(_come_again) => {}
+                    Err(error) => (end, is_gap) = (Some(Err(error)), true),
+                }
+            }
             cx.beat();
         }
-        Ok(())
+        end.unwrap_or(Ok(()))
     }
 
     /// Deals with the reports of some records, and answers the records.
     async fn handle(&self, messages: Vec<Message>) -> Result<Vec<Message>, Failure> {
-        let mut reports = Reports::read(&self.context, &messages);
-        self.context.letters.bury(Topic::TaskResults, &std::mem::take(&mut reports.poison)).await?;
-        history::keep(&self.context, &std::mem::take(&mut reports.failures)).await?;
+        let reports = Reports::read(&self.context, &messages);
+        // The turns are those of the reads, so nothing is awaited before.
         if reports.have_discovered() {
             let _alone = self.turn.write().await;
             self.store(reports).await?;
@@ -131,7 +154,9 @@ impl Results {
     }
 
     async fn store(&self, reports: Reports<'_>) -> Result<(), Failure> {
-        let Reports { mut settlements, origins, mut unstored, mut discoveries, .. } = reports;
+        let Reports { mut settlements, origins, mut unstored, mut discoveries, failures, poison } = reports;
+        self.context.letters.bury(Topic::TaskResults, &poison).await?;
+        history::keep(&self.context, &failures).await?;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
         unstored.extend(enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?);

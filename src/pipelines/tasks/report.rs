@@ -45,9 +45,9 @@ impl Handle {
         let answered = future::join_all(calls).await;
         let mut outcomes: Outcomes<Code> =
             groups.iter().zip(answered).flat_map(|((_, places, _), codes)| places.iter().copied().zip(codes)).collect();
+        self.reported.add(groups.iter().map(|(shard, ..)| shard.clone()).collect());
         works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &groups, &mut outcomes).await;
-        self.reported.add(groups.into_iter().map(|(shard, ..)| shard).collect());
         answer(answers, outcomes, |_, code| code)
     }
 

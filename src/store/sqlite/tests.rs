@@ -147,6 +147,40 @@ async fn transactions_that_wait_together_commit_together() {
     assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
 }
 
+/// On a full disk SQLite undoes all that commits together. Those that have room are stored all the same.
+#[tokio::test]
+async fn a_transaction_without_room_takes_no_other_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("taskd.db");
+    let store = SqliteStore::open(&path, Some(400)).await.unwrap();
+    let rival = rusqlite::Connection::open(&path).unwrap();
+    rival.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let large = |key: &str| {
+        let mut row = row(key);
+        row.task.payload = vec![0; 4000].into();
+        row
+    };
+    let insert = async |number: usize| match number {
+        5 => store.insert(&(0..1000).map(|n| large(&format!("large {n}"))).collect::<Vec<_>>()).await,
+        _ => store.insert(&[row(&number.to_string())]).await,
+    };
+    let commit = async {
+        while store.database().writer.queued() < 10 {
+            tokio::task::yield_now().await;
+        }
+        rival.execute_batch("COMMIT").unwrap();
+    };
+    let (inserted, ()) = futures::join!(futures::future::join_all((0..10).map(insert)), commit);
+    for (number, stored) in inserted.into_iter().enumerate() {
+        match number {
+            5 => assert!(matches!(stored, Err(Error::Full(_))), "{:?}", stored.err()),
+            _ => assert!(stored.is_ok(), "{number}: {:?}", stored.err()),
+        }
+    }
+    assert_eq!(store.unfinished().await.unwrap()[0].1, 9);
+    assert_eq!(store.database().writer.queued(), 10, "none had to come again");
+}
+
 #[tokio::test]
 async fn no_statement_scans_a_table() {
     let dir = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ impl Drop for Writer {
 trait Transaction: Send {
     fn is_awaited(&self) -> bool;
 
-    /// Runs its statements. Answers whether all went well.
+    /// Runs its statements. Answers whether nothing has to be undone.
     fn run(&mut self, connection: &mut Connection) -> bool;
 
     /// Notes that its statements were undone.
@@ -129,14 +129,16 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
     }
 
     fn run(&mut self, connection: &mut Connection) -> bool {
-        let done = match self.since.elapsed() > PATIENCE {
-            true => Err(busy(1)),
-            // The connection runs each statement at once, so the work never waits.
-            false => match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never())) {
-                Ok(Some(done)) => done,
-                Ok(None) => Err(Error::Other("a transaction waited for something else".into())),
-                Err(_) => Err(Error::Other("a transaction panicked".into())),
-            },
+        if self.done.is_none() && self.since.elapsed() > PATIENCE {
+            // It has begun nothing that would have to be undone.
+            self.done = Some(Err(busy(1)));
+            return true;
+        }
+        // The connection runs each statement at once, so the work never waits.
+        let done = match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never())) {
+            Ok(Some(done)) => done,
+            Ok(None) => Err(Error::Other("a transaction waited for something else".into())),
+            Err(_) => Err(Error::Other("a transaction panicked".into())),
         };
         self.done.insert(done).is_ok()
     }
@@ -215,21 +217,35 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
 
 /// The same, each transaction behind a savepoint, so that those that fail undo only what they did.
 fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
-    begin(connection)?;
-    for transaction in group {
+    let mut left: Vec<_> = group.iter_mut().collect();
+    loop {
+        begin(connection)?;
+        match run_apart(connection, &mut left)? {
+            None => return end(connection),
+            Some(failed) => {
+                connection.keys.undone();
+                left.remove(failed);
+            }
+        }
+    }
+}
+
+/// Runs transactions behind savepoints. Answers the place of one with which SQLite undid all: it does that where the
+/// disk is full. The others may go without it.
+fn run_apart(connection: &mut Connection, group: &mut [&mut Box<dyn Transaction>]) -> Result<Option<usize>> {
+    for (place, transaction) in group.iter_mut().enumerate() {
         connection.command("SAVEPOINT transaction_of_a_caller")?;
-        let place = connection.keys.taken();
+        let keys = connection.keys.taken();
         if !transaction.run(connection) {
             if !connection.is_in_transaction() {
-                // SQLite ends all of it when the disk is full. Each may succeed alone.
-                return Err(Error::Transient("undone together with a transaction that failed".into()));
+                return Ok(Some(place));
             }
-            connection.keys.give_back(place);
+            connection.keys.give_back(keys);
             connection.command("ROLLBACK TO transaction_of_a_caller")?;
         }
         connection.command("RELEASE transaction_of_a_caller")?;
     }
-    end(connection)
+    Ok(None)
 }
 
 fn begin(connection: &mut Connection) -> Result<()> {
