@@ -36,7 +36,7 @@ async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
     let mut huge = rows("huge", 1);
     huge[0].task.payload = vec![1; 1 << 20].into();
 
-    // In a statement of many rows, and in one of a single row, which makes SQLite end the transaction by itself.
+    // In a statement of many rows, and in one of a single row. Either makes SQLite end the transaction by itself.
     for batch in [&refused, &huge, &refused, &huge] {
         let error = store.insert(batch).await.unwrap_err();
         assert!(matches!(error, Error::Full(_)), "{error:?}");
