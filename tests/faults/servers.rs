@@ -39,10 +39,12 @@ pub(crate) trait Server: Send {
     }
 }
 
-/// Neither gone nor a zombie.
+/// Neither gone nor a zombie without threads. The first thread may be a zombie while others still end, and its sockets
+/// listen until the last one has ended.
 fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| threads > 1 || !rest.starts_with('Z'))
 }
 
 /// A redis-server or a valkey-server on a unix socket, with fsync always: what it has answered it keeps.

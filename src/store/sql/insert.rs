@@ -128,6 +128,8 @@ async fn insert_by_memory<S: Session>(
     let known = owners_by_memory(session, recent).await?;
     let mut new: Vec<&NewRow> =
         candidates.iter().filter(|row| !known.contains_key(&row.task.key_hash)).copied().collect();
+    // In the order of the primary key, so that neighbours share the pages that a statement touches.
+    new.sort_unstable_by_key(|row| row.task.id);
     if insert_tasks(session, &new, batch).await? < new.len() as u64 {
         // An id was stored before, with another key.
         let ids: Vec<TaskId> = new.iter().map(|row| row.task.id).collect();

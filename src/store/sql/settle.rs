@@ -94,6 +94,8 @@ pub(super) async fn settle<S: Session>(
 
     let mut counts = Counts::with_events(events);
     note_workers(&results, &tasks, &mut counts);
+    // In the order of the primary key, so that neighbours share the pages that a statement touches.
+    results.sort_unstable_by_key(|result| (result.task, result.worker));
     store_results(session, &results).await?;
     store_progress(session, &tasks, &mut counts).await?;
     letters::add(session, &letters).await?;
