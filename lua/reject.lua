@@ -1,6 +1,7 @@
 -- Ends leases without a result: a worker rejects its task, or taskd releases a lease that it could not deliver.
 --
--- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
+-- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] the wake: queue, and perhaps a process
+-- ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis
 -- then per item 8 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason, failed attempt
 --   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers

@@ -45,20 +45,8 @@ impl Enqueuer {
     /// Puts the tasks in. A caller that waits for them claims in the same exchange ([`super::riding`]).
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
-        let riders = if batch.tasks.is_empty() { None } else { self.riders(shard).await };
-        let enqueued = match riders {
-            Some(riders) => {
-                // This process has woken its caller already.
-                let wake = Wake { queue: shard.queue.clone(), not_for: Some(self.process().to_owned()) };
-                self.ride(self.enqueuing(shard, batch, &wake), riders).await?
-            }
-            None => {
-                let wake = Wake { queue: shard.queue.clone(), not_for: None };
-                let value = self.enqueuing(shard, batch, &wake).run(&mut self.conn()).await?;
-                self.offered(shard);
-                Enqueued::read(value)?
-            }
-        };
+        let call = |wake: &Wake| self.enqueuing(shard, batch, wake);
+        let enqueued = self.offer(shard, !batch.tasks.is_empty(), call, Enqueued::read, Enqueued::added).await?;
         if let Enqueued::Done { dealt_with, added } = enqueued {
             self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
         }
@@ -107,7 +95,7 @@ impl Enqueuer {
 
 impl Enqueued {
     /// Reads the answer of `lua/enqueue.lua`.
-    pub(super) fn read(answer: Value) -> Result<Self> {
+    fn read(answer: Value) -> Result<Self> {
         let mut answer = items(answer)?.into_iter();
         Ok(match text(answer.next())?.as_str() {
             "ok" => Self::Done { dealt_with: number(answer.next())?, added: number(answer.next())? },
@@ -115,6 +103,10 @@ impl Enqueued {
             "moved" => Self::Moved(Fence(text(answer.next())?)),
             _ => Self::Behind(text(answer.next())?.parse().ok()),
         })
+    }
+
+    fn added(&self) -> usize {
+        if let Self::Done { added, .. } = self { *added } else { 0 }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task in.
+//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task in, or that gives it back.
 //!
 //! Redis runs both scripts one right after the other, and waits for the disk once. So a task that comes alone costs one
 //! exchange and one fsync less, and its worker need not be woken by a message.
@@ -9,24 +9,26 @@
 
 use std::sync::Arc;
 
+use redis::Value;
 use tokio::sync::oneshot;
 
 use super::{
     calls::{Claiming, Outcome},
     combiner::{Askers, Held},
     delivery::Granted,
-    enqueue::Enqueuer,
     error::{Error, Result},
     shard::Shard,
-    types::{Claim, Enqueued},
+    shards::Shards,
+    types::Claim,
+    wakes::Wake,
 };
 use crate::{
     model::ShardId,
     redis_pool::{Batch, Call},
 };
 
-/// Callers that wait for what an enqueue brings.
-pub(super) struct Riders {
+/// Callers that wait for what a script offers.
+struct Riders {
     shard: Arc<Shard>,
     /// Other callers gather until the exchange is over.
     _held: Held<Claim, Granted>,
@@ -34,12 +36,38 @@ pub(super) struct Riders {
     askers: Askers<Granted>,
 }
 
-impl Enqueuer {
+impl Shards {
+    /// Calls a script that puts tasks of the shard into its lanes; `likely` if it will. `call` makes the call with the
+    /// message that wakes callers. `count` tells how many tasks the answer has put there, at most.
+    pub(super) async fn offer<T: Send + 'static>(
+        &self,
+        id: &ShardId,
+        likely: bool,
+        call: impl FnOnce(&Wake) -> Call,
+        read: impl FnOnce(Value) -> Result<T> + Send + 'static,
+        count: fn(&T) -> usize,
+    ) -> Result<T> {
+        let riders = if likely { self.riders(id).await } else { None };
+        match riders {
+            Some(riders) => {
+                // This process has woken its caller already.
+                let wake = Wake { queue: id.queue.clone(), not_for: Some(self.process().to_owned()) };
+                self.ride(call(&wake), riders, read, count).await
+            }
+            None => {
+                let wake = Wake { queue: id.queue.clone(), not_for: None };
+                let answer = call(&wake).run(&mut self.conn()).await;
+                self.offered(id);
+                read(answer?)
+            }
+        }
+    }
+
     /// Wakes a caller that waits for the queue, and lets it ask. `None` if nobody did.
     ///
     /// Not where a caller would look at other shards first. And not on a cluster: what becomes of a pipeline whose slot
     /// moves is not known.
-    pub(super) async fn riders(&self, id: &ShardId) -> Option<Riders> {
+    async fn riders(&self, id: &ShardId) -> Option<Riders> {
         if self.is_cluster() || !self.wakes().is_awaited(&id.queue) || self.is_paused(&id.queue) {
             return None;
         }
@@ -57,21 +85,27 @@ impl Enqueuer {
         Some(Riders { shard, _held: held, claiming, askers })
     }
 
-    /// Enqueues, and claims for the riders.
-    pub(super) async fn ride(&self, enqueue: Call, riders: Riders) -> Result<Enqueued> {
+    /// Calls the script, and claims for the riders.
+    async fn ride<T: Send + 'static>(
+        &self,
+        call: Call,
+        riders: Riders,
+        read: impl FnOnce(Value) -> Result<T> + Send + 'static,
+        count: fn(&T) -> usize,
+    ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
-        let shards = self.0.clone();
+        let shards = self.clone();
         // Not in the caller's own future: it may be dropped, and the riders wait for this exchange, too.
         self.calls().spawn(async move {
             let Riders { shard, _held, claiming, askers } = riders;
             let mut exchange = Batch::default();
-            exchange.script(enqueue);
+            exchange.script(call);
             exchange.script(claiming.call());
-            let (enqueued, claimed) = match exchange.run(&mut shards.conn()).await {
+            let (offered, claimed) = match exchange.run(&mut shards.conn()).await {
                 Ok(answers) => {
                     let mut answers = answers.into_iter().map(|answer| answer.map_err(Error::from));
                     let mut next = || answers.next().unwrap_or_else(|| Err(Error::Answer("one is missing".into())));
-                    (next().and_then(Enqueued::read), next())
+                    (next().and_then(read), next())
                 }
                 Err(error) => (Err(error.clone().into()), Err(error.into())),
             };
@@ -80,26 +114,25 @@ impl Enqueuer {
                 claimed => claiming.finish(claimed).await,
             };
             shard.touch();
-            if leaves_something(&enqueued, &outcome) {
+            if leaves_something(offered.as_ref().map_or(0, count), &outcome) {
                 shard.offered();
                 shards.wakes().wake_one(&shard.id.queue);
             }
             askers.tell(outcome.map(|outcome| outcome.granted));
-            drop(answer.send(enqueued));
+            drop(answer.send(offered));
         });
         answered.await.unwrap_or(Err(Error::Stopped))
     }
 }
 
-/// True if something may be left of what the enqueue brought.
+/// True if something may be left of what was offered.
 ///
 /// Then somebody has to be woken, as by the message that this process does not read: the caller that was woken before
 /// may have looked too early, and the riders be others.
-fn leaves_something(enqueued: &Result<Enqueued>, outcome: &Result<Outcome>) -> bool {
-    let Ok(Enqueued::Done { added, .. }) = enqueued else { return false };
+fn leaves_something(offered: usize, outcome: &Result<Outcome>) -> bool {
     let (taken, is_drained) = outcome
         .as_ref()
         .map_or((0, false), |Outcome { granted, is_drained }| (granted.iter().map(Granted::len).sum(), *is_drained));
-    // A Redis that did not know the script `enqueue` ran it behind the claim, which left no element all the same.
-    *added > 0 && (!is_drained || taken < *added)
+    // A Redis that did not know the first script ran it behind the claim, which left no element all the same.
+    offered > 0 && (!is_drained || taken < offered)
 }

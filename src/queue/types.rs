@@ -165,6 +165,17 @@ pub enum RejectMode {
     Release,
 }
 
+impl RejectMode {
+    /// Whether the task is offered again at once. A backoff may be zero as well.
+    pub(super) fn is_at_once(self) -> bool {
+        match self {
+            Self::Retry(delay) => delay.is_some_and(|delay| delay.as_millis() == 0),
+            Self::Never => false,
+            Self::Release => true,
+        }
+    }
+}
+
 /// A lease that ends without a result.
 #[derive(Clone, Debug)]
 pub struct Rejection {

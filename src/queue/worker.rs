@@ -11,6 +11,7 @@ use super::{
     shard::Shard,
     shards::Shards,
     types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together},
+    wakes::Wake,
     wire::{ms, packed_ms, pairs, seed},
 };
 use crate::{
@@ -100,28 +101,30 @@ impl WorkerQueue {
         backoff: &[Duration],
     ) -> Result<Vec<(Code, bool)>> {
         let since = self.announcer().now_unix_ms();
-        let answer = self
-            .call(&scripts::REJECT, shard, rejections.len(), |call| {
-                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
-                call.arg(OUTBOX_FULL_BYTES);
-                for item in rejections {
-                    let (mode, delay) = match item.mode {
-                        RejectMode::Retry(None) => ("retry", String::new()),
-                        RejectMode::Retry(Some(delay)) => ("retry", delay.as_millis().to_string()),
-                        RejectMode::Never => ("never", String::new()),
-                        RejectMode::Release => ("release", String::new()),
-                    };
-                    call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
-                    call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());
-                    call.arg(self.history().rejected(item));
-                }
-            })
-            .await
-            .and_then(|value| pairs(value, rejections.len()));
-        self.offered(shard);
-        let lost = || vec![(Code::LeaseLost, 0); rejections.len()];
-        let answers = lost_without_generation(answer, lost)?;
-        let rejected = rejections.iter().zip(&answers).filter(|(_, (code, dead))| *code == Code::Ok && *dead == 0);
+        let rejecting = |wake: &Wake| {
+            let mut call = self.reach(shard).call(&scripts::REJECT).of_items(rejections.len());
+            call.arg(seed()).arg(self.wake_channel()).arg(wake.to_string()).arg(packed_ms(backoff));
+            call.arg(OUTBOX_FULL_BYTES);
+            for item in rejections {
+                let (mode, delay) = match item.mode {
+                    RejectMode::Retry(None) => ("retry", String::new()),
+                    RejectMode::Retry(Some(delay)) => ("retry", delay.as_millis().to_string()),
+                    RejectMode::Never => ("never", String::new()),
+                    RejectMode::Release => ("release", String::new()),
+                };
+                call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+                call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());
+                call.arg(self.history().rejected(item));
+            }
+            call
+        };
+        let count = rejections.len();
+        let read = move |answer| pairs(answer, count);
+        let goes_out = rejections.iter().any(|item| item.mode.is_at_once());
+        let answer =
+            self.offer(shard, goes_out, rejecting, read, |answers| answers.iter().filter(is_open).count()).await;
+        let answers = lost_without_generation(answer, || vec![(Code::LeaseLost, 0); count])?;
+        let rejected = rejections.iter().zip(&answers).filter(|(_, answer)| is_open(answer));
         self.announcer().announce(&shard.queue, since, rejected.map(|(item, _)| (item.id, None)));
         Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())
     }
@@ -151,4 +154,9 @@ impl WorkerQueue {
             .and_then(|value| pairs(value, extensions.len()));
         lost_without_generation(answer, || vec![(Code::LeaseLost, 0); extensions.len()])
     }
+}
+
+/// Whether this answer to a rejection leaves a task that is not dead.
+fn is_open(answer: &&(Code, i64)) -> bool {
+    matches!(answer, (Code::Ok, 0))
 }

@@ -206,10 +206,10 @@ pub fn framed_reports(frames: Bytes) -> Result<(Vec<Bytes>, Vec<Bytes>), String>
     Ok((batch.reports, batch.failures))
 }
 
-/// The record of topic `task-results` with encoded reports and failed attempts of one shard.
-pub fn report_batch(shard: &ShardId, reports: Vec<Bytes>, failures: Vec<Bytes>) -> Bytes {
-    let queue = shard.queue.as_str().to_owned();
-    pb::EncodedReportBatch { queue, shard: shard.number, reports, failures }.encode_to_vec().into()
+/// The record of topic `task-results` with encoded reports and failed attempts, of one shard if it is given.
+pub fn report_batch(of: Option<&ShardId>, reports: Vec<Bytes>, failures: Vec<Bytes>) -> Bytes {
+    let (queue, shard) = of.map(|of| (of.queue.as_str().to_owned(), of.number)).unwrap_or_default();
+    pb::EncodedReportBatch { queue, shard, reports, failures }.encode_to_vec().into()
 }
 
 /// The reports of a record of topic `task-results`, and the failed attempts in it.

@@ -88,7 +88,7 @@ fn records() -> Vec<Bytes> {
         lease: LeaseNumber { generation: 1, grant: 2 },
         reason: "r".into(),
     };
-    vec![wire::report_batch(&shard, reports, vec![wire::failed_attempt(attempt)]), wire::dead_letter(&letter)]
+    vec![wire::report_batch(Some(&shard), reports, vec![wire::failed_attempt(attempt)]), wire::dead_letter(&letter)]
 }
 
 /// Checks that a value which was read from a text is written as a text that reads the same.

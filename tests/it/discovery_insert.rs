@@ -224,9 +224,9 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
 }
 
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
-struct Picky(Arc<RedisStreams>);
+pub(crate) struct Picky(pub(crate) Arc<RedisStreams>);
 
-const TOO_LARGE: &[u8] = b"<a large one>";
+pub(crate) const TOO_LARGE: &[u8] = b"<a large one>";
 
 #[async_trait]
 impl Bus for Picky {

@@ -28,6 +28,7 @@ mod explain;
 mod fanout;
 mod filter;
 mod filter_bits;
+mod forwarder;
 mod fsck;
 mod full_memory;
 mod idle;

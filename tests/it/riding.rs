@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt, poll};
 use taskd::{
-    model::{QueueName, TaskId},
+    model::{ItemStatus, QueueName, TaskId},
     queue::{Queue, Waiter},
     redis_pool::{Redis, scripts},
     runtime::Supervisor,
@@ -53,6 +53,37 @@ async fn both_scripts_go_together() {
         assert_eq!(next_script(&mut lines).await, "claim");
     }
     drop(lines);
+    stop(service).await;
+}
+
+#[tokio::test]
+async fn a_task_that_is_given_back_at_once_goes_to_a_waiting_worker_in_the_same_exchange() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let service = Arc::new(service);
+    let worker = waiting(&service).await;
+    let client = redis::Client::open(service.redis_url()).unwrap();
+    let mut lines = client.get_async_monitor().await.unwrap().into_on_message::<String>();
+    assert_eq!(service.reject(&leased, 0).await.status, ItemStatus::Ok);
+    assert_eq!(within("the task", worker).await.unwrap(), leased.id);
+    assert_eq!(next_script(&mut lines).await, "reject");
+    assert_eq!(next_script(&mut lines).await, "claim");
+    drop(lines);
+    stop(service).await;
+}
+
+/// The rejection may offer nothing: its lease is lost.
+#[tokio::test]
+async fn a_rejection_without_a_lease_leaves_the_worker_waiting() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let service = Arc::new(service);
+    assert_eq!(service.reject(&leased, 3600).await.status, ItemStatus::Ok);
+    let worker = waiting(&service).await;
+    assert_eq!(service.reject(&leased, 0).await.status, ItemStatus::LeaseLost);
+    let new = task(TaskId::new(), 2, 2);
+    service.queue.enqueuer.enqueue(&shard("q"), &alone(&new)).await.unwrap();
+    assert_eq!(within("the task", worker).await.unwrap(), new.id);
     stop(service).await;
 }
 

@@ -226,6 +226,11 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) async fn start(queues: &[&str]) -> Self {
+        Self::start_on(queues, |bus| bus).await
+    }
+
+    /// The same with another bus in front of Redis Streams.
+    pub(crate) async fn start_on(queues: &[&str], on: impl FnOnce(Arc<RedisStreams>) -> Arc<dyn Bus>) -> Self {
         let server = RedisServer::start(Fsync::EverySecond);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let queue = Queue::new(redis.clone());
@@ -237,8 +242,13 @@ impl Service {
         queue.start_listening(&supervisor);
         let file = SqliteFile::create().await;
         let store = file.open().await;
-        let tasks =
-            tasks::start(queue.clone(), Arc::clone(&store), bus.clone(), &Arc::new(Settings::default()), &supervisor);
+        let tasks = tasks::start(
+            queue.clone(),
+            Arc::clone(&store),
+            on(bus.clone()),
+            &Arc::new(Settings::default()),
+            &supervisor,
+        );
         Self { queue, api: Arc::new(api_of(tasks)), bus, store, redis, supervisor, server, _file: file }
     }
 
@@ -257,10 +267,16 @@ impl Service {
         self.get(&[queue], 1, 0).await.unwrap().remove(0)
     }
 
-    async fn complete_all(&self, worker: &str, leased: &[&LeasedTask]) -> Result<Vec<ItemStatus>, Error> {
+    pub(crate) async fn complete_all(&self, worker: &str, leased: &[&LeasedTask]) -> Result<Vec<ItemStatus>, Error> {
         let items = leased.iter().map(|leased| item(leased, Completion::default())).collect();
         let answers = self.api.complete(&CALLER, Batch { worker: worker.into(), items }).await?;
         Ok(answers.iter().map(|answer| answer.status).collect())
+    }
+
+    pub(crate) async fn complete_each(&self, done: impl Iterator<Item = (&LeasedTask, Completion)>) {
+        let items = done.map(|(leased, completion)| item(leased, completion)).collect();
+        let answers = self.api.complete(&CALLER, batch(items)).await.unwrap();
+        assert!(answers.iter().all(|answer| answer.status == ItemStatus::Ok), "{answers:?}");
     }
 
     async fn complete(&self, leased: &LeasedTask, discovered: Vec<NewTask>) -> ItemAnswer {
@@ -286,7 +302,7 @@ impl Service {
         self.redis("RENAME", &["t:aside", &format!("t:{{{queue}:0}}:generation")]).await;
     }
 
-    async fn reject(&self, leased: &LeasedTask, delay_s: u64) -> ItemAnswer {
+    pub(crate) async fn reject(&self, leased: &LeasedTask, delay_s: u64) -> ItemAnswer {
         let delay = Some(Duration::from_secs(delay_s));
         let rejection = Rejection { reason: String::new(), retry: true, delay };
         self.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)

@@ -4,13 +4,13 @@
 //! few reports lags up to 20 ms: it goes with the next read.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{StreamExt, future::join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -27,7 +27,8 @@ use crate::{
 /// The entries and bytes of reports read from a shard in one turn, about.
 const ENTRIES: usize = 1000;
 const READ_BYTES: usize = 4 << 20;
-/// The shards that have their turn at once.
+/// The shards that have a turn together, at most, and the turns at once.
+const TOGETHER: usize = 64;
 const AT_ONCE: usize = 8;
 /// The bytes of reports in one record of the bus, about.
 const RECORD_BYTES: usize = 512 << 10;
@@ -40,22 +41,41 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the forwarder renews its hold on an outbox while it publishes.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
+/// Shards with something in their outboxes, and how many bytes, about.
+type Due = BTreeMap<ShardId, usize>;
+
 /// The shards in whose outboxes this process has put something.
 #[derive(Default)]
 pub(super) struct Reported {
-    shards: Mutex<BTreeSet<ShardId>>,
+    shards: Mutex<Due>,
     notify: Notify,
 }
 
 impl Reported {
-    pub(super) fn add(&self, shards: BTreeSet<ShardId>) {
-        self.shards.lock().extend(shards);
+    pub(super) fn add(&self, shards: impl IntoIterator<Item = (ShardId, usize)>) {
+        let mut due = self.shards.lock();
+        for (shard, bytes) in shards {
+            let sum = due.entry(shard).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
         self.notify.notify_one();
     }
 
-    fn take(&self) -> BTreeSet<ShardId> {
+    fn take(&self) -> Due {
         std::mem::take(&mut *self.shards.lock())
     }
+}
+
+/// Shards whose reports go to the same partition of the bus, as many as have a turn together.
+struct Group {
+    partition: u32,
+    shards: Vec<ShardId>,
+}
+
+/// What a shard's outbox had.
+struct Read {
+    shard: ShardId,
+    entries: Vec<OutboxEntry>,
 }
 
 /// The reason why reports stay in their outbox.
@@ -112,18 +132,25 @@ struct Forwarder {
 
 impl Forwarder {
     /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy shard holds up others.
+    /// Many shards with a few reports have a turn together.
     ///
     /// Rounds are a tick apart while each forwards everything. So reports that come one by one share a record of the
     /// bus, a transaction and their fsyncs.
     async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut due, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
+        let (mut due, mut looked, mut failing) = (Due::new(), None::<Instant>, Failing::default());
         loop {
             let stopping = cx.stop.is_cancelled();
-            due.append(&mut self.reported.take());
-            due.extend(self.published.lock().keys().cloned());
+            for (shard, bytes) in self.reported.take() {
+                due.entry(shard).or_insert(bytes);
+            }
+            for shard in self.published.lock().keys() {
+                due.entry(shard.clone()).or_insert(0);
+            }
             if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                due.append(&mut self.look().await);
+                for shard in self.look().await {
+                    due.entry(shard).or_insert(READ_BYTES);
+                }
             }
             due = self.round(due, &mut failing, &cx).await?;
             cx.beat();
@@ -150,44 +177,39 @@ impl Forwarder {
     }
 
     /// The shards that have something in their outbox, whoever put it there.
-    async fn look(&self) -> BTreeSet<ShardId> {
+    async fn look(&self) -> impl Iterator<Item = ShardId> {
         let looks = self.queue.look(self.look_for).await.into_iter();
         // A shard that does not answer may have something.
         let due = looks.filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
-        due.map(|(shard, _)| shard).collect()
+        due.map(|(shard, _)| shard)
     }
 
     /// Gives each shard one turn; answers the shards that have more.
-    async fn round(
-        &self,
-        mut due: BTreeSet<ShardId>,
-        failing: &mut Failing<queue::Error>,
-        cx: &Loop,
-    ) -> Result<BTreeSet<ShardId>, Error> {
+    async fn round(&self, mut due: Due, failing: &mut Failing<queue::Error>, cx: &Loop) -> Result<Due, Error> {
         let began = Instant::now();
-        due.retain(|shard| !failing.leaves_out(shard));
-        let turns = due.into_iter().map(|shard| async {
-            let left = self.turn(&shard, cx).await;
-            (shard, left)
-        });
+        due.retain(|shard, _| !failing.leaves_out(shard));
+        let partitions = self.bus.partitions(Topic::TaskResults);
+        let turns = groups(due, partitions).into_iter().map(|group| self.turn(group, cx));
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
-        let (mut more, mut failed) = (BTreeSet::new(), Ok(()));
-        while let Some((shard, left)) = turns.next().await {
+        let (mut more, mut failed) = (Due::new(), Ok(()));
+        while let Some(outcomes) = turns.next().await {
             cx.beat();
-            match left {
-                Ok(has_more) => {
-                    failing.note(&shard, began, Ok(()));
-                    if has_more {
-                        more.insert(shard);
+            for (shard, left) in outcomes {
+                match left {
+                    Ok(has_more) => {
+                        failing.note(&shard, began, Ok(()));
+                        if has_more {
+                            more.insert(shard, READ_BYTES);
+                        }
                     }
+                    // Redis lost the shard: the watchdog brings it back.
+                    Err(Error::Queue(queue::Error::NoGeneration)) => {}
+                    // No process will ever forward anything over this bus.
+                    Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
+                    // One damaged shard does not hold up the others.
+                    Err(Error::Queue(error)) => drop(failing.note::<()>(&shard, began, Err(error))),
+                    Err(error) => failed = failed.and(Err(error)),
                 }
-                // Redis lost the shard: the watchdog brings it back.
-                Err(Error::Queue(queue::Error::NoGeneration)) => {}
-                // No process will ever forward anything over this bus.
-                Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
-                // One damaged shard does not hold up the others.
-                Err(Error::Queue(error)) => drop(failing.note::<()>(&shard, began, Err(error))),
-                Err(error) => failed = failed.and(Err(error)),
             }
         }
         failed?;
@@ -195,43 +217,76 @@ impl Forwarder {
         Ok(more)
     }
 
-    /// Forwards some reports; whether there are more.
-    async fn turn(&self, shard: &ShardId, cx: &Loop) -> Result<bool, Error> {
+    /// Forwards some reports of each shard; whether it has more.
+    async fn turn(&self, Group { partition, shards }: Group, cx: &Loop) -> Vec<(ShardId, Result<bool, Error>)> {
         let started = Instant::now();
-        let published = self.published.lock().remove(shard).unwrap_or_default();
-        let mut entries = match self.queue.outbox_behind(shard, &published, ENTRIES, READ_BYTES).await {
-            Ok(entries) => entries,
-            Err(error) => {
-                if !published.is_empty() && !matches!(error, queue::Error::NoGeneration) {
-                    self.published.lock().insert(shard.clone(), published);
-                }
-                return Err(error.into());
-            }
+        let published = |shard: ShardId| {
+            let published = self.published.lock().remove(&shard).unwrap_or_default();
+            (shard, published)
         };
-        if entries.is_empty() {
-            return Ok(false);
+        let asked: Vec<_> = shards.into_iter().map(published).collect();
+        let found = self.queue.outboxes_behind(&asked, ENTRIES, READ_BYTES).await;
+        let (mut outcomes, mut reads) = (Vec::with_capacity(asked.len()), Vec::new());
+        for ((shard, published), found) in asked.into_iter().zip(found) {
+            match found {
+                Ok(entries) if entries.is_empty() => outcomes.push((shard, Ok(false))),
+                Ok(entries) => reads.push(Read { shard, entries }),
+                Err(error) => {
+                    if !published.is_empty() && !matches!(error, queue::Error::NoGeneration) {
+                        self.published.lock().insert(shard.clone(), published);
+                    }
+                    outcomes.push((shard, Err(error.into())));
+                }
+            }
         }
-        let partition = shard.number % self.bus.partitions(Topic::TaskResults).max(1);
-        let mut records = Records::new(shard, partition, self.queue.history().is_on());
-        let mut count = 0;
-        for entry in &entries {
-            count += entry.events.iter().map(|event| records.add(event, entry.at_unix_ms)).sum::<usize>();
-            entry.failures.iter().for_each(|failure| records.failure(failure, entry.at_unix_ms));
+        match self.publish(&reads, partition, started).await {
+            Ok(()) => outcomes.extend(join_all(reads.into_iter().map(|read| self.conclude(read, cx))).await),
+            // The reports of the others may fit.
+            Err(bus::Error::TooLarge { .. }) if reads.len() > 1 => {
+                for read in reads {
+                    outcomes.push(match self.publish(std::slice::from_ref(&read), partition, started).await {
+                        Ok(()) => self.conclude(read, cx).await,
+                        Err(error) => (read.shard.clone(), Err(Error::Bus(read.shard, error))),
+                    });
+                }
+            }
+            // The round fails, and the next one finds all of them.
+            Err(error) => {
+                let first = reads.swap_remove(0).shard;
+                outcomes.push((first.clone(), Err(Error::Bus(first, error))));
+            }
         }
-        self.publish(shard, records).await?;
-        metrics::results_forwarded(count, started.elapsed());
+        outcomes
+    }
+
+    /// Removes what is on the bus from the outbox, or leaves it to the next read; whether the outbox has more.
+    async fn conclude(&self, Read { shard, mut entries }: Read, cx: &Loop) -> (ShardId, Result<bool, Error>) {
         let are_few = entries.len() < FEW_ENTRIES && entries.iter().map(|entry| entry.bytes).sum::<usize>() < FEW_BYTES;
         if are_few && !cx.stop.is_cancelled() {
             entries.iter_mut().for_each(|entry| (entry.events, entry.failures) = Default::default());
             self.published.lock().insert(shard.clone(), entries);
-            return Ok(false);
+            return (shard, Ok(false));
         }
-        Ok(self.queue.forwarded(shard, &entries).await? > 0)
+        let left = self.queue.forwarded(&shard, &entries).await;
+        (shard, left.map(|left| left > 0).map_err(Error::from))
     }
 
-    /// Publishes, however long the bus takes. Meanwhile the process keeps the outbox, so that no other publishes the
+    /// Publishes, however long the bus takes. Meanwhile the process keeps the outboxes, so that no other publishes the
     /// same.
-    async fn publish(&self, shard: &ShardId, records: Records<'_>) -> Result<(), Error> {
+    async fn publish(&self, reads: &[Read], partition: u32, started: Instant) -> bus::Result<()> {
+        let of = match reads {
+            [] => return Ok(()),
+            [alone] => Some(&alone.shard),
+            _ => None,
+        };
+        let mut records = Records::new(of, partition, self.queue.history().is_on());
+        let mut count = 0;
+        for Read { shard, entries } in reads {
+            for entry in entries {
+                count += entry.events.iter().map(|event| records.add(shard, event, entry.at_unix_ms)).sum::<usize>();
+                entry.failures.iter().for_each(|failure| records.failure(failure, entry.at_unix_ms));
+            }
+        }
         let publish = async {
             for (topic, records) in records.finish() {
                 self.bus.publish(topic, &records).await?;
@@ -239,18 +294,49 @@ impl Forwarder {
             Ok(())
         };
         let mut publish = std::pin::pin!(publish);
-        loop {
+        let published = loop {
             tokio::select! {
-                published = &mut publish => return published.map_err(|error| Error::Bus(shard.clone(), error)),
-                () = tokio::time::sleep(KEEP_EVERY) => self.queue.keep_outbox(shard).await?,
+                published = &mut publish => break published,
+                () = tokio::time::sleep(KEEP_EVERY) => {
+                    // Otherwise another process publishes the same, and it counts once.
+                    let kept = join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
+                    kept.into_iter().filter_map(Result::err).for_each(|error| tracing::debug!("could not keep an outbox: {error}"));
+                }
             }
+        };
+        if published.is_ok() {
+            metrics::results_forwarded(count, started.elapsed());
         }
+        published
     }
+}
+
+/// The groups of shards that have their turns together. One of many bytes has its turn alone.
+fn groups(due: Due, partitions: u32) -> Vec<Group> {
+    let mut by_partition: BTreeMap<u32, Vec<(ShardId, usize)>> = BTreeMap::new();
+    for (shard, bytes) in due {
+        by_partition.entry(shard.number % partitions.max(1)).or_default().push((shard, bytes));
+    }
+    let mut groups = Vec::new();
+    for (partition, shards) in by_partition {
+        let (mut group, mut sum) = (Vec::new(), 0);
+        for (shard, bytes) in shards {
+            if group.len() == TOGETHER || !group.is_empty() && sum + bytes > READ_BYTES {
+                groups.push(Group { partition, shards: std::mem::take(&mut group) });
+                sum = 0;
+            }
+            sum += bytes;
+            group.push(shard);
+        }
+        groups.push(Group { partition, shards: group });
+    }
+    groups
 }
 
 /// Entries as records of the bus.
 struct Records<'a> {
-    shard: &'a ShardId,
+    /// The shard of all of them; `None`: they are of several.
+    of: Option<&'a ShardId>,
     partition: u32,
     reports: Vec<Bytes>,
     failures: Vec<Bytes>,
@@ -261,13 +347,13 @@ struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    fn new(shard: &'a ShardId, partition: u32, keeps_history: bool) -> Self {
+    fn new(of: Option<&'a ShardId>, partition: u32, keeps_history: bool) -> Self {
         let (reports, failures, by_topic) = Default::default();
-        Self { shard, partition, reports, failures, bytes: 0, by_topic, keeps_history }
+        Self { of, partition, reports, failures, bytes: 0, by_topic, keeps_history }
     }
 
     /// Adds an event; answers the number of its reports.
-    fn add(&mut self, event: &Event, at_unix_ms: i64) -> usize {
+    fn add(&mut self, shard: &ShardId, event: &Event, at_unix_ms: i64) -> usize {
         match event {
             Event::Completed(report) => {
                 self.report(wire::with_time(report, at_unix_ms));
@@ -300,7 +386,7 @@ impl<'a> Records<'a> {
                 }
                 let expiration = Expiration {
                     id: *id,
-                    queue: self.shard.queue.as_str().to_owned(),
+                    queue: shard.queue.as_str().to_owned(),
                     worker: worker.clone(),
                     attempts: *attempts,
                     dead: *dead,
@@ -337,7 +423,7 @@ impl<'a> Records<'a> {
         let (reports, failures) = (std::mem::take(&mut self.reports), std::mem::take(&mut self.failures));
         self.bytes = 0;
         if !(reports.is_empty() && failures.is_empty()) {
-            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.shard, reports, failures));
+            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.of, reports, failures));
         }
     }
 
@@ -363,13 +449,29 @@ mod tests {
     #[test]
     fn task_results_are_published_first() {
         let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
-        let mut records = Records::new(&shard, 0, false);
+        let mut records = Records::new(Some(&shard), 0, false);
         let id = crate::model::TaskId::new();
         let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
         let (worker, leased_unix_ms) = (String::new(), 0);
-        records.add(&Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
-        records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
+        records.add(&shard, &Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
+        records.add(&shard, &Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
+    }
+
+    #[test]
+    fn shards_with_few_reports_have_a_turn_together() {
+        let shard = |name: &str, number| ShardId { queue: crate::model::QueueName::new(name).unwrap(), number };
+        let sizes = |due: Vec<(ShardId, usize)>| -> Vec<(u32, usize)> {
+            let groups = groups(due.into_iter().collect(), 2);
+            groups.into_iter().map(|group| (group.partition, group.shards.len())).collect()
+        };
+        assert_eq!(sizes(vec![]), []);
+        let small = |count| (0..count).map(|n| (shard(&format!("q{n}"), 0), 100)).collect();
+        assert_eq!(sizes(small(TOGETHER + 1)), [(0, TOGETHER), (0, 1)]);
+        let other = vec![(shard("a", 0), 1), (shard("a", 1), 1), (shard("a", 2), 1), (shard("a", 3), 1)];
+        assert_eq!(sizes(other), [(0, 2), (1, 2)], "by the partition of their reports");
+        let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 1), (shard("d", 0), 1)];
+        assert_eq!(sizes(large), [(0, 1), (0, 1), (0, 2)]);
     }
 }

@@ -45,7 +45,8 @@ impl Handle {
         let answered = future::join_all(calls).await;
         let mut outcomes: Outcomes<Code> =
             groups.iter().zip(answered).flat_map(|((_, places, _), codes)| places.iter().copied().zip(codes)).collect();
-        self.reported.add(groups.iter().map(|(shard, ..)| shard.clone()).collect());
+        let bytes = |items: &[queue::Completion]| items.iter().map(|item| item.report.len()).sum();
+        self.reported.add(groups.iter().map(|(shard, _, items)| (shard.clone(), bytes(items))));
         works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &groups, &mut outcomes).await;
         answer(answers, outcomes, |_, code| code)
@@ -133,7 +134,7 @@ impl Handle {
             self.queue.reject(&shard, &items, backoff).await
         });
         let outcomes = outcomes.await;
-        self.reported.add(shards);
+        self.reported.add(shards.into_iter().map(|shard| (shard, 0)));
         works.rejected(&worker, &outcomes);
         let count =
             |dead: bool| outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, d)) if *d == dead)).count();

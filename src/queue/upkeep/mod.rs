@@ -4,6 +4,8 @@ mod failing;
 
 use std::{ops::Deref, time::Duration};
 
+use futures::StreamExt;
+
 pub use self::failing::{FailedRound, Failing};
 use super::{
     change::Changer,
@@ -12,6 +14,7 @@ use super::{
     keys,
     shards::Shards,
     types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
+    wakes::Wake,
     wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
 };
 use crate::{
@@ -22,6 +25,9 @@ use crate::{
 /// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
 /// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
+
+/// Exchanges about outboxes at once, on a cluster.
+const OUTBOXES_AT_ONCE: usize = 8;
 
 /// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
@@ -100,14 +106,16 @@ impl Upkeep {
 
     /// Offers what is due. A task comes to the shard at most `horizon` before its time, unless a clock was set back.
     pub async fn promote(&self, shard: &ShardId, most: usize, horizon: Duration) -> Result<Promoted> {
-        let value = self
-            .call(&scripts::PROMOTE, shard, 1, |call| {
-                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most).arg(ms(horizon));
-            })
-            .await?;
-        self.offered(shard);
-        let n = numbers(value, 3)?;
-        Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
+        let call = |wake: &Wake| {
+            let mut call = self.reach(shard).call(&scripts::PROMOTE).of_items(1);
+            call.arg(self.wake_channel()).arg(wake.to_string()).arg(most).arg(ms(horizon));
+            call
+        };
+        let read = |answer| {
+            let n = numbers(answer, 3)?;
+            Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
+        };
+        self.offer(shard, true, call, read, |done| usize::try_from(done.promoted).unwrap_or(usize::MAX)).await
     }
 
     /// Drops spent elements; answers how many left or moved.
@@ -165,24 +173,50 @@ impl Upkeep {
         Ok(entries)
     }
 
-    /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one exchange.
-    pub async fn outbox_behind(
+    /// Removes entries of each shard that are on the bus now, then reads as [`Self::outbox`] does: all in one exchange,
+    /// except on a cluster. Answers per shard.
+    pub async fn outboxes_behind(
         &self,
-        shard: &ShardId,
-        forwarded: &[OutboxEntry],
+        shards: &[(ShardId, Vec<OutboxEntry>)],
         most: usize,
         bytes: usize,
-    ) -> Result<Vec<OutboxEntry>> {
-        if forwarded.is_empty() {
-            return self.outbox(shard, most, bytes).await;
-        }
+    ) -> Vec<Result<Vec<OutboxEntry>>> {
+        let at_once = if self.is_cluster() { 1 } else { shards.len().max(1) };
+        let exchanges: Vec<_> =
+            shards.chunks(at_once).map(|shards| self.exchange_outboxes(shards, most, bytes)).collect();
+        let exchanges = futures::stream::iter(exchanges).buffered(OUTBOXES_AT_ONCE);
+        exchanges.flat_map(futures::stream::iter).collect().await
+    }
+
+    async fn exchange_outboxes(
+        &self,
+        shards: &[(ShardId, Vec<OutboxEntry>)],
+        most: usize,
+        bytes: usize,
+    ) -> Vec<Result<Vec<OutboxEntry>>> {
         let mut batch = Batch::default();
-        batch.script(self.ask_forwarded(shard, forwarded));
-        // Again if Redis did not know the script before it: then it has read what is forwarded.
-        batch.repeatable(self.ask_outbox(shard, most, bytes));
-        let mut answers = batch.run_all(&mut self.conn()).await?;
-        self.touch(shard);
-        self.entries(shard, answers.swap_remove(1))
+        for (shard, forwarded) in shards {
+            if !forwarded.is_empty() {
+                batch.script(self.ask_forwarded(shard, forwarded));
+            }
+            // Again if Redis did not know a script before it: then it has read what is forwarded.
+            batch.repeatable(self.ask_outbox(shard, most, bytes));
+        }
+        let mut answers = match batch.run(&mut self.conn()).await {
+            Ok(answers) => answers.into_iter(),
+            Err(error) => return vec![Err(error.into()); shards.len()],
+        };
+        let mut next = || answers.next().unwrap_or(Ok(redis::Value::Nil));
+        let read = |(shard, forwarded): &(ShardId, Vec<OutboxEntry>)| {
+            let removed = if forwarded.is_empty() { Ok(redis::Value::Nil) } else { next() };
+            let entries = next();
+            removed?;
+            if !forwarded.is_empty() {
+                self.touch(shard);
+            }
+            self.entries(shard, entries?)
+        };
+        shards.iter().map(read).collect()
     }
 
     fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Call {

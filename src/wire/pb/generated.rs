@@ -2282,9 +2282,10 @@ pub struct TaskBody {
     #[prost(bytes = "bytes", tag = "15")]
     pub backoff: ::prost::bytes::Bytes,
 }
-/// Topic `task-results`: reports of one shard, in order. Its partition is the shard.
+/// Topic `task-results`: reports of shards, those of each in order. Its partition is that of the shards.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportBatch {
+    /// The shard of all reports. Empty and 0 if they are of several shards.
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]

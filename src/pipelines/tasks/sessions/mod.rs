@@ -250,7 +250,7 @@ impl Handle {
                     let (offered, failed) = (count(LeaseEnd::Offered), count(LeaseEnd::Failed) + count(LeaseEnd::Dead));
                     metrics::session_leases(offered, failed);
                     if failed > 0 {
-                        self.reported.add([shard].into());
+                        self.reported.add([(shard, 0)]);
                     }
                     Ended { offered, failed, is_whole: true }
                 }
