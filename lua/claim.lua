@@ -12,13 +12,13 @@
 -- Returns {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
 --       | {generation, 0} no task for any request, and all lanes were looked at
---       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, drained}
+--       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left}
 --   grant: of the first request with tasks. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
---   drained: 1 if all lanes are empty now, else 0
+--   left: the priorities of which lanes have elements now, as peek.lua answers them
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
 local T, C, P = #KEYS - 20, #KEYS - 19, #KEYS - 18
@@ -294,11 +294,16 @@ end
 forget_undelivered()
 
 -- Lanes: removes what left the tail, and keeps the pointers that are still ahead of it.
-local is_drained = filled == 0
+local priorities, last_priority = 0, nil
 for i = 1, 6 do
-  local lane = lanes[i]
+  local lane, priority = lanes[i], math.ceil(i / 2)
+  local has_elements = lane and lane.length > lane.gone
+  -- A lane with elements that no request asked for.
+  if lane == nil and filled > 0 then has_elements = redis.call('EXISTS', KEYS[T + 3 * i]) == 1 end
+  if has_elements and priority ~= last_priority then
+    priorities, last_priority = priorities + 2 ^ (priority - 1), priority
+  end
   if lane then
-    if lane.length > lane.gone then is_drained = false end
     if lane.gone > 0 then
       redis.call('LTRIM', KEYS[T + 3 * i], 0, -lane.gone - 1)
       lane.base = redis.call('INCRBY', KEYS[C + 3 * i], lane.gone) - lane.gone
@@ -324,4 +329,4 @@ for i = 1, 6 do
 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
 if #taken == 0 and #with_more == 0 then return {generation, 0} end
-return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts, is_drained and 1 or 0}
+return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts, priorities}

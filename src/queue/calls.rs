@@ -140,15 +140,13 @@ impl Claiming {
         if claimed.wrote_nothing && !delivered.is_empty() {
             notes.put_back_delivered(delivered);
         }
-        if claimed.is_drained {
-            notes.drained(offers);
+        match claimed.left {
+            Some(0) => notes.drained(offers),
+            Some(priorities) => notes.peeked(offers, priorities),
+            None => notes.forget_peek(),
         }
-        let (is_drained, wanted) =
-            (claimed.is_drained, requests.iter().map(|request| request.max_tasks).sum::<usize>());
+        let is_drained = claimed.left == Some(0);
         let granted = read_grants(claimed, requests, &notes, &release)?;
-        if granted.iter().map(Granted::len).sum::<usize>() < wanted {
-            notes.forget_peek();
-        }
         if granted.iter().any(|one| !one.is_empty()) {
             notes.touch();
         }

@@ -31,8 +31,8 @@ pub(super) struct Claimed {
     place: usize,
     /// Tokens say when their leases were given.
     pub(super) tells_time: bool,
-    /// No lane has an element.
-    pub(super) is_drained: bool,
+    /// The priorities that have elements, as a peek answers them; `None`: not known.
+    pub(super) left: Option<u8>,
     /// The call found all lanes empty, and wrote nothing.
     pub(super) wrote_nothing: bool,
 }
@@ -43,7 +43,7 @@ impl Claimed {
         let generation = number(parts.next())?;
         let is_empty = number::<u8>(parts.next())? == 2;
         if parts.len() == 0 {
-            return Ok(Self { generation, is_drained: is_empty, wrote_nothing: is_empty, ..Self::default() });
+            return Ok(Self { generation, left: is_empty.then_some(0), wrote_nothing: is_empty, ..Self::default() });
         }
         let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
@@ -51,7 +51,7 @@ impl Claimed {
         let (ids, bodies, counts) = (list()?, list()?, list()?);
         let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
-        let is_drained = number::<u8>(Some(next()?))? == 1;
+        let left = Some(number(Some(next()?))?);
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
         let (place, tells_time, wrote_nothing) = (0, false, false);
         Ok(Self {
@@ -65,7 +65,7 @@ impl Claimed {
             attempts,
             place,
             tells_time,
-            is_drained,
+            left,
             wrote_nothing,
         })
     }

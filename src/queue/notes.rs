@@ -143,9 +143,10 @@ impl Notes {
         self.offers.load(Ordering::SeqCst)
     }
 
-    /// A claim left no element.
+    /// A claim left no element. The next caller that does not trust this peeks.
     pub(super) fn drained(&self, offers: u64) {
         *self.drained.lock() = Some(Known { what: (), offers, at: self.clock.now() });
+        self.forget_peek();
     }
 
     pub(super) fn is_drained(&self) -> bool {
@@ -162,18 +163,18 @@ impl Notes {
         drained.is_some_and(|drained| drained.still(self.offers(), now, EMPTY_FOR).is_some())
     }
 
-    /// A peek found these priorities.
+    /// A peek found these priorities, or a claim left them.
     pub(super) fn peeked(&self, offers: u64, priorities: u8) {
         *self.peeked.lock() = Some(Known { what: priorities, offers, at: self.clock.now() });
     }
 
-    /// The priorities of the last peek, unless something has come since. A claim may have emptied some.
+    /// The priorities of the last peek or claim, unless something has come since.
     pub(super) fn priorities(&self) -> Option<u8> {
         let peeked = *self.peeked.lock();
         peeked.and_then(|peeked| peeked.still(self.offers(), self.clock.now(), PEEKED_FOR))
     }
 
-    /// A claim found less than it asked for, so the next caller peeks.
+    /// Nobody knows what the shard has now, so the next caller peeks.
     pub(super) fn forget_peek(&self) {
         *self.peeked.lock() = None;
     }

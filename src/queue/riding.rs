@@ -1,4 +1,4 @@
-//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task in, or that gives it back.
+//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task into a lane.
 //!
 //! Redis runs both scripts one right after the other, and waits for the disk once. So a task that comes alone costs one
 //! exchange and one fsync less, and its worker need not be woken by a message.
@@ -7,7 +7,7 @@
 //! alone would not leave. If only the first one ran, the task waits in its lane. If the answer is lost, the callers
 //! wait on, and the leases are undelivered, and cost nothing when they run out.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::Value;
 use tokio::sync::oneshot;
@@ -23,15 +23,20 @@ use super::{
     wakes::Wake,
 };
 use crate::{
-    model::ShardId,
+    model::{QueueName, ShardId},
     redis_pool::{Batch, Call},
 };
+
+/// How long a wake is tried after an exchange whose answer was lost, and the pause between the tries. A process that
+/// hears nothing of Redis for longer wakes all of its callers when it listens again.
+const WAKE_WITHIN: Duration = Duration::from_secs(2);
+const WAKE_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Callers that wait for what a script offers.
 struct Riders {
     shard: Arc<Shard>,
     /// Other callers gather until the exchange is over.
-    _held: Held<Claim, Granted>,
+    held: Held<Claim, Granted>,
     claiming: Claiming,
     askers: Askers<Granted>,
 }
@@ -82,7 +87,7 @@ impl Shards {
         tokio::task::yield_now().await;
         let (claims, askers) = held.gathered()?;
         let claiming = shard.claiming(claims);
-        Some(Riders { shard, _held: held, claiming, askers })
+        Some(Riders { shard, held, claiming, askers })
     }
 
     /// Calls the script, and claims for the riders.
@@ -97,17 +102,21 @@ impl Shards {
         let shards = self.clone();
         // Not in the caller's own future: it may be dropped, and the riders wait for this exchange, too.
         self.calls().spawn(async move {
-            let Riders { shard, _held, claiming, askers } = riders;
+            let Riders { shard, held, claiming, askers } = riders;
             let mut exchange = Batch::default();
             exchange.script(call);
             exchange.script(claiming.call());
+            let mut is_lost = false;
             let (offered, claimed) = match exchange.run(&mut shards.conn()).await {
                 Ok(answers) => {
                     let mut answers = answers.into_iter().map(|answer| answer.map_err(Error::from));
                     let mut next = || answers.next().unwrap_or_else(|| Err(Error::Answer("one is missing".into())));
                     (next().and_then(read), next())
                 }
-                Err(error) => (Err(error.clone().into()), Err(error.into())),
+                Err(error) => {
+                    is_lost = true;
+                    (Err(error.clone().into()), Err(error.into()))
+                }
             };
             let outcome = match claimed {
                 Err(error) if !error.is_out_of_memory() => claiming.give_up(),
@@ -120,8 +129,22 @@ impl Shards {
             }
             askers.tell(outcome.map(|outcome| outcome.granted));
             drop(answer.send(offered));
+            drop(held);
+            if is_lost {
+                // Redis may have run it, and this process does not read the message of its own wake.
+                let wake = shards.wake_when_redis_answers(&shard.id.queue);
+                drop(tokio::time::timeout(WAKE_WITHIN, wake).await);
+            }
         });
         answered.await.unwrap_or(Err(Error::Stopped))
+    }
+}
+
+impl Shards {
+    async fn wake_when_redis_answers(&self, queue: &QueueName) {
+        while self.wake_everywhere(queue).await.is_err() {
+            tokio::time::sleep(WAKE_AGAIN_AFTER).await;
+        }
     }
 }
 

@@ -320,7 +320,7 @@ impl Shards {
         &self.0.process.clock
     }
 
-    pub(super) fn is_cluster(&self) -> bool {
+    pub fn is_cluster(&self) -> bool {
         self.0.process.redis.is_cluster()
     }
 

@@ -45,9 +45,13 @@ pub struct OfShard {
     pub lanes: bool,
 }
 
+/// The bytes of a key's name, about.
+const KEY_BYTES: usize = 40;
+
 impl Script {
     pub fn call<K: ToRedisArgs>(&'static self, keys: &[K]) -> Call {
-        let mut command = Cmd::new();
+        // Room for the keys and a few arguments: a call with thirty keys would take memory eleven times.
+        let mut command = Cmd::with_capacity(keys.len() + 16, KEY_BYTES * keys.len() + 256);
         command.arg("EVALSHA").arg(self.sha.as_str()).arg(keys.len()).arg(keys);
         Call { script: self, command, items: 1 }
     }

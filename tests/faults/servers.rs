@@ -14,6 +14,8 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::support::redis::{connect, patient};
+
 /// A server, as the faults see it.
 pub(crate) trait Server: Send {
     fn name(&self) -> String;
@@ -75,7 +77,7 @@ impl Redis {
     }
 
     pub(crate) async fn connect(&self) -> redis::aio::MultiplexedConnection {
-        redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+        patient(self.url()).await
     }
 
     pub(crate) async fn command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
@@ -257,7 +259,7 @@ impl Cluster {
         for node in 0..Self::NODES {
             let port = fs::read_to_string(self.0.dir().join(format!("{node}/port"))).unwrap();
             let client = redis::Client::open(format!("redis://127.0.0.1:{}", port.trim())).unwrap();
-            let Ok(mut connection) = client.get_multiplexed_async_connection().await else { continue };
+            let Ok(mut connection) = connect(&client).await else { continue };
             let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await.unwrap();
             if role[0] == redis::Value::BulkString(b"master".to_vec()) {
                 masters.push((node, connection));

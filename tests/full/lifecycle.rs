@@ -122,7 +122,7 @@ async fn a_port_or_a_folder_that_cannot_be_had_is_one_line() {
 #[tokio::test]
 async fn a_redis_that_evicts_or_belongs_to_others_is_refused() {
     let server = RedisServer::start(Fsync::Always);
-    let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut redis = crate::support::redis::patient(server.url()).await;
     let mut daemon = Daemon::start("", &["--redis-url", &server.url()]).await;
     assert!(daemon.stop().await.success());
 

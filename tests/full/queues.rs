@@ -52,7 +52,7 @@ async fn a_queue_that_was_empty_for_long_gives_back_what_it_costs_and_comes_agai
     };
     // One process fans out, another one closes the queue.
     let (mut daemon, mut watchdog) = (start("discovery,fanout,tasks").await, start("watchdog").await);
-    let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut redis = crate::support::redis::patient(server.url()).await;
     daemon.insert(&[task("busy", "waits")]).await;
     daemon.insert(&[task("q", "key-0")]).await;
     assert!(metrics(&watchdog).await.contains("# TYPE"));

@@ -22,7 +22,7 @@ fn tasks(queue: &str, from: usize, to: usize) -> Vec<Value> {
 #[tokio::test]
 async fn what_could_not_be_published_goes_out_later_also_after_a_kill() {
     let server = RedisServer::start(Fsync::Always);
-    let mut admin = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut admin = crate::support::redis::patient(server.url()).await;
     let mut may_publish = async |may: &str| {
         redis::cmd("ACL").arg("SETUSER").arg("default").arg(may).query_async::<()>(&mut admin).await.unwrap();
     };
@@ -299,7 +299,7 @@ async fn a_task_whose_report_the_bus_has_lost_is_done_again() {
     // Nobody reads the results.
     assert!(settling.stop().await.success());
     assert_eq!(others.complete("w", &leased).await, ["OK"]);
-    let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut redis = crate::support::redis::patient(server.url()).await;
     until("the report is on the bus", async || redis.xlen::<_, u64>("taskd:{bus}:task-results:0").await.unwrap() == 1)
         .await;
     let () = redis::cmd("XTRIM")

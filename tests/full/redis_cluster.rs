@@ -397,7 +397,7 @@ async fn one_full_master_closes_the_door() {
     let daemon = Daemon::start("", &["--redis-url", cluster.url()]).await;
     let port = cluster.ports()[cluster.master_of("any key")];
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
-    let mut master = client.get_multiplexed_async_connection().await.unwrap();
+    let mut master = crate::support::redis::connect(&client).await.unwrap();
     let mut limit = async |bytes: u32| -> redis::RedisResult<()> {
         redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).query_async(&mut master).await
     };

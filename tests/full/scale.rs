@@ -188,7 +188,7 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
 
     let credits = std::mem::take(&mut *crowd.credits.lock().unwrap());
     each_is_done_by_num_workers(&one, &credits).await;
-    let mut connection = redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut connection = crate::support::redis::patient(redis.url()).await;
     let mut left = Vec::new();
     until("no lease and no worker is left in Redis", async || {
         left = leftovers(&mut connection).await;

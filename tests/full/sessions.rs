@@ -126,7 +126,7 @@ async fn a_takeover_whose_message_is_lost_is_told_again() {
     let open = pb::OpenSession { timeout: seconds(600), ..opening("w", 1) };
     let mut old = Worker::open(one.grpc_port(), open).await.unwrap();
     let task = old.tasks(1).await;
-    let mut admin = redis::Client::open(redis_url.as_str()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut admin = crate::support::redis::patient(redis_url.as_str()).await;
     let mut allow = async |channels: &str| {
         let mut acl = redis::cmd("ACL");
         acl.arg("SETUSER").arg("default").arg(channels).exec_async(&mut admin).await.unwrap();

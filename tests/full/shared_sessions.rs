@@ -40,7 +40,7 @@ impl Two {
     /// The keys of sessions that Redis has.
     async fn keys(&self) -> Vec<String> {
         let client = redis::Client::open(self.redis.url()).unwrap();
-        let mut conn = client.get_multiplexed_async_connection().await.unwrap();
+        let mut conn = crate::support::redis::connect(&client).await.unwrap();
         redis::cmd("KEYS").arg("taskd:{sessions:*").query_async(&mut conn).await.unwrap()
     }
 
@@ -213,7 +213,7 @@ async fn an_allotment_that_redis_lost_comes_back() {
     let all = Two::start().await;
     let stream = Worker::open(all.one.grpc_port(), opening("w", 8)).await.unwrap();
     let client = redis::Client::open(all.redis.url()).unwrap();
-    let mut conn = client.get_multiplexed_async_connection().await.unwrap();
+    let mut conn = crate::support::redis::connect(&client).await.unwrap();
     let _: () = redis::cmd("DEL").arg(all.keys().await).query_async(&mut conn).await.unwrap();
     until("it is there again", async || all.keys().await.iter().any(|key| key.ends_with(":of:w"))).await;
     let session = Session::open(&all.two, "w", pb::OpenSessionRequest { want: 8, ..Default::default() }).await;

@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -224,58 +227,69 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
 }
 
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
-pub(crate) struct Picky(pub(crate) Arc<RedisStreams>);
+pub(crate) struct Picky {
+    bus: Arc<RedisStreams>,
+    /// Calls that it refused.
+    pub(crate) refused: AtomicUsize,
+}
+
+impl Picky {
+    pub(crate) fn new(bus: Arc<RedisStreams>) -> Arc<Self> {
+        Arc::new(Self { bus, refused: AtomicUsize::new(0) })
+    }
+}
 
 pub(crate) const TOO_LARGE: &[u8] = b"<a large one>";
 
 #[async_trait]
 impl Bus for Picky {
     fn generation(&self) -> &str {
-        self.0.generation()
+        self.bus.generation()
     }
 
     fn partitions(&self, topic: Topic) -> u32 {
-        self.0.partitions(topic)
+        self.bus.partitions(topic)
     }
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
         let is_large = |record: &Record| record.value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
         if records.iter().any(is_large) {
+            self.refused.fetch_add(1, Ordering::SeqCst);
             return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
         }
-        self.0.publish(topic, records).await
+        self.bus.publish(topic, records).await
     }
 
     async fn subscribe(&self, topic: Topic, reading: Reading) -> bus::Result<Box<dyn Subscription>> {
-        self.0.subscribe(topic, reading).await
+        self.bus.subscribe(topic, reading).await
     }
 
     async fn ends(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-        self.0.ends(topic).await
+        self.bus.ends(topic).await
     }
 
     async fn committed(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-        self.0.committed(topic).await
+        self.bus.committed(topic).await
     }
 
     async fn backlog(&self, topic: Topic) -> bus::Result<u64> {
-        self.0.backlog(topic).await
+        self.bus.backlog(topic).await
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> bus::Result<u64> {
-        self.0.trim(topic, keep).await
+        self.bus.trim(topic, keep).await
     }
 
     async fn raise_partitions(&self, topic: Topic, count: u32) -> bus::Result<()> {
-        self.0.raise_partitions(topic, count).await
+        self.bus.raise_partitions(topic, count).await
     }
 
     async fn check_partitions(&self) -> bus::Result<()> {
-        self.0.check_partitions().await
+        self.bus.check_partitions().await
     }
 
     async fn close(&self) {
-        self.0.close().await;
+        self.bus.close().await;
     }
 }
 
@@ -292,7 +306,7 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let id: TaskId = stored[1].id.unwrap();
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
-    let bus = Arc::new(Picky(fixture.bus.clone()));
+    let bus = Picky::new(fixture.bus.clone());
     let process = Process::new(&fixture.redis, &fixture.store, bus);
     process.watchdog(&fixture.state.settings, &fixture.supervisor);
     until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;

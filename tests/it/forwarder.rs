@@ -1,6 +1,6 @@
 //! The forwarder, from outboxes to `task-results`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::atomic::Ordering};
 
 use bytes::Bytes;
 use taskd::{
@@ -11,7 +11,7 @@ use taskd::{
 use crate::{
     discovery_insert::{Picky, TOO_LARGE},
     support::until,
-    tasks_service::Service,
+    tasks_service::{Service, put},
 };
 
 /// The tasks that the records of `task-results` report, one list per record.
@@ -39,13 +39,26 @@ async fn reports_of_many_shards_share_records() {
     let names: Vec<String> = (0..100).map(|n| format!("q{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let service = Service::start(&names).await;
-    let leased = service.get(&names, 100, 0).await.unwrap();
-    let statuses = service.complete_all("w", &leased.iter().collect::<Vec<_>>()).await.unwrap();
-    assert_eq!(statuses, [ItemStatus::Ok; 100]);
-    until("all reports are on the bus", async || reported(&service).await == ids(&leased)).await;
-    let records = records(&service).await;
-    assert!(records.len() < 50, "{} records for 100 reports", records.len());
-    assert_eq!(records.concat().len(), 100, "each once");
+    let (mut all, mut fewest) = (BTreeSet::new(), usize::MAX);
+    // The forwarder's own look, once a second, may come before it hears of the completions.
+    for round in 1..=5 {
+        if round > 1 {
+            let more = names.iter().map(|name| put(&service.queue, name, TaskId::new(), 2, round));
+            futures::future::join_all(more).await;
+        }
+        let before = records(&service).await.len();
+        let leased = service.get(&names, 100, 0).await.unwrap();
+        let statuses = service.complete_all("w", &leased.iter().collect::<Vec<_>>()).await.unwrap();
+        assert_eq!(statuses, [ItemStatus::Ok; 100]);
+        all.extend(ids(&leased));
+        until("all reports are on the bus", async || reported(&service).await == all).await;
+        fewest = fewest.min(records(&service).await.len() - before);
+        if fewest < 10 {
+            break;
+        }
+    }
+    assert!(fewest < 10, "{fewest} records for 100 reports");
+    assert_eq!(records(&service).await.concat().len(), all.len(), "each once");
     until("the outboxes are empty", async || {
         let mut lengths = redis::pipe();
         for name in &names {
@@ -59,7 +72,8 @@ async fn reports_of_many_shards_share_records() {
 
 #[tokio::test]
 async fn a_report_that_the_bus_does_not_take_holds_up_no_other_shard() {
-    let service = Service::start_on(&["a", "b", "c"], |bus| Arc::new(Picky(bus))).await;
+    let mut picky = None;
+    let service = Service::start_on(&["a", "b", "c"], |bus| picky.insert(Picky::new(bus)).clone()).await;
     let leased = service.get(&["a", "b", "c"], 3, 0).await.unwrap();
     let large = leased.iter().find(|leased| leased.token.shard.queue.as_str() == "b").unwrap();
     let report = |leased: &LeasedTask| {
@@ -69,5 +83,7 @@ async fn a_report_that_the_bus_does_not_take_holds_up_no_other_shard() {
     service.complete_each(leased.iter().map(|leased| (leased, report(leased)))).await;
     let others = ids(leased.iter().filter(|leased| leased.id != large.id));
     until("the others are on the bus", async || reported(&service).await == others).await;
+    let refused = picky.unwrap().refused.load(Ordering::SeqCst);
+    assert!(refused <= 2, "the large one with the others, and alone; not {refused} times");
     service.stop().await;
 }

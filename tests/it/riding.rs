@@ -66,9 +66,25 @@ async fn a_task_that_is_given_back_at_once_goes_to_a_waiting_worker_in_the_same_
     let mut lines = client.get_async_monitor().await.unwrap().into_on_message::<String>();
     assert_eq!(service.reject(&leased, 0).await.status, ItemStatus::Ok);
     assert_eq!(within("the task", worker).await.unwrap(), leased.id);
-    assert_eq!(next_script(&mut lines).await, "reject");
+    while next_script(&mut lines).await != "reject" {}
     assert_eq!(next_script(&mut lines).await, "claim");
     drop(lines);
+    stop(service).await;
+}
+
+#[tokio::test]
+async fn a_task_whose_delay_is_over_goes_to_a_waiting_worker() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let service = Arc::new(service);
+    assert_eq!(service.reject(&leased, 1).await.status, ItemStatus::Ok);
+    let worker = waiting(&service).await;
+    // Until then each of these calls offers nothing, and the worker waits on.
+    until("it is due", async || {
+        service.queue.upkeep.promote(&shard("q"), 10, Duration::ZERO).await.unwrap().promoted == 1
+    })
+    .await;
+    assert_eq!(within("the task", worker).await.unwrap(), leased.id);
     stop(service).await;
 }
 

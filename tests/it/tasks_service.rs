@@ -69,7 +69,7 @@ async fn one_task(queue: &Queue, name: &str) {
 }
 
 /// Puts a task in, at this offset of its own partition.
-async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
+pub(crate) async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
     put_in(queue, name, task(id, priority, offset)).await;
 }
 

@@ -146,7 +146,7 @@ impl Daemon {
     /// Its redis-server.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let url = format!("unix://{}", self.data().join("redis.sock").display());
-        redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap()
+        super::redis::patient(url).await
     }
 
     pub(crate) fn data(&self) -> PathBuf {

@@ -55,7 +55,7 @@ pub(crate) fn in_order(events: &[(u64, EventRecord)]) -> BTreeMap<String, Vec<Ta
 
 async fn on_redis(daemon: &Daemon) -> Vec<Bytes> {
     let mut redis = match daemon.arg("--redis-url") {
-        Some(url) => redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap(),
+        Some(url) => super::redis::patient(url).await,
         None => daemon.redis().await,
     };
     let key = format!("{}:{{bus}}:events:0", daemon.arg("--redis-prefix").unwrap_or("taskd"));

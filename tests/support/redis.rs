@@ -14,6 +14,16 @@ use nix::{
 };
 use tempfile::TempDir;
 
+/// A connection for tests. The crate's own waits half a second for an answer, and a disk may stand still for longer.
+pub(crate) async fn patient(url: impl ::redis::IntoConnectionInfo) -> ::redis::aio::MultiplexedConnection {
+    connect(&::redis::Client::open(url).unwrap()).await.unwrap()
+}
+
+pub(crate) async fn connect(client: &::redis::Client) -> ::redis::RedisResult<::redis::aio::MultiplexedConnection> {
+    let config = ::redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
 /// When Redis syncs its append-only file.
 #[derive(Clone, Copy, Debug)]
 pub enum Fsync {

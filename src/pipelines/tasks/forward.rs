@@ -3,25 +3,26 @@
 //! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once. The removal of a
 //! few reports lags up to 20 ms: it goes with the next read.
 
+mod records;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use futures::{StreamExt, future::join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use self::records::Records;
 use crate::{
-    bus::{self, Bus, Record, Topic},
+    bus::{self, Bus, Topic},
     config::Settings,
-    model::{AttemptState, Died, Expiration, FailedAttempt, Failure, ShardId},
-    queue::{self, Event, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
+    model::ShardId,
+    queue::{self, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
     runtime::{Loop, LoopError, Policy, Supervisor, tick},
     telemetry::metrics,
-    wire,
 };
 
 /// The entries and bytes of reports read from a shard in one turn, about.
@@ -30,8 +31,6 @@ const READ_BYTES: usize = 4 << 20;
 /// The shards that have a turn together, at most, and the turns at once.
 const TOGETHER: usize = 64;
 const AT_ONCE: usize = 8;
-/// The bytes of reports in one record of the bus, about.
-const RECORD_BYTES: usize = 512 << 10;
 /// Fewer entries and bytes than these are removed by the next read. With more, claims may have paused, and wait for the
 /// removal.
 const FEW_ENTRIES: usize = 100;
@@ -72,7 +71,7 @@ struct Group {
     shards: Vec<ShardId>,
 }
 
-/// What a shard's outbox had.
+/// The entries of a shard's outbox.
 struct Read {
     shard: ShardId,
     entries: Vec<OutboxEntry>,
@@ -189,7 +188,9 @@ impl Forwarder {
         let began = Instant::now();
         due.retain(|shard, _| !failing.leaves_out(shard));
         let partitions = self.bus.partitions(Topic::TaskResults);
-        let turns = groups(due, partitions).into_iter().map(|group| self.turn(group, cx));
+        // On a cluster a node that does not answer must not hold up shards of others.
+        let most = if self.queue.is_cluster() { 1 } else { TOGETHER };
+        let turns = groups(due, partitions, most).into_iter().map(|group| self.turn(group, cx));
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
         let (mut more, mut failed) = (Due::new(), Ok(()));
         while let Some(outcomes) = turns.next().await {
@@ -225,12 +226,20 @@ impl Forwarder {
             (shard, published)
         };
         let asked: Vec<_> = shards.into_iter().map(published).collect();
-        let found = self.queue.outboxes_behind(&asked, ENTRIES, READ_BYTES).await;
+        let found = match &asked[..] {
+            [(shard, published)] => {
+                let found = self.queue.outbox_behind(shard, published, ENTRIES, READ_BYTES).await;
+                vec![found.map(Some)]
+            }
+            several => self.queue.outboxes_behind(several, ENTRIES, READ_BYTES / several.len()).await,
+        };
         let (mut outcomes, mut reads) = (Vec::with_capacity(asked.len()), Vec::new());
         for ((shard, published), found) in asked.into_iter().zip(found) {
             match found {
-                Ok(entries) if entries.is_empty() => outcomes.push((shard, Ok(false))),
-                Ok(entries) => reads.push(Read { shard, entries }),
+                // It has the next turn alone.
+                Ok(None) => outcomes.push((shard, Ok(true))),
+                Ok(Some(entries)) if entries.is_empty() => outcomes.push((shard, Ok(false))),
+                Ok(Some(entries)) => reads.push(Read { shard, entries }),
                 Err(error) => {
                     if !published.is_empty() && !matches!(error, queue::Error::NoGeneration) {
                         self.published.lock().insert(shard.clone(), published);
@@ -239,24 +248,48 @@ impl Forwarder {
                 }
             }
         }
-        match self.publish(&reads, partition, started).await {
-            Ok(()) => outcomes.extend(join_all(reads.into_iter().map(|read| self.conclude(read, cx))).await),
-            // The reports of the others may fit.
-            Err(bus::Error::TooLarge { .. }) if reads.len() > 1 => {
-                for read in reads {
-                    outcomes.push(match self.publish(std::slice::from_ref(&read), partition, started).await {
-                        Ok(()) => self.conclude(read, cx).await,
-                        Err(error) => (read.shard.clone(), Err(Error::Bus(read.shard, error))),
-                    });
-                }
+        let keep = async {
+            loop {
+                tokio::time::sleep(KEEP_EVERY).await;
+                cx.beat();
+                let kept = join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
+                // Otherwise another process publishes the same, and it counts once.
+                kept.into_iter().filter_map(Result::err).for_each(|e| tracing::debug!("could not keep an outbox: {e}"));
             }
-            // The round fails, and the next one finds all of them.
-            Err(error) => {
-                let first = reads.swap_remove(0).shard;
-                outcomes.push((first.clone(), Err(Error::Bus(first, error))));
+        };
+        let publish = self.publish_reads(&reads, partition, started);
+        let published = tokio::select! {
+            published = publish => published,
+            () = keep => unreachable!("it has no end"),
+        };
+        // Those behind an error have no outcome: the round fails, and the next one finds them.
+        let conclude = reads.into_iter().zip(published).map(|(read, published)| async {
+            match published {
+                Ok(()) => self.conclude(read, cx).await,
+                Err(error) => (read.shard.clone(), Err(Error::Bus(read.shard, error))),
+            }
+        });
+        outcomes.extend(join_all(conclude).await);
+        outcomes
+    }
+
+    /// Publishes what the shards had, however long the bus takes. Answers per shard, up to the first error.
+    async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant) -> Vec<bus::Result<()>> {
+        let mut published = match self.publish(reads, partition, started).await {
+            Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
+            // The reports of the others may fit.
+            Err(bus::Error::TooLarge { .. }) if reads.len() > 1 => Vec::with_capacity(reads.len()),
+            Err(error) => return vec![Err(error)],
+        };
+        for read in reads {
+            let one = self.publish(std::slice::from_ref(read), partition, started).await;
+            let goes_on = matches!(one, Ok(()) | Err(bus::Error::TooLarge { .. }));
+            published.push(one);
+            if !goes_on {
+                break;
             }
         }
-        outcomes
+        published
     }
 
     /// Removes what is on the bus from the outbox, or leaves it to the next read; whether the outbox has more.
@@ -271,8 +304,7 @@ impl Forwarder {
         (shard, left.map(|left| left > 0).map_err(Error::from))
     }
 
-    /// Publishes, however long the bus takes. Meanwhile the process keeps the outboxes, so that no other publishes the
-    /// same.
+    /// Publishes the reports of these shards in records that they share.
     async fn publish(&self, reads: &[Read], partition: u32, started: Instant) -> bus::Result<()> {
         let of = match reads {
             [] => return Ok(()),
@@ -287,32 +319,17 @@ impl Forwarder {
                 entry.failures.iter().for_each(|failure| records.failure(failure, entry.at_unix_ms));
             }
         }
-        let publish = async {
-            for (topic, records) in records.finish() {
-                self.bus.publish(topic, &records).await?;
-            }
-            Ok(())
-        };
-        let mut publish = std::pin::pin!(publish);
-        let published = loop {
-            tokio::select! {
-                published = &mut publish => break published,
-                () = tokio::time::sleep(KEEP_EVERY) => {
-                    // Otherwise another process publishes the same, and it counts once.
-                    let kept = join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
-                    kept.into_iter().filter_map(Result::err).for_each(|error| tracing::debug!("could not keep an outbox: {error}"));
-                }
-            }
-        };
-        if published.is_ok() {
-            metrics::results_forwarded(count, started.elapsed());
+        for (topic, records) in records.finish() {
+            self.bus.publish(topic, &records).await?;
         }
-        published
+        metrics::results_forwarded(count, started.elapsed());
+        Ok(())
     }
 }
 
-/// The groups of shards that have their turns together. One of many bytes has its turn alone.
-fn groups(due: Due, partitions: u32) -> Vec<Group> {
+/// The groups of shards that have their turns together: at most `most` of them, with less than [`READ_BYTES`]. One with
+/// more is alone.
+fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
     let mut by_partition: BTreeMap<u32, Vec<(ShardId, usize)>> = BTreeMap::new();
     for (shard, bytes) in due {
         by_partition.entry(shard.number % partitions.max(1)).or_default().push((shard, bytes));
@@ -321,7 +338,7 @@ fn groups(due: Due, partitions: u32) -> Vec<Group> {
     for (partition, shards) in by_partition {
         let (mut group, mut sum) = (Vec::new(), 0);
         for (shard, bytes) in shards {
-            if group.len() == TOGETHER || !group.is_empty() && sum + bytes > READ_BYTES {
+            if group.len() == most || !group.is_empty() && sum + bytes >= READ_BYTES {
                 groups.push(Group { partition, shards: std::mem::take(&mut group) });
                 sum = 0;
             }
@@ -333,137 +350,15 @@ fn groups(due: Due, partitions: u32) -> Vec<Group> {
     groups
 }
 
-/// Entries as records of the bus.
-struct Records<'a> {
-    /// The shard of all of them; `None`: they are of several.
-    of: Option<&'a ShardId>,
-    partition: u32,
-    reports: Vec<Bytes>,
-    failures: Vec<Bytes>,
-    bytes: usize,
-    by_topic: BTreeMap<&'static str, (Topic, Vec<Record>)>,
-    /// Failed attempts go into the histories of their tasks.
-    keeps_history: bool,
-}
-
-impl<'a> Records<'a> {
-    fn new(of: Option<&'a ShardId>, partition: u32, keeps_history: bool) -> Self {
-        let (reports, failures, by_topic) = Default::default();
-        Self { of, partition, reports, failures, bytes: 0, by_topic, keeps_history }
-    }
-
-    /// Adds an event; answers the number of its reports.
-    fn add(&mut self, shard: &ShardId, event: &Event, at_unix_ms: i64) -> usize {
-        match event {
-            Event::Completed(report) => {
-                self.report(wire::with_time(report, at_unix_ms));
-                1
-            }
-            Event::Died { id, attempts, reason, history, epoch } => {
-                let history = history.iter().map(|failure| Failure {
-                    at_unix_ms: failure.at_unix_ms,
-                    worker: failure.worker.clone(),
-                    reason: failure.reason.clone(),
-                });
-                let (reason, history) = (reason.clone(), history.collect());
-                let died = Died { reason, attempts: *attempts, history, epoch: *epoch };
-                self.report(wire::died_report(*id, died, at_unix_ms));
-                1
-            }
-            Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms } => {
-                if let Some(lease) = *lease {
-                    let failure = FailedAttempt {
-                        id: *id,
-                        worker: worker.clone(),
-                        state: AttemptState::Expired,
-                        leased_unix_ms: *leased_unix_ms,
-                        at_unix_ms: 0,
-                        attempt: *attempts,
-                        lease,
-                        reason: "lease expired".into(),
-                    };
-                    self.failure(&wire::failed_attempt(failure), at_unix_ms);
-                }
-                let expiration = Expiration {
-                    id: *id,
-                    queue: shard.queue.as_str().to_owned(),
-                    worker: worker.clone(),
-                    attempts: *attempts,
-                    dead: *dead,
-                    at_unix_ms,
-                };
-                self.record(Topic::Expirations, 0, wire::expiration(expiration));
-                0
-            }
-        }
-    }
-
-    fn report(&mut self, report: Bytes) {
-        self.bytes += report.len();
-        self.reports.push(report);
-        if self.bytes >= RECORD_BYTES {
-            self.flush();
-        }
-    }
-
-    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own beside them.
-    fn failure(&mut self, failure: &Bytes, at_unix_ms: i64) {
-        if !self.keeps_history {
-            return;
-        }
-        let failure = wire::failure_with_time(failure, at_unix_ms);
-        self.bytes += failure.len();
-        self.failures.push(failure);
-        if self.bytes >= RECORD_BYTES {
-            self.flush();
-        }
-    }
-
-    fn flush(&mut self) {
-        let (reports, failures) = (std::mem::take(&mut self.reports), std::mem::take(&mut self.failures));
-        self.bytes = 0;
-        if !(reports.is_empty() && failures.is_empty()) {
-            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.of, reports, failures));
-        }
-    }
-
-    fn record(&mut self, topic: Topic, partition: u32, value: Bytes) {
-        let (_, records) = self.by_topic.entry(topic.as_str()).or_insert_with(|| (topic, Vec::new()));
-        records.push(Record { partition, value });
-    }
-
-    /// The records by topic, task results first: the bus may refuse them for long, and each retry would publish the
-    /// other reports again.
-    fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
-        self.flush();
-        let mut topics: Vec<_> = self.by_topic.into_values().collect();
-        topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
-        topics.into_iter()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn task_results_are_published_first() {
-        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
-        let mut records = Records::new(Some(&shard), 0, false);
-        let id = crate::model::TaskId::new();
-        let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
-        let (worker, leased_unix_ms) = (String::new(), 0);
-        records.add(&shard, &Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
-        records.add(&shard, &Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
-        let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
-        assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
-    }
-
-    #[test]
     fn shards_with_few_reports_have_a_turn_together() {
         let shard = |name: &str, number| ShardId { queue: crate::model::QueueName::new(name).unwrap(), number };
         let sizes = |due: Vec<(ShardId, usize)>| -> Vec<(u32, usize)> {
-            let groups = groups(due.into_iter().collect(), 2);
+            let groups = groups(due.into_iter().collect(), 2, TOGETHER);
             groups.into_iter().map(|group| (group.partition, group.shards.len())).collect()
         };
         assert_eq!(sizes(vec![]), []);
@@ -471,7 +366,7 @@ mod tests {
         assert_eq!(sizes(small(TOGETHER + 1)), [(0, TOGETHER), (0, 1)]);
         let other = vec![(shard("a", 0), 1), (shard("a", 1), 1), (shard("a", 2), 1), (shard("a", 3), 1)];
         assert_eq!(sizes(other), [(0, 2), (1, 2)], "by the partition of their reports");
-        let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 1), (shard("d", 0), 1)];
+        let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 0), (shard("d", 0), 1)];
         assert_eq!(sizes(large), [(0, 1), (0, 1), (0, 2)]);
     }
 }

@@ -2,6 +2,7 @@
 //! the call waits.
 
 use std::{
+    collections::HashSet,
     sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
@@ -245,14 +246,9 @@ pub(super) fn queues(names: &[String]) -> Result<Vec<QueueName>, Error> {
     if names.len() > MAX_QUEUES {
         return Err(Error::Invalid(format!("{} queues; at most {MAX_QUEUES}", names.len())));
     }
-    let mut queues = Vec::with_capacity(names.len());
-    for name in names {
-        let queue = QueueName::new(name).map_err(|e| Error::Invalid(e.to_string()))?;
-        if !queues.contains(&queue) {
-            queues.push(queue);
-        }
-    }
-    Ok(queues)
+    let mut seen = HashSet::with_capacity(names.len());
+    let names = names.iter().filter(|name| seen.insert(name.as_str()));
+    names.map(|name| QueueName::new(name).map_err(|e| Error::Invalid(e.to_string()))).collect()
 }
 
 fn leases(granted: Vec<Granted>, worker: &WorkerName, since: SystemTime) -> Leases {

@@ -4,8 +4,6 @@ mod failing;
 
 use std::{ops::Deref, time::Duration};
 
-use futures::StreamExt;
-
 pub use self::failing::{FailedRound, Failing};
 use super::{
     change::Changer,
@@ -25,9 +23,6 @@ use crate::{
 /// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
 /// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
-
-/// Exchanges about outboxes at once, on a cluster.
-const OUTBOXES_AT_ONCE: usize = 8;
 
 /// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +151,7 @@ impl Upkeep {
     /// The first entries of the shard's outbox, at most `most` and about `bytes`; none while another process forwards
     /// them.
     pub async fn outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Result<Vec<OutboxEntry>> {
-        let value = self.ask_outbox(shard, most, bytes).run(&mut self.conn()).await?;
+        let value = self.ask_outbox(shard, most, bytes, false).run(&mut self.conn()).await?;
         self.entries(shard, value)
     }
 
@@ -173,34 +168,40 @@ impl Upkeep {
         Ok(entries)
     }
 
-    /// Removes entries of each shard that are on the bus now, then reads as [`Self::outbox`] does: all in one exchange,
-    /// except on a cluster. Answers per shard.
+    /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one exchange.
+    pub async fn outbox_behind(
+        &self,
+        shard: &ShardId,
+        forwarded: &[OutboxEntry],
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<OutboxEntry>> {
+        if forwarded.is_empty() {
+            return self.outbox(shard, most, bytes).await;
+        }
+        let mut batch = Batch::default();
+        batch.script(self.ask_forwarded(shard, forwarded));
+        // Again if Redis did not know the script before it: then it has read what is forwarded.
+        batch.repeatable(self.ask_outbox(shard, most, bytes, false));
+        let mut answers = batch.run_all(&mut self.conn()).await?;
+        self.touch(shard);
+        self.entries(shard, answers.swap_remove(1))
+    }
+
+    /// The same for several shards, in one exchange: all that an outbox has, or `None` if that is more than `most` or
+    /// about `bytes`. Answers per shard. Not for a cluster.
     pub async fn outboxes_behind(
         &self,
         shards: &[(ShardId, Vec<OutboxEntry>)],
         most: usize,
         bytes: usize,
-    ) -> Vec<Result<Vec<OutboxEntry>>> {
-        let at_once = if self.is_cluster() { 1 } else { shards.len().max(1) };
-        let exchanges: Vec<_> =
-            shards.chunks(at_once).map(|shards| self.exchange_outboxes(shards, most, bytes)).collect();
-        let exchanges = futures::stream::iter(exchanges).buffered(OUTBOXES_AT_ONCE);
-        exchanges.flat_map(futures::stream::iter).collect().await
-    }
-
-    async fn exchange_outboxes(
-        &self,
-        shards: &[(ShardId, Vec<OutboxEntry>)],
-        most: usize,
-        bytes: usize,
-    ) -> Vec<Result<Vec<OutboxEntry>>> {
+    ) -> Vec<Result<Option<Vec<OutboxEntry>>>> {
         let mut batch = Batch::default();
         for (shard, forwarded) in shards {
             if !forwarded.is_empty() {
                 batch.script(self.ask_forwarded(shard, forwarded));
             }
-            // Again if Redis did not know a script before it: then it has read what is forwarded.
-            batch.repeatable(self.ask_outbox(shard, most, bytes));
+            batch.repeatable(self.ask_outbox(shard, most, bytes, true));
         }
         let mut answers = match batch.run(&mut self.conn()).await {
             Ok(answers) => answers.into_iter(),
@@ -209,19 +210,21 @@ impl Upkeep {
         let mut next = || answers.next().unwrap_or(Ok(redis::Value::Nil));
         let read = |(shard, forwarded): &(ShardId, Vec<OutboxEntry>)| {
             let removed = if forwarded.is_empty() { Ok(redis::Value::Nil) } else { next() };
-            let entries = next();
-            removed?;
-            if !forwarded.is_empty() {
+            let found = next();
+            if removed? != redis::Value::Nil {
                 self.touch(shard);
             }
-            self.entries(shard, entries?)
+            match found? {
+                redis::Value::Int(_too_many) => Ok(None),
+                entries => self.entries(shard, entries).map(Some),
+            }
         };
         shards.iter().map(read).collect()
     }
 
-    fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Call {
+    fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize, all_or_none: bool) -> Call {
         let mut call = self.reach(shard).call(&scripts::OUTBOX).of_items(most);
-        call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes);
+        call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes).arg(u8::from(all_or_none));
         call
     }
 

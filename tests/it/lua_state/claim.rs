@@ -30,7 +30,7 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
     let until = (NOW + 30_000).to_string();
-    assert_eq!(flat(answer), ["7", "0", &NOW.to_string(), "1", "a", "b", "body2", "body2", "1", "1", "0"]);
+    assert_eq!(flat(answer), ["7", "0", &NOW.to_string(), "1", "a", "b", "body2", "body2", "1", "1", "2"]);
     changed(
         &before,
         &f.state().await,
@@ -80,7 +80,7 @@ async fn claim_of_several_requests_gives_each_its_grant_and_its_lease() {
     let answer = f.run(&scripts::CLAIM, requests).await.expect("claim");
     let bodies = ["body2"; 4];
     let expected =
-        [&["7", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0", "1"]].concat();
+        [&["7", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0", "0"]].concat();
     assert_eq!(flat(answer), expected);
     changed(
         &before,
@@ -105,11 +105,11 @@ async fn claim_finds_a_task_behind_many_spent_elements() {
     f.waiting('a', 1, b"1").await;
     for _ in 0..3 {
         let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 0)])).await.expect("claim");
-        assert_eq!(flat(answer), ["7", "0", "1000000", "1", "0", "0", "1", "0"], "a hundred elements: ask again");
+        assert_eq!(flat(answer), ["7", "0", "1000000", "1", "0", "0", "1", "2"], "a hundred elements: ask again");
     }
     assert_eq!(f.state().await["m:T"], ["1/0/a"]);
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "0", "1"], "and all lanes are empty now");
+    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "0", "0"], "and all lanes are empty now");
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     // From the beginning, as if the pointer had been dropped: its record refuses what w holds.
     f.seed("DEL", "m:P", &[]).await;
     let again = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 2)])).await.expect("claim");
-    assert_eq!(flat(again)[4..], ["b", "body2", "1", "0"]);
+    assert_eq!(flat(again)[4..], ["b", "body2", "1", "2"]);
     let until = (NOW + 30_000).to_string();
     changed(
         &before,
@@ -201,7 +201,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     };
     let answer = flat(f.run(&scripts::CLAIM, narrow).await.expect("claim"));
     let now = NOW.to_string();
-    let expected = ["7", "0", &now, "1", "a", "b", "body2", "body2", "1", "1", "0", "3", "0"];
+    let expected = ["7", "0", &now, "1", "a", "b", "body2", "body2", "1", "1", "0", "3", "2"];
     assert_eq!(answer, expected, "the third is told to ask again");
     assert_eq!(f.state().await["m:T"], ["1/0/d", "1/0/c"]);
 
@@ -213,7 +213,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, alone).await.expect("claim"));
-    assert_eq!(answer, ["7", "0", &now, "3", "c", "body2", "1", "0", "1", "2", "0"], "and both ask again");
+    assert_eq!(answer, ["7", "0", &now, "3", "c", "body2", "1", "0", "1", "2", "2"], "and both ask again");
 }
 
 #[tokio::test]
@@ -248,7 +248,7 @@ async fn claim_takes_the_priority_that_the_caller_names() {
     assert_eq!(low, ["7", "0"]);
     let medium = flat(f.run(&scripts::CLAIM, only(2)).await.expect("claim"));
     assert_eq!(medium[4..6], ["a", "body2"]);
-    assert_eq!(medium[6..], ["1", "0"], "and nothing else");
+    assert_eq!(medium[6..], ["1", "1"], "and nothing else; the one of high priority is left");
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn claim_takes_a_task_by_its_newest_element_only() {
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a')]).await;
     f.seed("LPUSH", "m:T", &[&element(2, 0, 'a')]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 9)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "1", "2", "0"], "of the first task the attempt is the second");
+    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "1", "2", "2"], "of the first task the attempt is the second");
     let after = f.state().await;
     // Elements 1 and 0 were spent at the tails of their lanes; 2 still offers the other replica.
     assert_eq!((&after["mr:T"][..], after.get("m:T")), (&["2/2/a".to_owned()][..], None));
@@ -308,6 +308,22 @@ async fn claim_begins_at_the_tail_where_a_pointer_lies_beyond_the_head() {
     f.seed("HSET", "m:P", &[b"w", b"1000"]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     assert_eq!(flat(answer)[4], "a");
+}
+
+#[tokio::test]
+async fn claim_says_of_which_priorities_there_are_elements_left() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.waiting('b', 1, b"1").await;
+    f.seed("LPUSH", "lr:T", &[&element(1, 0, 'x')]).await;
+    let left = async |priority| {
+        let request = |call: &mut Call| {
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(ask(1, 1 << 20, true, priority));
+        };
+        flat(f.run(&scripts::CLAIM, request).await.expect("claim")).pop().unwrap()
+    };
+    assert_eq!(left(2).await, "6", "one of medium priority, and what no request asked for");
+    assert_eq!(left(0).await, "4");
 }
 
 #[tokio::test]

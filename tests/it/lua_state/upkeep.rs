@@ -213,6 +213,28 @@ async fn one_forwarder_at_a_time_has_the_outbox() {
 }
 
 #[tokio::test]
+async fn outbox_reads_all_or_none_where_it_is_asked_to() {
+    let f = Fixture::new().await;
+    for entry in ["1-1", "2-1"] {
+        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", b"report"]).await;
+    }
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"200"]).await;
+    let before = f.state().await;
+    let read = async |most: usize, bytes: usize| {
+        let outbox = |call: &mut Call| {
+            call.arg("one").arg(3_000).arg(most).arg(bytes).arg(1);
+        };
+        flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox"))
+    };
+    assert_eq!(read(10, 199).await, ["2"], "too many bytes");
+    assert_eq!(read(1, 1000).await, ["2"], "too many entries");
+    assert_eq!(f.state().await, before, "it has not taken the outbox");
+    assert_eq!(read(2, 200).await, ["1-1", "c", "report", "2-1", "c", "report"]);
+    let kept = ["forwarder=1003000 one", "outbox_bytes=200"];
+    changed(&before, &f.state().await, &[("counters", &kept)]);
+}
+
+#[tokio::test]
 async fn forwarded_removes_the_entries_named() {
     let f = Fixture::new().await;
     f.seed("XADD", "outbox", &[b"1-1", b"c", b"one"]).await;

@@ -272,15 +272,17 @@ impl Checked {
         call.arg(elements).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(ANY_WEIGHT).arg("").arg(0);
         call.arg(&ask.worker).arg(format!("{} {} 1 0 0", ask.most, ask.most_bytes));
         let value = call.run(&mut self.redis.conn()).await.expect("claim");
-        let ((grant, more, got), drained) = claimed(value);
+        let ((grant, more, got), left) = claimed(value);
         let leases = self.granted(ask, (grant, more, got));
         // Nobody says that they were delivered: if they run out, it costs nothing.
         self.model.unseen.extend(leases.iter().map(|lease| lease.grant));
         self.known.extend(leases.clone());
         self.compare(false).await;
-        if let Some(drained) = drained {
-            let stands = (0..6).any(|lane| !self.model.standing(lane).is_empty());
-            assert_eq!(drained, !stands, "what a claim says about the lanes");
+        if let Some(left) = left {
+            let stands = |lane: &usize| !self.model.standing(*lane).is_empty();
+            let standing =
+                (0..6).filter(stands).map(|lane| 1 << (lane / 2)).fold(0, |sum: u8, priority| sum | priority);
+            assert_eq!(left, standing, "what a claim says about the lanes");
         }
         (leases, more)
     }
@@ -722,20 +724,20 @@ impl Checked {
     }
 }
 
-/// The tasks of the only request of a claim, and whether it says that the lanes are empty.
-fn claimed(answer: Value) -> (Got, Option<bool>) {
+/// The tasks of the only request of a claim, and the priorities of which it says that there are elements.
+fn claimed(answer: Value) -> (Got, Option<u8>) {
     let mut parts: Vec<Value> = redis::from_redis_value(answer).expect("an answer");
     if parts.len() == 2 {
-        return ((0, false, Vec::new()), (parts[1] == Value::Int(2)).then_some(true));
+        return ((0, false, Vec::new()), (parts[1] == Value::Int(2)).then_some(0));
     }
     type Parts = (u64, Vec<Vec<u8>>, Vec<Bytes>, Vec<usize>, Vec<usize>, Vec<u32>, u8);
     let parts = Value::Array(parts.split_off(3));
     let parts: Parts = redis::from_redis_value(parts).expect("an answer");
-    let (grant, ids, bodies, counts, more, attempts, drained) = parts;
+    let (grant, ids, bodies, counts, more, attempts, left) = parts;
     assert_eq!(counts, [ids.len()]);
     let attempt = |place| attempts.chunks(2).find(|pair| pair[0] == place).map_or(1, |pair| pair[1]);
     let got = ids.iter().zip(bodies).enumerate().map(|(i, (id, body))| (id_of(id), body, attempt(i as u32 + 1)));
-    ((grant, more == [1], got.collect()), Some(drained == 1))
+    ((grant, more == [1], got.collect()), Some(left))
 }
 
 /// Times are not compared.

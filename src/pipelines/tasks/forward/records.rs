@@ -1,0 +1,142 @@
+//! Reports, and what else an outbox has, as records of the bus.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::{
+    bus::{Record, Topic},
+    model::{AttemptState, Died, Expiration, FailedAttempt, Failure, ShardId},
+    queue::Event,
+    wire,
+};
+
+/// The bytes of reports in one record, about.
+const RECORD_BYTES: usize = 512 << 10;
+
+/// Entries as records of the bus.
+pub(super) struct Records<'a> {
+    /// The shard of all of them; `None`: they are of several.
+    of: Option<&'a ShardId>,
+    partition: u32,
+    reports: Vec<Bytes>,
+    failures: Vec<Bytes>,
+    bytes: usize,
+    by_topic: BTreeMap<&'static str, (Topic, Vec<Record>)>,
+    /// Failed attempts go into the histories of their tasks.
+    keeps_history: bool,
+}
+
+impl<'a> Records<'a> {
+    pub(super) fn new(of: Option<&'a ShardId>, partition: u32, keeps_history: bool) -> Self {
+        let (reports, failures, by_topic) = Default::default();
+        Self { of, partition, reports, failures, bytes: 0, by_topic, keeps_history }
+    }
+
+    /// Adds an event; answers the number of its reports.
+    pub(super) fn add(&mut self, shard: &ShardId, event: &Event, at_unix_ms: i64) -> usize {
+        match event {
+            Event::Completed(report) => {
+                self.report(wire::with_time(report, at_unix_ms));
+                1
+            }
+            Event::Died { id, attempts, reason, history, epoch } => {
+                let history = history.iter().map(|failure| Failure {
+                    at_unix_ms: failure.at_unix_ms,
+                    worker: failure.worker.clone(),
+                    reason: failure.reason.clone(),
+                });
+                let (reason, history) = (reason.clone(), history.collect());
+                let died = Died { reason, attempts: *attempts, history, epoch: *epoch };
+                self.report(wire::died_report(*id, died, at_unix_ms));
+                1
+            }
+            Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms } => {
+                if let Some(lease) = *lease {
+                    let failure = FailedAttempt {
+                        id: *id,
+                        worker: worker.clone(),
+                        state: AttemptState::Expired,
+                        leased_unix_ms: *leased_unix_ms,
+                        at_unix_ms: 0,
+                        attempt: *attempts,
+                        lease,
+                        reason: "lease expired".into(),
+                    };
+                    self.failure(&wire::failed_attempt(failure), at_unix_ms);
+                }
+                let expiration = Expiration {
+                    id: *id,
+                    queue: shard.queue.as_str().to_owned(),
+                    worker: worker.clone(),
+                    attempts: *attempts,
+                    dead: *dead,
+                    at_unix_ms,
+                };
+                self.record(Topic::Expirations, 0, wire::expiration(expiration));
+                0
+            }
+        }
+    }
+
+    fn report(&mut self, report: Bytes) {
+        self.bytes += report.len();
+        self.reports.push(report);
+        if self.bytes >= RECORD_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own beside them.
+    pub(super) fn failure(&mut self, failure: &Bytes, at_unix_ms: i64) {
+        if !self.keeps_history {
+            return;
+        }
+        let failure = wire::failure_with_time(failure, at_unix_ms);
+        self.bytes += failure.len();
+        self.failures.push(failure);
+        if self.bytes >= RECORD_BYTES {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let (reports, failures) = (std::mem::take(&mut self.reports), std::mem::take(&mut self.failures));
+        self.bytes = 0;
+        if !(reports.is_empty() && failures.is_empty()) {
+            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.of, reports, failures));
+        }
+    }
+
+    fn record(&mut self, topic: Topic, partition: u32, value: Bytes) {
+        let (_, records) = self.by_topic.entry(topic.as_str()).or_insert_with(|| (topic, Vec::new()));
+        records.push(Record { partition, value });
+    }
+
+    /// The records by topic, task results first: the bus may refuse them for long, and each retry would publish the
+    /// other reports again.
+    pub(super) fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
+        self.flush();
+        let mut topics: Vec<_> = self.by_topic.into_values().collect();
+        topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
+        topics.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_results_are_published_first() {
+        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let mut records = Records::new(Some(&shard), 0, false);
+        let id = crate::model::TaskId::new();
+        let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
+        let (worker, leased_unix_ms) = (String::new(), 0);
+        records.add(&shard, &Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
+        records.add(&shard, &Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
+        let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
+        assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
+    }
+}
