@@ -251,13 +251,12 @@ impl Forwarder {
         let keep = async {
             loop {
                 tokio::time::sleep(KEEP_EVERY).await;
-                cx.beat();
                 let kept = join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
                 // Otherwise another process publishes the same, and it counts once.
                 kept.into_iter().filter_map(Result::err).for_each(|e| tracing::debug!("could not keep an outbox: {e}"));
             }
         };
-        let publish = self.publish_reads(&reads, partition, started);
+        let publish = self.publish_reads(&reads, partition, started, cx);
         let published = tokio::select! {
             published = publish => published,
             () = keep => unreachable!("it has no end"),
@@ -274,7 +273,7 @@ impl Forwarder {
     }
 
     /// Publishes what the shards had, however long the bus takes. Answers per shard, up to the first error.
-    async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant) -> Vec<bus::Result<()>> {
+    async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant, cx: &Loop) -> Vec<bus::Result<()>> {
         let mut published = match self.publish(reads, partition, started).await {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
             // The reports of the others may fit.
@@ -285,6 +284,7 @@ impl Forwarder {
             let one = self.publish(std::slice::from_ref(read), partition, started).await;
             let goes_on = matches!(one, Ok(()) | Err(bus::Error::TooLarge { .. }));
             published.push(one);
+            cx.beat();
             if !goes_on {
                 break;
             }
