@@ -5,7 +5,7 @@
 -- ARGV[6] 1: all entries or none
 -- Returns entries as XRANGE does; none when the outbox is empty or another forwarder owns it. That one goes on until
 -- the outbox is empty, new entries included.
---       | how many entries there are: too many for all of them, and nothing was changed
+--       | how many entries there are: too many or too large, and nothing was changed
 local counters = redis.call('HMGET', COUNTERS, 'forwarder', 'outbox_bytes')
 local until_ms, forwarder = string.match(counters[1] or '', '^(%d+) (.*)$')
 until_ms = tonumber(until_ms) or 0

@@ -42,7 +42,7 @@ pub(super) struct Notes {
     offers: AtomicU64,
     /// A claim that left no element.
     drained: Mutex<Option<Known<()>>>,
-    /// The priorities that had elements at the last peek, as its sum.
+    /// The priorities that had elements at the last peek, or behind the last claim, as a peek's sum.
     peeked: Mutex<Option<Known<u8>>>,
 }
 
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peek_is_known_until_something_is_offered_or_a_claim_finds_too_little() {
+    fn a_peek_is_known_until_something_is_offered_or_nobody_knows() {
         let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
         let notes = Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default());
         assert_eq!(notes.priorities(), None);

@@ -327,25 +327,19 @@ impl Forwarder {
     }
 }
 
-/// The groups of shards that have their turns together: at most `most` of them, with less than [`READ_BYTES`]. One with
-/// more is alone.
+/// The groups of shards that have their turns together, at most `most` of them. One with more than its share of
+/// [`READ_BYTES`] is alone.
 fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
-    let mut by_partition: BTreeMap<u32, Vec<(ShardId, usize)>> = BTreeMap::new();
+    let (mut groups, mut small) = (Vec::new(), BTreeMap::<u32, Vec<ShardId>>::new());
     for (shard, bytes) in due {
-        by_partition.entry(shard.number % partitions.max(1)).or_default().push((shard, bytes));
-    }
-    let mut groups = Vec::new();
-    for (partition, shards) in by_partition {
-        let (mut group, mut sum) = (Vec::new(), 0);
-        for (shard, bytes) in shards {
-            if group.len() == most || !group.is_empty() && sum + bytes >= READ_BYTES {
-                groups.push(Group { partition, shards: std::mem::take(&mut group) });
-                sum = 0;
-            }
-            sum += bytes;
-            group.push(shard);
+        let partition = shard.number % partitions.max(1);
+        match bytes > READ_BYTES / most {
+            true => groups.push(Group { partition, shards: vec![shard] }),
+            false => small.entry(partition).or_default().push(shard),
         }
-        groups.push(Group { partition, shards: group });
+    }
+    for (partition, shards) in small {
+        groups.extend(shards.chunks(most).map(|shards| Group { partition, shards: shards.to_vec() }));
     }
     groups
 }
@@ -367,6 +361,6 @@ mod tests {
         let other = vec![(shard("a", 0), 1), (shard("a", 1), 1), (shard("a", 2), 1), (shard("a", 3), 1)];
         assert_eq!(sizes(other), [(0, 2), (1, 2)], "by the partition of their reports");
         let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 0), (shard("d", 0), 1)];
-        assert_eq!(sizes(large), [(0, 1), (0, 1), (0, 2)]);
+        assert_eq!(sizes(large), [(0, 1), (0, 3)]);
     }
 }

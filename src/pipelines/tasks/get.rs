@@ -161,8 +161,8 @@ impl Handle {
 
     /// One look at all shards of the queues, until there is enough.
     ///
-    /// A call that can wait leaves out the shards that are known to be empty, and trusts the last peeks: it waits for
-    /// a wake of what has come since.
+    /// A call that can wait leaves out the shards that are known to be empty, and trusts the last peeks and claims: it
+    /// waits for a wake of what has come since.
     async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
         // A paused queue counts as empty. Its resumption is a wake.
         let queues = queues.iter().filter(|queue| !self.queue.is_paused(queue));
