@@ -166,7 +166,7 @@ pub enum RejectMode {
 }
 
 impl RejectMode {
-    /// Whether the task is offered again at once. A backoff may be zero as well.
+    /// The script offers the task again at once. A backoff of zero does so as well, and this does not know it.
     pub(super) fn is_at_once(self) -> bool {
         match self {
             Self::Retry(delay) => delay.is_some_and(|delay| delay.as_millis() == 0),

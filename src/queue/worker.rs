@@ -156,7 +156,7 @@ impl WorkerQueue {
     }
 }
 
-/// Whether this answer to a rejection leaves a task that is not dead.
+/// The rejection counted, and its task lives on.
 fn is_open(answer: &&(Code, i64)) -> bool {
     matches!(answer, (Code::Ok, 0))
 }
