@@ -50,7 +50,7 @@ pub(crate) async fn call(
     token: Option<&str>,
     body: Value,
 ) -> (u16, Value) {
-    let mut request = reqwest::Client::new().request(method, format!("{}{path}", daemon.http()));
+    let mut request = crate::support::http_client().request(method, format!("{}{path}", daemon.http()));
     if let Some(token) = token {
         request = request.bearer_auth(token);
     }
@@ -138,7 +138,8 @@ async fn every_route_and_method_asks_for_a_token_with_its_role() {
     let mut described = methods();
     described.sort_unstable_by_key(|method| known.iter().position(|known| known == method));
     assert_eq!(described, known, "each method has a role, and no role is without a method");
-    let channel = Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap();
+    let channel =
+        Channel::from_shared(daemon.grpc()).unwrap().timeout(crate::support::PATIENCE).connect().await.unwrap();
     for (method, role) in grpc::METHODS {
         for wrong in [None, Some("taskd_wrong"), Some(&*revoked), Some(&*expired)] {
             assert_eq!(grpc_code(&channel, method, wrong).await, Code::Unauthenticated, "{method} {wrong:?}");
@@ -267,7 +268,7 @@ async fn a_token_that_is_revoked_gets_nothing_more_in_a_call_that_waits() {
     let waiting = post(&daemon, "/v1/tasks:get", &own, json!({"worker": "w", "queues": ["q"], "wait": "60s"}));
     let (lines, to_insert) = tokio::io::duplex(1 << 10);
     let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(lines));
-    let request = reqwest::Client::new().post(format!("{}/v1/tasks", daemon.http())).bearer_auth(&own);
+    let request = crate::support::http_client().post(format!("{}/v1/tasks", daemon.http())).bearer_auth(&own);
     let inserting = request.header("content-type", "application/x-ndjson").body(body).send();
     let others = async {
         let mut to_insert = to_insert;

@@ -105,7 +105,7 @@ async fn one_task_is_deleted_by_its_path() {
     let daemon = column::start("", &[]).await;
     let id = insert_one(&daemon, json!({"queue": "q", "key": "k"})).await;
     let delete = async |id: &str| {
-        let request = reqwest::Client::new().delete(format!("{}/v1/tasks/{id}", daemon.http()));
+        let request = crate::support::http_client().delete(format!("{}/v1/tasks/{id}", daemon.http()));
         let answer = request.send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };

@@ -20,6 +20,7 @@ use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
 use crate::{
     column,
     support::{
+        PATIENCE,
         daemon::{Daemon, statuses},
         until,
     },
@@ -296,9 +297,9 @@ async fn an_insert_that_a_kill_cut_off_is_asked_about_again() {
     let (url, body) = (format!("{}/v1/tasks", daemon.http()), json!([task("k")]));
     let first = tokio::spawn({
         let body = body.clone();
-        async move { reqwest::Client::new().post(url).json(&body).send().await.is_ok() }
+        async move { crate::support::http_client().post(url).json(&body).send().await.is_ok() }
     });
-    endpoint.inner.asked.notified().await;
+    tokio::time::timeout(PATIENCE, endpoint.inner.asked.notified()).await.expect("the endpoint is asked");
     daemon.kill9_and_restart();
     daemon.ready().await;
     assert!(!first.await.unwrap(), "nothing was promised");

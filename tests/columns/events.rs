@@ -40,7 +40,7 @@ impl Events {
     }
 
     pub(crate) async fn ask(daemon: &Daemon, path: &str, last_id: &str, token: Option<&str>) -> reqwest::Response {
-        let mut request = reqwest::Client::new().get(format!("{}{path}", daemon.http()));
+        let mut request = crate::support::http_client().get(format!("{}{path}", daemon.http()));
         if !last_id.is_empty() {
             request = request.header("last-event-id", last_id);
         }

@@ -73,7 +73,7 @@ async fn an_insert_that_is_sent_again_is_answered_as_the_first_time() {
     assert_eq!((&plain[0]["status"], &plain[0]["id"]), (&json!("DUPLICATE"), &first[0]["id"]));
 
     // The header, for one task.
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     let send = async |key: &str, body: Value| {
         let request = client.post(format!("{}/v1/tasks", daemon.http())).header("Idempotency-Key", key);
         let answer = request.json(&body).send().await.unwrap();
@@ -131,7 +131,7 @@ async fn an_insert_whose_answer_a_kill_took_is_answered_again() {
     let mut round = 0;
     // Until a kill came between a commit and its answer.
     loop {
-        let client = reqwest::Client::new();
+        let client = crate::support::http_client();
         let of_round = |n: usize| task(&format!("i {round} {n}"), &format!("k {round} {n}"), "p");
         let senders = (0..40).map(|n| {
             let request = client.post(format!("{}/v1/tasks", daemon.http())).json(&[of_round(n)]);

@@ -70,7 +70,7 @@ impl Shared {
 }
 
 async fn work(shared: Arc<Shared>, n: u64) {
-    let (client, worker, mut numbers) = (reqwest::Client::new(), format!("w{n}"), Numbers(n));
+    let (client, worker, mut numbers) = (crate::support::http_client(), format!("w{n}"), Numbers(n));
     while !shared.is_over.load(Ordering::Relaxed) {
         let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 1 + numbers.below(2), "wait": "200ms"});
         let leased = shared.post(&client, "get", &get).await;
@@ -100,7 +100,7 @@ async fn work(shared: Arc<Shared>, n: u64) {
 }
 
 async fn operate(shared: Arc<Shared>) {
-    let (client, mut numbers) = (reqwest::Client::new(), Numbers(42));
+    let (client, mut numbers) = (crate::support::http_client(), Numbers(42));
     while !shared.is_over.load(Ordering::Relaxed) {
         shared.calls.acquire_many(CALLS_PER_ACT).await.unwrap().forget();
         let ids: Vec<&String> = (0..1 + numbers.below(8)).map(|_| &shared.ids[numbers.below(TASKS)]).collect();

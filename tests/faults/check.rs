@@ -115,7 +115,7 @@ pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     }
     let mut cursor = String::new();
     loop {
-        let request = reqwest::Client::new().post(format!("{}/v1/fsck", urls[0]));
+        let request = crate::support::http_client().post(format!("{}/v1/fsck", urls[0]));
         let page = answer(request.json(&serde_json::json!({"cursor": cursor})).send().await).await?;
         if page["finds"] != serde_json::json!([]) {
             return Err(format!("fsck finds {}", page["finds"]));

@@ -115,7 +115,7 @@ fn args(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) -> example:
 
 /// taskd kept the pages of `reference` and no others, each with the links of `reference` from distinct workers.
 async fn check(reference: &Graph, args: &example::Args) {
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     let get = async |path: String| -> Value {
         let answer = client.get(format!("{}{path}", args.http)).send().await.unwrap();
         answer.error_for_status().unwrap().json().await.unwrap()
@@ -184,7 +184,7 @@ impl Site {
 
     /// Breadth first, one page after the other. Its fetches are not counted.
     async fn walk(&self) -> Graph {
-        let (client, mut graph) = (reqwest::Client::new(), Graph::new());
+        let (client, mut graph) = (crate::support::http_client(), Graph::new());
         let mut queue = VecDeque::from([self.url.clone()]);
         while let Some(url) = queue.pop_front() {
             if graph.contains_key(&url) {

@@ -29,7 +29,7 @@ async fn of_two_processes_one_is_killed_and_no_end_is_missing() {
     first.insert(&tasks[..TASKS / 2]).await;
     second.insert(&tasks[TASKS / 2..]).await;
     let mut done = 0;
-    while done < TASKS {
+    until("all are done", async || {
         let worker = if done < TASKS / 2 { &first } else { &second };
         let leased = worker.lease("w", "q", 20, "5s").await;
         done += leased.len();
@@ -38,7 +38,9 @@ async fn of_two_processes_one_is_killed_and_no_end_is_missing() {
             // It leads, and publishes the events.
             first.kill9();
         }
-    }
+        done >= TASKS
+    })
+    .await;
     let mut all = Vec::new();
     until("each task has its end on the topic", async || {
         all = events(&second).await;

@@ -26,7 +26,7 @@ async fn a_stop_ends_waits_finishes_what_is_in_hand_and_leaves_nothing_running()
     let mut daemon = Daemon::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     assert_eq!(daemon.lease("w", "q", 1, "10s").await.len(), 1);
-    let waiting = reqwest::Client::new()
+    let waiting = crate::support::http_client()
         .post(format!("{}/v1/tasks:get", daemon.http()))
         .json(&json!({"worker": "w", "queues": ["q"], "wait": "1m"}))
         .send();

@@ -22,7 +22,7 @@ async fn a_million_inserts_without_a_worker() {
     let mut daemon = Daemon::start(&config, &[]).await;
     let (mut accepted, mut told_later, mut offered) = (0, 0, 0);
     let mut memory = Vec::new();
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     let url = format!("{}/v1/tasks", daemon.http());
     let offers = stream::iter((0..OFFERED).step_by(1000)).map(|first| {
         let tasks: Vec<Value> = (first..first + 1000).map(|n| json!({"queue": "q", "key": n.to_string()})).collect();

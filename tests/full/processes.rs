@@ -141,7 +141,7 @@ async fn kill_processes(bus: Option<String>) {
 
     // Through one process after the other, each call until it is answered.
     let inserts = async {
-        let client = reqwest::Client::new();
+        let client = crate::support::http_client();
         for first in (0..TASKS).step_by(50) {
             let tasks: Vec<_> = (first..first + 50)
                 .map(|n| json!({"queue": "q", "key": n.to_string(), "replicas": REPLICAS}))
@@ -189,7 +189,7 @@ async fn kill_processes(bus: Option<String>) {
 
 /// Leases and completes until the stop, whatever is answered; how many completions were answered OK for the first time.
 pub(crate) async fn work(worker: String, url: String, stop: tokio_util::sync::CancellationToken) -> usize {
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     let mut ok = BTreeMap::new();
     let call = async |path: &str, body: serde_json::Value| -> Option<serde_json::Value> {
         let answer = client.post(format!("{url}{path}")).json(&body).send().await.ok()?;

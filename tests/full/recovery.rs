@@ -186,7 +186,7 @@ async fn inserts_that_were_answered_survive_kills_of_taskd() {
         let inserts = (0..40).map(|call| {
             let (first, url) = (round * 1000 + call * 25, url.clone());
             tokio::spawn(async move {
-                let request = reqwest::Client::new().post(url).json(&tasks("q", first, first + 25));
+                let request = crate::support::http_client().post(url).json(&tasks("q", first, first + 25));
                 let response = request.send().await.ok()?.error_for_status().ok()?;
                 let answer: Value = response.json().await.ok()?;
                 assert!(statuses(&answer).iter().all(|status| status == "CREATED"), "{answer}");

@@ -1,6 +1,9 @@
 //! A completion that waits for replicas, and for append-only files where the server can.
 
-use std::{process::Command, time::Duration};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 use taskd::{
@@ -11,6 +14,7 @@ use taskd::{
 };
 
 use crate::support::{
+    PATIENCE,
     redis_cluster::{own_prefix, shared},
     redis_private::PrivateRedis,
     until,
@@ -72,7 +76,9 @@ async fn complete(queue: &Queue, task: &Leased) -> Result<Code, Error> {
 /// A replica of `master`, that has all of it.
 fn replica_of(master: &PrivateRedis) -> PrivateRedis {
     let replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", master.port())]);
+    let began = Instant::now();
     while !replica.run(&["info", "replication"]).contains("master_link_status:up") {
+        assert!(began.elapsed() < PATIENCE, "the replica does not follow its master");
         std::thread::sleep(Duration::from_millis(20));
     }
     replica

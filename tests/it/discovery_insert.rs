@@ -136,7 +136,13 @@ impl Fixture {
         let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
         let url = format!("http://{}/v1/tasks", listener.local_addr().unwrap());
         tokio::spawn(ingress::http::serve(listener, self.state.clone()));
-        reqwest::Client::new().post(url).header(header::CONTENT_TYPE, content_type).body(body).send().await.unwrap()
+        crate::support::http_client()
+            .post(url)
+            .header(header::CONTENT_TYPE, content_type)
+            .body(body)
+            .send()
+            .await
+            .unwrap()
     }
 }
 

@@ -78,7 +78,8 @@ async fn a_client_that_reads_its_answer_and_closes_keeps_its_tasks() {
     for _ in 0..20 {
         let body = json!({"worker": "w", "queues": ["q"], "max_tasks": 1});
         // Each on a connection of its own, closed as soon as the answer is there.
-        let answer = reqwest::Client::new().post(format!("{}/v1/tasks:get", daemon.http())).json(&body).send().await;
+        let answer =
+            crate::support::http_client().post(format!("{}/v1/tasks:get", daemon.http())).json(&body).send().await;
         let mut answer: Value = answer.unwrap().json().await.unwrap();
         tasks.push(answer["tasks"][0].take());
         let mut client = TasksClient::new(channel(daemon.grpc_port()).await);
@@ -115,7 +116,12 @@ fn get(max_tasks: u32, max_bytes: u64) -> pb::GetTasksRequest {
 }
 
 async fn channel(port: u16) -> Channel {
-    Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect().await.unwrap()
+    Channel::from_shared(format!("http://127.0.0.1:{port}"))
+        .unwrap()
+        .timeout(crate::support::PATIENCE)
+        .connect()
+        .await
+        .unwrap()
 }
 
 #[tokio::test]

@@ -139,7 +139,12 @@ async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
 #[tokio::test]
 async fn a_stop_does_not_wait_for_those_who_watch_the_health() {
     let mut daemon = Daemon::start("", &[]).await;
-    let channel = tonic::transport::Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap();
+    let channel = tonic::transport::Channel::from_shared(daemon.grpc())
+        .unwrap()
+        .timeout(crate::support::PATIENCE)
+        .connect()
+        .await
+        .unwrap();
     let mut client = HealthClient::new(channel);
     let mut watch = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     let mut status = async || watch.message().await.unwrap().map(|answer| answer.status());
@@ -291,7 +296,7 @@ async fn a_payload_comes_back_once_and_as_what_it_was() {
     until("all wait", async || daemon.queue("q").await["queued"] == 7).await;
     let get = json!({"worker": "w", "queues": ["q"], "max_tasks": 100});
     let answer =
-        reqwest::Client::new().post(format!("{}/v1/tasks:get", daemon.http())).json(&get).send().await.unwrap();
+        crate::support::http_client().post(format!("{}/v1/tasks:get", daemon.http())).json(&get).send().await.unwrap();
     let text = answer.text().await.unwrap();
     assert!(text.contains(&format!("\"payload\":{json},")), "byte for byte: {text}");
     let answer: Value = serde_json::from_str(&text).unwrap();

@@ -23,7 +23,7 @@ pub(crate) async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(ingress::grpc::serve(listener, state));
-    (Channel::from_shared(url).unwrap().connect().await.unwrap(), server)
+    (Channel::from_shared(url).unwrap().timeout(crate::support::PATIENCE).connect().await.unwrap(), server)
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ impl Api {
         let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = tokio::spawn(ingress::http::serve(listener, state.clone()));
-        Self { url, client: Client::new(), state, server }
+        Self { url, client: crate::support::http_client(), state, server }
     }
 
     async fn get(&self, path: &str) -> Response {

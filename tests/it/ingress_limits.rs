@@ -93,7 +93,7 @@ async fn four_mib_of_hostile_json_cost_little_memory() {
     for (path, content_type, body, status, said) in cases {
         let what = format!("{path} {content_type} {:.60}", body);
         // On a connection of its own: one that has been idle for long is closed.
-        let request = reqwest::Client::new().post(format!("{}{path}", daemon.http()));
+        let request = crate::support::http_client().post(format!("{}{path}", daemon.http()));
         let request = request.header("content-type", content_type).body(body);
         let (answer, peak) = peak_of(&daemon, async {
             let answer = request.send().await.unwrap();
@@ -148,7 +148,7 @@ impl Decoder for Raw {
 }
 
 async fn channel(daemon: &Daemon) -> Channel {
-    Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap()
+    Channel::from_shared(daemon.grpc()).unwrap().timeout(crate::support::PATIENCE).connect().await.unwrap()
 }
 
 async fn call(channel: Channel, method: &'static str, message: Bytes) -> Result<Bytes, Status> {
@@ -547,7 +547,7 @@ async fn probes_are_answered_beside_as_many_long_polls_as_there_is_room_for() {
     }
     for _ in 0..20 {
         // Each on a connection of its own.
-        let client = reqwest::Client::new();
+        let client = crate::support::http_client();
         let answer = client.get(format!("{}/healthz", daemon.http())).send().await.unwrap();
         assert_eq!(answer.status(), 200);
         let answer = client.get(format!("{}/v1/queues", daemon.http())).send().await.unwrap();
@@ -574,7 +574,7 @@ async fn max_connections_bounds_each_listener() {
     let mut daemon = Daemon::start("max_connections = 16", &[]).await;
     let held = silent(daemon.http_port(), 20).await;
     let polls: Arc<[_]> = held.into();
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     until("it is full", async || {
         client.get(format!("{}/v1/queues", daemon.http())).send().await.is_ok_and(|answer| answer.status() == 503)
     })

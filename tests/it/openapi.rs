@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use reqwest::{Client, Response, header};
+use reqwest::{Response, header};
 use serde_json::Value;
 use taskd::{
     config::Auth,
@@ -21,7 +21,7 @@ async fn start(auth: Auth) -> String {
 }
 
 async fn get(url: &str, path: &str) -> Response {
-    let answer = Client::new().get(format!("{url}{path}")).send().await.unwrap();
+    let answer = crate::support::http_client().get(format!("{url}{path}")).send().await.unwrap();
     assert_eq!(answer.status(), 200, "{path}");
     answer
 }
@@ -181,10 +181,10 @@ fn gunzip(gzip: &[u8]) -> Vec<u8> {
 async fn pages_of_other_sites_reach_neither() {
     let url = start(Auth::None).await;
     for path in ["/openapi.json", "/docs/", "/docs/swagger-ui.js"] {
-        let request = Client::new().get(format!("{url}{path}"));
+        let request = crate::support::http_client().get(format!("{url}{path}"));
         let foreign = request.header("sec-fetch-site", "cross-site").header("sec-fetch-mode", "no-cors");
         assert_eq!(foreign.send().await.unwrap().status(), 403, "{path}");
-        let rebound = Client::new().get(format!("{url}{path}")).header(header::HOST, "evil.example");
+        let rebound = crate::support::http_client().get(format!("{url}{path}")).header(header::HOST, "evil.example");
         assert_eq!(rebound.send().await.unwrap().status(), 421, "{path}");
     }
 }

@@ -121,7 +121,7 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
     let reader = token(&daemon, "reader", &["--roles", "read"]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
     let tasks = json!([{"queue": "a", "key": "1"}, {"queue": "b", "key": "1"}, {"queue": "b", "key": "2"}]);
-    let insert = reqwest::Client::new().post(format!("{}/v1/tasks", daemon.http()));
+    let insert = crate::support::http_client().post(format!("{}/v1/tasks", daemon.http()));
     assert_eq!(insert.bearer_auth(&admin).json(&tasks).send().await.unwrap().status(), 200);
 
     let server = daemon.http();

@@ -89,7 +89,7 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
         assert_eq!((&span.trace[..], &span.parent[..]), (trace, CALLER));
     }
     // The same for lines.
-    let lines = reqwest::Client::new().post(format!("{}/v1/tasks", daemon.http()));
+    let lines = crate::support::http_client().post(format!("{}/v1/tasks", daemon.http()));
     let lines = lines.header("content-type", "application/x-ndjson").header("traceparent", traceparent(TRACE, true));
     let answer = lines.body("{\"queue\":\"lines\",\"key\":\"k\"}\n").send().await.unwrap().text().await.unwrap();
     let answer: Value = serde_json::from_str(&answer).unwrap();
@@ -166,7 +166,7 @@ async fn a_bucket_of_the_latency_leads_to_a_trace() {
     for (priority, is_sampled) in [("high", true), ("medium", false)] {
         let count = format!("taskd_tasks_latency_seconds_count{{queue=\"q\",priority=\"{priority}\"}}");
         until("it is measured", async || metric(&daemon, &count).await == 1.0).await;
-        let metrics = reqwest::Client::new().get(format!("{}/metrics", daemon.http()));
+        let metrics = crate::support::http_client().get(format!("{}/metrics", daemon.http()));
         let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4";
         let answer = metrics.header("accept", accept).send().await.unwrap();
         assert_eq!(answer.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");

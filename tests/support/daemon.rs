@@ -69,7 +69,7 @@ impl Daemon {
         let args: Vec<String> =
             own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
         let child = spawn(&dir, &through, &args, &env);
-        Self { dir, through, args, env, http, grpc, child, client: reqwest::Client::new() }
+        Self { dir, through, args, env, http, grpc, child, client: crate::support::http_client() }
     }
 
     /// Runs other pipelines in the folder of a daemon that has ended, and waits until it is ready.

@@ -32,10 +32,15 @@ pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
 /// The longest wait for what must come, on a machine that is slow and busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Waits until `condition` holds, for [`PATIENCE`].
+/// A client whose calls end.
+pub(crate) fn http_client() -> reqwest::Client {
+    reqwest::Client::builder().timeout(PATIENCE).build().unwrap()
+}
+
+/// Waits until `condition` holds, for [`PATIENCE`], or for twice that where a look takes so long.
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
-    while !condition().await {
+    while !tokio::time::timeout(PATIENCE, condition()).await.unwrap_or(false) {
         assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

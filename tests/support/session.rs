@@ -37,7 +37,7 @@ pub(crate) async fn channel(port: u16) -> Channel {
 
 /// The same where taskd may be away.
 pub(crate) async fn try_channel(port: u16) -> Result<Channel, Status> {
-    let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
+    let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap().timeout(LONG);
     endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))
 }
 

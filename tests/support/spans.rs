@@ -163,7 +163,7 @@ pub(crate) fn traceparent(trace: &str, is_sampled: bool) -> String {
 /// Inserts a page under the caller's trace, rejects it once, completes it with a child, and completes the child. Checks
 /// every span between.
 pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiver) {
-    let client = reqwest::Client::new();
+    let client = crate::support::http_client();
     let insert = client.post(format!("{}/v1/tasks", daemon.http())).header("traceparent", traceparent(TRACE, true));
     let answer: Value =
         insert.json(&json!({"queue": "pages", "key": "page"})).send().await.unwrap().json().await.unwrap();
