@@ -56,10 +56,14 @@ impl Lead {
         supervisor.spawn_loop("watchdog/lead", Policy::Restart, move |cx| candidate.clone().run(cx));
     }
 
-    /// Waits until this process leads; false at the stop.
+    /// Waits until this process leads; false at the stop, also while it leads: a loop whose pauses are over would go
+    /// round until the lease ends, and keep the loop that gives it back off the processor.
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
+            if cx.stop.is_cancelled() {
+                return false;
+            }
             if until.borrow_and_update().is_some_and(|until| cx.clock().now() < until) {
                 return true;
             }
@@ -151,5 +155,7 @@ mod tests {
         assert!(futures::poll!(&mut waits).is_pending(), "another process may lead by now");
         lead.until.send_replace(Some(clock.now() + LEASE));
         assert!(waits.await);
+        cx.stop.cancel();
+        assert!(!lead.wait(&cx).await, "nothing begins behind the stop");
     }
 }
