@@ -6,6 +6,8 @@ mod operations;
 mod schemas;
 mod ui;
 
+use std::sync::{Arc, LazyLock};
+
 use axum::{
     Router,
     http::{Method, header},
@@ -25,9 +27,12 @@ use crate::{config::Auth, model};
 pub(super) type RouteOfRole = (Method, &'static str, model::Role);
 
 /// The routes of the document and of its page. They take no token: what they show is the same for everybody.
+///
+/// The first caller has the document made: a process that nobody asks does without its memory.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(table: &[RouteOfRole], auth: Auth) -> Router<S> {
-    let document = document(table, auth);
-    let answer = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
+    let table = table.to_vec();
+    let document = Arc::new(LazyLock::new(move || document(&table, auth)));
+    let answer = move || async move { ([(header::CONTENT_TYPE, "application/json")], Bytes::clone(&document)) };
     Router::new().route("/openapi.json", get(answer)).merge(ui::routes())
 }
 
