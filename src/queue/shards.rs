@@ -20,7 +20,7 @@ use super::{
     shard::{Process, Shard},
     types::{Inspected, Stats},
     wakes::Wakes,
-    wire::{inspected, items, stats, stored_offset, text},
+    wire::{inspected, items, number, stats, stored_offset, text},
 };
 use crate::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
@@ -239,6 +239,23 @@ impl Shards {
             return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));
         }
         Ok((offset, records))
+    }
+
+    /// The stored offset as [`Self::inspect`] answers it, and the places of the tasks of which the shard has no record
+    /// that can be read.
+    pub async fn missing(&self, shard: &ShardId, ids: &[TaskId]) -> Result<(Option<(String, Offset)>, Vec<usize>)> {
+        let value = self
+            .call(&scripts::MISSING, shard, ids.len(), |call| {
+                call.arg(ids.iter().flat_map(|id| *id.as_bytes()).collect::<Vec<u8>>());
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        let offset = stored_offset(&text(answer.next())?);
+        let place = |place| match number::<usize>(Some(place))? {
+            place if (1..=ids.len()).contains(&place) => Ok(place - 1),
+            place => Err(Error::Answer(format!("the place {place} among {} ids", ids.len()))),
+        };
+        Ok((offset, answer.map(place).collect::<Result<_>>()?))
     }
 
     // --- the scripts

@@ -117,6 +117,7 @@ table! {
             [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
         INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
+        MISSING = "missing" [shard many record] with_room [RECORDS OFFSET] no_lanes;
         EXPLAIN = "explain" [clock shard body lease record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;

@@ -81,18 +81,18 @@ impl Published {
         end: Option<Offset>,
     ) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
-        let (stored, records) = if self.queue.knows(shard) {
-            match self.queue.inspect(shard, &ids).await {
+        let (stored, unknown) = if self.queue.knows(shard) {
+            match self.queue.missing(shard, &ids).await {
                 // A lost shard is brought back as a whole.
                 Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
                 other => other?,
             }
         } else {
-            (None, vec![None; ids.len()])
+            (None, (0..ids.len()).collect())
         };
         let generation = self.bus.generation();
         let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
-        let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
+        let unknown = unknown.into_iter().map(|place| &tasks[place]);
         let missing = unknown.filter(|task| match task.offset {
             Some(published) => stored.max(committed) >= Some(published) || end < Some(published),
             // Published in another generation of the topic, which nobody reads any more.

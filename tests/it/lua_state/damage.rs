@@ -36,6 +36,18 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
 }
 
 #[tokio::test]
+async fn a_damaged_record_is_missing() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), damage, &id('c'), b"3"]).await;
+        let ask = |call: &mut Call| {
+            call.arg(['a', 'b', 'c'].map(id).concat());
+        };
+        assert_eq!(flat(f.run(&scripts::MISSING, ask).await.expect("missing")), ["", "2"], "{damage:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_damaged_record_is_passed_by_claims_and_promotions() {
     for damage in DAMAGED {
         let f = Fixture::new().await;

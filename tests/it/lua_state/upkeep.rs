@@ -495,6 +495,30 @@ async fn inspect_shows_each_record_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn missing_names_the_tasks_without_a_record_and_changes_nothing() {
+    let f = Fixture::new().await;
+    let missing = async |ids: &[Vec<u8>]| {
+        let ask = |call: &mut Call| {
+            call.arg(ids.concat());
+        };
+        flat(f.run(&scripts::MISSING, ask).await.expect("missing"))
+    };
+    assert_eq!(missing(&[]).await, [""]);
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
+    // ["D", 1, 5, [], [], [], 7, 0, [], [], 3]
+    let dead = b"\x9b\xa1D\x01\x05\x90\x90\x90\x07\x00\x90\x90\x03";
+    f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), b"h5:w", &id('c'), b"f5:1:w", &id('d'), dead]).await;
+    let before = f.state().await;
+    assert_eq!(missing(&['a', 'b', 'c', 'd'].map(id)).await, ["topic/4-0"]);
+    assert_eq!(missing(&['y', 'a', 'z', 'b'].map(id)).await, ["topic/4-0", "1", "3"]);
+    // More than Lua's stack holds.
+    let many: Vec<_> = (0_u128..9000).map(|n| n.to_be_bytes().to_vec()).chain([id('a')]).collect();
+    let answer = missing(&many).await;
+    assert_eq!((answer.len(), &answer[9000][..]), (9001, "9000"));
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
 async fn look_says_what_there_is_to_do() {
     let f = Fixture::new().await;
     let look = async || {
