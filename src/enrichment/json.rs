@@ -104,8 +104,13 @@ struct Item<'a> {
     reject: Option<String>,
 }
 
-/// Reads an answer about `count` tasks. The error names the first mistake.
+/// Reads an answer about `count` tasks. The error names the first mistake, in one line.
 pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<Verdict>, String> {
+    // The name of an unknown field may have any characters.
+    verdicts(body, count).map_err(|error| in_one_line(&error).collect())
+}
+
+fn verdicts(body: &[u8], count: usize) -> Result<Vec<Verdict>, String> {
     let Answer { tasks } = serde_json::from_slice(body).map_err(|error| format!("the answer is wrong: {error}"))?;
     if tasks.len() != count {
         return Err(format!("the answer has {} tasks; {count} were asked about", tasks.len()));
@@ -114,10 +119,14 @@ pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<Verdict>, String> 
     tasks.into_iter().enumerate().map(read).collect()
 }
 
+fn in_one_line(text: &str) -> impl Iterator<Item = char> {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c })
+}
+
 fn verdict(item: &RawValue) -> Result<Verdict, String> {
     let item: Item<'_> = serde_json::from_str(item.get()).map_err(|error| error.to_string())?;
     if let Some(reason) = item.reject {
-        let reason: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();
+        let reason: String = in_one_line(&reason).take(MAX_REASON).collect();
         return Ok(Verdict::Reject(reason));
     }
     let known = |name: String| {
@@ -216,6 +225,7 @@ mod tests {
             ("[]", "the answer is wrong: "),
             (r#"{"tasks": [{}, {}]}"#, "the answer has 2 tasks; 1 were asked about"),
             (r#"{"tasks": [{"prio": "high"}]}"#, "tasks[0]: unknown field `prio`"),
+            (r#"{"no\nluck": []}"#, "the answer is wrong: unknown field `no luck`"),
             (r#"{"tasks": [{"priority": "urgent"}]}"#, "tasks[0]: unknown priority \"urgent\"; expected high"),
             (r#"{"tasks": [{"payload": 1, "payload_base64": ""}]}"#, "both given"),
             (r#"{"tasks": [{"payload_base64": "?"}]}"#, "tasks[0]: payload_base64 is not base64"),
