@@ -384,8 +384,7 @@ impl Worker {
         match self.kind() {
             Kind::Crashes if self.dice.chance(70) => {
                 if self.dice.chance(50) {
-                    self.crowd.ledger.lets_go(&self.name, &[]);
-                    self.stream = None;
+                    self.forget();
                 }
             }
             Kind::Stalls if self.dice.chance(70) => {
@@ -426,8 +425,16 @@ impl Worker {
                 return;
             }
         }
+        self.forget();
     }
 
+    /// It does not go on with what it has not reported: a stream that stays would keep the leases for it, for ever.
+    fn forget(&mut self) {
+        self.crowd.ledger.lets_go(&self.name, &[]);
+        self.stream = None;
+    }
+
+    /// True when all are answered for good.
     async fn complete_once(&mut self, leases: &[Lease]) -> bool {
         let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
         let body = json!({"worker": self.name, "completions": completions});
@@ -437,10 +444,10 @@ impl Worker {
         ledger.ending(leases, true);
         let sent = ledger.sending();
         let Some(answers) = self.report("/v1/tasks:complete", &body, frame).await else { return false };
-        for (lease, (status, _)) in leases.iter().zip(answers) {
-            ledger.answered(lease, &status, sent);
+        for (lease, (status, _)) in leases.iter().zip(&answers) {
+            ledger.answered(lease, status, sent);
         }
-        true
+        is_final(&answers)
     }
 
     /// Sends a report on its stream, if it has one, or by a call. `None`: it was not answered.
@@ -464,8 +471,12 @@ impl Worker {
     }
 
     async fn repeat(&mut self, leases: Vec<Lease>) {
+        let mut answered = false;
         for _ in 0..2 + self.dice.below(2) {
-            self.complete_once(&leases).await;
+            answered |= self.complete_once(&leases).await;
+        }
+        if !answered {
+            self.forget();
         }
         self.old.extend(leases);
         if self.dice.chance(30) {
@@ -495,9 +506,12 @@ impl Worker {
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, false);
         let sent = ledger.sending();
-        let Some(answers) = self.report("/v1/tasks:reject", &body, frame).await else { return };
-        for (lease, (status, _)) in leases.iter().zip(answers) {
-            ledger.rejected(lease, &status, sent);
+        let Some(answers) = self.report("/v1/tasks:reject", &body, frame).await else { return self.forget() };
+        for (lease, (status, _)) in leases.iter().zip(&answers) {
+            ledger.rejected(lease, status, sent);
+        }
+        if !is_final(&answers) {
+            self.forget();
         }
         // It thinks better of it, too late.
         if self.dice.chance(20) {
@@ -573,6 +587,10 @@ fn changed(token: &str, dice: &mut Dice) -> String {
     let at = 1 + dice.below(3);
     parts[at] = (parts[at].parse::<u64>().unwrap() + 1).to_string();
     parts.join(":")
+}
+
+fn is_final(answers: &[Answer]) -> bool {
+    answers.iter().all(|(status, _)| status != "TRY_LATER")
 }
 
 fn read(result: &Value) -> Answer {
