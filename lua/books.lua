@@ -3,7 +3,7 @@
 -- Returns 0 the shard is empty
 --       | {live tasks, open tasks, leases, entries of delayed, outbox entries, final records,
 --          elements of lane 1, …, of lane 6}
-if redis.call('EXISTS', RECORDS, LEASES, DELAYED, OUTBOX, FINALS, T(1), T(2), T(3), T(4), T(5), T(6)) == 0 then
+if redis.call('EXISTS', RECORDS, BODIES, LEASES, DELAYED, OUTBOX, FINALS, T(1), T(2), T(3), T(4), T(5), T(6)) == 0 then
   return 0
 end
 local counters = redis.call('HMGET', COUNTERS, 'live', 'open')

@@ -9,7 +9,7 @@ local answers, ended = {tonumber(generation)}, {}
 local ENDS = {X = 1, F = 2, D = 3}
 for a = 3, #ARGV, 3 do
   local id, epoch = ARGV[a], tonumber(ARGV[a + 2])
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   local own = t and (t[EPOCH] or 0)
   local code = 1

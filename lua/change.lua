@@ -71,7 +71,7 @@ end
 
 for a = 4, #ARGV, 5 do
   local id, num, priority, epoch = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   local own, code = t and (t[EPOCH] or 0), 5
   if t and own > epoch then

@@ -6,9 +6,9 @@
 -- ARGV[6] elements of lanes to pass at most: a task that is dropped costs a walk over its lanes
 -- Returns {next cursor ('0': the end), finds, tasks, 1 the slice is to be asked for again | 0}
 --   finds: {kind, id of the task or '', what is wrong, …}
---   tasks, for 'records': {id, state, newest offer, …}; state: 'o' live with a replica to claim, 'l' other live ones,
---   'f' final
--- A task that loses its record here is missing from now on: the caller publishes it again. A call drops 16 tasks at
+--   tasks, for 'records', and for 'bodies' those without a record: {id, state, newest offer, …}; state: 'o' live with a
+--   replica to claim, 'l' other live ones, 'f' final
+-- A task that is dropped here is missing from now on: the caller publishes it again. A call drops 16 tasks at
 -- most; it neither reports nor mends the others of its slice that need that, and asks for the slice again.
 local MOST_DROPPED = 16
 local part, mends = ARGV[2], ARGV[5] == '1'
@@ -85,7 +85,7 @@ end
 
 -- The live record of a task; nil where it has none that can be read.
 local function live(id)
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   return t and t[ST] == 'L' and t
 end
@@ -112,8 +112,10 @@ end
 
 local function check_body(field)
   local id = string.sub(field, 1, 16)
-  if redis.call('HEXISTS', RECORDS, id) == 0 then
-    find('body_without_task', #id == 16 and id or '', 'there is no record of the task')
+  if redis.call('HEXISTS', RECORDS, id) == 1 then return end
+  if field == id and #id == 16 then return check_record(id, '1') end
+  if redis.call('HEXISTS', BODIES, id) == 0 then
+    find('body_without_task', #id == 16 and id or '', 'there is no such task')
     if mends then redis.call('HDEL', BODIES, field) end
   end
 end

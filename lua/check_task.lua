@@ -90,7 +90,7 @@ local function check_offer(id, t)
 end
 
 local function check(id, why)
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   local is_live = t and t[ST] == 'L'
   if is_live and why == 'e' then

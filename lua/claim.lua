@@ -59,6 +59,7 @@ local grants, weigh_all = first_grant, wanted * big > call_bytes
 -- Decisions change copies, which are written at the end: the records by id, and of each lane what was read of it.
 -- Places in a lane count from 1, the tail as the call found it.
 local lanes, records, taken, attempts, is_left, damaged = {}, {}, {}, {}, {}, {}
+local read_bodies = {}
 
 -- Answers nil for a lane without elements.
 local function open_lane(i)
@@ -100,7 +101,22 @@ local function read(i, lane, at)
   end
   if #unknown > 0 then
     local found = redis.call('HMGET', RECORDS, unpack(unknown))
-    for k = 1, #unknown do records[unknown[k]] = found[k] end
+    local fresh = {}
+    for k = 1, #unknown do
+      records[unknown[k]] = found[k]
+      if not found[k] then fresh[#fresh + 1] = unknown[k] end
+    end
+    -- Most tasks have no record yet, only a body: that goes out with the task.
+    if #fresh > 0 and #fresh * big <= call_bytes then
+      local found_bodies = redis.call('HMGET', BODIES, unpack(fresh))
+      for k = 1, #fresh do
+        if found_bodies[k] then records[fresh[k]], read_bodies[fresh[k]] = '1', found_bodies[k] end
+      end
+    else
+      for k = 1, #fresh do
+        if redis.call('HEXISTS', BODIES, fresh[k]) == 1 then records[fresh[k]] = '1' end
+      end
+    end
   end
 end
 
@@ -112,7 +128,7 @@ local function make_judge()
   return function(id, element, worker, grant)
     local t = load(records[id])
     if not t then
-      -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back.
+      -- Damage from outside. The task counts as missing from now on, and the reconciler brings it back.
       damaged[#damaged + 1] = id
       return nil, true
     end
@@ -228,7 +244,18 @@ end
 -- include lib/clock.lua
 local fields, bodies = {}, {}
 if #taken > 0 then
-  bodies = redis.call('HMGET', BODIES, unpack(taken))
+  local unread, places = {}, {}
+  for k = 1, #taken do
+    bodies[k] = read_bodies[taken[k]] or false
+    if not bodies[k] then
+      unread[#unread + 1] = taken[k]
+      places[#unread] = k
+    end
+  end
+  if #unread > 0 then
+    local found = redis.call('HMGET', BODIES, unpack(unread))
+    for k = 1, #unread do bodies[places[k]] = found[k] end
+  end
   local record_args, lease_args, undelivered, closed, closed_bytes = {}, {}, {}, 0, 0
   -- Most leases are of one length: a length in a body's head, and a deadline as text, are read and written once.
   local lengths, deadlines, longest, place = {}, {}, 0, 0
@@ -274,7 +301,6 @@ if #taken > 0 then
       longest = math.max(longest, latest)
     end
   end
-  if #damaged > 0 then redis.call('HDEL', RECORDS, unpack(damaged)) end
   if #record_args > 0 then
     redis.call('HSET', RECORDS, unpack(record_args))
     redis.call('ZADD', LEASES, unpack(lease_args))
@@ -287,8 +313,10 @@ if #taken > 0 then
   if longest > tonumber(counters[4] or 0) then
     fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
   end
-elseif #damaged > 0 then
+end
+if #damaged > 0 then
   redis.call('HDEL', RECORDS, unpack(damaged))
+  for k = 1, #damaged do redis.call('HDEL', BODIES, damaged[k], damaged[k] .. 'h') end
 end
 -- Behind the other writes: only for its first write does Redis ask whether there is room.
 forget_undelivered()

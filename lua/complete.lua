@@ -40,6 +40,7 @@ local function make_judge()
   end
   -- Returns the code for a token; with the record to be when it is OK, and whether that is final.
   return function(id, record, token_generation, token, attempt)
+    record = record or fresh(id)
     if record and token_generation ~= generation then return LEASE_LOST end
     local grant, worker = string.match(token, '^h(%d+):(.*)$')
     local code, t, at = held(record, token_generation, grant, worker)

@@ -14,7 +14,7 @@ local is_full = redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3])
 local ENDS = {F = 2, D = 3, X = 6}
 for a = 5, #ARGV, 3 do
   local id, reason = ARGV[a], ARGV[a + 2]
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   local code = 1
   if is_full then

@@ -43,7 +43,8 @@ local function by_time(zset, has_id)
   return shown(list)
 end
 
-local names, lanes = {'hr', 'h', 'mr', 'm', 'lr', 'l'}, {}
+-- Most tasks that wait have no record of their own: those are shown that come first in their lanes.
+local names, lanes, records = {'hr', 'h', 'mr', 'm', 'lr', 'l'}, {}, {}
 for lane = 1, 6 do
   local length, gone = redis.call('LLEN', T(lane)), tonumber(redis.call('GET', C(lane)) or 0)
   local elements, pointers = {}, {}
@@ -51,8 +52,10 @@ for lane = 1, 6 do
   for i = #texts, 1, -1 do
     local ok, element = pcall(cmsgpack.unpack, texts[i])
     local id = id_of(texts[i])
-    local record = redis.call('HGET', RECORDS, id)
+    local stored = redis.call('HGET', RECORDS, id)
+    local record = stored or fresh(id)
     local t = record and load(record)
+    if t and not stored then records[#records + 1] = decoded(id, record) end
     elements[#elements + 1] = {place = gone + #texts - i, id = hex(id), num = ok and element[1] or nil,
       offer = ok and element[2] or nil, spent = not (ok and t and left(t) > 0 and is_offer(t, texts[i]))}
   end
@@ -64,7 +67,7 @@ for lane = 1, 6 do
   end
 end
 
-local records, page = {}, redis.call('HSCAN', RECORDS, '0', 'COUNT', most)[2]
+local page = redis.call('HSCAN', RECORDS, '0', 'COUNT', most)[2]
 for i = 1, math.min(#page, 2 * most), 2 do records[#records + 1] = decoded(page[i], page[i + 1]) end
 local counters, flat = {}, redis.call('HGETALL', COUNTERS)
 for i = 1, #flat, 2 do counters[flat[i]] = flat[i + 1] end

@@ -1,7 +1,7 @@
 -- Puts tasks from `pipeline` into the shard and stores how far the shard has read, in one step. So each record is
--- enqueued exactly once, however often it is read. A task that has a record, live or final, is ignored: the bus may
--- carry it twice, at different offsets. A record that cannot be read counts as none. A task that was sent again has a
--- higher epoch than before, and replaces its final record of an earlier epoch.
+-- enqueued exactly once, however often it is read. A task that the shard has, live or final, is ignored: the bus may
+-- carry it twice, at different offsets. A task whose record cannot be read counts as new. A task that was sent again
+-- has a higher epoch than before, and replaces its final record of an earlier epoch.
 -- The epoch of a partition's owner is higher than that of the owner before. A caller with a lower one has lost the
 -- partition.
 --
@@ -139,7 +139,13 @@ local function prefix_of(task)
   return task.prefix
 end
 
-local records = count > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
+-- A task to which nothing has happened has only a body. To ask for the bodies of all at once is cheap where most have
+-- none, and none is large.
+local records, bodies = {}, nil
+if count > 0 then
+  records = redis.call('HMGET', RECORDS, unpack(ids))
+  if big <= LARGE then bodies = redis.call('HMGET', BODIES, unpack(ids)) end
+end
 local seen, places, record_args, delay_args, heads, elements, revived = {}, {}, {}, {}, {}, {}, {}
 local done, known, opened, biggest = 0, 0, 0, big
 for i = 1, count do
@@ -152,6 +158,8 @@ for i = 1, count do
       if not load then load, new, revive = make_records() end
       local t = load(records[i])
       is_known = t and not revive(id, t, others[i])
+    elseif not is_known then
+      if bodies then is_known = bodies[i] else is_known = redis.call('HEXISTS', BODIES, id) == 1 end
     end
     if is_known then
       known = known + 1
@@ -177,7 +185,10 @@ for i = 1, count do
           bytes = bytes + size + OVERHEAD
         end
         places[added + 1] = i
-        record_args[2 * added + 1], record_args[2 * added + 2] = id, task.record
+        -- One that cannot be read is replaced.
+        if task.record ~= '1' or records[i] then
+          record_args[#record_args + 1], record_args[#record_args + 2] = id, task.record
+        end
         if size > LARGE then
           local head = string.byte(body, HEAD + 1) == OWN and HEAD + OWN_BYTES or HEAD
           heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, head)
@@ -205,7 +216,7 @@ if added > 0 then
     redis.call('HSET', BODIES, unpack(body_args))
   end
   if #heads > 0 then redis.call('HSET', BODIES, unpack(heads)) end
-  redis.call('HSET', RECORDS, unpack(record_args))
+  if #record_args > 0 then redis.call('HSET', RECORDS, unpack(record_args)) end
   -- Such a task died at most a grace time ago, so it is near the end of the list.
   for _, id in ipairs(revived) do redis.call('LREM', FINALS, -1, id) end
   if #delay_args > 0 then redis.call('ZADD', DELAYED, unpack(delay_args)) end

@@ -14,7 +14,7 @@
 --   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
 --   was not found
 local id, worker = ARGV[2], ARGV[3]
-local record = redis.call('HGET', RECORDS, id)
+local record = record_of(id)
 local t = record and load(record)
 local answer = {now, redis.call('GET', OFFSET) or '', redis.call('XLEN', OUTBOX),
   tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0), redis.call('ZCARD', LEASES), 0}

@@ -6,7 +6,7 @@
 local answers, longest, by_taskd = {}, 0, #ARGV % 5 == 2
 for a = 2, #ARGV - 4, 5 do
   local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
-  local code = held(redis.call('HGET', RECORDS, id), ARGV[a + 1], grant, ARGV[a + 3])
+  local code = held(record_of(id), ARGV[a + 1], grant, ARGV[a + 3])
   if code == OK then
     -- Its length does not tell any more when it was claimed (lib/lease.lua).
     redis.call('ZADD', LEASES, now + by - 0.5, id .. grant)

@@ -7,6 +7,7 @@ local answers = {redis.call('GET', OFFSET) or ''}
 local ids = {}
 for a = 2, #ARGV do ids[#ids + 1] = ARGV[a] end
 for i, record in ipairs(hmget(RECORDS, ids)) do
+  record = record or fresh(ids[i])
   local t = record and load(record)
   if t then
     answers[i + 1] = {t[ST], t[NUM], #t[CREDITED] / 2, #t[HELD] / 2, t[FAILS], waiting(t), t[EPOCH] or 0}

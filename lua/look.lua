@@ -5,8 +5,8 @@
 --       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks,
 --          pointers, outbox entries, a final record is due 0|1, live tasks}
 local outbox = redis.call('XLEN', OUTBOX)
-local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, T(1), T(2), T(3), T(4), T(5), T(6),
-  P(1), P(2), P(3), P(4), P(5), P(6))
+local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, BODIES, T(1), T(2), T(3), T(4), T(5),
+  T(6), P(1), P(2), P(3), P(4), P(5), P(6))
 if there == 0 and outbox == 0 then return 0 end
 local function first(zset, longest)
   local at = redis.call('ZRANGE', zset, 0, 0, 'WITHSCORES')[2]

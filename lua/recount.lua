@@ -5,10 +5,13 @@
 -- Returns {1 counted | 0 too large, finds}; finds: {counter, value, value that is right, …}
 local mends, most = ARGV[2] == '1', tonumber(ARGV[3])
 local entries = redis.call('XLEN', OUTBOX)
-if redis.call('HLEN', RECORDS) > most or entries > most then return {0, {}} end
-local live, open, open_bytes = 0, 0, 0
+-- A large body has two fields.
+local is_large = redis.call('HLEN', RECORDS) > most or redis.call('HLEN', BODIES) > 2 * most
+if is_large or entries > most then return {0, {}} end
+local live, open, open_bytes, has_record = 0, 0, 0, {}
 local records = redis.call('HGETALL', RECORDS)
 for i = 1, #records, 2 do
+  has_record[records[i]] = true
   local t = load(records[i + 1])
   -- Such a record is a find of its own.
   if not t then return {0, {}} end
@@ -17,6 +20,11 @@ for i = 1, #records, 2 do
     if left(t) > 0 then
       open, open_bytes = open + 1, open_bytes + weight_of(records[i])
     end
+  end
+end
+for _, id in ipairs(redis.call('HKEYS', BODIES)) do
+  if #id == 16 and not has_record[id] then
+    live, open, open_bytes = live + 1, open + 1, open_bytes + weight_of(id)
   end
 end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}

@@ -12,7 +12,7 @@ local policy = cmsgpack.unpack(ARGV[5])
 local answers, offered, failed = {}, false, {}
 for a = 7, #ARGV, 8 do
   local id, grant, mode, dead = ARGV[a], ARGV[a + 2], ARGV[a + 4], 0
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
   if code == OK then
     local cost, delay = 1, tonumber(ARGV[a + 5])

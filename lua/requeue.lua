@@ -97,7 +97,7 @@ end
 for a = 4, #ARGV, 5 do
   local id, epoch, mode = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2]
   local worker, until_ms = ARGV[a + 3], tonumber(ARGV[a + 4])
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local t = record and load(record)
   local own, code, ends = t and (t[EPOCH] or 0), 5, 0
   if t and own > epoch then

@@ -15,7 +15,7 @@ local policy, reason = cmsgpack.unpack(ARGV[5]), ARGV[7]
 local answers, offered, failed = {}, false, {}
 for a = 8, #ARGV, 7 do
   local id, grant, outcome = ARGV[a], ARGV[a + 2], 0
-  local record = redis.call('HGET', RECORDS, id)
+  local record = record_of(id)
   local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
   -- An uneven deadline ends half a millisecond before the one that the worker was told (lib/lease.lua).
   local deadline = code == OK and tonumber(redis.call('ZSCORE', LEASES, id .. grant) or 0)

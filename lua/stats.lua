@@ -14,7 +14,7 @@ for lane = 1, 6 do
     local elements = redis.call('LRANGE', T(lane), -32, -1)
     for k = #elements, 1, -1 do
       local id = id_of(elements[k])
-      local record = redis.call('HGET', RECORDS, id)
+      local record = record_of(id)
       local t = record and load(record)
       if t and left(t) > 0 and is_offer(t, elements[k]) then
         -- The first 48 bits of a UUIDv7 are its time.

@@ -22,7 +22,8 @@ for lane = 1, 6 do
     local records = hmget(RECORDS, ids)
     local gone, again, seen = 0, {}, {}
     for k = #elements, 1, -1 do
-      local t = records[k] and load(records[k])
+      local record = records[k] or fresh(ids[k])
+      local t = record and load(record)
       if t and left(t) > 0 and is_offer(t, elements[k]) then
         if not rotate then break end
         if not seen[ids[k]] then again[#again + 1] = elements[k] end

@@ -69,9 +69,12 @@ local function write_reports()
   count('outbox_bytes', event_bytes)
 end
 
--- Drops a record that cannot be read: damage from outside. The task then counts as missing, and the reconciler brings
+-- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the reconciler brings
 -- it back from SQL.
-local function drop_damaged(id) redis.call('HDEL', RECORDS, id) end
+local function drop_damaged(id)
+  redis.call('HDEL', RECORDS, id)
+  redis.call('HDEL', BODIES, id, id .. 'h')
+end
 
 -- Ends the task `id` with the record `t`: closes its leases and backoffs, forgets its body, and keeps the record until
 -- SQL has the end.

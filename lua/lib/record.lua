@@ -4,6 +4,7 @@
 --
 -- A record says who completed a task, who holds it, what is in backoff, and how the task ended. The common forms are
 -- short:
+--   none, and there is a body   live, NUM = 1, nothing has happened yet: most tasks that wait
 --   '3'                       live, NUM = 3, nothing has happened yet
 --   'h<grant>:<worker>'       NUM = 1, held, never rejected
 --   'f<ms>:<grant>:<worker>'  NUM = 1, completed at ms
@@ -35,6 +36,10 @@ local function is_text(list)
   for _, value in ipairs(list) do if type(value) ~= 'string' then return false end end
   return true
 end
+
+-- The record of a task that has none: '1' where its body is there, else false.
+local function fresh(id) return redis.call('HEXISTS', BODIES, id) == 1 and '1' end
+local function record_of(id) return redis.call('HGET', RECORDS, id) or fresh(id) end
 
 -- Answers nil for a damaged record.
 local function load(r)

@@ -47,7 +47,7 @@ pub struct ShardFind {
     pub says: String,
 }
 
-/// The state of a record that can be read.
+/// The state of a task whose record, if it has one, can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
     /// Live, with a replica to claim, by this offer.
@@ -60,7 +60,7 @@ pub enum Checked {
 #[derive(Debug)]
 pub struct Slice {
     pub finds: Vec<ShardFind>,
-    /// Of records only.
+    /// Of records and bodies only.
     pub tasks: Vec<(TaskId, Checked)>,
     /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call may.
     pub next: Option<String>,

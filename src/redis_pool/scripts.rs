@@ -107,21 +107,22 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         REQUEUE = "requeue" [clock shard many body record lanes held ending lost] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX] lanes;
-        EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
+        EXTEND = "extend" [clock shard record held] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body lease record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES DELAYED COUNTERS] lanes;
-        SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS COUNTERS] lanes;
+        SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS BODIES COUNTERS] lanes;
         LOOK = "look" [clock shard record lanes] with_room
-            [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
-        INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
-        MISSING = "missing" [shard many record] with_room [RECORDS OFFSET] no_lanes;
+        INSPECT = "inspect" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
+        MISSING = "missing" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
         EXPLAIN = "explain" [clock shard body lease record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
-        STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        BOOKS = "books" [shard lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        STATS = "stats" [shard record lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        BOOKS = "books" [shard lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHECK = "check" [clock shard many body lease record lanes ending drop] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHECK_ORDER = "check_order" [shard lanes] with_room [FINALS] lanes;

@@ -55,12 +55,13 @@ async fn sql_takes_over_from_a_record_that_nobody_told_it_of() {
     becomes(&daemon, &id, "QUEUED").await;
     // Killed behind the script, and the wish was in a database that was set back.
     let mut redis = daemon.redis().await;
-    let keys: Vec<String> = redis.keys("*{q:*}:records").await.unwrap();
+    let keys: Vec<String> = redis.keys("*{q:*}:bodies").await.unwrap();
+    let records = keys[0].replace(":bodies", ":records");
     let field = uuid::Uuid::parse_str(&id).unwrap();
-    let _: () = redis.hset(&keys[0], &field.as_bytes()[..], cancelled_record()).await.unwrap();
-    let finals = keys[0].replace(":records", ":finals");
+    let _: () = redis.hset(&records, &field.as_bytes()[..], cancelled_record()).await.unwrap();
+    let finals = keys[0].replace(":bodies", ":finals");
     let _: () = redis.rpush(finals, &field.as_bytes()[..]).await.unwrap();
     becomes(&daemon, &id, "CANCELLED").await;
-    until("the record is forgotten", async || !redis.exists::<_, bool>(&keys[0]).await.unwrap()).await;
+    until("the record is forgotten", async || !redis.exists::<_, bool>(&records).await.unwrap()).await;
     assert_eq!(daemon.queue("q").await["cancelled"], 1);
 }

@@ -91,8 +91,7 @@ async fn a_task_on_its_way_tells_since_when_where_that_is_known() {
     let id = insert(&daemon, json!({"queue": "q", "key": "a"})).await;
     let on_bus = until_at(&daemon, &id, "BUS", "w").await;
     // Redis's clock says when it came to the bus. The process's own, which follows it, says the others.
-    let [created, since, now] =
-        [&on_bus["task"]["created_at"], &on_bus["since"], &on_bus["now"]].map(|time| unix_ms(time));
+    let [created, since, now] = [&on_bus["task"]["created_at"], &on_bus["since"], &on_bus["now"]].map(unix_ms);
     let apart = 1000;
     assert!(created <= since + apart && since <= now + apart, "{on_bus}");
     assert!(daemon.stop().await.success());
@@ -119,7 +118,7 @@ async fn a_task_that_redis_lost_is_lost_until_the_watchdog_finds_it() {
     let mut redis = daemon.redis().await;
     // The mark in SQL comes at the next tick.
     until("SQL knows that it is published", async || {
-        let _: () = redis::cmd("DEL").arg("taskd:{q:0}:records").query_async(&mut redis).await.unwrap();
+        let _: () = redis::cmd("DEL").arg("taskd:{q:0}:bodies").query_async(&mut redis).await.unwrap();
         explain(&daemon, &id, "w").await["place"] == "LOST"
     })
     .await;

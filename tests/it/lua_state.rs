@@ -23,6 +23,8 @@ mod deadline;
 mod enqueue;
 #[path = "lua_state/explain.rs"]
 mod explain;
+#[path = "lua_state/fresh.rs"]
+mod fresh;
 #[path = "lua_state/random.rs"]
 mod random;
 #[path = "lua_state/report.rs"]

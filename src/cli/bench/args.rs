@@ -167,8 +167,9 @@ pub(super) struct Flat {
     #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000_000))]
     pub(super) waiting: Vec<u32>,
 
-    /// Tasks that workers take for a figure
-    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tasks that workers take for a figure, and a fifth of them one a call. Fewer take less time than Redis needs to
+    /// rewrite its file
+    #[arg(long, value_name = "N", default_value_t = 250_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) taken: u32,
 
     /// Workers that are compared with 10

@@ -31,7 +31,7 @@ struct Backlog {
 type Reference = (String, f64);
 
 pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let (flat, batch) = (&run.args.flat, run.args.work.batch);
+    let (flat, batch, taken) = (&run.args.flat, run.args.work.batch, run.args.flat.taken);
     let (few, most) = match &flat.waiting[..] {
         [few, .., most] => (*few, *most),
         [only] => (*only, *only),
@@ -45,7 +45,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 
     let mut ten = None;
     for workers in [FEW_WORKERS, flat.many_workers] {
-        let rate = one.take(run, most, workers, 1, most / 2).await?;
+        let rate = one.take(run, most, workers, 1, most / 2, taken.div_ceil(5)).await?;
         note(run, format!("{} workers, 1 a call", HumanCount(workers.into())), rate, &mut ten);
     }
 
@@ -54,7 +54,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let mut many = Backlog::new(run, "queues", queues);
     many.fill(run, waiting).await?;
     let workers = FEW_WORKERS.max(queues.div_ceil(QUEUES_A_CALL));
-    let rate = many.take(run, waiting, workers, batch, few / 2).await?;
+    let rate = many.take(run, waiting, workers, batch, few / 2, taken).await?;
     let measure = format!("{} wait in {} queues", HumanCount(waiting.into()), HumanCount(queues.into()));
     note(run, measure, rate, &mut Some(first));
     one.count(run);
@@ -74,7 +74,7 @@ async fn in_front_of(run: &mut Run<'_>, backlog: &mut Backlog) -> anyhow::Result
             let a_task = |bytes: f64| bytes / f64::from(added) - work.payload.0 as f64;
             bytes = [after.0 - before.0, after.1 - before.1].map(|bytes| Some(a_task(bytes)));
         }
-        let rate = backlog.take(run, *waiting, FEW_WORKERS, work.batch, flat.waiting[0] / 2).await?;
+        let rate = backlog.take(run, *waiting, FEW_WORKERS, work.batch, flat.waiting[0] / 2, flat.taken).await?;
         note(run, format!("{} wait", HumanCount((*waiting).into())), rate, &mut first);
     }
     let [all, own] = bytes;
@@ -131,7 +131,7 @@ impl Backlog {
         self.settle(run).await
     }
 
-    /// Lets workers complete tasks, about `part` before the backlog is as long as before: tasks a second.
+    /// Lets workers complete `taken` tasks, about `part` before the backlog is as long as before: tasks a second.
     async fn take(
         &mut self,
         run: &mut Run<'_>,
@@ -139,11 +139,12 @@ impl Backlog {
         workers: u16,
         batch: u16,
         part: u32,
+        taken: u32,
     ) -> anyhow::Result<f64> {
         let work = Work { workers, batch, replicas: 1, ..run.args.work.clone() };
         let (mut done, mut took) = (0, Duration::ZERO);
-        while done < run.args.flat.taken {
-            let part = part.min(run.args.flat.taken - done);
+        while done < taken {
+            let part = part.min(taken - done);
             if self.waiting() < waiting / 2 + part {
                 self.fill(run, waiting).await?;
             }

@@ -72,13 +72,15 @@ impl<'a> Walk<'a> {
 
     async fn walk(&mut self) -> Result<(), Error> {
         let pointers = (1..=LANES).map(Part::Pointers);
-        for part in [Part::Leases, Part::Delayed, Part::Bodies].into_iter().chain(pointers) {
+        for part in [Part::Leases, Part::Delayed].into_iter().chain(pointers) {
             self.slices(part, Portion::WHOLE, self.mends).await?;
         }
         let of = self.portions().await?;
         for number in 0..of {
-            // The first pass has mended what a record shows by itself.
-            self.slices(Part::Records, Portion { number, of }, self.mends && number == 0).await?;
+            // The first pass has mended what a record, or a body without one, shows by itself.
+            for part in [Part::Records, Part::Bodies] {
+                self.slices(part, Portion { number, of }, self.mends && number == 0).await?;
+            }
             self.lanes().await?;
             self.finals().await?;
             self.confirm_ended().await?;
@@ -110,7 +112,7 @@ impl<'a> Walk<'a> {
         loop {
             let check = queue.check(self.shard, part, &cursor, pace.entries, mends);
             let slice = self.checker.paced(check).await?;
-            // Every pass sees all records.
+            // Every pass sees all tasks.
             if portion.number == 0 {
                 self.publish_dropped(&slice.finds).await?;
                 self.add(slice.finds);

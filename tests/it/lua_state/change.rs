@@ -6,7 +6,7 @@ use taskd::redis_pool::{Call, scripts};
 use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id, lease, report::complete};
 
 /// Each item: id, NUM, epoch.
-fn cancel(call: &mut Call, items: &[(char, u32, u32)]) {
+pub(super) fn cancel(call: &mut Call, items: &[(char, u32, u32)]) {
     call.arg("t:wake");
     for (letter, num, epoch) in items {
         call.arg(id(*letter)).arg(num).arg(epoch);
@@ -191,7 +191,7 @@ async fn the_holder_of_a_cancelled_task_is_told_so() {
 }
 
 /// Each item: id, NUM, priority, epoch.
-fn update(call: &mut Call, items: &[(char, u32, u8, u32)]) {
+pub(super) fn update(call: &mut Call, items: &[(char, u32, u8, u32)]) {
     call.arg("wake").arg("q");
     for (letter, num, priority, epoch) in items {
         call.arg(id(*letter)).arg(num).arg(priority).arg(epoch).arg("+tail");

@@ -5,7 +5,7 @@ use taskd::redis_pool::{Call, scripts};
 use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id, lease};
 
 /// Each item: id, NUM.
-fn deadline(call: &mut Call, bounds: [u32; 2], items: &[(char, u32)]) {
+pub(super) fn deadline(call: &mut Call, bounds: [u32; 2], items: &[(char, u32)]) {
     call.arg("t:wake").arg(bounds[0]).arg(bounds[1]);
     for (letter, num) in items {
         call.arg(id(*letter)).arg(num).arg("too late");

@@ -7,7 +7,7 @@ use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, claim::claim, element, flat, id, lease};
 
-fn explain(letter: char, worker: &'static str) -> impl FnOnce(&mut Call) {
+pub(super) fn explain(letter: char, worker: &'static str) -> impl FnOnce(&mut Call) {
     move |call| {
         call.arg(id(letter)).arg(worker).arg(2).arg(100);
     }

@@ -5,7 +5,7 @@ use taskd::redis_pool::{Call, scripts};
 use super::{Fixture, NOW, changed, flat, id, lease};
 
 /// Each item: id, grant, worker, deadline, started. The failed attempt of `a` is `of a;`.
-fn end(call: &mut Call, most_bytes: u64, items: &[(char, u64, &str, i64, u8)]) {
+pub(super) fn end(call: &mut Call, most_bytes: u64, items: &[(char, u64, &str, i64, u8)]) {
     // msgpack [50]
     call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x32"[..]).arg(most_bytes).arg("over");
     for (letter, grant, worker, deadline, started) in items {
