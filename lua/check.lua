@@ -114,7 +114,7 @@ local function check_body(field)
   local id = string.sub(field, 1, 16)
   if redis.call('HEXISTS', RECORDS, id) == 1 then return end
   if field == id and #id == 16 then return check_record(id, '1') end
-  if redis.call('HEXISTS', BODIES, id) == 0 then
+  if #field < 16 or redis.call('HEXISTS', BODIES, id) == 0 then
     find('body_without_task', #id == 16 and id or '', 'there is no such task')
     if mends then redis.call('HDEL', BODIES, field) end
   end

@@ -89,7 +89,7 @@ end
 local function read(i, lane, at)
   lane.read = math.min(math.max(wanted - #taken, 4 * lane.read), 256, budget)
   local elements = redis.call('LRANGE', KEYS[T + 3 * i], -at - lane.read, -at - 1)
-  local unknown = {}
+  local unknown, several = {}, {}
   for k = #elements, 1, -1 do
     local id = sub(elements[k], -16)
     at = at + 1
@@ -97,6 +97,7 @@ local function read(i, lane, at)
     if records[id] == nil then
       unknown[#unknown + 1] = id
       records[id] = false
+      if byte(elements[k], 2) ~= 1 then several[id] = true end
     end
   end
   if #unknown > 0 then
@@ -106,15 +107,24 @@ local function read(i, lane, at)
       records[unknown[k]] = found[k]
       if not found[k] then fresh[#fresh + 1] = unknown[k] end
     end
-    -- Most tasks have no record yet, only a body: that goes out with the task.
+    -- Most tasks have no record yet, only a body: that goes out with the task. A task for several workers always has
+    -- one: without it nobody knows who has completed the task.
     if #fresh > 0 and #fresh * big <= call_bytes then
       local found_bodies = redis.call('HMGET', BODIES, unpack(fresh))
       for k = 1, #fresh do
-        if found_bodies[k] then records[fresh[k]], read_bodies[fresh[k]] = '1', found_bodies[k] end
+        local id = fresh[k]
+        if found_bodies[k] and several[id] then
+          damaged[#damaged + 1] = id
+        elseif found_bodies[k] then
+          records[id], read_bodies[id] = '1', found_bodies[k]
+        end
       end
     else
       for k = 1, #fresh do
-        if redis.call('HEXISTS', BODIES, fresh[k]) == 1 then records[fresh[k]] = '1' end
+        local id = fresh[k]
+        if redis.call('HEXISTS', BODIES, id) == 1 then
+          if several[id] then damaged[#damaged + 1] = id else records[id] = '1' end
+        end
       end
     end
   end

@@ -45,7 +45,9 @@ for i = 1, #due, 2 do
     if outcome == 'dead' then dead = dead + 1 end
     offered = offered or outcome == now
   else
-    if record and not t then drop_damaged(id) end
+    -- A lease proves that the task had a record. Without one its body would look like a task to which nothing has
+    -- happened, in no lane.
+    if not t then drop_damaged(id) end
     redis.call('ZREM', LEASES, lease)
   end
 end

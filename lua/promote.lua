@@ -23,7 +23,8 @@ for _, member in ipairs(due) do
   local t = record and load(record)
   local at = t and t[ST] == 'L' and waits_at(t, grant)
   redis.call('ZREM', DELAYED, member)
-  if record and not t then drop_damaged(id) end
+  -- A delay proves that the task had a record.
+  if not t then drop_damaged(id) end
   if at then
     local priority = head_of(id)
     if grant == '' then

@@ -43,7 +43,7 @@ kinds! {
     DelayWithoutTask = "delay_without_task": "removes the entry",
     /// A live record without a body.
     LostPayload = "lost_payload": "removes the task from Redis and publishes it again from SQL",
-    /// A body without a live record.
+    /// The body of a final task, or a field of `bodies` that belongs to no task.
     BodyWithoutTask = "body_without_task": "removes the body",
     UnreadableRecord = "unreadable_record": "removes the task from Redis and publishes it again from SQL",
     /// A replica can be claimed, and no lane has an element of the newest offer.
@@ -57,7 +57,7 @@ kinds! {
     WrongCounter = "wrong_counter": "writes the right number",
     /// SQL shows the task final, and Redis offers it.
     EndedAndLive = "ended_and_live": "removes the task from Redis",
-    /// SQL shows the task published, the offset has passed, and Redis has no record.
+    /// SQL shows the task published, the offset has passed, and Redis has neither its record nor its body.
     LostTask = "lost_task": "publishes it again",
     /// An unfinished task that is neither on the bus nor in the outbox.
     StrandedTask = "stranded_task": "publishes it",

@@ -45,6 +45,7 @@ macro_rules! migration_files {
             "0017_keep_deadlines",
             "0018_keep_events",
             "0019_keep_keys_in_order",
+            "0020_keep_bodies_without_records",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

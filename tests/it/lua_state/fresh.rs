@@ -5,7 +5,7 @@ use redis::Value;
 use taskd::redis_pool::{Call, Script, scripts};
 
 use super::{
-    Fixture, NOW, State, WEIGHT,
+    Fixture, NOW, State, WEIGHT, body,
     change::{cancel, update},
     changed,
     check::{check, recount, suspects},
@@ -174,6 +174,41 @@ async fn an_element_without_record_and_body_is_spent() {
     }
 }
 
+/// Its body alone looks like a task to which nothing has happened.
+#[tokio::test]
+async fn a_task_that_lost_its_record_goes_where_something_shows_the_loss() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HDEL", "records", &[&id('a')]).await;
+    let before = f.state().await;
+    let expire = |call: &mut Call| {
+        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
+    };
+    assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["0", "0", "0", "0", "-1"]);
+    changed(&before, &f.state().await, &[("bodies", &[]), ("leases", &[])]);
+
+    let f = Fixture::new().await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
+    f.seed("ZADD", "delayed", &[b"5", &id('a')]).await;
+    let before = f.state().await;
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(10).arg(600_000);
+    };
+    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
+    changed(&before, &f.state().await, &[("bodies", &[]), ("delayed", &[])]);
+
+    // Its record alone knew who had completed it.
+    for large in ["13", "5000"] {
+        let f = Fixture::new().await;
+        f.waiting('a', 3, b"3").await;
+        f.seed("HDEL", "records", &[&id('a')]).await;
+        f.seed("HSET", "counters", &[b"largest_body", large.as_bytes()]).await;
+        let before = f.state().await;
+        assert_eq!(flat(f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim")), ["7", "0"]);
+        changed(&before, &f.state().await, &[("bodies", &[]), ("m:T", &[]), ("m:C", &["1"])]);
+    }
+}
+
 #[tokio::test]
 async fn fsck_knows_a_task_by_its_body_alone() {
     let f = Fixture::new().await;
@@ -198,4 +233,9 @@ async fn fsck_knows_a_task_by_its_body_alone() {
     let left = f.state().await;
     assert_eq!((left.get("records"), left.get("bodies"), &left["m:T"][..]), (None, None, &["1/0/\0".to_owned()][..]));
     assert_eq!(left["counters"], ["live=0", "open=0", &format!("open_bytes={}", WEIGHT - 405)]);
+
+    // A field that is no id belongs to no task.
+    f.seed("HSET", "bodies", &[b"short", b"text"]).await;
+    let answer = flat(f.run(&scripts::CHECK, check("bodies", 1)).await.expect("check"));
+    assert_eq!((&answer[1][..], f.state().await), ("body_without_task", left));
 }
