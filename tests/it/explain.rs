@@ -128,6 +128,18 @@ async fn a_task_that_redis_lost_is_lost_until_the_watchdog_finds_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_held_task_whose_record_is_lost_is_handed_out_again() {
+    let short = "[queues.short]\nlease = \"300ms\"\nbackoff = [\"10ms\"]\n";
+    let daemon = Daemon::start(&format!("{CONFIG}{short}"), &[]).await;
+    let id = insert(&daemon, json!({"queue": "short", "key": "a"})).await;
+    daemon.lease_all("w", "short", 1).await;
+    let mut redis = daemon.redis().await;
+    let lost: u64 = redis::cmd("DEL").arg("taskd:{short:0}:records").query_async(&mut redis).await.unwrap();
+    assert_eq!(lost, 1);
+    assert_eq!(daemon.lease_all("v", "short", 1).await[0]["id"], id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shard_with_a_full_outbox_gives_nobody_anything() {
     // No process forwards reports.
     let daemon = Daemon::start(CONFIG, &["--pipelines", "discovery,fanout"]).await;
