@@ -317,7 +317,7 @@ async fn a_passed_deadline_is_told_to_the_session_that_holds_the_task() {
 
 #[tokio::test]
 async fn leases_are_kept_while_the_worker_lives() {
-    let mut daemon = Daemon::start("[queues.q]\nlease = \"2s\"", &[]).await;
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"6s\"", &[]).await;
     let ids = insert(&daemon, 0, 1).await;
     let open = pb::OpenSession { keep_leases: true, ..opening("w", 1) };
     let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
@@ -327,7 +327,7 @@ async fn leases_are_kept_while_the_worker_lives() {
         let (_, task): (_, Value) = daemon.get(&format!("/v1/tasks:explain?id={}", ids[0])).await;
         let expires = task["leases"][0]["lease_expires_at"].as_str().expect("it is held").to_owned();
         humantime::parse_rfc3339(&expires).unwrap().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64
-            >= until_then + 2
+            >= until_then + 6
     })
     .await;
     assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::Ok]);
