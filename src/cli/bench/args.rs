@@ -17,7 +17,7 @@ pub(super) const QUEUES_A_CALL: u16 = 100;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd bench                               the first four, 100,000 tasks, with a taskd of its own
+  taskd bench                               the first four phases, with a taskd of its own
   taskd bench insert process --batch 1      one task in each call
   taskd bench process --replicas 3          each task done by three workers
   taskd bench latency --rate 2000 --duration 30s
