@@ -4,7 +4,7 @@
 //! generation, and shards without one, which the watchdog brings back from SQL. Records that were published into the
 //! emptied Redis before a process noticed are not marked as published, or the watchdog finds their tasks missing.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tokio::{
@@ -275,6 +275,10 @@ fn state(
     }
 }
 
+/// The least time that a round gets to end which lost Redis or the bus. Nobody waits for this process to end, and a
+/// record on its way to Kafka takes up to half a minute to fail.
+const END_OF_LOST: Duration = Duration::from_secs(60);
+
 /// Ends a round within the grace period: the ways in while the pipelines still answer, then the pipelines and the bus.
 async fn drain(
     cx: &Context,
@@ -282,7 +286,10 @@ async fn drain(
     served: JoinHandle<anyhow::Result<()>>,
     end: &RoundEnd,
 ) -> anyhow::Result<()> {
-    let period = cx.settings.grace_period;
+    let period = match end {
+        RoundEnd::Stopped => cx.settings.grace_period,
+        RoundEnd::Lost(_) => cx.settings.grace_period.max(END_OF_LOST),
+    };
     let (deadline, grace) = (Instant::now() + period, humantime::format_duration(period));
     // The pipelines keep a quarter of the period.
     let served = timeout_at(deadline - period / 4, served).await;
@@ -293,7 +300,11 @@ async fn drain(
         cx.bus.close().await;
     });
     if drained.await.is_err() {
-        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
+        let running = supervisor.progress().running().join(", ");
+        bail!(
+            "what was in hand did not end within the grace period ({grace}); it is put back when its leases run out; \
+             still running: {running}"
+        );
     }
     match (served, end) {
         (Ok(served), _) => served.context("a listener panicked")??,

@@ -39,6 +39,11 @@ impl Progress {
         beat
     }
 
+    /// The loops that have not ended.
+    pub fn running(&self) -> Vec<String> {
+        self.beats.lock().keys().cloned().collect()
+    }
+
     /// The loops without a beat for `limit`, with the time since their last.
     pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
         let (beats, now) = (self.beats.lock(), self.clock.now());

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use taskd::{
     bus::{Bus, Keep, Record, Topic, kafka::Kafka},
     model::TaskId,
+    runtime::in_short,
     wire::pb,
 };
 
@@ -187,6 +188,26 @@ async fn topics_that_are_deleted_under_a_running_taskd_are_made_again() {
         bed.delete(topic).await;
     }
     all_ends(&bed, &daemon).await;
+}
+
+/// Also one of a producer that is a few seconds old. Its round cannot end before the record fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_for_a_deleted_topic_fails_before_its_time_is_over() {
+    let bed = Bed::new().await;
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    bed.delete(Topic::Pipeline).await;
+    let records = [Record { partition: 0, value: "a".into() }];
+    let mut refused = String::new();
+    until("the topic is gone for the producer, too", async || match bus.publish(Topic::Pipeline, &records).await {
+        Ok(_) => false,
+        Err(error) => {
+            refused = in_short(&error);
+            true
+        }
+    })
+    .await;
+    assert!(refused.contains("Unknown"), "{refused}");
+    bus.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -81,7 +81,13 @@ impl ClientConfigs {
 
     pub(super) fn producer(&self, events: &ClientEvents) -> Result<FutureProducer<ClientEvents>, Failure> {
         let within = DELIVER_WITHIN.as_millis().to_string();
-        let defaults = [("compression.type", "zstd"), ("linger.ms", "1")];
+        let defaults = [
+            ("compression.type", "zstd"),
+            ("linger.ms", "1"),
+            // A young producer waits this long before it takes a topic for missing. taskd has seen its topics, so one
+            // that is missing was deleted.
+            ("topic.metadata.propagation.max.ms", "5000"),
+        ];
         // Idempotent: a retry after an error is neither written twice nor out of order.
         let fixed = [("enable.idempotence", "true"), ("acks", "all"), ("message.timeout.ms", within.as_str())];
         create(&self.config(&defaults, &fixed), events.clone())
