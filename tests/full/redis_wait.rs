@@ -5,18 +5,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::FutureExt as _;
 use nix::sys::signal::Signal;
+use serde_json::json;
 use taskd::{
     config::RedisAccess,
     model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Error, Leased, Queue, Source},
     redis_pool::{self, Redis},
+    wire::pb::{self, ItemStatus},
 };
 
 use crate::support::{
     PATIENCE,
+    daemon::Daemon,
     redis_cluster::{own_prefix, shared},
     redis_private::PrivateRedis,
+    session::{Worker, completion, opening, seconds},
     until,
 };
 
@@ -33,7 +38,7 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
     queue.upkeep.open_shard(&shard(), 1, "topic", None).await.unwrap();
     queue.add_shard(&shard());
     let record =
-        taskd::wire::pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
+        pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
     let task = |major| EnqueueTask {
         offset: Offset { major, minor: 0 },
         id: TaskId::new(),
@@ -123,6 +128,57 @@ async fn a_repeat_waits_for_what_another_process_wrote() {
     replica.signal(Signal::SIGCONT);
     let queue = process().await;
     until("the replica has caught up", async || matches!(complete(&queue, &tasks[1]).await, Ok(Code::Repeat))).await;
+}
+
+/// What a worker wants beside its reports is claimed with them, not behind them, so that one sync of the disk is enough
+/// for both. The worker sees nothing of it: tasks come behind the answer, and a surrender gives them back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_answer() {
+    let master = PrivateRedis::start(&[]);
+    let (url, lease) = (master.url(), "[queues.q]\nlease = \"10m\"");
+    let args = ["--redis-url", &url, "--redis-wait-replicas", "1", "--redis-wait-timeout", "3s"];
+    let daemon = Daemon::start(lease, &args).await;
+    daemon.insert(&(0..3).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect::<Vec<_>>()).await;
+    let queued = async |count: u64| until("so many wait", async || daemon.queue("q").await["queued"] == count).await;
+    queued(3).await;
+
+    // The forwarder waits for the replica, too, so an answer takes several times as long.
+    let open = pb::OpenSession { timeout: seconds(120), ..opening("w", 1) };
+    let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let report = |number, task| pb::WorkerFrame { number, completions: vec![completion(task)], want: 1, ..empty() };
+    let first = worker.tasks(1).await;
+    worker.send(report(7, &first[0])).await;
+    queued(1).await;
+    assert!(worker.from.message().now_or_never().is_none(), "the replica is missing, so nothing is answered yet");
+    let answer = next_answer(&mut worker).await;
+    assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (7, 1, 1, 0));
+    assert_eq!(answer.completions[0].status(), ItemStatus::TryLater);
+    let second = worker.tasks(1).await;
+    assert_eq!(worker.demand, 0);
+
+    worker.send(report(8, &second[0])).await;
+    queued(0).await;
+    worker.send(pb::WorkerFrame { number: 9, surrender: true, ..empty() }).await;
+    let surrendered = next_answer(&mut worker).await;
+    assert_eq!((surrendered.number, surrendered.surrendered), (9, 0), "the worker does not know of any demand");
+    queued(1).await;
+    let answer = next_answer(&mut worker).await;
+    assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (8, 0, 0, 0));
+    let last = worker.ask(pb::WorkerFrame { want: 1, ..empty() }).await.unwrap();
+    assert_eq!((last.granted, worker.tasks(1).await.len()), (1, 1));
+}
+
+/// Behind heartbeats.
+async fn next_answer(worker: &mut Worker) -> pb::FrameAnswer {
+    loop {
+        if let Some(answer) = worker.read().await.unwrap().expect("the stream goes on").answer {
+            return answer;
+        }
+    }
+}
+
+fn empty() -> pb::WorkerFrame {
+    pb::WorkerFrame::default()
 }
 
 /// While a replica is missing, Redis lets one call after the other wait. A call that would come too late is told so,

@@ -45,6 +45,8 @@ const KEPT_WITHIN: Duration = Duration::from_secs(3);
 pub(super) struct Answered {
     answer: FrameAnswer,
     want: u32,
+    /// What it wanted and got before its reports were answered.
+    early: u32,
     surrenders: u64,
     is_asked: bool,
 }
@@ -63,6 +65,10 @@ pub(super) struct Streaming<'a> {
     pub(super) answered: VecDeque<Result<Answered, StreamEnd>>,
     /// The claim that waits for tasks.
     pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
+    /// Demand of which the worker does not know yet: an answer under way tells it.
+    untold: u32,
+    /// Tasks for such demand. They wait for that answer.
+    held: Option<Claimed>,
     /// The extension of leases, while one is under way.
     pub(super) keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
@@ -105,6 +111,8 @@ impl<'a> Streaming<'a> {
             answers,
             answered,
             claim,
+            untold: 0,
+            held: None,
             keeping,
             surrenders,
             heard,
@@ -174,7 +182,12 @@ impl<'a> Streaming<'a> {
     }
 
     fn frame(&self) -> TaskdFrame {
-        TaskdFrame { demand: self.attached.demand(), ..TaskdFrame::default() }
+        TaskdFrame { demand: self.told(), ..TaskdFrame::default() }
+    }
+
+    /// The demand of which the worker knows.
+    fn told(&self) -> u32 {
+        self.attached.demand().saturating_sub(self.untold)
     }
 
     /// Lets a claim wait at the queues while there is demand, and none without.
@@ -191,8 +204,12 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    /// Sends tasks that a claim brought.
+    /// Sends tasks that a claim brought, unless the worker does not know of so much demand yet.
     async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
+        if self.untold > 0 && leases.as_ref().is_ok_and(|leases| leases.tasks.len() > self.told() as usize) {
+            self.held = Some((leases, place));
+            return Ok(());
+        }
         let leases = match leases {
             Ok(leases) if leases.tasks.is_empty() => {
                 // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
@@ -213,9 +230,11 @@ impl<'a> Streaming<'a> {
             self.claim_later();
             return Ok(());
         };
-        let Some(demand) = self.attached.hold(&leases.tasks) else { return Ok(()) };
+        if self.attached.hold(&leases.tasks).is_none() {
+            return Ok(());
+        }
         let Leases { tasks, deliveries } = leases;
-        let frame = TaskdFrame { tasks, demand, ..TaskdFrame::default() };
+        let frame = TaskdFrame { tasks, ..self.frame() };
         self.send_all(Box::new(Sent { frame, deliveries, room: Some(room), _place: Some(place) })).await
     }
 
@@ -252,10 +271,7 @@ impl<'a> Streaming<'a> {
         self.attached.started(&frame.started);
         let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
         if frame.surrender {
-            self.surrenders.fetch_add(1, Ordering::Relaxed);
-            answer.surrendered = self.attached.surrender();
-            // No task may come behind the answer.
-            self.claim = None;
+            answer.surrendered = self.surrender();
         }
         let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
         if frame.items() == 0 {
@@ -263,19 +279,23 @@ impl<'a> Streaming<'a> {
             match self.tasks.want(self.attached, want) {
                 Some(granted) if is_asked => {
                     answer.granted = granted;
-                    let answered = Answered { answer, want: 0, surrenders, is_asked };
+                    let answered = Answered { answer, want: 0, early: 0, surrenders, is_asked };
                     self.answers.push(async move { Ok(answered) }.boxed());
                 }
                 Some(_) => {}
-                None => self.want_more(Answered { answer, want, surrenders, is_asked }),
+                None => self.want_more(Answered { answer, want, early: 0, surrenders, is_asked }),
             }
             return Ok(());
         }
+        // Where there is room for both, the claim goes to Redis with the reports, and they share a sync of its disk.
+        let early = self.tasks.want_whole(self.attached, want);
+        self.untold += early;
+        let want = want - early;
         let (api, caller, attached) = (self.api, self.caller, self.attached);
         let report = async move {
             let _room = room;
             let answer = api.report_frame(caller, attached, frame, answer).await?;
-            Ok(Answered { answer, want, surrenders, is_asked: true })
+            Ok(Answered { answer, want, early, surrenders, is_asked: true })
         };
         self.answers.push(report.boxed());
         Ok(())
@@ -283,39 +303,53 @@ impl<'a> Streaming<'a> {
 
     /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
     async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
-        let Answered { mut answer, want, surrenders, is_asked } = answered;
-        if surrenders == self.surrenders.load(Ordering::Relaxed) && want > 0 {
-            match self.tasks.want(self.attached, want) {
-                Some(granted) => answer.granted = granted,
-                None => {
-                    self.want_more(Answered { answer, want, surrenders, is_asked });
-                    return Ok(());
+        let Answered { mut answer, want, early, surrenders, is_asked } = answered;
+        if surrenders == self.surrenders.load(Ordering::Relaxed) {
+            self.untold -= early;
+            answer.granted += early;
+            if want > 0 {
+                match self.tasks.want(self.attached, want) {
+                    Some(granted) => answer.granted += granted,
+                    None => {
+                        self.want_more(Answered { answer, want, early: 0, surrenders, is_asked });
+                        return Ok(());
+                    }
                 }
             }
         }
         if !is_asked {
             return Ok(());
         }
-        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
+        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await?;
+        match self.held.take() {
+            Some(held) => self.claimed(held).await,
+            None => Ok(()),
+        }
     }
 
     /// Asks other processes for a part of the worker's cap, before the answer to a frame.
     fn want_more(&self, answered: Answered) {
         let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
         let more = async move {
-            let Answered { mut answer, want, surrenders: then, is_asked } = answered;
+            let Answered { mut answer, want, surrenders: then, is_asked, .. } = answered;
             let still = || surrenders.load(Ordering::Relaxed) == then;
-            answer.granted = tasks.want_more(attached, want, still).await;
-            Ok(Answered { answer, want: 0, surrenders: then, is_asked })
+            answer.granted += tasks.want_more(attached, want, still).await;
+            Ok(Answered { answer, want: 0, early: 0, surrenders: then, is_asked })
         };
         self.answers.push(more.boxed());
     }
 
+    /// Sets the demand to 0; answers what the worker knew of it. No task may come behind the answer.
+    fn surrender(&mut self) -> u32 {
+        self.surrenders.fetch_add(1, Ordering::Relaxed);
+        // Their leases go back.
+        (self.claim, self.held) = (None, None);
+        self.attached.surrender().saturating_sub(std::mem::take(&mut self.untold))
+    }
+
     /// Answers what is under way.
     async fn finish(&mut self) -> Result<(), StreamEnd> {
-        self.surrenders.fetch_add(1, Ordering::Relaxed);
-        self.attached.surrender();
-        self.claim = None;
+        self.surrender();
         while let Some(answered) = next(&mut self.answered, &mut self.answers).await {
             let answered = Answered { want: 0, ..answered? };
             self.answer(answered).await?;
@@ -326,7 +360,7 @@ impl<'a> Streaming<'a> {
     /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end
     /// needs the deadlines that Redis has.
     pub(super) async fn settle(&mut self) {
-        self.claim = None;
+        (self.claim, self.held) = (None, None);
         self.answers.clear();
         if let Some(keeping) = self.keeping.take() {
             drop(timeout(KEPT_WITHIN, keeping).await);
@@ -336,9 +370,7 @@ impl<'a> Streaming<'a> {
     /// The process stops: no more tasks, and the worker may say what it has.
     async fn close_soon(&mut self) -> Result<(), StreamEnd> {
         self.closing = Some(Instant::now());
-        self.surrenders.fetch_add(1, Ordering::Relaxed);
-        self.attached.surrender();
-        self.claim = None;
+        self.surrender();
         let reason = "this process stops: go on with the session at another one".to_owned();
         let closing = Some(SessionClosing { reason, within: LAST_WORDS });
         self.send(TaskdFrame { closing, ..self.frame() }).await

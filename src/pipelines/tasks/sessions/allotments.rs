@@ -67,6 +67,14 @@ impl Handle {
         self.sessions.want(attached, want, self.settings.limits.max_session_tasks)
     }
 
+    /// The same if there is room for all of it, beside what the session has in hand; otherwise it takes nothing.
+    pub fn want_whole(&self, attached: &Attached, want: u32) -> u32 {
+        match attached.session.room(self.settings.limits.max_session_tasks) >= want {
+            true => self.want(attached, want).unwrap_or(0),
+            false => 0,
+        }
+    }
+
     /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis for a larger
     /// allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
