@@ -37,8 +37,7 @@ fn shard() -> ShardId {
 async fn leased(queue: &Queue) -> Vec<Leased> {
     queue.upkeep.open_shard(&shard(), 1, "topic", None).await.unwrap();
     queue.add_shard(&shard());
-    let record =
-        pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
+    let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
     let task = |major| EnqueueTask {
         offset: Offset { major, minor: 0 },
         id: TaskId::new(),
@@ -130,8 +129,8 @@ async fn a_repeat_waits_for_what_another_process_wrote() {
     until("the replica has caught up", async || matches!(complete(&queue, &tasks[1]).await, Ok(Code::Repeat))).await;
 }
 
-/// What a worker wants beside its reports is claimed with them, not behind them, so that one sync of the disk is enough
-/// for both. The worker sees nothing of it: tasks come behind the answer, and a surrender gives them back.
+/// The claim for the `want` of a frame goes to Redis with its reports. The worker does not see that: tasks come behind
+/// the answer, and a surrender gives them back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_answer() {
     let master = PrivateRedis::start(&[]);

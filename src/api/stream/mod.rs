@@ -1,5 +1,6 @@
 //! The stream of a session: frames of a worker in, frames of taskd out.
 
+mod answer;
 mod frames;
 mod report;
 mod send;

@@ -6,26 +6,24 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt, Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, sleep_until, timeout},
 };
 
 use super::{
+    answer::Answered,
     frames::{FindRoom, Received, Room, Sent, StreamEnd},
     report::OptionFuture,
 };
 use crate::{
     api::Api,
-    model::{Caller, FrameAnswer, SessionClosing, TaskdFrame, WorkerFrame},
+    model::{Caller, SessionClosing, TaskdFrame, WorkerFrame},
     pipelines::tasks::{self, Attached, Handle, Leases, heartbeat},
 };
 
@@ -41,20 +39,10 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long the end of a session waits for an extension of its leases.
 const KEPT_WITHIN: Duration = Duration::from_secs(3);
 
-/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
-pub(super) struct Answered {
-    answer: FrameAnswer,
-    want: u32,
-    /// What it wanted and got before its reports were answered.
-    early: u32,
-    surrenders: u64,
-    is_asked: bool,
-}
-
 pub(super) struct Streaming<'a> {
     pub(super) api: &'a Api,
-    tasks: &'a Handle,
-    caller: &'a Caller,
+    pub(super) tasks: &'a Handle,
+    pub(super) caller: &'a Caller,
     pub(super) attached: &'a Attached,
     pub(super) out: mpsc::Sender<Box<Sent>>,
     room: FindRoom,
@@ -66,13 +54,13 @@ pub(super) struct Streaming<'a> {
     /// The claim that waits for tasks.
     pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// Demand of which the worker does not know yet: an answer under way tells it.
-    untold: u32,
+    pub(super) untold: u32,
     /// Tasks for such demand. They wait for that answer.
-    held: Option<Claimed>,
+    pub(super) held: Option<Claimed>,
     /// The extension of leases, while one is under way.
     pub(super) keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
-    surrenders: Arc<AtomicU64>,
+    pub(super) surrenders: Arc<AtomicU64>,
     /// When the worker sent its last frame, and taskd sent its own. The time in which nobody reads does not count.
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
@@ -84,7 +72,7 @@ pub(super) struct Streaming<'a> {
     closing: Option<Instant>,
 }
 
-type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
+pub(super) type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
 
 impl<'a> Streaming<'a> {
     pub(super) fn new(
@@ -181,7 +169,7 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    fn frame(&self) -> TaskdFrame {
+    pub(super) fn frame(&self) -> TaskdFrame {
         TaskdFrame { demand: self.told(), ..TaskdFrame::default() }
     }
 
@@ -205,7 +193,7 @@ impl<'a> Streaming<'a> {
     }
 
     /// Sends tasks that a claim brought, unless the worker does not know of so much demand yet.
-    async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
+    pub(super) async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
         if self.untold > 0 && leases.as_ref().is_ok_and(|leases| leases.tasks.len() > self.told() as usize) {
             self.held = Some((leases, place));
             return Ok(());
@@ -262,97 +250,11 @@ impl<'a> Streaming<'a> {
         Ok(closes)
     }
 
-    /// Takes what a frame says. Its room is free again when its reports are answered.
-    pub(super) fn take(&mut self, frame: WorkerFrame, room: Room) -> Result<(), StreamEnd> {
-        let max = self.tasks.max_items();
-        if frame.items() > max {
-            return Err(StreamEnd::Wrong(format!("{} items in one frame; at most {max}", frame.items())));
-        }
-        self.attached.started(&frame.started);
-        let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
-        if frame.surrender {
-            answer.surrendered = self.surrender();
-        }
-        let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
-        if frame.items() == 0 {
-            let is_asked = frame.number != 0;
-            match self.tasks.want(self.attached, want) {
-                Some(granted) if is_asked => {
-                    answer.granted = granted;
-                    let answered = Answered { answer, want: 0, early: 0, surrenders, is_asked };
-                    self.answers.push(async move { Ok(answered) }.boxed());
-                }
-                Some(_) => {}
-                None => self.want_more(Answered { answer, want, early: 0, surrenders, is_asked }),
-            }
-            return Ok(());
-        }
-        // Where there is room for both, the claim goes to Redis with the reports, and they share a sync of its disk.
-        let early = self.tasks.want_whole(self.attached, want);
-        self.untold += early;
-        let want = want - early;
-        let (api, caller, attached) = (self.api, self.caller, self.attached);
-        let report = async move {
-            let _room = room;
-            let answer = api.report_frame(caller, attached, frame, answer).await?;
-            Ok(Answered { answer, want, early, surrenders, is_asked: true })
-        };
-        self.answers.push(report.boxed());
-        Ok(())
-    }
-
-    /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
-    async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
-        let Answered { mut answer, want, early, surrenders, is_asked } = answered;
-        if surrenders == self.surrenders.load(Ordering::Relaxed) {
-            self.untold -= early;
-            answer.granted += early;
-            if want > 0 {
-                match self.tasks.want(self.attached, want) {
-                    Some(granted) => answer.granted += granted,
-                    None => {
-                        self.want_more(Answered { answer, want, early: 0, surrenders, is_asked });
-                        return Ok(());
-                    }
-                }
-            }
-        }
-        if !is_asked {
-            return Ok(());
-        }
-        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await?;
-        match self.held.take() {
-            Some(held) => self.claimed(held).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Asks other processes for a part of the worker's cap, before the answer to a frame.
-    fn want_more(&self, answered: Answered) {
-        let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
-        let more = async move {
-            let Answered { mut answer, want, surrenders: then, is_asked, .. } = answered;
-            let still = || surrenders.load(Ordering::Relaxed) == then;
-            answer.granted += tasks.want_more(attached, want, still).await;
-            Ok(Answered { answer, want: 0, early: 0, surrenders: then, is_asked })
-        };
-        self.answers.push(more.boxed());
-    }
-
-    /// Sets the demand to 0; answers what the worker knew of it. No task may come behind the answer.
-    fn surrender(&mut self) -> u32 {
-        self.surrenders.fetch_add(1, Ordering::Relaxed);
-        // Their leases go back.
-        (self.claim, self.held) = (None, None);
-        self.attached.surrender().saturating_sub(std::mem::take(&mut self.untold))
-    }
-
     /// Answers what is under way.
     async fn finish(&mut self) -> Result<(), StreamEnd> {
         self.surrender();
         while let Some(answered) = next(&mut self.answered, &mut self.answers).await {
-            let answered = Answered { want: 0, ..answered? };
-            self.answer(answered).await?;
+            self.answer(answered?).await?;
         }
         Ok(())
     }

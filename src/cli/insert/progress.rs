@@ -125,8 +125,8 @@ impl<'a> Progress<'a> {
     /// Notes a failed request. The user learns of a busy server only if it stays busy.
     pub(super) fn failed(&self, status: &Status) {
         self.state.borrow_mut().why = match status.message() {
-            // A server that does not speak gRPC has no better message.
-            vague @ "transport error" => format!("{vague}; is that taskd's gRPC port?"),
+            // A server that does not speak gRPC has no better message. Which one depends on who is faster.
+            vague @ ("transport error" | "operation was canceled") => format!("{vague}; is that taskd's gRPC port?"),
             why => why.to_owned(),
         };
         if status.code() != Code::ResourceExhausted && self.state.borrow().told.is_none() {

@@ -1,0 +1,110 @@
+//! The frames of a worker, and their answers.
+//!
+//! The claim for the `want` of a frame goes to Redis with its reports where there is room for both, so that they share
+//! one sync of the disk. The worker does not see that: tasks for it wait for the answer.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use futures::FutureExt;
+
+use super::{
+    frames::{Room, StreamEnd},
+    serve::Streaming,
+};
+use crate::model::{FrameAnswer, TaskdFrame, WorkerFrame};
+
+/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
+pub(super) struct Answered {
+    answer: FrameAnswer,
+    want: u32,
+    /// The demand that it has already, of which its worker does not know.
+    early: u32,
+    surrenders: u64,
+    is_asked: bool,
+}
+
+impl<'a> Streaming<'a> {
+    /// Takes what a frame says. Its room is free again when its reports are answered.
+    pub(super) fn take(&mut self, frame: WorkerFrame, room: Room) -> Result<(), StreamEnd> {
+        let max = self.tasks.max_items();
+        if frame.items() > max {
+            return Err(StreamEnd::Wrong(format!("{} items in one frame; at most {max}", frame.items())));
+        }
+        self.attached.started(&frame.started);
+        let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
+        if frame.surrender {
+            answer.surrendered = self.surrender();
+        }
+        let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
+        if frame.items() == 0 {
+            let is_asked = frame.number != 0;
+            match self.tasks.want(self.attached, want) {
+                Some(granted) if is_asked => {
+                    answer.granted = granted;
+                    let answered = Answered { answer, want: 0, early: 0, surrenders, is_asked };
+                    self.answers.push(async move { Ok(answered) }.boxed());
+                }
+                Some(_) => {}
+                None => self.want_more(Answered { answer, want, early: 0, surrenders, is_asked }),
+            }
+            return Ok(());
+        }
+        let early = self.tasks.want_whole(self.attached, want);
+        self.untold += early;
+        let want = want - early;
+        let (api, caller, attached) = (self.api, self.caller, self.attached);
+        let report = async move {
+            let _room = room;
+            let answer = api.report_frame(caller, attached, frame, answer).await?;
+            Ok(Answered { answer, want, early, surrenders, is_asked: true })
+        };
+        self.answers.push(report.boxed());
+        Ok(())
+    }
+
+    /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
+    pub(super) async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
+        let Answered { mut answer, want, early, surrenders, is_asked } = answered;
+        if surrenders == self.surrenders.load(Ordering::Relaxed) {
+            self.untold -= early;
+            answer.granted += early;
+            if want > 0 {
+                match self.tasks.want(self.attached, want) {
+                    Some(granted) => answer.granted += granted,
+                    None => {
+                        self.want_more(Answered { answer, want, early: 0, surrenders, is_asked });
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        if !is_asked {
+            return Ok(());
+        }
+        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await?;
+        match self.held.take() {
+            Some(held) => self.claimed(held).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Asks other processes for a part of the worker's cap, before the answer to a frame.
+    fn want_more(&self, answered: Answered) {
+        let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
+        let more = async move {
+            let Answered { mut answer, want, surrenders: then, is_asked, .. } = answered;
+            let still = || surrenders.load(Ordering::Relaxed) == then;
+            answer.granted += tasks.want_more(attached, want, still).await;
+            Ok(Answered { answer, want: 0, early: 0, surrenders: then, is_asked })
+        };
+        self.answers.push(more.boxed());
+    }
+
+    /// Sets the demand to 0; answers what the worker knew of it. No task may come behind the answer.
+    pub(super) fn surrender(&mut self) -> u32 {
+        self.surrenders.fetch_add(1, Ordering::Relaxed);
+        // Their leases go back.
+        (self.claim, self.held) = (None, None);
+        self.attached.surrender().saturating_sub(std::mem::take(&mut self.untold))
+    }
+}
