@@ -47,6 +47,9 @@ struct Figures {
     settled: Runs,
     completed_one: Runs,
     settled_one: Runs,
+    /// With `--next`, and with `--stream`.
+    completed_next: Runs,
+    completed_stream: Runs,
     rebuilt: Runs,
     p50: Runs,
     p99: Runs,
@@ -71,7 +74,12 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         step("taskd bench");
         let many = bench(&["--tasks", &scale.tasks.to_string(), "--batch", &BATCH.to_string()]).await?;
         step("taskd bench, 1 a call");
-        let one = bench(&["process", "--tasks", &scale.single_tasks.to_string(), "--batch", "1"]).await?;
+        let single_tasks = scale.single_tasks.to_string();
+        let one = ["process", "--tasks", &single_tasks, "--batch", "1"];
+        for (runs, way) in [(&mut figures.completed_next, "--next"), (&mut figures.completed_stream, "--stream")] {
+            runs.push(rate_of(&bench(&[&one[..], &[way]].concat()).await?, "process", "completed")?);
+        }
+        let one = bench(&one).await?;
         step("taskd bench flat start");
         let rebuilt = scale.rebuilt.to_string();
         let compared = bench(&[&["flat", "start", "--tasks", &rebuilt], scale.compared].concat()).await?;
@@ -178,6 +186,7 @@ fn throughput(scale: &Scale, limits: &Limits, figures: &Figures) -> Table {
     let (insert, cycle, one) = (Some(&limits.insert), Some(&limits.cycle), Some(&limits.cycle_one));
     let (scripts, scripts_one) = (Some(&limits.scripts), Some(&limits.scripts_one));
     let (sqlite, grpc) = (Some(&limits.sqlite), Some(&limits.grpc));
+    let of_one = [one, scripts_one, None, None];
     Table {
         bench: "command",
         title: "taskd bench: tasks a second",
@@ -205,6 +214,8 @@ fn throughput(scale: &Scale, limits: &Limits, figures: &Figures) -> Table {
             row(format!("process → settled in SQL, {BATCH} a call"), &figures.settled, [cycle, scripts, sqlite, None]),
             row("process → completed, 1 a call".into(), &figures.completed_one, [one, scripts_one, None, grpc]),
             row("process → settled in SQL, 1 a call".into(), &figures.settled_one, [one, scripts_one, sqlite, grpc]),
+            row("process → completed, 1 a call, `--next`".into(), &figures.completed_next, of_one),
+            row("process → completed, 1 a frame, `--stream`".into(), &figures.completed_stream, of_one),
             row("rebuild after FLUSHALL → claimable".into(), &figures.rebuilt, [insert, None, None, None]),
         ],
     }

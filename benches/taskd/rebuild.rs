@@ -88,7 +88,8 @@ async fn take_in_hand(worker: &mut TasksClient<Channel>, count: usize) -> anyhow
             result: "done".into(),
             ..Default::default()
         });
-        let request = pb::CompleteTasksRequest { worker: WORKER.to_owned(), completions: completions.collect() };
+        let request =
+            pb::CompleteTasksRequest { worker: WORKER.to_owned(), completions: completions.collect(), next: None };
         let results = worker.complete_tasks(request).await.context("complete")?.into_inner().results;
         let wrong = results.iter().find(|result| result.status() != pb::ItemStatus::Ok);
         ensure!(wrong.is_none(), "a completion was answered {wrong:?}");

@@ -32,7 +32,8 @@ pub(crate) async fn complete(
         result: br#"{"ok":true}"#.to_vec().into(),
         ..Default::default()
     });
-    let request = pb::CompleteTasksRequest { worker: worker.to_owned(), completions: completions.collect() };
+    let request =
+        pb::CompleteTasksRequest { worker: worker.to_owned(), completions: completions.collect(), next: None };
     let results = client.complete_tasks(request).await.context("complete")?.into_inner().results;
     let wrong = results.iter().find(|result| result.status() != pb::ItemStatus::Ok);
     ensure!(wrong.is_none(), "a completion was answered {wrong:?}");

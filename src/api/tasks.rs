@@ -1,7 +1,14 @@
 //! The calls of workers.
 
-use std::{collections::BTreeMap, future::Future, time::Instant};
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
+use futures::future::{self, Either};
+use tokio::time::timeout;
 use tracing::Instrument as _;
 
 use super::{
@@ -15,6 +22,9 @@ use crate::{
     pipelines::tasks::{self, Handle, Leases},
     telemetry::metrics::{self, CallResult, Method},
 };
+
+/// How long answers to reports wait for the tasks that the worker wants beside them, and these for the answers.
+const NEXT_WITHIN: Duration = Duration::from_secs(1);
 
 impl Api {
     /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is counted as one.
@@ -39,6 +49,42 @@ impl Api {
         access::may_discover(caller, &mut batch);
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
+    }
+
+    /// The same, and leases the worker tasks that are there.
+    ///
+    /// Both go to Redis at once, so that they share one sync of its disk. A wrong request reports nothing. Leases that
+    /// are not delivered go back, also where the reports fail.
+    pub async fn complete_and_get(
+        &self,
+        caller: &Caller,
+        batch: Batch<Completion>,
+        next: Result<GetTasks, String>,
+    ) -> Result<(Vec<ItemAnswer>, Leases), Error> {
+        let tasks = self.tasks()?;
+        let mut next = next.map_err(|error| tasks::Error::Invalid(format!("next: {error}")))?;
+        if next.worker.is_empty() {
+            next.worker.clone_from(&batch.worker);
+        } else if !batch.worker.is_empty() && next.worker != batch.worker {
+            return Err(tasks::Error::Invalid("next.worker is not the worker of the call".into()).into());
+        }
+        access::may_get(caller, &mut next)?;
+        let wish = tasks.wish(&next)?;
+        let get = counted(Method::Get, tasks.get_now(wish), |leases: &Leases| leases.tasks.is_empty());
+        let (complete, get) = (pin!(self.complete(caller, batch)), pin!(get.instrument(span("get", caller))));
+        let (answers, leases) = match future::select(complete, get).await {
+            Either::Left((answers, get)) => (answers?, timeout(NEXT_WITHIN, get).await.ok()),
+            Either::Right((leases, mut complete)) => match timeout(NEXT_WITHIN, &mut complete).await {
+                Ok(answers) => (answers?, Some(leases)),
+                Err(_) => {
+                    drop(leases);
+                    (complete.await?, None)
+                }
+            },
+        };
+        self.authentication.still_valid(caller)?;
+        // A queue that cannot be asked, or not soon, has no tasks.
+        Ok((answers, leases.and_then(Result::ok).unwrap_or_default()))
     }
 
     /// Gives tasks back: to be tried again, or never.

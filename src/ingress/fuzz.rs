@@ -156,7 +156,8 @@ proptest! {
         if let Ok(request) = json::work::get_tasks(&body) {
             prop_assert!(request.queues.len() <= 100);
         }
-        if let Ok(batch) = within(bytes, |tally| json::work::completions(&body, tally)) {
+        if let Ok((batch, next)) = within(bytes, |tally| json::work::completions(&body, tally)) {
+            prop_assert!(next.is_none_or(|next| next.queues.len() <= 100));
             prop_assert!(batch.items.len() <= 1000);
             for item in batch.items.into_iter().flatten() {
                 item.report.into_iter().flat_map(|report| report.discovered).for_each(|task| comes_back(&task));

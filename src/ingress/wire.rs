@@ -21,7 +21,7 @@ const TASK: Shape = Shape(&[(10, |tally| tally.header(), None)]);
 const COMPLETION: Shape = Shape(&[(4, |tally| tally.discovered(), Some(&TASK))]);
 const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
 const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
-const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
+const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION)), (3, |_| Ok(()), Some(&GET))]);
 const OPEN_SESSION: Shape = Shape(&[(2, |tally| tally.queue(), None), (5, |tally| tally.header(), None)]);
 const REPORT: Shape = Shape(&[
     (3, |tally| tally.item(), Some(&COMPLETION)),
@@ -147,7 +147,7 @@ mod tests {
         let insert = pb::InsertTasksRequest { tasks: vec![task.clone(); 20_000], wait: None };
         counted("/taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
         let completion = pb::Completion { id: "i".into(), discovered: vec![task; 50], ..Default::default() };
-        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000] };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000], next: None };
         counted("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
         let queues = vec!["q".into(); 100];
         let get = pb::GetTasksRequest { worker: "w".into(), queues, ..Default::default() };
@@ -164,7 +164,7 @@ mod tests {
         }
         assert_eq!(refused("/taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)), "more than 100 queues");
         let completion = pb::Completion { discovered: vec![pb::NewTask::default(); 50_001], ..Default::default() };
-        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion], next: None };
         let said = refused("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec());
         assert!(said.starts_with("more than 50000 discovered tasks"), "{said}");
         // 4 MiB of headers of one task.
@@ -223,7 +223,7 @@ mod tests {
         let completion = pb::Completion { id: "i".into(), discovered: vec![task.clone(); 2], ..Default::default() };
         vec![
             pb::InsertTasksRequest { tasks: vec![task; 2], wait: None }.encode_to_vec(),
-            pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] }.encode_to_vec(),
+            pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion], next: None }.encode_to_vec(),
             pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into(); 2], ..Default::default() }
                 .encode_to_vec(),
         ]

@@ -33,7 +33,7 @@ impl From<pb::WorkerFrame> for WorkerFrame {
         Self {
             open: frame.open.map(OpenSession::try_from),
             number: frame.number,
-            completions: Batch::from(pb::CompleteTasksRequest { worker: worker(), completions }).items,
+            completions: Batch::from(pb::CompleteTasksRequest { worker: worker(), completions, next: None }).items,
             rejections: Batch::from(pb::RejectTasksRequest { worker: worker(), rejections }).items,
             extensions: Batch::from(pb::ExtendTasksRequest { worker: worker(), extensions }).items,
             started: frame.started,

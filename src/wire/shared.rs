@@ -56,7 +56,7 @@ impl From<pb::ReportTasksRequest> for ReportTasks {
         let nobody = String::new;
         Self {
             call: SessionCall { worker, session },
-            completions: Batch::from(pb::CompleteTasksRequest { worker: nobody(), completions }).items,
+            completions: Batch::from(pb::CompleteTasksRequest { worker: nobody(), completions, next: None }).items,
             rejections: Batch::from(pb::RejectTasksRequest { worker: nobody(), rejections }).items,
             extensions: Batch::from(pb::ExtendTasksRequest { worker: nobody(), extensions }).items,
             started,

@@ -135,11 +135,11 @@ async fn a_repeat_waits_for_what_another_process_wrote() {
 async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_answer() {
     let master = PrivateRedis::start(&[]);
     let (url, lease) = (master.url(), "[queues.q]\nlease = \"10m\"");
-    let args = ["--redis-url", &url, "--redis-wait-replicas", "1", "--redis-wait-timeout", "3s"];
+    let args = ["--redis-url", &url, "--redis-wait-replicas", "1", "--redis-wait-timeout", "5s"];
     let daemon = Daemon::start(lease, &args).await;
-    daemon.insert(&(0..3).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect::<Vec<_>>()).await;
+    daemon.insert(&(0..5).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect::<Vec<_>>()).await;
     let queued = async |count: u64| until("so many wait", async || daemon.queue("q").await["queued"] == count).await;
-    queued(3).await;
+    queued(5).await;
 
     // The forwarder waits for the replica, too, so an answer takes several times as long.
     let open = pb::OpenSession { timeout: seconds(120), ..opening("w", 1) };
@@ -147,7 +147,7 @@ async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_a
     let report = |number, task| pb::WorkerFrame { number, completions: vec![completion(task)], want: 1, ..empty() };
     let first = worker.tasks(1).await;
     worker.send(report(7, &first[0])).await;
-    queued(1).await;
+    queued(3).await;
     assert!(worker.from.message().now_or_never().is_none(), "the replica is missing, so nothing is answered yet");
     let answer = next_answer(&mut worker).await;
     assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (7, 1, 1, 0));
@@ -155,14 +155,26 @@ async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_a
     let second = worker.tasks(1).await;
     assert_eq!(worker.demand, 0);
 
+    // The answer takes longer than a second: the task goes back meanwhile. Another frame wants it, and gets it at once.
     worker.send(report(8, &second[0])).await;
+    queued(2).await;
+    queued(3).await;
+    worker.send(pb::WorkerFrame { number: 9, want: 1, ..empty() }).await;
+    let answer = next_answer(&mut worker).await;
+    assert_eq!((answer.number, answer.granted, worker.demand), (9, 1, 1));
+    let third = worker.tasks(1).await;
+    let answer = next_answer(&mut worker).await;
+    assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (8, 1, 1, 0));
+    worker.tasks(1).await;
+
+    worker.send(report(10, &third[0])).await;
     queued(0).await;
-    worker.send(pb::WorkerFrame { number: 9, surrender: true, ..empty() }).await;
+    worker.send(pb::WorkerFrame { number: 11, surrender: true, ..empty() }).await;
     let surrendered = next_answer(&mut worker).await;
-    assert_eq!((surrendered.number, surrendered.surrendered), (9, 0), "the worker does not know of any demand");
+    assert_eq!((surrendered.number, surrendered.surrendered), (11, 0), "the worker does not know of any demand");
     queued(1).await;
     let answer = next_answer(&mut worker).await;
-    assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (8, 0, 0, 0));
+    assert_eq!((answer.number, answer.granted, worker.demand, worker.tasks.len()), (10, 0, 0, 0));
     let last = worker.ask(pb::WorkerFrame { want: 1, ..empty() }).await.unwrap();
     assert_eq!((last.granted, worker.tasks(1).await.len()), (1, 1));
 }

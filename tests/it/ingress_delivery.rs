@@ -30,10 +30,13 @@ async fn connect(port: u16) -> TcpStream {
 }
 
 fn get_request(max_tasks: usize) -> String {
-    let body = json!({"worker": "lost", "queues": ["q"], "max_tasks": max_tasks}).to_string();
-    let length = body.len();
-    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    format!("{head}{length}\r\n\r\n{body}")
+    request("get", &json!({"worker": "lost", "queues": ["q"], "max_tasks": max_tasks}))
+}
+
+fn request(call: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let head = format!("POST /v1/tasks:{call} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json");
+    format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 /// All tasks come again at once, and were never tried.
@@ -50,9 +53,10 @@ async fn nothing_was_lost(daemon: &Daemon, ids: &[String]) {
 #[tokio::test]
 async fn a_client_that_asks_and_closes_takes_nothing_with_it() {
     let (mut daemon, ids) = daemon_with(20, 10).await;
-    for _ in 0..20 {
+    let report = json!({"worker": "lost", "completions": [], "next": {"queues": ["q"]}});
+    for request in [get_request(1), request("complete", &report)].iter().cycle().take(20) {
         let mut client = connect(daemon.http_port()).await;
-        client.write_all(get_request(1).as_bytes()).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
     }
     nothing_was_lost(&daemon, &ids).await;
     assert!(daemon.stop().await.success());
@@ -152,7 +156,10 @@ async fn a_grpc_answer_that_arrives_is_not_given_back() {
     let completions: Vec<_> = tasks.into_iter().map(completion).collect();
     assert_eq!(completions.len(), ids.len());
     let mut client = TasksClient::new(channel(daemon.grpc_port()).await);
-    let results = client.complete_tasks(pb::CompleteTasksRequest { worker: "lost".into(), completions }).await.unwrap();
+    let results = client
+        .complete_tasks(pb::CompleteTasksRequest { worker: "lost".into(), completions, next: None })
+        .await
+        .unwrap();
     assert!(results.into_inner().results.iter().all(|result| result.status() == pb::ItemStatus::Ok));
     assert!(daemon.stop().await.success());
 }

@@ -345,7 +345,7 @@ async fn a_payload_comes_back_once_and_as_what_it_was() {
         ..Default::default()
     };
     let completions = vec![completion(&tasks[3], b"{"), completion(&tasks[4], b"{}")];
-    let request = pb::CompleteTasksRequest { worker: "w".into(), completions };
+    let request = pb::CompleteTasksRequest { worker: "w".into(), completions, next: None };
     let results = client.complete_tasks(request).await.unwrap().into_inner().results;
     assert_eq!(results[0].status(), pb::ItemStatus::Invalid);
     assert!(results[0].error.starts_with("result_encoding is JSON, but result is not"), "{results:?}");

@@ -44,7 +44,7 @@ async fn a_process_without_the_pipeline_says_so_and_is_not_healthy_for_it() {
     let status = TasksClient::new(channel.clone()).get_tasks(wrong).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     let completions = vec![pb::Completion { result_encoding: 9, ..Default::default() }];
-    let wrong = pb::CompleteTasksRequest { worker: "w".into(), completions };
+    let wrong = pb::CompleteTasksRequest { worker: "w".into(), completions, next: None };
     let status = TasksClient::new(channel.clone()).complete_tasks(wrong).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
 

@@ -44,6 +44,7 @@ mod load;
 mod lua_bus_state;
 mod lua_state;
 mod moved_time;
+mod next_tasks;
 mod openapi;
 mod partitions;
 mod payload_schema;

@@ -62,7 +62,7 @@ impl Source for Unary {
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
-        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions: all };
+        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions: all, next: None };
         let complete = |taskd| async move { TasksClient::new(taskd).complete_tasks(request).await };
         self.client.servers().call(CALL_TIMEOUT, complete).await.map(|answer| answer.results)
     }

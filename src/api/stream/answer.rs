@@ -8,20 +8,10 @@ use std::sync::{Arc, atomic::Ordering};
 use futures::FutureExt;
 
 use super::{
-    frames::{Room, StreamEnd},
+    frames::{Answered, Room, StreamEnd},
     serve::Streaming,
 };
 use crate::model::{FrameAnswer, TaskdFrame, WorkerFrame};
-
-/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
-pub(super) struct Answered {
-    answer: FrameAnswer,
-    want: u32,
-    /// The demand that it has already, of which its worker does not know.
-    early: u32,
-    surrenders: u64,
-    is_asked: bool,
-}
 
 impl<'a> Streaming<'a> {
     /// Takes what a frame says. Its room is free again when its reports are answered.
@@ -50,7 +40,7 @@ impl<'a> Streaming<'a> {
             return Ok(());
         }
         let early = self.tasks.want_whole(self.attached, want);
-        self.untold += early;
+        self.untold.fetch_add(early, Ordering::Relaxed);
         let want = want - early;
         let (api, caller, attached) = (self.api, self.caller, self.attached);
         let report = async move {
@@ -66,7 +56,7 @@ impl<'a> Streaming<'a> {
     pub(super) async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
         let Answered { mut answer, want, early, surrenders, is_asked } = answered;
         if surrenders == self.surrenders.load(Ordering::Relaxed) {
-            self.untold -= early;
+            self.is_late &= self.untold.fetch_sub(early, Ordering::Relaxed) > early;
             answer.granted += early;
             if want > 0 {
                 match self.tasks.want(self.attached, want) {
@@ -81,11 +71,7 @@ impl<'a> Streaming<'a> {
         if !is_asked {
             return Ok(());
         }
-        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await?;
-        match self.held.take() {
-            Some(held) => self.claimed(held).await,
-            None => Ok(()),
-        }
+        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
     }
 
     /// Asks other processes for a part of the worker's cap, before the answer to a frame.
@@ -104,7 +90,7 @@ impl<'a> Streaming<'a> {
     pub(super) fn surrender(&mut self) -> u32 {
         self.surrenders.fetch_add(1, Ordering::Relaxed);
         // Their leases go back.
-        (self.claim, self.held) = (None, None);
-        self.attached.surrender().saturating_sub(std::mem::take(&mut self.untold))
+        (self.claim, self.held, self.is_late) = (None, None, false);
+        self.attached.surrender().saturating_sub(self.untold.swap(0, Ordering::Relaxed))
     }
 }

@@ -1,13 +1,17 @@
 //! The frames of a stream with what they carry, and the ends of a stream.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     api::{access::Denied, error::Error},
-    model::{TaskdFrame, WorkerFrame},
-    pipelines::tasks::Cut,
+    model::{FrameAnswer, TaskdFrame, WorkerFrame},
+    pipelines::tasks::{Cut, Leases},
     queue::Delivery,
 };
 
@@ -28,6 +32,24 @@ pub struct Sent {
     pub room: Option<Room>,
     /// Held by the one frame with tasks that may wait.
     pub(super) _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
+pub(super) struct Answered {
+    pub(super) answer: FrameAnswer,
+    pub(super) want: u32,
+    /// The demand that it has already, of which its worker does not know.
+    pub(super) early: u32,
+    pub(super) surrenders: u64,
+    pub(super) is_asked: bool,
+}
+
+/// Tasks that wait for the answer which tells the worker of their demand.
+pub(super) struct Held {
+    pub(super) leases: Leases,
+    pub(super) place: OwnedSemaphorePermit,
+    pub(super) room: Room,
+    pub(super) since: Instant,
 }
 
 /// The end of a stream that did not end well.

@@ -25,8 +25,9 @@ impl Streaming<'_> {
             self.spoke = Instant::now();
             return Ok(());
         }
-        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no other worker.
-        self.claim = None;
+        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no other worker. Leases
+        // that wait for an answer go back.
+        (self.claim, self.held) = (None, None);
         let (api, attached, out, began) = (self.api, self.attached, self.out.clone(), Instant::now());
         let mut stopped = pin!(async {
             api.stop.cancelled().await;

@@ -6,7 +6,10 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,8 +20,7 @@ use tokio::{
 };
 
 use super::{
-    answer::Answered,
-    frames::{FindRoom, Received, Room, Sent, StreamEnd},
+    frames::{Answered, FindRoom, Held, Received, Room, Sent, StreamEnd},
     report::OptionFuture,
 };
 use crate::{
@@ -36,6 +38,9 @@ pub(super) const TICK: Duration = Duration::from_millis(700);
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long tasks wait for the answer that tells of their demand. Nobody keeps their leases meanwhile, and other
+/// workers may be idle.
+const HELD_FOR: Duration = Duration::from_secs(1);
 /// How long the end of a session waits for an extension of its leases.
 const KEPT_WITHIN: Duration = Duration::from_secs(3);
 
@@ -54,9 +59,11 @@ pub(super) struct Streaming<'a> {
     /// The claim that waits for tasks.
     pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// Demand of which the worker does not know yet: an answer under way tells it.
-    pub(super) untold: u32,
-    /// Tasks for such demand. They wait for that answer.
-    pub(super) held: Option<Claimed>,
+    pub(super) untold: Arc<AtomicU32>,
+    /// Tasks for such demand.
+    pub(super) held: Option<Held>,
+    /// The answer took too long, and the tasks that waited for it went back.
+    pub(super) is_late: bool,
     /// The extension of leases, while one is under way.
     pub(super) keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
@@ -72,7 +79,7 @@ pub(super) struct Streaming<'a> {
     closing: Option<Instant>,
 }
 
-pub(super) type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
+type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
 
 impl<'a> Streaming<'a> {
     pub(super) fn new(
@@ -99,8 +106,9 @@ impl<'a> Streaming<'a> {
             answers,
             answered,
             claim,
-            untold: 0,
+            untold: Arc::default(),
             held: None,
+            is_late: false,
             keeping,
             surrenders,
             heard,
@@ -119,6 +127,7 @@ impl<'a> Streaming<'a> {
         let mut alarm = pin!(sleep_until(self.look_at().into()));
         let attached = self.attached;
         loop {
+            self.pass_on_held().await?;
             self.stand_claim();
             let at = self.look_at().into();
             if at < alarm.deadline() {
@@ -162,6 +171,7 @@ impl<'a> Streaming<'a> {
     /// When the time changes something for this stream.
     fn look_at(&self) -> Instant {
         let due = (self.heard + self.timeout).min(self.spoke + heartbeat(self.timeout));
+        let due = self.held.as_ref().map_or(due, |held| due.min(held.since + HELD_FOR));
         let keeps = self.keeps && self.attached.has_tasks();
         match keeps || self.closing.is_some() || self.caller.access.token().is_some() {
             true => due.min(self.looked + TICK),
@@ -175,7 +185,7 @@ impl<'a> Streaming<'a> {
 
     /// The demand of which the worker knows.
     fn told(&self) -> u32 {
-        self.attached.demand().saturating_sub(self.untold)
+        told(self.attached.demand(), &self.untold)
     }
 
     /// Lets a claim wait at the queues while there is demand, and none without.
@@ -183,21 +193,13 @@ impl<'a> Streaming<'a> {
         if self.attached.demand() == 0 || self.closing.is_some() {
             // Its leases go back.
             self.claim = None;
-        } else if self.claim.is_none() {
-            let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
-            self.claim = Some(Box::pin(async move {
-                let place = place.acquire_owned().await.expect("nobody closes it");
-                (tasks.next_tasks(attached).await, place)
-            }));
+        } else if self.claim.is_none() && !(self.is_late && self.told() == 0) {
+            self.claim_after(Duration::ZERO);
         }
     }
 
-    /// Sends tasks that a claim brought, unless the worker does not know of so much demand yet.
-    pub(super) async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
-        if self.untold > 0 && leases.as_ref().is_ok_and(|leases| leases.tasks.len() > self.told() as usize) {
-            self.held = Some((leases, place));
-            return Ok(());
-        }
+    /// Sends tasks that a claim brought, as soon as the worker knows of so much demand.
+    async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
         let leases = match leases {
             Ok(leases) if leases.tasks.is_empty() => {
                 // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
@@ -207,7 +209,7 @@ impl<'a> Streaming<'a> {
             Ok(leases) => leases,
             Err(error) => {
                 tracing::debug!("a session cannot claim: {error}");
-                self.claim_later();
+                self.claim_after(CLAIM_AGAIN);
                 return Ok(());
             }
         };
@@ -215,7 +217,17 @@ impl<'a> Streaming<'a> {
         self.api.authentication.still_valid(self.caller)?;
         let bytes = leases.tasks.iter().map(|task| task.weight()).sum();
         let Ok(room) = (self.room)(bytes) else {
-            self.claim_later();
+            self.claim_after(CLAIM_AGAIN);
+            return Ok(());
+        };
+        self.held = Some(Held { leases, place, room, since: Instant::now() });
+        self.pass_on_held().await
+    }
+
+    /// Sends the tasks that a claim brought, if the worker knows of so much demand.
+    async fn pass_on_held(&mut self) -> Result<(), StreamEnd> {
+        let told = self.told() as usize;
+        let Some(Held { leases, place, room, .. }) = self.held.take_if(|held| held.leases.tasks.len() <= told) else {
             return Ok(());
         };
         if self.attached.hold(&leases.tasks).is_none() {
@@ -226,13 +238,20 @@ impl<'a> Streaming<'a> {
         self.send_all(Box::new(Sent { frame, deliveries, room: Some(room), _place: Some(place) })).await
     }
 
-    /// Claims again in a moment.
-    fn claim_later(&mut self) {
+    /// Claims for the demand that the worker knows, or if there is none for the rest.
+    fn claim_after(&mut self, wait: Duration) {
         let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
+        let untold = Arc::clone(&self.untold);
         self.claim = Some(Box::pin(async move {
-            sleep(CLAIM_AGAIN).await;
+            if !wait.is_zero() {
+                sleep(wait).await;
+            }
             let place = place.acquire_owned().await.expect("nobody closes it");
-            (tasks.next_tasks(attached).await, place)
+            let most = |demand| match told(demand, &untold) {
+                0 => demand,
+                told => told,
+            };
+            (tasks.next_tasks(attached, most).await, place)
         }));
     }
 
@@ -299,6 +318,9 @@ impl<'a> Streaming<'a> {
 
     async fn tick(&mut self) -> Result<(), StreamEnd> {
         self.look()?;
+        if self.held.take_if(|held| held.since.elapsed() >= HELD_FOR).is_some() {
+            (self.claim, self.is_late) = (None, true);
+        }
         if self.is_closed() && self.open_frames() == 0 {
             return Err(StreamEnd::Stopping);
         }
@@ -314,6 +336,11 @@ impl<'a> Streaming<'a> {
         }
         Ok(())
     }
+}
+
+/// The demand without the part of which the worker does not know.
+fn told(demand: u32, untold: &AtomicU32) -> u32 {
+    demand.saturating_sub(untold.load(Ordering::Relaxed))
 }
 
 /// The next answer; `None`: nothing is under way.

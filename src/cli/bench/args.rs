@@ -135,6 +135,10 @@ pub(super) struct Work {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub(super) workers: u16,
 
+    /// Workers get their next tasks by the call that reports those before
+    #[arg(long, conflicts_with = "stream")]
+    pub(super) next: bool,
+
     /// Workers hold streams, and taskd sends them tasks
     #[arg(long)]
     pub(super) stream: bool,

@@ -117,7 +117,9 @@ struct Working {
 }
 
 impl Working {
-    fn new(worker: Worker, habit: Habit) -> Self {
+    fn new(mut worker: Worker, habit: Habit) -> Self {
+        // At the end it would have tasks that it does not do.
+        worker.asks_next &= habit != Habit::Finishes;
         Self { worker, habit, credits: Vec::new(), handled: Vec::new(), passed_on: Vec::new() }
     }
 

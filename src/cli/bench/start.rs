@@ -25,7 +25,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let all = run.server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total).await?;
     all.context("gave up: not all tasks can be claimed before the loss")?;
     // With a task in hand, the counts of before are not those of after.
-    let one = Work { batch: 1, stream: false, ..work.clone() };
+    let one = Work { batch: 1, stream: false, next: false, ..work.clone() };
     let held = Worker::new(run.server.channel(0), work.workers, &tasks, &one).get().await?;
     ensure!(!held.is_empty(), "a worker got no task");
     run.step("rebuild", 0);

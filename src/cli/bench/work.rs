@@ -127,6 +127,10 @@ pub(super) struct Worker {
     batch: u32,
     /// `None`: it calls. Else its stream, while one is open.
     stream: Option<Option<Pushed>>,
+    /// It asks for tasks where it reports those before.
+    pub(super) asks_next: bool,
+    /// The tasks that came with an answer to reports.
+    next: Vec<pb::LeasedTask>,
     pub(super) repeated: u32,
 }
 
@@ -145,7 +149,7 @@ impl Worker {
         let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();
         let queues = groups[usize::from(number) % groups.len()].to_vec();
         let (client, batch, stream) = (TasksClient::new(channel), work.batch.into(), work.stream.then_some(None));
-        Self { client, name, queues, batch, stream, repeated: 0 }
+        Self { client, name, queues, batch, stream, asks_next: work.next, next: Vec::new(), repeated: 0 }
     }
 
     /// The next tasks on the stream, which is opened where there is none.
@@ -167,13 +171,23 @@ impl Worker {
         if let Some(Some(stream)) = &mut self.stream {
             return stream.complete(completions).await;
         }
-        let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions };
-        Ok(self.client.complete_tasks(request).await?.into_inner().results)
+        let next = (self.asks_next && self.next.is_empty()).then(|| pb::GetTasksRequest {
+            queues: self.queues.clone(),
+            max_tasks: self.batch,
+            lease_duration: LEASE,
+            ..Default::default()
+        });
+        let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions, next };
+        let answer = self.client.complete_tasks(request).await?.into_inner();
+        self.next.extend(answer.tasks);
+        Ok(answer.results)
     }
 
     /// The next tasks; none after a while without any.
     pub(super) async fn get(&mut self) -> anyhow::Result<Vec<Leased>> {
-        let tasks = if self.stream.is_some() {
+        let tasks = if !self.next.is_empty() {
+            Ok(std::mem::take(&mut self.next))
+        } else if self.stream.is_some() {
             self.pushed().await
         } else {
             let request = pb::GetTasksRequest {

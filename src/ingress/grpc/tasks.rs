@@ -32,9 +32,22 @@ impl Tasks for Service {
         &self,
         request: Request<pb::CompleteTasksRequest>,
     ) -> Result<Response<pb::CompleteTasksResponse>, Status> {
-        let (caller, request) = open(request);
-        let answers = self.0.api.complete(&caller, request.into()).await?;
-        Ok(Response::new(pb::CompleteTasksResponse { results: results(answers) }))
+        let (caller, mut request) = open(request);
+        let Some(next) = request.next.take() else {
+            let answers = self.0.api.complete(&caller, request.into()).await?;
+            return Ok(Response::new(pb::CompleteTasksResponse { results: results(answers), tasks: Vec::new() }));
+        };
+        let is_default = next.max_bytes == 0;
+        let next = GetTasks::try_from(next);
+        let (answers, Leases { tasks, deliveries }) =
+            self.0.api.complete_and_get(&caller, request.into(), next).await?;
+        let plain = pb::CompleteTasksResponse { results: results(answers), tasks: Vec::new() };
+        if tasks.is_empty() {
+            return Ok(Response::new(plain));
+        }
+        let answer = pb::CompleteTasksResponse { tasks: results(tasks), ..plain.clone() };
+        // Without room for the tasks their leases go back. The reports are taken.
+        self.leased(answer, deliveries, is_default).or_else(|_no_room| Ok(Response::new(plain)))
     }
 
     async fn reject_tasks(

@@ -8,10 +8,13 @@ use http_body::Body as _;
 use serde::Serialize;
 
 use super::{
-    super::{Budget, json},
+    super::{Budget, delivery::Deliveries, json, tally::Excess},
     problem::Problem,
 };
-use crate::model::ItemAnswer;
+use crate::{
+    model::{ItemAnswer, LeasedTask},
+    pipelines::tasks::Leases,
+};
 
 pub(super) type Answer = Result<Response, Problem>;
 
@@ -25,6 +28,18 @@ pub(super) fn within(budget: &Budget, mut answer: Response) -> Answer {
     let room = budget.answer(usize::try_from(bytes).unwrap_or(usize::MAX));
     let room = room.map_err(|error| Problem::later(StatusCode::TOO_MANY_REQUESTS, error))?;
     answer.extensions_mut().insert(room);
+    Ok(answer)
+}
+
+/// An answer with leases, which its connection confirms or gives back.
+pub(super) fn leased(budget: &Budget, leased: Leases, write: impl FnOnce(&[LeasedTask]) -> Answer) -> Answer {
+    let Leases { tasks, deliveries } = leased;
+    // The room comes before the JSON.
+    let room = budget.answer(tasks.iter().map(LeasedTask::weight).sum()).map_err(Excess::from)?;
+    let answer = write(&tasks)?;
+    drop((tasks, room));
+    let mut answer = within(budget, answer)?;
+    answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
 }
 

@@ -39,7 +39,7 @@ use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
 
 use self::{
-    answer::{Answer, item_answers, list, within},
+    answer::{Answer, item_answers, leased, list, within},
     problem::Problem,
     request::{Id, JSON, json_body, pace, task_id},
 };
@@ -48,7 +48,6 @@ use super::{
     authenticate::authenticate,
     budget::Share,
     connection::{Answering, Stay},
-    delivery::Deliveries,
     descriptors,
     json::{self, Unread},
     listener::{self, Door},
@@ -59,7 +58,6 @@ use super::{
 use crate::{
     api::{self, Api},
     model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
-    pipelines::tasks::Leases,
     telemetry::{OPENMETRICS, metrics},
 };
 
@@ -266,14 +264,8 @@ async fn get_tasks(
     body: Body,
 ) -> Answer {
     let request = json::work::get_tasks(&json_body(&state, &headers, body, JSON).await?)?;
-    let Leases { tasks, deliveries } = state.api.get(&caller, Ok(request)).await?;
-    // The room comes before the JSON.
-    let room = state.budget.answer(tasks.iter().map(LeasedTask::weight).sum()).map_err(Excess::from)?;
-    let answer = list("tasks", tasks.iter().map(json::work::LeasedTask::from))?;
-    drop((tasks, room));
-    let mut answer = within(&state.budget, answer)?;
-    answer.extensions_mut().insert(Deliveries::from(deliveries));
-    Ok(answer)
+    let leases = state.api.get(&caller, Ok(request)).await?;
+    leased(&state.budget, leases, |tasks| list("tasks", tasks.iter().map(json::work::LeasedTask::from)))
 }
 
 async fn complete_tasks(
@@ -283,8 +275,12 @@ async fn complete_tasks(
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let batch = batch(&state, &share, &headers, body, json::work::completions).await?;
-    answered(batch, async |batch| state.api.complete(&caller, batch).await).await
+    let (batch, next) = batch(&state, &share, &headers, body, json::work::completions).await?;
+    let Some(next) = next else { return answered(batch, async |batch| state.api.complete(&caller, batch).await).await };
+    let (answers, leases) = state.api.complete_and_get(&caller, batch, Ok(next)).await?;
+    // Without room for the tasks their leases go back. The reports are taken.
+    let answer = |tasks: &[LeasedTask]| Ok(Json(json::work::Completed::new(&answers, tasks)).into_response());
+    leased(&state.budget, leases, answer).or_else(|_no_room| answer(&[]))
 }
 
 async fn reject_tasks(
@@ -315,8 +311,8 @@ async fn batch<T>(
     share: &Share,
     headers: &HeaderMap,
     body: Body,
-    read: impl FnOnce(&Bytes, &mut Tally<'_>) -> Result<Batch<T>, Unread>,
-) -> Result<Batch<T>, Problem> {
+    read: impl FnOnce(&Bytes, &mut Tally<'_>) -> Result<T, Unread>,
+) -> Result<T, Problem> {
     let body = json_body(state, headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, share, body.len());
     let batch = read(&body, &mut tally)?;

@@ -96,6 +96,8 @@ pub(in crate::ingress) struct CompleteTasks<'a> {
     #[serde(borrow)]
     #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
+    /// Leases the worker tasks that are there, in the same call. It does not wait, and has no worker of its own.
+    next: Option<GetTasks>,
 }
 
 /// A worker's report of tasks that it gives back.
@@ -125,21 +127,30 @@ pub(in crate::ingress) struct ExtendTasks<'a> {
 }
 
 pub(in crate::ingress) fn get_tasks(body: &Bytes) -> Result<model::GetTasks, Unread> {
-    let request: GetTasks = object(body)?;
-    Ok(model::GetTasks {
-        worker: request.worker,
-        queues: request.queues.0,
-        max_tasks: request.max_tasks,
-        wait: request.wait.map_or(Duration::ZERO, |time| time.0),
-        lease_duration: request.lease_duration.map(|time| time.0),
-        max_bytes: request.max_bytes,
-    })
+    Ok(object::<GetTasks>(body)?.into())
 }
 
+impl From<GetTasks> for model::GetTasks {
+    fn from(request: GetTasks) -> Self {
+        Self {
+            worker: request.worker,
+            queues: request.queues.0,
+            max_tasks: request.max_tasks,
+            wait: request.wait.map_or(Duration::ZERO, |time| time.0),
+            lease_duration: request.lease_duration.map(|time| time.0),
+            max_bytes: request.max_bytes,
+        }
+    }
+}
+
+/// Tasks that a worker has finished, and its request for the next ones.
+pub(in crate::ingress) type Completions = (Batch<model::Completion>, Option<model::GetTasks>);
+
 /// Reads the tasks that a worker has finished.
-pub(in crate::ingress) fn completions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Completion>, Unread> {
-    let CompleteTasks { worker, completions } = object(body)?;
-    batch(worker, &completions.0, tally, |text, tally| completion(body, text, tally))
+pub(in crate::ingress) fn completions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Completions, Unread> {
+    let CompleteTasks { worker, completions, next } = object(body)?;
+    let batch = batch(worker, &completions.0, tally, |text, tally| completion(body, text, tally))?;
+    Ok((batch, next.map(Into::into)))
 }
 
 /// Reads the tasks that a worker gives back.
@@ -245,6 +256,22 @@ impl<'a> From<&'a model::ItemAnswer> for ItemAnswer<'a> {
     }
 }
 
+/// The answers to completions, and the tasks that `next` asked for.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Completed<'a> {
+    results: Vec<ItemAnswer<'a>>,
+    /// Only with `next`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tasks: Option<Vec<LeasedTask<'a>>>,
+}
+
+impl<'a> Completed<'a> {
+    pub(in crate::ingress) fn new(answers: &'a [model::ItemAnswer], tasks: &'a [model::LeasedTask]) -> Self {
+        let tasks = Some(tasks.iter().map(LeasedTask::from).collect());
+        Self { results: answers.iter().map(ItemAnswer::from).collect(), tasks }
+    }
+}
+
 /// A task with a lease for the worker.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct LeasedTask<'a> {
@@ -295,105 +322,4 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::{
-        super::testing::{share, shown, tally},
-        *,
-    };
-    use crate::model::{Encoding, TaskBody};
-
-    #[test]
-    fn a_wrong_completion_is_answered_under_its_id() {
-        let body = Bytes::from_static(
-            br#"{"worker":"w","completions":[
-                {"id":"1","lease_token":"t","result":{"ok":true},"discovered":[{"key":"x"}]},
-                {"id":"2","lease_token":"t","discovered":[{"key":"x"},{"kee":"y"}]},
-                {"lease_token":"t"}]}"#,
-        );
-        let Batch { worker, items } = completions(&body, &mut tally(&share())).unwrap();
-        assert_eq!(worker, "w");
-        let first = items[0].as_ref().unwrap().report.as_ref().unwrap();
-        assert_eq!((first.result.as_ref(), first.discovered.len()), (b"{\"ok\":true}".as_ref(), 1));
-        assert_eq!(first.result_encoding, Encoding::Json);
-        let second = items[1].as_ref().unwrap_err();
-        assert_eq!((second.id.as_str(), second.status), ("2", ItemStatus::Invalid));
-        assert!(second.error.starts_with("discovered[1]: unknown field `kee`"), "{}", second.error);
-        assert_eq!(items[2].as_ref().unwrap_err().error, "missing field `id`");
-    }
-
-    #[test]
-    fn rejections_and_extensions_are_read() {
-        let body = Bytes::from_static(
-            br#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
-        );
-        let rejection = rejections(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap().report.unwrap();
-        assert_eq!((rejection.retry, rejection.delay), (false, Some(Duration::from_secs(60))));
-        let body = Bytes::from_static(br#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#);
-        let extension = extensions(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap();
-        assert_eq!(extension.report.unwrap().by, Some(Duration::from_secs(120)));
-    }
-
-    #[test]
-    fn what_all_items_need_is_checked_before_the_first_is_read() {
-        let refused = |worker: &str, items: &str| {
-            let body = Bytes::from(format!("{{\"worker\":\"{worker}\",\"completions\":[{items}]}}"));
-            completions(&body, &mut tally(&share())).unwrap_err()
-        };
-        let nobody = refused(&"w".repeat(129), "");
-        assert!(matches!(nobody, Unread::Invalid(why) if why == "worker name has 129 bytes; at most 128"));
-        let Unread::Malformed { detail, .. } = refused("w", &vec!["0"; 1001].join(",")) else { panic!("too many") };
-        assert_eq!(detail, "completions: more than 1000 entries");
-        let many = vec!["{\"key\":\"x\"}"; 10_000].join(",");
-        let item = format!("{{\"id\":\"1\",\"lease_token\":\"t\",\"discovered\":[{many}]}}");
-        assert_eq!(refused("w", &vec![item; 6].join(",")), Unread::Excess(Excess::Discovered));
-    }
-
-    #[test]
-    fn one_completion_does_not_discover_more_than_it_may() {
-        let item = format!("{{\"id\":\"1\",\"lease_token\":\"t\",\"discovered\":[{}]}}", vec!["{}"; 10_001].join(","));
-        let body = Bytes::from(format!("{{\"worker\":\"w\",\"completions\":[{item}]}}"));
-        let item = completions(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap_err();
-        assert_eq!((item.id.as_str(), item.error.as_str()), ("1", "discovered: more than 10000 entries"));
-    }
-
-    #[test]
-    fn a_request_that_is_no_object_or_lacks_something_is_malformed() {
-        let read = |text: &'static str| get_tasks(&Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
-        assert_eq!(read(r#"["w", ["q"]]"#), "expected a JSON object");
-        assert_eq!(read(r#"{"worker":"w"}"#), "missing field `queues`");
-        assert_eq!(read(r#"{"worker":"w","queues":"q"}"#), "queues: invalid type: string \"q\", expected a list");
-        assert!(read(r#"{"worker":"w","queues":["q"],"max":3}"#).starts_with("unknown field `max`, expected one of"));
-        assert!(read("{").starts_with("not JSON: EOF"));
-        assert!(read("").starts_with("not JSON: EOF"));
-    }
-
-    #[test]
-    fn answers_leave_out_what_is_empty() {
-        let lost = shown(ItemAnswer::from(&model::ItemAnswer::new("1".into(), ItemStatus::LeaseLost)));
-        assert_eq!(lost, json!({"id": "1", "status": "LEASE_LOST"}));
-    }
-
-    #[test]
-    fn a_leased_task_has_its_payload_once_and_as_what_it_was() {
-        let leased = |body: TaskBody| {
-            let token = "q:0:1:1:1".parse().unwrap();
-            model::LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, lease: Duration::ZERO, body }
-        };
-        let shown_as = |payload: &'static [u8], payload_encoding: Encoding| {
-            let payload = Bytes::from_static(payload);
-            let task = leased(TaskBody { key: "k".into(), payload, payload_encoding, ..Default::default() });
-            let mut json = shown(LeasedTask::from(&task));
-            assert_eq!((&json["key"], &json["priority"]), (&json!("k"), &json!("medium")));
-            ["payload", "payload_base64", "payload_encoding"].map(|name| json[name].take())
-        };
-        let null = serde_json::Value::Null;
-        assert_eq!(shown_as(b"{\"a\":1}", Encoding::Json), [json!({"a": 1}), null.clone(), json!("json")]);
-        assert_eq!(shown_as(b"{\"a\":1}", Encoding::Text), [json!("{\"a\":1}"), null.clone(), json!("text")]);
-        assert_eq!(shown_as(b"\xff", Encoding::Bytes), [null.clone(), json!("/w=="), json!("bytes")]);
-        assert_eq!(shown_as(b"", Encoding::Bytes), [null.clone(), null.clone(), null]);
-        let task = leased(TaskBody { key: vec![0xff].into(), ..Default::default() });
-        assert_eq!(shown(LeasedTask::from(&task))["key_base64"], "/w==");
-    }
-}
+mod tests;

@@ -50,6 +50,12 @@ impl Leases {
     }
 }
 
+/// A request for tasks that are there.
+pub struct Wish {
+    queues: Vec<QueueName>,
+    claim: Claim,
+}
+
 /// The finds of one look so far.
 struct Found {
     claim: Claim,
@@ -90,6 +96,26 @@ impl Handle {
         let queues = queues(&request.queues)?;
         let (claim, wait) = self.claim(&request)?;
         self.wait_for(&queues, || claim.clone(), wait).await
+    }
+
+    /// Checks a request for tasks that are there. It may not wait.
+    pub fn wish(&self, request: &GetTasks) -> Result<Wish, Error> {
+        if !request.wait.is_zero() {
+            return Err(Error::Invalid("next has a wait: a report does not wait for tasks".into()));
+        }
+        Ok(Wish { queues: queues(&request.queues)?, claim: self.claim(request)?.0 })
+    }
+
+    /// Leases tasks that are there, as far as this process knows. None, if it stops.
+    pub async fn get_now(&self, wish: Wish) -> Result<Leases, Error> {
+        if self.stop.is_cancelled() {
+            return Ok(Leases::default());
+        }
+        let (since, Wish { queues, claim }) = (SystemTime::now(), wish);
+        match Box::pin(self.look(&queues, &claim, false)).await {
+            Found { granted, error: Some(error), .. } if granted.is_empty() => Err(error),
+            found => Ok(leases(found.granted, &claim.worker, since)),
+        }
     }
 
     /// Claims as `claim` says at each look, and waits only when there is nothing.

@@ -549,7 +549,8 @@ pub mod tasks_server {
             tonic::Response<::taskd_client::pb::GetTasksResponse>,
             tonic::Status,
         >;
-        /// Reports tasks as done, with their results and the tasks discovered on the way.
+        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the call also leases
+        /// tasks, so that a worker with one task at a time needs one call for each.
         async fn complete_tasks(
             &self,
             request: tonic::Request<::taskd_client::pb::CompleteTasksRequest>,

@@ -609,11 +609,18 @@ pub struct CompleteTasksRequest {
     pub worker: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
     pub completions: ::prost::alloc::vec::Vec<Completion>,
+    /// Leases tasks to the worker in the same call, those that are there now. It does not wait for any, so it has no `wait`,
+    /// and `worker` is that of the call. Where the queue cannot be asked, the answer has no tasks.
+    #[prost(message, optional, tag = "3")]
+    pub next: ::core::option::Option<GetTasksRequest>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CompleteTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// As `next` asked.
+    #[prost(message, repeated, tag = "2")]
+    pub tasks: ::prost::alloc::vec::Vec<LeasedTask>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Rejection {
@@ -2270,7 +2277,8 @@ pub mod tasks_client {
             req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Tasks", "GetTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports tasks as done, with their results and the tasks discovered on the way.
+        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the call also leases
+        /// tasks, so that a worker with one task at a time needs one call for each.
         pub async fn complete_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::CompleteTasksRequest>,

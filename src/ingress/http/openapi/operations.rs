@@ -126,8 +126,9 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::work::GetTasks>()
             .lists::<json::work::LeasedTask<'_>>("tasks"),
         "/v1/tasks:complete" => new("workers", "completeTasks", "Report tasks as done, with what they discovered")
+            .says("With `next`, the call also leases tasks that are there.")
             .takes::<json::work::CompleteTasks<'_>>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .answers::<json::work::Completed<'_>>(),
         "/v1/tasks:reject" => new("workers", "rejectTasks", "Give tasks back")
             .takes::<json::work::RejectTasks<'_>>()
             .lists::<json::work::ItemAnswer<'_>>("results"),

@@ -178,13 +178,14 @@ impl Handle {
         self.settings.limits.max_session_tasks
     }
 
-    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
-    pub async fn next_tasks(&self, attached: &Attached) -> Result<Leases, Error> {
+    /// Waits for tasks of the session's queues, at most so many of its demand. Dropping the future gives back what it
+    /// leased.
+    pub async fn next_tasks(&self, attached: &Attached, most: impl Fn(u32) -> u32) -> Result<Leases, Error> {
         let plan = attached.session.plan();
         let max_items = self.settings.limits.max_items;
         let claim = || {
             let mut claim = plan.claim.clone();
-            claim.max_tasks = (attached.session.demand() as usize).clamp(1, max_items);
+            claim.max_tasks = (most(attached.session.demand()) as usize).clamp(1, max_items);
             claim
         };
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await

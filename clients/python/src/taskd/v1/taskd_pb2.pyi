@@ -729,18 +729,22 @@ class Completion(_message.Message):
     def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., result: _Optional[bytes] = ..., discovered: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., result_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class CompleteTasksRequest(_message.Message):
-    __slots__ = ("worker", "completions")
+    __slots__ = ("worker", "completions", "next")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     completions: _containers.RepeatedCompositeFieldContainer[Completion]
-    def __init__(self, worker: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
+    next: GetTasksRequest
+    def __init__(self, worker: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., next: _Optional[_Union[GetTasksRequest, _Mapping]] = ...) -> None: ...
 
 class CompleteTasksResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "tasks")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+    tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("id", "lease_token", "reason", "retry", "delay")
