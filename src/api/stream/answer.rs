@@ -52,7 +52,8 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
+    /// Sends the answer to a frame. A `want` that found no room before counts from now on: the tasks that the frame
+    /// reported have made room.
     pub(super) async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
         let Answered { mut answer, want, early, surrenders, is_asked } = answered;
         if surrenders == self.surrenders.load(Ordering::Relaxed) {

@@ -60,7 +60,7 @@ pub(super) struct Streaming<'a> {
     pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// Demand of which the worker does not know yet: an answer under way tells it.
     pub(super) untold: Arc<AtomicU32>,
-    /// Tasks for such demand.
+    /// Tasks that a claim brought, until the worker knows of so much demand.
     pub(super) held: Option<Held>,
     /// The answer took too long, and the tasks that waited for it went back.
     pub(super) is_late: bool,
