@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     dice::Dice,
-    ledger::{Key, Lease, Ledger, now_ms},
+    ledger::{Key, Lease, Ledger, Sent, now_ms},
     pushed::{self, Pushed},
     support::session::{opening, seconds},
 };
@@ -136,9 +136,34 @@ impl Crowd {
         tokio::time::sleep(Duration::from_millis(50)).await;
         None
     }
+
+    /// Those of these keys that shall be sent later. `None`: no answer.
+    async fn insert(&self, dice: &mut Dice, keys: &[Key]) -> Option<Vec<Key>> {
+        let delays: Vec<u64> = keys.iter().map(|_| delay(dice)).collect();
+        let task = |((queue, key), delay): (&Key, &u64)| {
+            let delay = (*delay > 0).then(|| format!("{delay}ms"));
+            json!({"queue": queue, "key": key, "payload": key, "delay": delay})
+        };
+        let tasks: Vec<_> = keys.iter().zip(&delays).map(task).collect();
+        self.ledger.inserting(keys);
+        let sent_ms = now_ms();
+        let answer = self.call(dice, "/v1/tasks", &json!(tasks)).await?;
+        let mut later = Vec::new();
+        for ((key, delay), result) in keys.iter().zip(delays).zip(answer["results"].as_array().unwrap()) {
+            let (status, id) = (result["status"].as_str().unwrap(), result["id"].as_str().unwrap_or_default());
+            self.ledger.inserted(key, status, id);
+            match status {
+                "CREATED" if delay > 0 => self.ledger.waits(id, sent_ms + u128::from(delay)),
+                "TRY_LATER" => later.push(key.clone()),
+                _ => {}
+            }
+        }
+        Some(later)
+    }
 }
 
-/// Batches of new and of known keys; some of those that are not answered are tried again.
+/// Batches of new and of known keys; some of those that are not answered are tried again. At the end all are: a call
+/// whose caller has left may still store its tasks, however late, unless somebody has stored their keys.
 async fn insert(crowd: Arc<Crowd>) {
     let mut dice = Dice::new(crowd.seed, "inserter");
     let (mut count, mut unanswered) = (0, Vec::new());
@@ -150,32 +175,23 @@ async fn insert(crowd: Arc<Crowd>) {
             // The queue follows from the number: a known key is a duplicate.
             keys.push((QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(), format!("k{n}")));
         }
-        let delays: Vec<u64> = keys.iter().map(|_| delay(&mut dice)).collect();
-        let task = |((queue, key), delay): (&Key, &u64)| {
-            let delay = (*delay > 0).then(|| format!("{delay}ms"));
-            json!({"queue": queue, "key": key, "payload": key, "delay": delay})
+        unanswered = match crowd.insert(&mut dice, &keys).await {
+            Some(later) => later,
+            None if dice.chance(70) => keys,
+            None => Vec::new(),
         };
-        let tasks: Vec<_> = keys.iter().zip(&delays).map(task).collect();
-        crowd.ledger.inserting(&keys);
-        let sent_ms = now_ms();
-        match crowd.call(&mut dice, "/v1/tasks", &json!(tasks)).await {
-            Some(answer) => {
-                let results = answer["results"].as_array().unwrap();
-                for ((key, delay), result) in keys.into_iter().zip(delays).zip(results) {
-                    let (status, id) = (result["status"].as_str().unwrap(), result["id"].as_str().unwrap_or_default());
-                    crowd.ledger.inserted(&key, status, id);
-                    if status == "CREATED" && delay > 0 {
-                        crowd.ledger.waits(id, sent_ms + u128::from(delay));
-                    }
-                    if status == "TRY_LATER" {
-                        unanswered.push(key);
-                    }
-                }
-            }
-            None if dice.chance(70) => unanswered = keys,
-            None => {}
-        }
         tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let unanswered = crowd.ledger.unanswered();
+        if unanswered.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "nobody answers inserts of {unanswered:?}");
+        for keys in unanswered.chunks(100) {
+            crowd.insert(&mut dice, keys).await;
+        }
     }
 }
 
@@ -200,6 +216,8 @@ struct Worker {
     /// Of its last stream.
     session: String,
     dice: Dice,
+    /// What reports brought, by calls.
+    next: Vec<Lease>,
     /// To be answered at this time.
     late: VecDeque<(Instant, Vec<Lease>)>,
     /// Completed long ago.
@@ -213,8 +231,8 @@ impl Worker {
         let dice = Dice::new(crowd.seed, &name);
         // The kinds stand in pairs.
         let (is_pushed, stream, session) = (n % 2 == 1, None, String::new());
-        let (late, old, children) = (VecDeque::new(), Vec::new(), 0);
-        Self { crowd, name, kind, is_pushed, stream, session, dice, late, old, children }
+        let (next, late, old, children) = (Vec::new(), VecDeque::new(), Vec::new(), 0);
+        Self { crowd, name, kind, is_pushed, stream, session, dice, next, late, old, children }
     }
 
     async fn run(mut self) {
@@ -242,6 +260,7 @@ impl Worker {
 
     async fn get(&mut self) -> Vec<Lease> {
         match self.is_pushed {
+            _ if !self.next.is_empty() => std::mem::take(&mut self.next),
             true => self.next_pushed().await,
             false => self.poll().await,
         }
@@ -313,12 +332,23 @@ impl Worker {
     }
 
     async fn poll(&mut self) -> Vec<Lease> {
-        let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
-        let most = 1 + self.dice.below(10);
-        let body = json!({"worker": self.name, "queues": queues, "max_tasks": most, "wait": "200ms"});
+        let mut body = self.wish();
+        (body["worker"], body["wait"]) = (json!(self.name), json!("200ms"));
         let sent = self.crowd.ledger.sending();
         let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:get", &body).await else { return Vec::new() };
-        let leases = answer["tasks"].as_array().unwrap().iter().map(|task| self.lease(task)).collect::<Vec<_>>();
+        self.leases(&answer, sent)
+    }
+
+    /// What it wants by a call.
+    fn wish(&mut self) -> Value {
+        let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
+        json!({"queues": queues, "max_tasks": 1 + self.dice.below(10)})
+    }
+
+    /// The tasks in the answer to a call, if it has any.
+    fn leases(&mut self, answer: &Value, sent: Sent) -> Vec<Lease> {
+        let tasks = answer["tasks"].as_array().into_iter().flatten();
+        let leases: Vec<_> = tasks.map(|task| self.lease(task)).collect();
         for lease in &leases {
             self.crowd.ledger.leased(&self.name, lease, sent);
         }
@@ -431,15 +461,20 @@ impl Worker {
     /// It does not go on with what it has not reported: a stream that stays would keep the leases for it, for ever.
     fn forget(&mut self) {
         self.crowd.ledger.lets_go(&self.name, &[]);
+        self.next.clear();
         self.stream = None;
     }
 
     /// True when all are answered for good.
     async fn complete_once(&mut self, leases: &[Lease]) -> bool {
         let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
-        let body = json!({"worker": self.name, "completions": completions});
+        let mut body = json!({"worker": self.name, "completions": completions});
         let completions = leases.iter().map(|lease| pushed::completion(lease, &self.name)).collect();
-        let frame = pb::WorkerFrame { completions, ..Default::default() };
+        let mut frame = pb::WorkerFrame { completions, ..Default::default() };
+        if self.dice.chance(50) {
+            body["next"] = self.wish();
+            frame.want = 1 + u32::try_from(self.dice.below(10)).unwrap();
+        }
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, true);
         let sent = ledger.sending();
@@ -453,11 +488,14 @@ impl Worker {
     /// Sends a report on its stream, if it has one, or by a call. `None`: it was not answered.
     async fn report(&mut self, path: &str, body: &Value, frame: pb::WorkerFrame) -> Option<Vec<Answer>> {
         let calls = self.dice.chance(10);
+        let sent = self.crowd.ledger.sending();
         let Some(mut stream) = self.stream.take_if(|_| !calls) else {
             let answer = self.crowd.call(&mut self.dice, path, body).await?;
+            let next = self.leases(&answer, sent);
+            self.next.extend(next);
             return Some(answer["results"].as_array().unwrap().iter().map(read).collect());
         };
-        match stream.ask(frame).await {
+        match stream.report(frame, &self.crowd.ledger).await {
             Ok(answer) => {
                 self.stream = Some(stream);
                 let all = answer.completions.iter().chain(&answer.rejections).chain(&answer.extensions);

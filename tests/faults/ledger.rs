@@ -139,6 +139,12 @@ impl Ledger {
         }
     }
 
+    /// The keys of which nobody has said that they are stored.
+    pub(crate) fn unanswered(&self) -> Vec<Key> {
+        let book = self.book();
+        book.inserts.iter().filter(|(_, insert)| insert.ids.is_empty()).map(|(key, _)| key.clone()).collect()
+    }
+
     /// A new task may not be handed out before this time.
     pub(crate) fn waits(&self, id: &str, due_ms: u128) {
         self.book().due_ms.insert(id.to_owned(), due_ms);

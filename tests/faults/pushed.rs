@@ -51,6 +51,27 @@ impl Pushed {
         timeout(PATIENCE, self.worker.ask(frame)).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
+    /// Sends a report. It wants tasks beside it only if none is on its way: those that come then are claimed since.
+    pub(crate) async fn report(
+        &mut self,
+        mut frame: pb::WorkerFrame,
+        ledger: &Ledger,
+    ) -> Result<pb::FrameAnswer, Status> {
+        if self.wanted > 0 {
+            frame.want = 0;
+        }
+        let (wants, asked) = (frame.want > 0, ledger.sending());
+        let answer = self.ask(frame).await?;
+        if wants {
+            let came = self.worker.tasks.len();
+            if came > 0 {
+                ledger.broken(format!("{came} tasks came before the answer that told of their demand"));
+            }
+            (self.asked, self.wanted) = (asked, answer.granted);
+        }
+        Ok(answer)
+    }
+
     /// Wants tasks if none is on its way, and waits a while for some. Beside them, when it asked for them.
     pub(crate) async fn tasks(&mut self, most: u32, ledger: &Ledger) -> Result<(Vec<pb::LeasedTask>, Sent), Status> {
         if self.wanted == 0 {
