@@ -28,7 +28,7 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 /// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock get an error.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// The pool closes a connection after this idle time, before the server does: see [`SESSION`].
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(5);
 /// The longest that an idle connection may take to answer a ping.
 const PING_WITHIN: Duration = Duration::from_secs(2);
 /// The life of a connection. The next one finds a new primary, and the server gets its memory back.
@@ -42,14 +42,15 @@ const PREPARED: usize = 256;
 ///
 /// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED:
 /// after a wait for a row the transaction sees it, and it locks no gaps between other keys. Strict: a value that does
-/// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 20 s;
-/// otherwise a client that was cut off would hold its locks for hours.
+/// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 10 s;
+/// otherwise a client that was cut off would hold its locks for hours. That is half the time for which a call that
+/// meets these locks is tried again.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
                 autocommit = 1, \
                 innodb_lock_wait_timeout = 10, \
-                wait_timeout = 20";
+                wait_timeout = 10";
 
 /// For the connection that holds the migration lock. It is silent while another connection migrates.
 const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
