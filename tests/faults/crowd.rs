@@ -216,7 +216,7 @@ struct Worker {
     /// Of its last stream.
     session: String,
     dice: Dice,
-    /// What reports brought, by calls.
+    /// Tasks that came with the answers to its reports, by calls.
     next: Vec<Lease>,
     /// To be answered at this time.
     late: VecDeque<(Instant, Vec<Lease>)>,
@@ -339,7 +339,7 @@ impl Worker {
         self.leases(&answer, sent)
     }
 
-    /// What it wants by a call.
+    /// Its wish for tasks, as a call has it.
     fn wish(&mut self) -> Value {
         let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
         json!({"queues": queues, "max_tasks": 1 + self.dice.below(10)})
