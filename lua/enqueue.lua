@@ -8,10 +8,12 @@
 -- Tasks that were never on the bus come with the shard's fence, as the caller knew it before it stored them in SQL. The
 -- fence moves when a task comes that may have come before, when one ends that never came, and with the generation. So
 -- while the fence stands, none of these tasks was here, and none is done and forgotten.
+-- Tasks that waited in SQL for room may be here. They come with the fence as the caller knew it before it read them,
+-- and with how often tasks were forgotten by then. So each that SQL showed unfinished is still known, if it ever was.
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset
---         is behind it. If ARGV[6] is '': the fence ('' unknown)
+--         is behind it. If ARGV[6] is '': the fence ('' unknown), of new tasks without the number of forgets
 -- ARGV[6] offset to store when every task was dealt with: that of the last one, or behind it; '' the tasks were never
 --         on the bus
 -- ARGV[7] high water in tasks   ARGV[8] in bytes
@@ -23,10 +25,11 @@
 --   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none), epoch of the task
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
---       | {'moved', the fence}: nothing was changed
+--       | {'moved', the fence: generation/moves/forgets}: nothing was changed
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
-local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence')
+local counters =
+  redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence', 'forgets')
 local epoch, known_epoch, is_from_bus = tonumber(ARGV[9]), tonumber(counters[3] or 0), ARGV[6] ~= ''
 
 -- Whether the first offset of the text lies behind the offset; '' lies before all.
@@ -48,7 +51,8 @@ if is_from_bus then
   end
 else
   local fence = generation .. '/' .. (counters[6] or 0)
-  if ARGV[5] ~= fence then return {'moved', fence} end
+  local whole = fence .. '/' .. (counters[7] or 0)
+  if ARGV[5] ~= fence and ARGV[5] ~= whole then return {'moved', whole} end
 end
 
 -- The queue is full by what the foremost worker still has ahead, so that a slow worker does not starve the others.

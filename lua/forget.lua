@@ -51,5 +51,8 @@ for i = 1, same do
 end
 redis.call('LTRIM', FINALS, same, -1)
 if #kept > 0 then redis.call('RPUSH', FINALS, unpack(kept)) end
-if #forgotten > 0 then redis.call('HDEL', RECORDS, unpack(forgotten)) end
+if #forgotten > 0 then
+  redis.call('HDEL', RECORDS, unpack(forgotten))
+  redis.call('HINCRBY', COUNTERS, 'forgets', 1)
+end
 return #forgotten

@@ -41,7 +41,7 @@ impl Scale {
     pub(crate) fn full() -> Self {
         Self {
             runs: 3,
-            // Below the 100,000 at which a queue is full.
+            // Below what a queue has room for.
             tasks: 80_000,
             single_tasks: 20_000,
             latency_samples: 300,

@@ -73,6 +73,7 @@ fn start_watchdog(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
         publisher: cx.publisher.clone(),
         letters: cx.letters.clone(),
         gates: cx.gates.clone(),
+        shortcut: cx.shortcut.clone(),
         occupancy: cx.occupancy.clone(),
         clock: cx.clock.clone(),
         settings: Arc::clone(&cx.settings),

@@ -284,7 +284,7 @@ settings! {
         /// How long an insert that is sent again with its idempotency key is answered as the first time.
         pub idempotency_window: Duration = Duration::from_secs(24 * 3600),
         /// The tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay in SQL …
-        pub high_water_tasks: u64 = 100_000,
+        pub high_water_tasks: u64 = 1_000_000,
         /// … or their bytes.
         pub high_water_bytes: u64 = 256 << 20,
         /// The unfinished tasks in SQL beyond which taskd tells inserts to try later.

@@ -6,8 +6,9 @@ use redis::Value;
 
 use super::{
     error::Result,
+    fence::Fence,
     shards::Shards,
-    types::{Enqueue, EnqueueTask, Enqueued, Fence, Source},
+    types::{Enqueue, EnqueueTask, Enqueued, Source},
     wakes::Wake,
     wire::{items, number, packed_strings, text},
 };
@@ -64,6 +65,10 @@ impl Enqueuer {
                 (epoch, again)
             }
             Source::Store(fence) => {
+                call.arg("").arg(fence.of_new_tasks()).arg("");
+                (0, false)
+            }
+            Source::Waiting(fence) => {
                 call.arg("").arg(&fence.0).arg("");
                 (0, false)
             }

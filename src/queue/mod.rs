@@ -18,6 +18,7 @@ mod delivery;
 mod enqueue;
 mod error;
 mod explain;
+mod fence;
 mod history;
 pub mod keys;
 mod notes;
@@ -50,6 +51,7 @@ pub use self::{
     enqueue::Enqueuer,
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
+    fence::Fence,
     history::History,
     notices::Notice,
     session::{EndedLease, LeaseEnd, Started},
@@ -60,7 +62,7 @@ pub use self::{
         SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
     types::{
-        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure, Fence,
+        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
         Rejection, Source, Stats,
     },

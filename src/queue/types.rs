@@ -8,7 +8,10 @@ use std::{
 
 use bytes::Bytes;
 
-use super::error::{Error, Result};
+use super::{
+    error::{Error, Result},
+    fence::Fence,
+};
 use crate::{
     config::QueueSettings,
     model::{LeaseNumber, LeaseToken, Offset, Priority, TaskId, WorkerName},
@@ -63,18 +66,16 @@ pub enum Source<'a> {
     },
     /// SQL, where they were stored behind the moment at which the shard had this fence. None was ever on the bus.
     Store(&'a Fence),
+    /// SQL, where they waited for room. They were read, unfinished, behind the moment at which the shard had this
+    /// fence. The queue may have any of them.
+    Waiting(&'a Fence),
 }
-
-/// A mark of a shard that moves when a task comes that may have come before, when a task ends that never came, and when
-/// the shard begins anew.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fence(pub(super) String);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
     /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there is one.
     Done { dealt_with: usize, added: usize },
-    /// Tasks of the store came with another fence than this one. Nothing was changed.
+    /// Tasks from SQL came with another fence than this one. Nothing was changed.
     Moved(Fence),
     /// Redis fell back behind the predecessor: read the partition again from behind this offset.
     Behind(Option<Offset>),

@@ -133,7 +133,7 @@ table! {
         DUMP = "dump" [clock shard record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
-        FORGET = "forget" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
+        FORGET = "forget" [clock shard] at_full_memory [RECORDS COUNTERS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
         FORWARDED = "forwarded" [shard many] at_full_memory [COUNTERS OUTBOX] no_lanes;
     }

@@ -60,6 +60,8 @@ pub const DUE_LOOKED_AT: u64 = 1000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub task: TaskRow,
+    /// No worker has completed it, and nobody has sent it again: for the queue it is as new.
+    pub is_as_new: bool,
     pub unpublished: Unpublished,
     pub turn: Turn,
 }

@@ -7,8 +7,8 @@ use prost::Message as _;
 use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
-    model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue, Source},
+    model::{self, Offset, QueueName, ShardId, TaskId},
+    queue::{Closing, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
     wire::{self, pb},
@@ -16,7 +16,7 @@ use taskd::{
 
 use crate::support::{
     coordination,
-    process::Process,
+    process::{Process, work_off},
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
     store_contract::Database,
@@ -185,32 +185,6 @@ impl Fixture {
         }
     }
 
-    /// Does all tasks of the queue, and forgets them, so that it has nothing left.
-    async fn work_off(&self, name: &str) {
-        let (shard, worker) = (shard(name), WorkerName::new("w").unwrap());
-        let known = self.queue.shards_of(&shard.queue).remove(0);
-        let claim = Claim {
-            worker: worker.clone(),
-            max_tasks: 10,
-            max_bytes: 1 << 20,
-            is_first: true,
-            lease: None,
-            priority: None,
-        };
-        let granted = self.queue.worker.claim(&known, claim).await.unwrap();
-        granted.delivery.delivered();
-        for leased in granted.tasks {
-            let completion =
-                Completion { id: leased.id, token: leased.token, worker: worker.clone(), report: "report".into() };
-            assert_eq!(self.queue.worker.complete(completion).await.unwrap(), Code::Ok);
-        }
-        let entries = self.queue.upkeep.outbox(&shard, 10, 1 << 20).await.unwrap();
-        self.queue.upkeep.forwarded(&shard, &entries).await.unwrap();
-        let done: Vec<_> = self.queue.upkeep.finals(&shard, Duration::ZERO, 10).await.unwrap();
-        let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
-        self.queue.upkeep.forget(&shard, Duration::ZERO, &done).await.unwrap();
-    }
-
     async fn close_in_redis(&self, name: &str) {
         assert!(matches!(self.queue.upkeep.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::In(_)));
         assert_eq!(self.queue.upkeep.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::Closed(1));
@@ -261,7 +235,7 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     let mut fixture = Fixture::start().await;
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;
-    fixture.work_off("q").await;
+    work_off(&fixture.queue, &shard("q")).await;
     fixture.close_in_redis("q").await;
     // The fanout still knows it, and SQL does not know yet that it is closed: perhaps Redis lost it.
     fixture.publish(&["q", "other"]).await;
@@ -272,7 +246,7 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     assert_eq!(fixture.queue.upkeep.generations(&[shard("q")]).await.unwrap()[0], Some(2));
 
     // Closed in both, and known to nobody.
-    fixture.work_off("q").await;
+    work_off(&fixture.queue, &shard("q")).await;
     assert!(matches!(fixture.queue.upkeep.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::In(_)));
     assert_eq!(fixture.queue.upkeep.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::Closed(2));
     assert!(fixture.process.store.close_shard(&shard("q"), 2).await.unwrap());
@@ -288,7 +262,7 @@ async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
     let mut fixture = Fixture::start().await;
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;
-    fixture.work_off("q").await;
+    work_off(&fixture.queue, &shard("q")).await;
     fixture.close_in_redis("q").await;
     let Fixture { process, queue, supervisor, .. } = &fixture;
     process.sync_queues(supervisor).await;

@@ -1,6 +1,6 @@
 //! Tasks that go from SQL into the queue, past the bus: which do, which may not, and that none is handed out twice.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use futures::poll;
 use redis::AsyncCommands;
@@ -15,14 +15,14 @@ use taskd::{
     },
     redis_pool::Redis,
     runtime::Supervisor,
-    store::{self, Store, Turn},
+    store::{self, NewRow, Store, Turn, Unpublished},
 };
 
 use crate::support::{
-    process::Process,
+    process::{Process, work_off},
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
-    store_contract::{Database, row},
+    store_contract::{Database, completed, row},
     until,
 };
 
@@ -82,10 +82,10 @@ impl Fixture {
 
     /// New tasks in SQL that no loop sends anywhere.
     async fn stored(&self, count: usize) -> Vec<(TaskRow, Turn)> {
-        let rows: Vec<_> = (0..count).map(|_| row("q", TaskId::new().as_bytes())).collect();
+        let rows: Vec<_> = (0..count).map(|_| in_shard(row("q", TaskId::new().as_bytes()))).collect();
         let stored = self.store.insert(&rows).await.unwrap();
         let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();
-        rows.into_iter().map(|row| TaskRow { partition: 0, ..row.task }).zip(turns).collect()
+        rows.into_iter().map(|row| row.task).zip(turns).collect()
     }
 
     async fn send(&self, rows: &[(TaskRow, Turn)], stored_behind: Moment) -> Outcome {
@@ -127,6 +127,11 @@ impl Outcome {
     fn refused(rows: &[(TaskRow, Turn)]) -> Self {
         Self { again: ids(rows), ..Self::default() }
     }
+}
+
+/// In the only partition that there is.
+fn in_shard(row: NewRow) -> NewRow {
+    NewRow { task: TaskRow { partition: 0, ..row.task }, ..row }
 }
 
 fn ids(rows: &[(TaskRow, Turn)]) -> Vec<TaskId> {
@@ -241,5 +246,76 @@ async fn what_a_full_queue_does_not_take_goes_by_the_bus() {
     until("the queue is closed", async || f.process.gates.is_closed(&f.shard.queue)).await;
     let now = f.shortcut.moment();
     assert_eq!(f.send(&rows[2..], now).await, Outcome::left(&rows[2..]));
+    f.stop().await;
+}
+
+/// Tasks that wait in SQL for room, as a watchdog has read them.
+async fn waiting(f: &Fixture, count: usize) -> Vec<(TaskRow, Turn)> {
+    let rows: Vec<_> = f.stored(count).await;
+    f.store.unpublish(&ids(&rows), Unpublished::Parked).await.unwrap();
+    let parked = f.store.parked(&f.shard.queue, 100, &HashSet::new()).await.unwrap();
+    assert!(parked.iter().all(|row| row.is_as_new));
+    parked.into_iter().map(|row| (row.task, row.turn)).collect()
+}
+
+#[tokio::test]
+async fn what_waited_for_room_passes_by_the_bus_as_often_as_it_is_released() {
+    let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 4).await;
+    let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
+    let rows = waiting(&f, 3).await;
+    // There is room for two. A watchdog that is killed before it marks them finds them again.
+    for _ in 0..2 {
+        let released = f.shortcut.release(&borrowed(&rows), &fences).await;
+        assert!(released.is_over && released.error.is_none());
+        assert_eq!(released.published[0].tasks.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids(&rows[..2]));
+        f.has_open(4).await;
+        f.store.unpublish(&ids(&rows), Unpublished::Parked).await.unwrap();
+    }
+    f.stop().await;
+}
+
+/// Held up between SQL and Redis, until another watchdog has released its task, and that is done and forgotten.
+#[tokio::test]
+async fn a_watchdog_that_was_held_up_is_refused() {
+    let f = Fixture::start(|_| {}).await;
+    let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
+    let rows = waiting(&f, 1).await;
+    assert!(!f.shortcut.release(&borrowed(&rows), &fences).await.is_over);
+    f.has_open(3).await;
+    work_off(&f.process.queue, &f.shard).await;
+    f.has_open(0).await;
+    let released = f.shortcut.release(&borrowed(&rows), &fences).await;
+    assert!(released.is_over && released.published.is_empty() && released.error.is_none());
+    f.has_open(0).await;
+    // New tasks are not concerned.
+    f.insert("new").await;
+    f.has_open(1).await;
+    f.stop().await;
+}
+
+#[tokio::test]
+async fn the_watchdog_releases_what_waits_past_the_bus_but_for_what_has_a_past() {
+    let f = Fixture::start(|_| {}).await;
+    let settings = Arc::new(Settings::default());
+    waiting(&f, 3).await;
+    f.process.gates.close(&f.shard.queue);
+    let before = f.end().await;
+    f.process.watchdog(&settings, &f.supervisor);
+    let parked = async || f.store.parked(&f.shard.queue, 1, &HashSet::new()).await.unwrap();
+    until("none waits", async || parked().await.is_empty()).await;
+    f.has_open(5).await;
+    assert_eq!(f.end().await, before, "none was on the bus");
+    until("the gate is open", async || !f.process.gates.is_closed(&f.shard.queue)).await;
+
+    // One of its two workers has completed it: SQL is asked who.
+    let mut half = in_shard(row("q", b"half done"));
+    half.task.replicas = 2;
+    f.store.insert(std::slice::from_ref(&half)).await.unwrap();
+    f.store.settle(&[completed(&half, "w")]).await.unwrap();
+    f.store.unpublish(&[half.task.id], Unpublished::Parked).await.unwrap();
+    f.process.gates.close(&f.shard.queue);
+    until("it does not wait any more", async || parked().await.is_empty()).await;
+    f.has_open(6).await;
+    assert_ne!(f.end().await, before);
     f.stop().await;
 }

@@ -1,12 +1,13 @@
 //! A process of which a test starts the pipelines that it needs.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use taskd::{
     bus::Bus,
     config::Settings,
     coordination::Coordination,
     dedup::Filter,
+    model::{ShardId, WorkerName},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         discovery, fanout,
@@ -14,12 +15,37 @@ use taskd::{
         shortcut::Shortcut,
         watchdog,
     },
-    queue::Queue,
+    queue::{Claim, Code, Completion, Queue},
     redis_pool::Redis,
     runtime::{Clock, Supervisor},
     store::Store,
 };
 use uuid::Uuid;
+
+/// Does all tasks of a shard, and forgets them, so that it has nothing left.
+pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
+    let (known, worker) = (queue.shards_of(&shard.queue).remove(0), WorkerName::new("w").unwrap());
+    let claim = Claim {
+        worker: worker.clone(),
+        max_tasks: 10,
+        max_bytes: 1 << 20,
+        is_first: true,
+        lease: None,
+        priority: None,
+    };
+    let granted = queue.worker.claim(&known, claim).await.unwrap();
+    granted.delivery.delivered();
+    for leased in granted.tasks {
+        let completion =
+            Completion { id: leased.id, token: leased.token, worker: worker.clone(), report: "report".into() };
+        assert_eq!(queue.worker.complete(completion).await.unwrap(), Code::Ok);
+    }
+    let entries = queue.upkeep.outbox(shard, 10, 1 << 20).await.unwrap();
+    queue.upkeep.forwarded(shard, &entries).await.unwrap();
+    let done: Vec<_> = queue.upkeep.finals(shard, Duration::ZERO, 10).await.unwrap();
+    let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
+    queue.upkeep.forget(shard, Duration::ZERO, &done).await.unwrap();
+}
 
 /// One process over its backends.
 pub(crate) struct Process {
@@ -122,6 +148,7 @@ impl Process {
             publisher: self.publisher(),
             letters: self.letters(),
             gates: self.gates.clone(),
+            shortcut: self.shortcut.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
             settings: Arc::clone(settings),

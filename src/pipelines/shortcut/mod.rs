@@ -14,6 +14,7 @@
 //! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will, and asks Redis once
 //! the fanout has read those tasks.
 
+mod release;
 mod traced;
 
 use std::{
@@ -26,12 +27,15 @@ use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-pub use self::traced::Enqueues;
+pub use self::{
+    release::{Fences, Released},
+    traced::Enqueues,
+};
 use crate::{
     config::Settings,
     model::{Offset, ShardId, TaskRow},
     pipelines::admission::Gates,
-    queue::{Enqueue, EnqueueTask, Enqueued, Enqueuer, Fence, Source},
+    queue::{self, Enqueue, EnqueueTask, Enqueued, Enqueuer, Fence, Source},
     store::{Published, Turn},
     telemetry::metrics,
     wire,
@@ -186,30 +190,44 @@ impl Shortcut {
             return taken;
         }
         let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
-        while taken.count < rows.len() {
-            let (since, rows) = (SystemTime::now(), self.call(&rows[taken.count..]));
+        let (count, refused) = self.put(shard, rows, Source::Store(&fence)).await;
+        taken.count = count;
+        // Where the queue is full, the fanout parks the rest.
+        if let Some(outcome) = refused {
+            tracing::debug!("{} new tasks of {shard} go by the bus: {outcome:?}", rows.len() - count);
+            self.pause(shard, matches!(outcome, Ok(Enqueued::Moved(_))));
+            taken.again = true;
+        }
+        taken
+    }
+
+    /// Enqueues rows of one shard. Answers how many the queue has dealt with, counted from the first, and the outcome
+    /// of a call that was refused or failed. Without one the queue is full for the next row.
+    async fn put(
+        &self,
+        shard: &ShardId,
+        rows: &[(&TaskRow, Turn)],
+        source: Source<'_>,
+    ) -> (usize, Option<queue::Result<Enqueued>>) {
+        let mut count = 0;
+        while count < rows.len() {
+            let (since, rows) = (SystemTime::now(), self.call(&rows[count..]));
             let mut traced = Enqueues::default();
             rows.iter().enumerate().for_each(|(place, (row, _))| traced.add(place, &row.traceparent));
             let tasks: Vec<EnqueueTask> = rows.iter().map(|(row, _)| task(row)).collect();
-            match self.0.queue.enqueue(shard, &self.batch(shard, &fence, &tasks)).await {
+            match self.0.queue.enqueue(shard, &self.batch(shard, source, &tasks)).await {
                 Ok(Enqueued::Done { dealt_with, added }) => {
                     traced.end(shard, &tasks, dealt_with, added, since);
                     metrics::fanout_took(added, dealt_with - added);
-                    taken.count += dealt_with;
+                    count += dealt_with;
                     if dealt_with < tasks.len() {
-                        // The queue is full. The fanout parks the rest.
                         break;
                     }
                 }
-                outcome => {
-                    tracing::debug!("{} new tasks of {shard} go by the bus: {outcome:?}", rows.len());
-                    self.pause(shard, matches!(outcome, Ok(Enqueued::Moved(_))));
-                    taken.again = true;
-                    break;
-                }
+                outcome => return (count, Some(outcome)),
             }
         }
-        taken
+        (count, None)
     }
 
     /// The first rows, as many as go in one call.
@@ -222,10 +240,10 @@ impl Shortcut {
         &rows[..fits.count().max(1)]
     }
 
-    fn batch<'t>(&self, shard: &ShardId, fence: &'t Fence, tasks: &'t [EnqueueTask]) -> Enqueue<'t> {
+    fn batch<'t>(&self, shard: &ShardId, source: Source<'t>, tasks: &'t [EnqueueTask]) -> Enqueue<'t> {
         let settings = self.0.settings.queues.get(&shard.queue);
         Enqueue {
-            source: Source::Store(fence),
+            source,
             tasks,
             high_water_tasks: settings.high_water_tasks,
             high_water_bytes: settings.high_water_bytes,
@@ -240,14 +258,22 @@ impl Shortcut {
         if let Some((fence, since)) = self.0.known.lock().shards.get(shard).and_then(|known| known.fence.as_ref()) {
             return (*since <= at).then(|| fence.clone());
         }
-        match self.0.queue.enqueue(shard, &self.batch(shard, &Fence::default(), &[])).await {
-            Ok(Enqueued::Moved(fence)) => self.learn(shard, fence),
-            outcome => {
+        match self.look(shard).await {
+            Ok(fence) => self.learn(shard, fence),
+            Err(outcome) => {
                 tracing::debug!("the fence of {shard} is not known: {outcome:?}");
                 self.pause(shard, false);
             }
         }
         None
+    }
+
+    /// Asks Redis for the fence of a shard.
+    async fn look(&self, shard: &ShardId) -> Result<Fence, queue::Result<Enqueued>> {
+        match self.0.queue.enqueue(shard, &self.batch(shard, Source::Store(&Fence::default()), &[])).await {
+            Ok(Enqueued::Moved(fence)) => Ok(fence),
+            outcome => Err(outcome),
+        }
     }
 
     fn learn(&self, shard: &ShardId, fence: Fence) {

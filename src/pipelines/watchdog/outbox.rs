@@ -61,10 +61,10 @@ impl Outbox {
                 continue;
             }
             let started = Instant::now();
-            let is_full = self.round(&mut rounds, &cx).await?;
+            let has_more = self.round(&mut rounds, &cx).await?;
             metrics::watchdog_step("outbox", started.elapsed());
             cx.beat();
-            let wait = match (is_full, self.parked.are_on_their_way()) {
+            let wait = match (has_more, self.parked.are_on_their_way()) {
                 (true, _) => Duration::from_millis(1),
                 (false, true) => Duration::from_millis(20),
                 (false, false) => IDLE,
@@ -74,7 +74,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Publishes a page of due rows, and parked rows. Answers whether the page was full.
+    /// Publishes a page of due rows, and releases parked rows. Answers whether there may be more of either.
     async fn round(&mut self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let steps = Some(self.clock.steps());
         if rounds.steps != steps {
@@ -82,13 +82,13 @@ impl Outbox {
             rounds.steps = steps;
         }
         let is_full = self.publish_due(&mut rounds.refused).await?;
-        self.parked.release(&mut rounds.refused).await?;
+        let has_more = self.parked.release(&mut rounds.refused).await?;
         if self.clock.now() - rounds.looked > LOOK_EVERY {
             rounds.looked = self.clock.now();
             rounds.refused.clear();
             self.parked.close_gates().await?;
         }
-        Ok(is_full)
+        Ok(is_full || has_more)
     }
 
     /// Publishes a page of due rows. Answers whether it was full.

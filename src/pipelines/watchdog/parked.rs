@@ -1,4 +1,4 @@
-//! Parked rows go to the bus when their queue has room.
+//! Parked rows go out when their queue has room: into the queue where this process takes the shortcut, else to the bus.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,12 +10,16 @@ use super::{context::Context, error::Error, republish::Republish};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
-    model::{QueueName, TaskId},
-    pipelines::{admission::Gates, publishing::Last},
+    model::{QueueName, ShardId, TaskId, TaskRow},
+    pipelines::{
+        admission::Gates,
+        publishing::Last,
+        shortcut::{Fences, Released, Shortcut},
+    },
     queue::{self, Upkeep},
     runtime::Clock,
-    store::Store,
-    telemetry::metrics::Republished,
+    store::{OutboxRow, Store, Turn},
+    telemetry::metrics::{self, Republished},
 };
 
 /// When released tasks are late, the watchdog asks whether the topic was made anew. Then no reader ever reaches their
@@ -31,6 +35,7 @@ pub(super) struct Parked {
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     gates: Gates,
+    shortcut: Option<Shortcut>,
     clock: Clock,
     settings: Arc<Settings>,
     republish: Republish,
@@ -42,9 +47,9 @@ type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
 
 impl Parked {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { store, bus, queue, gates, clock, settings, .. } = context.clone();
+        let Context { store, bus, queue, gates, shortcut, clock, settings, .. } = context.clone();
         let republish = Republish::new(context);
-        Self { store, bus, queue, gates, clock, settings, republish, on_their_way: OnTheirWay::new() }
+        Self { store, bus, queue, gates, shortcut, clock, settings, republish, on_their_way: OnTheirWay::new() }
     }
 
     /// Closes the gates of queues with parked tasks. Another process may have parked them.
@@ -60,46 +65,94 @@ impl Parked {
         !self.on_their_way.is_empty()
     }
 
-    /// Publishes parked tasks of queues that have room again. Opens the gate of a queue that has none parked.
-    pub(super) async fn release(&mut self, refused: &mut HashSet<TaskId>) -> Result<(), Error> {
+    /// Releases parked tasks of queues that have room again. Opens the gate of a queue that has none parked. Answers
+    /// whether any queue may have room for more.
+    pub(super) async fn release(&mut self, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
         self.follow_released().await?;
+        let mut has_more = false;
         for queue in self.gates.closed() {
             // The tasks that were released last are not counted in their shards yet.
             if self.on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
                 continue;
             }
-            if !self.release_of(&queue, refused).await? {
+            if self.release_of(&queue, refused).await? {
+                has_more |= !self.on_their_way.contains_key(&queue);
+            } else {
                 self.gates.open(&queue);
             }
         }
-        Ok(())
+        Ok(has_more)
     }
 
-    /// Publishes the parked tasks that a queue with room surely takes, and at least a page. Answers whether there was
+    /// Releases the parked tasks that a queue with room surely takes, and at least a page. Answers whether there was
     /// any.
     ///
-    /// The next ones wait until the fanout has committed these, at a tick. Workers would wait, too, if they were few.
+    /// Behind tasks that go by the bus, the next ones wait until the fanout has committed these, at a tick. Workers
+    /// would wait, too, if they were few.
     async fn release_of(&mut self, queue: &QueueName, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
         let (settings, page) = (self.settings.queues.get(queue), self.settings.watchdog.batch_max);
         // `Stats::has_room` keeps a tenth free.
         let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
         let mut released = [0, 0];
         for _ in 0..PAGES_AT_ONCE {
+            // Before the rows are read.
+            let fences = match &self.shortcut {
+                Some(shortcut) => Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await)),
+                None => None,
+            };
             let parked = self.store.parked(queue, page, refused).await?;
             if parked.is_empty() {
                 return Ok(released != [0, 0]);
             }
-            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
-            let last = self.republish.publish(&rows, Republished::Unparked, refused).await?;
-            let now = self.clock.now();
-            self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
+            let may_pass = |row: &&OutboxRow| {
+                row.is_as_new && fences.as_ref().is_some_and(|(_, fences)| fences.has(row.task.partition))
+            };
+            let (passing, others): (Vec<_>, Vec<_>) = parked.iter().partition(may_pass);
+            let is_over = match &fences {
+                Some((shortcut, fences)) => self.enqueue(&passing, shortcut, fences, refused).await?,
+                None => false,
+            };
+            if !others.is_empty() {
+                let last = self.republish.publish(&pairs(&others), Republished::Unparked, refused).await?;
+                let now = self.clock.now();
+                self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
+            }
             released[0] += parked.len() as u64;
             released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
-            if released[0] >= room[0] || released[1] >= room[1] {
+            if is_over || released[0] >= room[0] || released[1] >= room[1] {
                 break;
             }
         }
         Ok(true)
+    }
+
+    /// Puts rows into the queue and marks them. Answers whether some have to wait on.
+    async fn enqueue(
+        &self,
+        rows: &[&OutboxRow],
+        shortcut: &Shortcut,
+        fences: &Fences,
+        refused: &mut HashSet<TaskId>,
+    ) -> Result<bool, Error> {
+        let Released { published, is_over, error } = shortcut.release(&pairs(rows), fences).await;
+        metrics::outbox_republished(Republished::Unparked, published.iter().map(|some| some.tasks.len()).sum());
+        if !published.is_empty() {
+            match self.store.mark_published(self.bus.generation(), &published).await {
+                // By the bus each is marked alone, and the queue knows them.
+                Err(error) if error.is_refusal() => {
+                    self.republish.publish(&pairs(rows), Republished::Unparked, refused).await?;
+                }
+                marked => marked?,
+            }
+        }
+        match error {
+            Some(error) => Err(error.into()),
+            None => Ok(is_over),
+        }
+    }
+
+    fn shards_of(&self, queue: &QueueName) -> Vec<ShardId> {
+        self.queue.shards_of(queue).iter().map(|shard| shard.id.clone()).collect()
     }
 
     /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
@@ -140,4 +193,8 @@ impl Parked {
         }
         Ok(true)
     }
+}
+
+fn pairs<'a>(rows: &[&'a OutboxRow]) -> Vec<(&'a TaskRow, Turn)> {
+    rows.iter().map(|row| (&row.task, row.turn)).collect()
 }

@@ -220,8 +220,8 @@ impl Listed {
         Self { task, turn: batch.number, bytes, due_ms: batch.due_ms, unpublished: Unpublished::Fresh }
     }
 
-    pub(super) fn with(&self, task: TaskRow) -> OutboxRow {
-        OutboxRow { task, unpublished: self.unpublished, turn: self.turn }
+    pub(super) fn with(&self, (task, is_as_new): (TaskRow, bool)) -> OutboxRow {
+        OutboxRow { task, is_as_new, unpublished: self.unpublished, turn: self.turn }
     }
 }
 
@@ -332,22 +332,30 @@ pub(super) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
 pub(super) struct UnfinishedColumns {
     pub(super) task: TaskColumns,
     status: i64,
+    completed: i64,
+    epoch: i64,
 }
 from_row!(UnfinishedColumns {
     #[flatten]
     task: TaskColumns,
-    status
+    status,
+    completed,
+    epoch
 });
 
 impl UnfinishedColumns {
     pub(super) fn is_final(&self) -> bool {
         self.status != StoredStatus::Unfinished as i64
     }
+
+    pub(super) fn is_as_new(&self) -> bool {
+        self.completed == 0 && self.epoch == 0
+    }
 }
 
-/// Tasks with their statuses, in any order.
+/// Tasks with what became of them, in any order.
 pub(super) fn tasks(ids: &[TaskId]) -> Statement<'_> {
-    Statement::new(format!("SELECT {TASK_COLUMNS}, status FROM tasks WHERE id IN ")).list(ids)
+    Statement::new(format!("SELECT {TASK_COLUMNS}, status, completed, epoch FROM tasks WHERE id IN ")).list(ids)
 }
 
 /// The first queue with parked rows behind `last`.

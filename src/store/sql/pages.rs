@@ -129,19 +129,20 @@ pub(super) async fn remove_settled_batches<DB: Backend>(
     Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
 }
 
-/// The unfinished tasks of a page.
+/// The unfinished tasks of a page, and whether each is as new.
 async fn unfinished_of<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
     page: &[Listed],
-) -> Result<HashMap<TaskId, TaskRow>> {
+) -> Result<HashMap<TaskId, (TaskRow, bool)>> {
     let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
     let mut tasks = HashMap::with_capacity(ids.len());
     for ids in lists(&ids) {
         for columns in sql.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await? {
             if !columns.is_final() {
+                let is_as_new = columns.is_as_new();
                 let task: TaskRow = columns.task.try_into()?;
-                tasks.insert(task.id, task);
+                tasks.insert(task.id, (task, is_as_new));
             }
         }
     }

@@ -56,7 +56,7 @@ async fn commands_of_a_life(count: usize, workers: usize) -> [(&'static str, u64
         ("empty claim", empty, 4),
         ("complete", completed, 10),
         ("finals", finals, 5),
-        ("forget", forgotten, 6),
+        ("forget", forgotten, 7),
     ]
 }
 

@@ -164,23 +164,26 @@ fn enqueue_stored(call: &mut Call, fence: &str, high_tasks: u64, letters: &[char
 async fn enqueue_takes_tasks_of_the_store_while_the_fence_stands() {
     let f = Fixture::new().await;
     f.seed("SET", "offset", &[b"topic/4-0"]).await;
-    f.seed("HSET", "counters", &[b"epoch", b"7", b"fence", b"2"]).await;
+    f.seed("HSET", "counters", &[b"epoch", b"7", b"fence", b"2", b"forgets", b"4"]).await;
     f.seed("HSET", "records", &[&id('f'), b"f5:1:w"]).await;
     let before = f.state().await;
     let run = async |fence: &str, high_tasks| {
         let letters = ['a', 'f', 'b', 'c'];
         f.run(&scripts::ENQUEUE, |call| enqueue_stored(call, fence, high_tasks, &letters)).await.expect("enqueue")
     };
-    // One of the shard's life before, an older one, none.
-    for other in ["6/2", "7/1", ""] {
-        assert_eq!(flat(run(other, 100).await), ["moved", "7/2"]);
+    // One of the shard's life before, an older one, none; of tasks that were read before some were forgotten.
+    for other in ["6/2", "7/1", "", "6/2/4", "7/1/4", "7/2/3"] {
+        assert_eq!(flat(run(other, 100).await), ["moved", "7/2/4"]);
         assert_eq!(f.state().await, before);
     }
 
-    // Two are new, one is known, and then the queue is full. Neither the offset nor the epoch nor the fence moves.
+    // New tasks. Two are not known, one is, and then the queue is full. Neither the offset nor the epoch nor the fence
+    // moves.
     assert_eq!(flat(run("7/2", 2).await), ["ok", "3", "2", "1"]);
-    let (all, bytes) =
-        (["largest_body=13", "epoch=7", "fence=2", "live=2", "open=2"], format!("open_bytes={}", 2 * WEIGHT));
+    let (all, bytes) = (
+        ["largest_body=13", "epoch=7", "fence=2", "forgets=4", "live=2", "open=2"],
+        format!("open_bytes={}", 2 * WEIGHT),
+    );
     changed(
         &before,
         &f.state().await,
@@ -190,6 +193,10 @@ async fn enqueue_takes_tasks_of_the_store_while_the_fence_stands() {
             ("counters", &[&all[..], &[&bytes]].concat()),
         ],
     );
+    // Tasks that were read from SQL while this fence stood: all of them are known.
+    let before = f.state().await;
+    assert_eq!(flat(run("7/2/4", 2).await), ["ok", "3", "0", "3"]);
+    assert_eq!(f.state().await, before);
 }
 
 #[tokio::test]
@@ -203,9 +210,9 @@ async fn the_fence_moves_when_a_task_comes_that_may_have_come_before() {
         call.arg("t:wake").arg("q").arg("topic").arg("").arg(offset).arg(100).arg(1 << 20).arg(0).arg(1000);
         call.arg(offset).arg(1).arg(1).arg(1).arg(id('a')).arg(body(2));
     };
-    assert_eq!(fence("").await, ["moved", "7/0"]);
+    assert_eq!(fence("").await, ["moved", "7/0/0"]);
     f.run(&scripts::ENQUEUE, |call| again(call, "5-0")).await.expect("enqueue");
-    assert_eq!(fence("").await, ["moved", "7/1"]);
+    assert_eq!(fence("").await, ["moved", "7/1/0"]);
     // It is there by now, so nobody can take it for new.
     f.run(&scripts::ENQUEUE, |call| again(call, "6-0")).await.expect("enqueue");
     assert_eq!(fence("7/1").await, ["ok", "0", "0", "0"]);

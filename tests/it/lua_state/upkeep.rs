@@ -105,7 +105,7 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
         call.arg("01").arg(60_000).arg(id('a')).arg(id('b'));
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
-    changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"])]);
+    changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"]), ("counters", &["forgets=1"])]);
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
         };
         assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
         let record = before["records"].iter().find(|record| record.starts_with("a=")).expect("a record").as_str();
-        changed(&before, &f.state().await, &[("records", &[record]), ("finals", &["a"])]);
+        changed(&before, &f.state().await, &[("records", &[record]), ("finals", &["a"]), ("counters", &["forgets=1"])]);
         // A grace time later it goes.
         let later = |call: &mut Call| {
             call.arg("1").arg(1).arg(id('a'));
@@ -163,7 +163,7 @@ async fn forget_stops_where_another_caller_was_faster() {
     assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['a', 'b'])).await.expect("forget")), ["0"]);
     assert_eq!(f.state().await, before, "the list begins with another");
     assert_eq!(flat(f.run(&scripts::FORGET, forget("111", &['b', 'x', 'c'])).await.expect("forget")), ["1"]);
-    changed(&before, &f.state().await, &[("records", &["c=f5:1:w"]), ("finals", &["c"])]);
+    changed(&before, &f.state().await, &[("records", &["c=f5:1:w"]), ("finals", &["c"]), ("counters", &["forgets=1"])]);
     assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['c', 'x'])).await.expect("forget")), ["1"]);
     let none = f.state().await;
     assert_eq!((none.get("records"), none.get("finals")), (None, None));
