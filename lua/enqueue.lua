@@ -10,6 +10,7 @@
 -- while the fence stands, none of these tasks was here, and none is done and forgotten.
 -- Tasks that waited in SQL for room may be here. They come with the fence as the caller knew it before it read them,
 -- and with how often tasks were forgotten by then. So each that SQL showed unfinished is still known, if it ever was.
+-- They move the fence.
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset

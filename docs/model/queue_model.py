@@ -789,23 +789,26 @@ def two_reservations(ends=(1, 2), kills=1, earlier_stays=True, queue_knows=True,
 
 # ------------------------------------------------------------------ model 9: a task that waited for room goes into the queue, past the bus
 # One task of one worker waits in SQL. Two watchdogs may release it, each held up at any step; a call may come late, after its sender was killed.
+# The process that stored it is held up, too: it never was on the bus, or a queue that was full turned its record away.
 # state: (sql, waits, record, forgets, done, report, dogs, late, kills)
 #  sql  U unfinished, F completed      waits  its row is in the outbox      record  0 none, 1 live, 2 final      done  completions
-#  dogs  per watchdog (step, forgets known): 0 idle, 1 the first step done, 2 both: the fence looked at and the row read, 3 the script has run
-#  late  the forgets with which a call of a killed watchdog is still on its way, or None
-def release(kills=2, counts=True, look_first=True):
-    init = ("U", 1, 0, 0, 0, 0, ((0, None), (0, None)), None, kills)
+#  fence  (how often a task came that may have come before, how often one was forgotten)      held  that process may still call, with the fence (0, …)
+#  dogs  per watchdog (step, fence known): 0 idle, 1 the first step done, 2 both: the fence looked at and the row read, 3 the script has run
+#  late  the fence with which a call of a killed watchdog is still on its way, or None
+def release(kills=2, counts=True, look_first=True, moves=True):
+    init = ("U", 1, 0, (0, 0), 0, 0, ((0, None), (0, None)), None, kills, 1)
 
     def actions(s):
-        sql, waits, record, forgets, done, report, dogs, late, left = s
-        S = lambda **k: tuple(k.get(n, v) for n, v in zip(("sql", "waits", "record", "forgets", "done", "report", "dogs", "late", "left"), s))
-        refused = lambda known: counts and known != forgets
+        sql, waits, record, fence, done, report, dogs, late, left, held = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(("sql", "waits", "record", "fence", "done", "report", "dogs", "late", "left", "held"), s))
+        refused = lambda known: known != fence if counts else known[0] != fence[0]
+        enqueued = dict(record=record or 1, fence=(min(fence[0] + (moves and not record), 3), fence[1]))
         for i in (0, 1):
             who, (step, known) = "AB"[i], dogs[i]
             go = lambda *v, i=i: tuple(v if j == i else d for j, d in enumerate(dogs))
             looks, reads = (0, 1) if look_first else (1, 0)
             if step == looks and (waits or step):
-                yield who + " looks at the fence", S(dogs=go(step + 1, forgets)), 0
+                yield who + " looks at the fence", S(dogs=go(step + 1, fence)), 0
             elif step == reads and (waits or step):
                 if waits and sql == "U":
                     yield who + " reads the row", S(dogs=go(step + 1, known)), 0
@@ -815,7 +818,7 @@ def release(kills=2, counts=True, look_first=True):
                 if refused(known):
                     yield who + " is refused", S(dogs=go(0, None)), 0
                 else:
-                    yield who + " enqueues", S(record=record or 1, dogs=go(3, None)), 0
+                    yield who + " enqueues", S(dogs=go(3, None), **enqueued), 0
             elif step == 3:
                 yield who + " marks it", S(waits=0, dogs=go(0, None)), 0
             if left and step:
@@ -823,16 +826,18 @@ def release(kills=2, counts=True, look_first=True):
                 if step == 2 and late is None:
                     yield who + " is killed, and its call is on its way", S(dogs=go(0, None), late=known, left=left - 1), None
         if late is not None:
-            yield "the late call arrives", S(record=record if refused(late) else record or 1, late=None), 0
+            yield "the late call arrives", S(late=None, **({} if refused(late) else enqueued)), 0
+        if held:
+            yield "the process that stored it goes on", S(held=0, record=record or (0 if fence[0] else 1)), 0
         if record == 1:
             yield "a worker completes it", S(record=2, done=min(done + 1, 2), report=1), 0
         if report:
             yield "SQL has the result", S(sql="F", waits=0, report=0), 0
         if record == 2 and sql == "F" and not report:
-            yield "Redis forgets it", S(record=0, forgets=forgets + 1), 0
+            yield "Redis forgets it", S(record=0, fence=(fence[0], fence[1] + 1)), 0
 
     inv = lambda s: "a worker got it after it was done" if s[4] > 1 else None
-    goal = lambda s: s[0] == "F" and s[2] == 0 and not s[1] and s[7] is None and all(step == 0 for step, _ in s[6])
+    goal = lambda s: s[0] == "F" and s[2] == 0 and not s[1] and s[7] is None and not s[9] and all(step == 0 for step, _ in s[6])
     return init, actions, inv, goal, [0]
 
 
@@ -893,6 +898,7 @@ SCENARIOS = [
     # tasks that waited for room take it, too
     ("release: two watchdogs, two kills, a late call", HOLDS, lambda: release()),
     ("ablation release: the fence does not count what was forgotten", BREAKS, lambda: release(counts=False)),
+    ("ablation release: a release does not move the fence", BREAKS, lambda: release(moves=False)),
     ("ablation release: the row is read before the fence", BREAKS, lambda: release(look_first=False)),
     # a dead task is sent again
     ("again: a late death, a repeated record, a final record that is still there", HOLDS, lambda: again()),

@@ -70,7 +70,7 @@ impl Enqueuer {
             }
             Source::Waiting(fence) => {
                 call.arg("").arg(&fence.0).arg("");
-                (0, false)
+                (0, true)
             }
         };
         call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(epoch).arg(batch.live_tasks_max);

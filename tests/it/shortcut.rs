@@ -261,35 +261,59 @@ async fn waiting(f: &Fixture, count: usize) -> Vec<(TaskRow, Turn)> {
 #[tokio::test]
 async fn what_waited_for_room_passes_by_the_bus_as_often_as_it_is_released() {
     let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 4).await;
-    let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
     let rows = waiting(&f, 3).await;
     // There is room for two. A watchdog that is killed before it marks them finds them again.
     for _ in 0..2 {
+        let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
         let released = f.shortcut.release(&borrowed(&rows), &fences).await;
-        assert!(released.is_over && released.error.is_none());
+        assert!(!released.has_moved && released.error.is_none());
         assert_eq!(released.published[0].tasks.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids(&rows[..2]));
         f.has_open(4).await;
-        f.store.unpublish(&ids(&rows), Unpublished::Parked).await.unwrap();
     }
     f.stop().await;
 }
 
-/// Held up between SQL and Redis, until another watchdog has released its task, and that is done and forgotten.
+/// Held up between SQL and Redis, until a task that another watchdog had released is done and forgotten.
 #[tokio::test]
 async fn a_watchdog_that_was_held_up_is_refused() {
     let f = Fixture::start(|_| {}).await;
-    let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
     let rows = waiting(&f, 1).await;
-    assert!(!f.shortcut.release(&borrowed(&rows), &fences).await.is_over);
+    let look = async || f.shortcut.fences(vec![f.shard.clone()]).await;
+    assert_eq!(f.shortcut.release(&borrowed(&rows), &look().await).await.published.len(), 1);
     f.has_open(3).await;
+    // The mark is missing. Another watchdog looks at the fence, and finds the row.
+    let fences = look().await;
     work_off(&f.process.queue, &f.shard).await;
     f.has_open(0).await;
     let released = f.shortcut.release(&borrowed(&rows), &fences).await;
-    assert!(released.is_over && released.published.is_empty() && released.error.is_none());
+    assert!(released.has_moved && released.published.is_empty() && released.error.is_none());
     f.has_open(0).await;
-    // New tasks are not concerned.
-    f.insert("new").await;
-    f.has_open(1).await;
+    f.stop().await;
+}
+
+/// New tasks do not look at what was forgotten: the process knows none of it.
+#[tokio::test]
+async fn what_is_forgotten_does_not_keep_new_tasks_away() {
+    let f = Fixture::start(|_| {}).await;
+    let (before, rows) = (f.shortcut.moment(), f.stored(1).await);
+    work_off(&f.process.queue, &f.shard).await;
+    assert_eq!(f.send(&rows, before).await, Outcome::taken(&rows));
+    f.stop().await;
+}
+
+/// Held up behind the store, until the watchdog of another process has published its task into a full queue, which
+/// parked it, and it was released, done and forgotten.
+#[tokio::test]
+async fn a_process_that_was_held_up_until_its_task_was_parked_and_released_is_refused() {
+    let f = Fixture::start(|_| {}).await;
+    let before = f.shortcut.moment();
+    let (rows, fences) = (waiting(&f, 1).await, f.shortcut.fences(vec![f.shard.clone()]).await);
+    let released = f.shortcut.release(&borrowed(&rows), &fences).await;
+    assert_eq!(released.published.len(), 1);
+    work_off(&f.process.queue, &f.shard).await;
+    f.has_open(0).await;
+    assert_eq!(f.send(&rows, before).await, Outcome::refused(&rows));
+    f.has_open(0).await;
     f.stop().await;
 }
 
@@ -310,6 +334,7 @@ async fn the_watchdog_releases_what_waits_past_the_bus_but_for_what_has_a_past()
     // One of its two workers has completed it: SQL is asked who.
     let mut half = in_shard(row("q", b"half done"));
     half.task.replicas = 2;
+    half.due_unix_ms = i64::MAX >> 1;
     f.store.insert(std::slice::from_ref(&half)).await.unwrap();
     f.store.settle(&[completed(&half, "w")]).await.unwrap();
     f.store.unpublish(&[half.task.id], Unpublished::Parked).await.unwrap();
@@ -317,5 +342,7 @@ async fn the_watchdog_releases_what_waits_past_the_bus_but_for_what_has_a_past()
     until("it does not wait any more", async || parked().await.is_empty()).await;
     f.has_open(6).await;
     assert_ne!(f.end().await, before);
+    let record: Vec<u8> = f.redis.conn().hget("t:{q:0}:records", &half.task.id.as_bytes()[..]).await.unwrap();
+    assert!(record.contains(&b'w'), "{record:?}");
     f.stop().await;
 }

@@ -3,7 +3,8 @@
 //! Unlike new tasks, these may be there already: by a process that was killed before it marked them, or by the watchdog
 //! of another one. The queue ignores a task that it knows, until it forgets a finished one. So the fence of such tasks
 //! also counts how often it has forgotten: what SQL showed unfinished behind a look at the fence is known while it
-//! stands.
+//! stands. A release moves the fence as a record does that is flagged `again`: the process that stored the task may be
+//! held up still.
 //!
 //! Crash windows: before the script and before the mark the tasks still wait in SQL, and are released again.
 
@@ -14,7 +15,7 @@ use futures::future::join_all;
 use super::Shortcut;
 use crate::{
     model::{Offset, ShardId, TaskRow},
-    queue::{self, Enqueued, Fence, Source},
+    queue::{self, Fence, Source},
     store::{Published, Turn},
 };
 
@@ -27,14 +28,16 @@ impl Fences {
     }
 }
 
-/// The outcome of [`Shortcut::release`].
+/// The outcome of [`Shortcut::release`]. Tasks that are not published wait on.
 #[derive(Default)]
 pub struct Released {
     /// Those that are in the queue.
     pub published: Vec<Published>,
-    /// The others wait on: there is no room for them, or a fence has moved.
-    pub is_over: bool,
-    /// A call failed; some of the others may be in the queue.
+    /// A shard has no room for the next one.
+    pub is_full: bool,
+    /// A fence has moved. A task is enqueued behind another look at it, and another look into SQL.
+    pub has_moved: bool,
+    /// A call failed. Its tasks may be in the queue.
     pub error: Option<queue::Error>,
 }
 
@@ -57,22 +60,33 @@ impl Shortcut {
         Fences(join_all(looks).await.into_iter().flatten().collect())
     }
 
-    /// Enqueues tasks of shards whose fences are known, in their order.
+    /// Enqueues tasks of shards whose fences are known, in their order: of each shard as many as go in one call, which
+    /// moves the fence.
     pub async fn release(&self, rows: &[(&TaskRow, Turn)], fences: &Fences) -> Released {
-        let mut released = Released::default();
+        let mut calls = Vec::new();
         for (partition, (shard, fence)) in &fences.0 {
             let rows: Vec<_> = rows.iter().filter(|(row, _)| row.partition == *partition).copied().collect();
-            let (count, refused) = self.put(shard, &rows, Source::Waiting(fence)).await;
-            if count > 0 {
-                let tasks = rows[..count].iter().map(|(row, turn)| (row.id, *turn)).collect();
-                // As for new tasks: if the queue has no record of such a task, none will come.
-                released.published.push(Published { partition: *partition, offset: Offset::default(), tasks });
+            if !rows.is_empty() {
+                calls.push(async move {
+                    let now = self.call(&rows);
+                    let (count, refused) = self.put(shard, now, Source::Waiting(fence)).await;
+                    let tasks: Vec<_> = now[..count].iter().map(|(row, turn)| (row.id, *turn)).collect();
+                    (*partition, tasks, count < now.len(), refused)
+                });
             }
-            released.is_over |= count < rows.len();
+        }
+        let mut released = Released::default();
+        for (partition, tasks, is_over, refused) in join_all(calls).await {
             match refused {
+                Some(Ok(_)) => released.has_moved = true,
+                // It was lost or closed meanwhile.
+                Some(Err(queue::Error::NoGeneration)) => released.is_full = true,
                 Some(Err(error)) => released.error = Some(error),
-                Some(Ok(Enqueued::Moved(_))) => tracing::debug!("the fence of {shard} has moved"),
-                _ => {}
+                None => released.is_full |= is_over,
+            }
+            if !tasks.is_empty() {
+                // As for new tasks: if the queue has no record of such a task, none will come.
+                released.published.push(Published { partition, offset: Offset::default(), tasks });
             }
         }
         released

@@ -29,6 +29,9 @@ const LATE: Duration = Duration::from_secs(10);
 /// The pages of one queue that are released before other rows have their turn.
 const PAGES_AT_ONCE: usize = 16;
 
+/// After so many refusals in a row a page goes by the bus, which always takes it.
+const REFUSED_OFTEN: u32 = 3;
+
 #[derive(Clone)]
 pub(super) struct Parked {
     store: Arc<dyn Store>,
@@ -40,6 +43,8 @@ pub(super) struct Parked {
     settings: Arc<Settings>,
     republish: Republish,
     on_their_way: OnTheirWay,
+    /// How often in a row a fence has moved before a page of the queue came.
+    refusals: HashMap<QueueName, u32>,
 }
 
 /// Released tasks that the fanout has not read yet, by queue, and since when.
@@ -49,7 +54,18 @@ impl Parked {
     pub(super) fn new(context: &Context) -> Self {
         let Context { store, bus, queue, gates, shortcut, clock, settings, .. } = context.clone();
         let republish = Republish::new(context);
-        Self { store, bus, queue, gates, shortcut, clock, settings, republish, on_their_way: OnTheirWay::new() }
+        Self {
+            store,
+            bus,
+            queue,
+            gates,
+            shortcut,
+            clock,
+            settings,
+            republish,
+            on_their_way: OnTheirWay::new(),
+            refusals: HashMap::new(),
+        }
     }
 
     /// Closes the gates of queues with parked tasks. Another process may have parked them.
@@ -93,61 +109,92 @@ impl Parked {
         let (settings, page) = (self.settings.queues.get(queue), self.settings.watchdog.batch_max);
         // `Stats::has_room` keeps a tenth free.
         let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
-        let mut released = [0, 0];
+        let (mut released, partitions) = ([0, 0], self.bus.partitions(Topic::Pipeline));
         for _ in 0..PAGES_AT_ONCE {
             // Before the rows are read.
             let fences = match &self.shortcut {
-                Some(shortcut) => Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await)),
-                None => None,
+                Some(shortcut) if self.refusals.get(queue).is_none_or(|count| *count < REFUSED_OFTEN) => {
+                    Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await))
+                }
+                _ => None,
             };
             let parked = self.store.parked(queue, page, refused).await?;
             if parked.is_empty() {
                 return Ok(released != [0, 0]);
             }
             let may_pass = |row: &&OutboxRow| {
-                row.is_as_new && fences.as_ref().is_some_and(|(_, fences)| fences.has(row.task.partition))
+                let partition = row.task.partition;
+                // A bus that began anew may have fewer partitions than the task knew.
+                row.is_as_new
+                    && partition < partitions
+                    && fences.as_ref().is_some_and(|(_, known)| known.has(partition))
             };
             let (passing, others): (Vec<_>, Vec<_>) = parked.iter().partition(may_pass);
-            let is_over = match &fences {
-                Some((shortcut, fences)) => self.enqueue(&passing, shortcut, fences, refused).await?,
-                None => false,
+            let is_full = match &fences {
+                Some((shortcut, fences)) => self.enqueue(queue, &passing, shortcut, fences, refused).await?,
+                None => {
+                    self.refusals.remove(queue);
+                    false
+                }
             };
-            if !others.is_empty() {
-                let last = self.republish.publish(&pairs(&others), Republished::Unparked, refused).await?;
-                let now = self.clock.now();
-                self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
-            }
+            self.publish(queue, &others, refused).await?;
             released[0] += parked.len() as u64;
             released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
-            if is_over || released[0] >= room[0] || released[1] >= room[1] {
+            if is_full || released[0] >= room[0] || released[1] >= room[1] {
                 break;
             }
         }
         Ok(true)
     }
 
-    /// Puts rows into the queue and marks them. Answers whether some have to wait on.
+    async fn publish(
+        &mut self,
+        queue: &QueueName,
+        rows: &[&OutboxRow],
+        refused: &mut HashSet<TaskId>,
+    ) -> Result<(), Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let last = self.republish.publish(&pairs(rows), Republished::Unparked, refused).await?;
+        let now = self.clock.now();
+        self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
+        Ok(())
+    }
+
+    /// Puts rows into the queue and marks them. Answers whether it is full.
     async fn enqueue(
-        &self,
+        &mut self,
+        queue: &QueueName,
         rows: &[&OutboxRow],
         shortcut: &Shortcut,
         fences: &Fences,
         refused: &mut HashSet<TaskId>,
     ) -> Result<bool, Error> {
-        let Released { published, is_over, error } = shortcut.release(&pairs(rows), fences).await;
-        metrics::outbox_republished(Republished::Unparked, published.iter().map(|some| some.tasks.len()).sum());
+        let Released { published, is_full, has_moved, error } = shortcut.release(&pairs(rows), fences).await;
+        match has_moved {
+            true => *self.refusals.entry(queue.clone()).or_default() += 1,
+            false => _ = self.refusals.remove(queue),
+        }
         if !published.is_empty() {
             match self.store.mark_published(self.bus.generation(), &published).await {
-                // By the bus each is marked alone, and the queue knows them.
                 Err(error) if error.is_refusal() => {
-                    self.republish.publish(&pairs(rows), Republished::Unparked, refused).await?;
+                    // By the bus each is marked alone, and the queue knows them.
+                    let done: HashSet<TaskId> =
+                        published.iter().flat_map(|some| &some.tasks).map(|(task, _)| *task).collect();
+                    let rows: Vec<_> = rows.iter().filter(|row| done.contains(&row.task.id)).copied().collect();
+                    self.publish(queue, &rows, refused).await?;
                 }
-                marked => marked?,
+                marked => {
+                    marked?;
+                    let count = published.iter().map(|some| some.tasks.len()).sum();
+                    metrics::outbox_republished(Republished::Unparked, count);
+                }
             }
         }
         match error {
             Some(error) => Err(error.into()),
-            None => Ok(is_over),
+            None => Ok(is_full),
         }
     }
 
