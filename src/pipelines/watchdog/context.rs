@@ -47,6 +47,10 @@ impl Context {
 /// Held while a shard is closed or brought back.
 pub(super) type MovesShards = Arc<tokio::sync::Mutex<()>>;
 
+/// Held while finished tasks are forgotten, and from the look at a fence to the release behind it: what this process
+/// forgets does not refuse what it releases.
+pub(super) type Forgets = Arc<tokio::sync::Mutex<()>>;
+
 pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
     LookFor { max_age, grace: settings.grace, horizon: settings.horizon }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    context::{Context, count, look_for},
+    context::{Context, Forgets, count, look_for},
     error::Error,
     lead::Lead,
     lost_reports::LostReports,
@@ -33,14 +33,16 @@ pub(super) struct Finals {
     settings: Arc<Settings>,
     lost_reports: LostReports,
     changing: Changing,
+    forgets: Forgets,
     lead: Lead,
 }
 
 impl Finals {
-    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+    pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
         let Context { store, queue, settings, .. } = context.clone();
         let (lost_reports, changing) = (LostReports::new(context), context.changing());
-        Self { store, queue, settings, lost_reports, changing, lead: lead.clone() }
+        let forgets = Arc::clone(forgets);
+        Self { store, queue, settings, lost_reports, changing, forgets, lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
@@ -91,6 +93,7 @@ impl Finals {
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
         }
         let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();
+        let _alone = self.forgets.lock().await;
         let forgotten = self.queue.forget(shard, self.settings.watchdog.grace, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(forgotten) == most)

@@ -53,10 +53,10 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     let lead = Lead::default();
     let mut loops = Loops { supervisor, names: Vec::new() };
     // A shard that is being closed looks lost between the two steps.
-    let moves_shards = Arc::default();
+    let (moves_shards, forgets) = (Arc::default(), Arc::default());
     loops.start("watchdog/leases", leases::Leases::new(&context, &lead), leases::Leases::run);
-    loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead), outbox::Outbox::run);
-    loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
+    loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead, &forgets), outbox::Outbox::run);
+    loops.start("watchdog/finals", finals::Finals::new(&context, &lead, &forgets), finals::Finals::run);
     loops.start("watchdog/changes", changes::Changes::new(&context, &lead), changes::Changes::run);
     loops.start("watchdog/deadlines", deadlines::Deadlines::new(&context, &lead), deadlines::Deadlines::run);
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);

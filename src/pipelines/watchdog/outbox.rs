@@ -6,7 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, lead::Lead, parked::Parked, republish::Republish};
+use super::{
+    context::{Context, Forgets},
+    error::Error,
+    lead::Lead,
+    parked::Parked,
+    republish::Republish,
+};
 use crate::{
     config::Settings,
     model::{TaskId, TaskRow},
@@ -44,9 +50,9 @@ struct Rounds {
 }
 
 impl Outbox {
-    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+    pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
         let Context { store, gates, clock, settings, .. } = context.clone();
-        let (republish, parked) = (Republish::new(context), Parked::new(context));
+        let (republish, parked) = (Republish::new(context), Parked::new(context, forgets));
         Self { store, gates, clock, settings, republish, parked, lead: lead.clone() }
     }
 

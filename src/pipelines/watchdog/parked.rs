@@ -6,7 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, republish::Republish};
+use super::{
+    context::{Context, Forgets},
+    error::Error,
+    republish::Republish,
+};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
@@ -14,7 +18,7 @@ use crate::{
     pipelines::{
         admission::Gates,
         publishing::Last,
-        shortcut::{Fences, Released, Shortcut},
+        shortcut::{Released, Shortcut},
     },
     queue::{self, Upkeep},
     runtime::Clock,
@@ -39,6 +43,7 @@ pub(super) struct Parked {
     queue: Upkeep,
     gates: Gates,
     shortcut: Option<Shortcut>,
+    forgets: Forgets,
     clock: Clock,
     settings: Arc<Settings>,
     republish: Republish,
@@ -51,7 +56,7 @@ pub(super) struct Parked {
 type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
 
 impl Parked {
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &Context, forgets: &Forgets) -> Self {
         let Context { store, bus, queue, gates, shortcut, clock, settings, .. } = context.clone();
         let republish = Republish::new(context);
         Self {
@@ -60,6 +65,7 @@ impl Parked {
             queue,
             gates,
             shortcut,
+            forgets: Arc::clone(forgets),
             clock,
             settings,
             republish,
@@ -114,7 +120,8 @@ impl Parked {
             // Before the rows are read.
             let fences = match &self.shortcut {
                 Some(shortcut) if self.refusals.get(queue).is_none_or(|count| *count < REFUSED_OFTEN) => {
-                    Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await))
+                    let alone = Arc::clone(&self.forgets).lock_owned().await;
+                    Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await, alone))
                 }
                 _ => None,
             };
@@ -127,11 +134,15 @@ impl Parked {
                 // A bus that began anew may have fewer partitions than the task knew.
                 row.is_as_new
                     && partition < partitions
-                    && fences.as_ref().is_some_and(|(_, known)| known.has(partition))
+                    && fences.as_ref().is_some_and(|(_, known, _)| known.has(partition))
             };
             let (passing, others): (Vec<_>, Vec<_>) = parked.iter().partition(may_pass);
-            let is_full = match &fences {
-                Some((shortcut, fences)) => self.enqueue(queue, &passing, shortcut, fences, refused).await?,
+            let is_full = match fences {
+                Some((shortcut, fences, alone)) => {
+                    let released = shortcut.release(&pairs(&passing), &fences).await;
+                    drop(alone);
+                    self.follow(queue, &passing, released, refused).await?
+                }
                 None => {
                     self.refusals.remove(queue);
                     false
@@ -162,16 +173,14 @@ impl Parked {
         Ok(())
     }
 
-    /// Puts rows into the queue and marks them. Answers whether it is full.
-    async fn enqueue(
+    /// Marks what was released of these rows. Answers whether the queue is full.
+    async fn follow(
         &mut self,
         queue: &QueueName,
         rows: &[&OutboxRow],
-        shortcut: &Shortcut,
-        fences: &Fences,
+        Released { published, is_full, has_moved, error }: Released,
         refused: &mut HashSet<TaskId>,
     ) -> Result<bool, Error> {
-        let Released { published, is_full, has_moved, error } = shortcut.release(&pairs(rows), fences).await;
         match has_moved {
             true => *self.refusals.entry(queue.clone()).or_default() += 1,
             false => _ = self.refusals.remove(queue),
