@@ -182,7 +182,8 @@ impl Dialect for MySqlConnection {
     // MySQL knows this form too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
-    const ID: &'static str = "CAST(? AS BINARY(16))";
+    const ROW: Option<&'static str> = None;
+    const FINDER: &'static str = "CAST(? AS BINARY(16))";
     const INSERT: &'static str = "INSERT";
     const UPDATE: &'static str = "UPDATE";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
@@ -210,7 +211,7 @@ impl Dialect for MySqlConnection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        ["UPDATE tasks JOIN (".into(), format!(") AS reported ON id = task_id SET {set}")]
+        ["UPDATE tasks JOIN (".into(), format!(") AS reported ON id = finder SET {set}")]
     }
 
     fn is_there_already(error: &Error) -> bool {

@@ -13,8 +13,12 @@ pub trait Dialect {
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// A question mark for a task's id, where nothing else gives it a type.
-    const ID: &'static str;
+    /// The number of a row of `tasks`, which finds the row without an index until the transaction ends. `None`: the
+    /// primary key finds it as fast.
+    const ROW: Option<&'static str>;
+
+    /// A question mark for what finds a row of `tasks`, where nothing else gives it a type.
+    const FINDER: &'static str;
 
     /// The beginning of an INSERT of many rows, of which an error may leave some, because its transaction is undone.
     const INSERT: &'static str;
@@ -46,7 +50,8 @@ pub trait Dialect {
     /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
     const IS_UNFINISHED: &'static str;
 
-    /// The text before and behind a SELECT with a `task_id`: sets the columns of each such task from its row.
+    /// The text before and behind a SELECT with a `finder`, the [`Self::ROW`] or the id of a task: sets the columns of
+    /// each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 
     /// True if a statement of a migration failed only because it ran before.

@@ -49,6 +49,7 @@ mod pauses;
 mod place;
 #[cfg(test)]
 pub(super) mod plans;
+mod progress;
 mod rebuild;
 mod retention;
 mod retry;

@@ -60,6 +60,7 @@ value! {
     &'a Uuid => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a SecretHash => |v| Value::Bytes(v.0.as_slice().into());
     &'a KeyHash => |v| Value::Bytes(v.0.as_slice().into());
+    &Value<'a> => |v| v.clone();
 }
 
 /// SQL text and the values of its question marks.

@@ -151,7 +151,8 @@ impl Dialect for Connection {
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-    const ID: &'static str = "?";
+    const ROW: Option<&'static str> = Some("rowid");
+    const FINDER: &'static str = "?";
     // Else SQLite copies each page before the statement changes it, to undo the statement alone.
     const INSERT: &'static str = "INSERT OR FAIL";
     const UPDATE: &'static str = "UPDATE OR FAIL";
@@ -183,7 +184,7 @@ impl Dialect for Connection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE id = task_id".into()]
+        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE tasks.rowid = finder".into()]
     }
 
     // A migration is one transaction: no statement of it ran before.
