@@ -8,7 +8,7 @@
 -- then per item: grant and worker as the record has them, 'h<grant>:<worker>'
 -- then 3 values per item whose token is of another generation, or whose attempt is not the first:
 --   place (from 1), generation, attempt
--- Returns a code per item; lib/held.lua names the codes
+-- Returns a code per item, and behind them 0 if a task is due now; lib/held.lua names the codes
 --       | an error FULL: nothing was changed, the workers keep their leases
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live')
@@ -16,7 +16,7 @@ if tonumber(counters[1] or 0) >= tonumber(ARGV[2]) then
   return redis.error_reply('FULL the outbox of the shard has all the bytes that it may have')
 end
 
-local ids, others = {}, {}
+local ids, others, is_due = {}, {}, false
 for i = 1, #ARGV[4] / 16 do ids[i] = sub(ARGV[4], 16 * i - 15, 16 * i) end
 for a = 7 + #ids, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
 local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
@@ -37,6 +37,7 @@ local function make_judge()
     end
     table.insert(t[WAIT], grant)
     redis.call('ZADD', DELAYED, now, id .. grant)
+    is_due = true
   end
   -- Returns the code for a token; with the record to be when it is OK, and whether that is final.
   return function(id, record, token_generation, token, attempt)
@@ -137,4 +138,5 @@ if #ended_leases > 0 then
   -- One entry for the call, and in it one value: its time is the completions' time.
   redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
+if is_due then codes[#codes + 1] = 0 end
 return codes

@@ -147,8 +147,8 @@ impl Claiming {
         }
         let is_drained = claimed.left == Some(0);
         let granted = read_grants(claimed, requests, &notes, &release)?;
-        if granted.iter().any(|one| !one.is_empty()) {
-            notes.touch();
+        if let Some(shortest) = granted.iter().flat_map(|one| &one.tasks).map(|task| task.lease).min() {
+            notes.leased(shortest);
         }
         Ok(Outcome { granted, is_drained })
     }
@@ -192,8 +192,13 @@ pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Res
     Ok(vec![priorities; callers])
 }
 
-/// Completes what these callers have. Answers per caller, and per completion of each.
-pub(super) async fn complete(reach: Reach, callers: Vec<Together>) -> Result<Vec<Vec<Code>>> {
+/// Completes what these callers have. Answers per caller, and per completion of each. Calls `due` if that made a task
+/// due.
+pub(super) async fn complete(
+    reach: Reach,
+    due: impl FnOnce() + Send,
+    callers: Vec<Together>,
+) -> Result<Vec<Vec<Code>>> {
     let completions: Vec<&Completion> = callers.iter().flat_map(|caller| caller.iter()).collect();
     let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
     // The call has once the parts that the items share.
@@ -228,7 +233,11 @@ pub(super) async fn complete(reach: Reach, callers: Vec<Together>) -> Result<Vec
             answers.swap_remove(0)
         }
     };
-    let answer = items(answer)?;
+    let mut answer = items(answer)?;
+    if answer.len() == completions.len() + 1 {
+        answer.pop();
+        due();
+    }
     if answer.len() != completions.len() {
         return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
     }

@@ -106,6 +106,7 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
+        self.touch(shard);
         let numbers = numbers(value, 2 * tasks.len() + 1)?;
         let answer = |pair: &[i64]| arbitrated(pair[0], u32::try_from(pair[1]).unwrap_or(u32::MAX));
         let answers = numbers[1..].chunks_exact(2).map(answer).collect::<Result<_>>()?;
@@ -134,6 +135,7 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
+        self.touch(shard);
         let announcer = self.announcer();
         announcer.announce(&shard.queue, announcer.now_unix_ms(), tasks.iter().map(|task| (task.id, None)));
         let numbers = numbers(value, 2 * tasks.len() + 1)?;

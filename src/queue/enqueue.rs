@@ -46,8 +46,13 @@ impl Enqueuer {
     /// Puts the tasks in. A caller that waits for them claims in the same exchange ([`super::riding`]).
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
-        let call = |wake: &Wake| self.enqueuing(shard, batch, wake);
-        let enqueued = self.offer(shard, !batch.tasks.is_empty(), call, Enqueued::read, Enqueued::added).await?;
+        let is_due = batch.tasks.iter().any(|task| task.not_before_unix_ms > 0);
+        let call = |wake: &Wake| self.enqueuing(shard, batch, &Wake { is_due, ..wake.clone() });
+        let enqueued = self.offer(shard, !batch.tasks.is_empty(), call, Enqueued::read, Enqueued::added).await;
+        if is_due {
+            self.touch(shard);
+        }
+        let enqueued = enqueued?;
         if let Enqueued::Done { dealt_with, added } = enqueued {
             self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
         }

@@ -36,7 +36,10 @@ pub(super) struct Notes {
     delivered: Mutex<Vec<u64>>,
     notify: Arc<Notify>,
     /// Counts what happened in the shard, as far as this process knows.
-    touched: AtomicU64,
+    happened: AtomicU64,
+    /// Counts what of it may have made something due sooner.
+    hurried: AtomicU64,
+    /// The last look, unless something may have become due since.
     seen: Mutex<Option<Seen>>,
     /// Counts what may have put elements into the lanes, as far as this process knows.
     offers: AtomicU64,
@@ -67,7 +70,13 @@ impl<T: Copy> Known<T> {
 struct Seen {
     look: Look,
     at: Instant,
-    touched: u64,
+}
+
+/// The counts of a shard before a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Before {
+    happened: u64,
+    hurried: u64,
 }
 
 impl Notes {
@@ -80,7 +89,8 @@ impl Notes {
             asleep: AtomicBool::new(false),
             delivered: Mutex::default(),
             notify: Arc::clone(delivered),
-            touched: AtomicU64::new(0),
+            happened: AtomicU64::new(0),
+            hurried: AtomicU64::new(0),
             seen: Mutex::default(),
             offers: AtomicU64::new(0),
             drained: Mutex::default(),
@@ -88,9 +98,44 @@ impl Notes {
         })
     }
 
-    /// Notes that something happened. Either this sees that the shard sleeps, or [`Self::saw`] sees the touch.
+    /// Notes that something happened that the next look must see: something may be due now, or sooner than before.
     pub(super) fn touch(self: &Arc<Self>) {
-        self.touched.fetch_add(1, Ordering::SeqCst);
+        self.hurry(|_| None);
+    }
+
+    /// Notes a claim or an extension. The shortest of its leases ends `lease` from now.
+    pub(super) fn leased(self: &Arc<Self>, lease: Duration) {
+        let now = self.clock.now();
+        self.hurry(|Seen { mut look, at }| {
+            let ends = now.saturating_duration_since(at) + lease;
+            look.next = Some(look.next.map_or(ends, |next| next.min(ends)));
+            Some(Seen { look, at })
+        });
+    }
+
+    /// Notes work that makes nothing due sooner: the last look will do, unless it found the shard empty.
+    pub(super) fn work(self: &Arc<Self>) {
+        self.note(Some);
+    }
+
+    /// Notes that the outbox was empty.
+    pub(super) fn forwarded(self: &Arc<Self>) {
+        self.note(|Seen { look, at }| Some(Seen { look: Look { outbox: 0, ..look }, at }));
+    }
+
+    fn hurry(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
+        self.hurried.fetch_add(1, Ordering::SeqCst);
+        self.note(change);
+    }
+
+    /// Notes that something happened, and changes the last look. Either this sees that the shard sleeps, or
+    /// [`Self::saw`] sees the count.
+    fn note(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
+        self.happened.fetch_add(1, Ordering::SeqCst);
+        {
+            let mut seen = self.seen.lock();
+            *seen = seen.filter(|seen| !seen.look.is_idle).and_then(change);
+        }
         if self.get_up() {
             self.awake.wake(self);
         }
@@ -101,12 +146,12 @@ impl Notes {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// The last look, if it was taken within `max_age`, nothing has happened since, and no lease or delay of it has
-    /// ended.
+    /// The last look, if it was taken within `max_age`, nothing may have become due since, and no lease or delay of it
+    /// has ended.
     pub(super) fn seen(&self, max_age: Duration) -> Option<Look> {
-        let Seen { mut look, at, touched } = (*self.seen.lock())?;
+        let Seen { mut look, at } = (*self.seen.lock())?;
         let age = self.clock.now().saturating_duration_since(at);
-        if age >= max_age || touched != self.touched() {
+        if age >= max_age {
             return None;
         }
         if let Some(next) = look.next {
@@ -115,19 +160,23 @@ impl Notes {
         Some(look)
     }
 
-    /// How often it was touched before a look; goes with that look into [`Self::saw`].
-    pub(super) fn touched(&self) -> u64 {
-        self.touched.load(Ordering::SeqCst)
+    /// The moment before a look; goes with that look into [`Self::saw`].
+    pub(super) fn before(&self) -> Before {
+        Before { happened: self.happened.load(Ordering::SeqCst), hurried: self.hurried.load(Ordering::SeqCst) }
     }
 
-    /// `at`: the time before the look, at the latest.
-    pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64, at: Instant) {
-        let seen = Seen { look, at, touched };
-        *self.seen.lock() = Some(seen);
+    /// Keeps a look, unless it may have missed something. `at`: the time before it, at the latest.
+    pub(super) fn saw(self: &Arc<Self>, look: Look, before: Before, at: Instant) {
+        {
+            let mut seen = self.seen.lock();
+            let now = self.before();
+            let is_whole = if look.is_idle { before == now } else { before.hurried == now.hurried };
+            *seen = is_whole.then_some(Seen { look, at });
+        }
         if look.is_idle {
             self.awake.lay_down(self, self.clock.now());
             self.asleep.store(true, Ordering::SeqCst);
-            if touched != self.touched() && self.get_up() {
+            if before != self.before() && self.get_up() {
                 self.awake.wake(self);
             }
         }
@@ -254,10 +303,73 @@ mod tests {
     use super::*;
     use crate::model::QueueName;
 
+    fn notes() -> Arc<Notes> {
+        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+        Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default())
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const BUSY: Look = Look { is_idle: false, next: None, outbox: 1, ..EMPTY };
+    const EMPTY: Look = Look {
+        is_idle: true,
+        expires: false,
+        promotes: false,
+        next: None,
+        spent: 0,
+        pointers: 0,
+        outbox: 0,
+        settles: false,
+    };
+
+    /// Keeps a look during which something happens.
+    fn see(notes: &Arc<Notes>, look: Look, happens: impl FnOnce()) -> Option<Look> {
+        let (before, at) = (notes.before(), notes.clock.now());
+        happens();
+        notes.saw(look, before, at);
+        notes.seen(HOUR)
+    }
+
+    #[test]
+    fn a_look_outlives_work_and_knows_when_its_leases_end() {
+        let notes = notes();
+        assert_eq!(see(&notes, BUSY, || {}), Some(BUSY));
+        assert_eq!(notes.seen(Duration::ZERO), None, "it is too old");
+        notes.work();
+        assert_eq!(notes.seen(HOUR), Some(BUSY));
+        notes.forwarded();
+        assert_eq!(notes.seen(HOUR), Some(Look { outbox: 0, ..BUSY }));
+        notes.leased(HOUR);
+        notes.leased(2 * HOUR);
+        let next = |notes: &Notes| notes.seen(HOUR).and_then(|look| look.next);
+        assert!(next(&notes).is_some_and(|next| next <= HOUR), "a longer lease ends later");
+        notes.leased(Duration::from_secs(60));
+        assert!(next(&notes).is_some_and(|next| next <= Duration::from_secs(60)));
+        notes.leased(Duration::ZERO);
+        assert_eq!(notes.seen(HOUR).filter(|look| look.next != Some(Duration::ZERO)), None, "a lease has ended");
+        assert!(see(&notes, BUSY, || {}).is_some());
+        notes.touch();
+        assert_eq!(notes.seen(HOUR), None, "something may be due");
+    }
+
+    #[test]
+    fn a_look_that_missed_something_is_not_kept() {
+        let notes = notes();
+        assert_eq!(see(&notes, BUSY, || notes.touch()), None);
+        assert_eq!(see(&notes, BUSY, || notes.leased(HOUR)), None, "it may not have the lease");
+        assert_eq!(see(&notes, BUSY, || notes.work()), Some(BUSY));
+        let sleeps = || notes.asleep.load(Ordering::SeqCst);
+        assert!(see(&notes, EMPTY, || notes.work()).is_none() && !sleeps());
+        let happens: [fn(&Arc<Notes>); 3] = [Notes::work, |notes| notes.leased(HOUR), Notes::touch];
+        for happens in happens {
+            assert!(see(&notes, EMPTY, || {}).is_some() && sleeps());
+            happens(&notes);
+            assert!(notes.seen(HOUR).is_none() && !sleeps(), "the shard is no longer empty");
+        }
+    }
+
     #[test]
     fn a_shard_is_drained_for_a_moment_and_until_something_is_offered() {
-        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-        let notes = Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default());
+        let notes = notes();
         let now = notes.clock.now();
         assert!(!notes.is_drained_at(now), "nobody has looked yet");
         notes.drained(notes.offers());
@@ -275,8 +387,7 @@ mod tests {
 
     #[test]
     fn a_peek_is_known_until_something_is_offered_or_nobody_knows() {
-        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-        let notes = Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default());
+        let notes = notes();
         assert_eq!(notes.priorities(), None);
         notes.peeked(notes.offers(), 6);
         assert_eq!(notes.priorities(), Some(6));

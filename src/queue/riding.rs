@@ -56,11 +56,11 @@ impl Shards {
         match riders {
             Some(riders) => {
                 // This process has woken its caller already.
-                let wake = Wake { queue: id.queue.clone(), not_for: Some(self.process().to_owned()) };
+                let wake = Wake { queue: id.queue.clone(), not_for: Some(self.process().to_owned()), is_due: false };
                 self.ride(call(&wake), riders, read, count).await
             }
             None => {
-                let wake = Wake { queue: id.queue.clone(), not_for: None };
+                let wake = Wake { queue: id.queue.clone(), not_for: None, is_due: false };
                 let answer = call(&wake).run(&mut self.conn()).await;
                 self.offered(id);
                 read(answer?)
@@ -122,7 +122,7 @@ impl Shards {
                 Err(error) if !error.is_out_of_memory() => claiming.give_up(),
                 claimed => claiming.finish(claimed).await,
             };
-            shard.touch();
+            shard.work();
             if leaves_something(offered.as_ref().map_or(0, count), &outcome) {
                 shard.offered();
                 shards.wakes().wake_one(&shard.id.queue);

@@ -63,8 +63,9 @@ impl Shard {
         let completions = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
             Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<Together>| {
-                notes.touch();
-                complete(reach.clone(), callers)
+                notes.work();
+                let notes = Arc::clone(&notes);
+                complete(reach.clone(), move || notes.touch(), callers)
             })
         };
         let peeks = {
@@ -90,10 +91,15 @@ impl Shard {
         self.notes.touch();
     }
 
+    /// Something happened in the shard that makes nothing due sooner.
+    pub(super) fn work(&self) {
+        self.notes.work();
+    }
+
     /// Something may have come into its lanes.
     pub(super) fn offered(&self) {
         self.notes.offer();
-        self.notes.touch();
+        self.notes.work();
     }
 
     /// True if a claim of this process has just left the lanes empty, and nothing that it knows of has come since.

@@ -19,7 +19,7 @@ use super::{
     pauses::Pauses,
     shard::{Process, Shard},
     types::{Inspected, Stats},
-    wakes::Wakes,
+    wakes::{Wake, Wakes},
     wire::{inspected, items, number, stats, stored_offset, text},
 };
 use crate::{
@@ -98,9 +98,12 @@ impl Shards {
     }
 
     pub(super) async fn listen(&self, cx: &Loop) -> Result<()> {
-        let woken = |name: Option<&QueueName>| match name {
-            Some(name) => self.shards_of(name).iter().for_each(|shard| shard.offered()),
-            None => self.all().iter().for_each(|shard| shard.offered()),
+        let woken = |wake: Option<&Wake>| {
+            let shards = wake.map_or_else(|| self.all(), |wake| self.shards_of(&wake.queue));
+            shards.iter().for_each(|shard| shard.offered());
+            if wake.is_none_or(|wake| wake.is_due) {
+                shards.iter().for_each(|shard| shard.touch());
+            }
         };
         let told = |notice| drop(self.0.notices.send(notice));
         self.0.wakes.listen(&self.0.process.redis, &self.0.name, cx, woken, told).await
@@ -191,6 +194,13 @@ impl Shards {
     pub(super) fn touch(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.touch();
+        }
+    }
+
+    /// Something happened in the shard that makes nothing due sooner.
+    pub(super) fn work(&self, id: &ShardId) {
+        if let Some(shard) = self.shard(id) {
+            shard.work();
         }
     }
 

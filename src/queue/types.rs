@@ -275,11 +275,10 @@ pub struct Look {
     pub next: Option<Duration>,
     /// Elements beyond the tasks that have something left.
     pub spent: u64,
-    /// Workers whose pointers are kept.
+    /// Lanes with pointers of workers.
     pub pointers: u64,
     pub outbox: u64,
     pub settles: bool,
-    pub live: u64,
 }
 
 /// A record as `lua/inspect.lua` shows it.

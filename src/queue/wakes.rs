@@ -40,25 +40,35 @@ const HEIRS: usize = 32;
 
 /// A message that a queue has something to hand out.
 ///
-/// It names the queue, and the process that it is not for, because that one has woken its callers already. Earlier
-/// versions do not understand this form.
-#[derive(Debug, PartialEq, Eq)]
+/// It names the queue, and the process that it is not for, because that one has woken its callers already: `queue`,
+/// `queue process`, and with a task that waits for its time `queue - due` or `queue process due`. An earlier version
+/// takes the last two as meant for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wake {
     pub(super) queue: QueueName,
     pub(super) not_for: Option<String>,
+    /// A task waits for its time, and the watchdog does not know yet.
+    pub(super) is_due: bool,
 }
 
 impl Wake {
     fn read(message: &str) -> Result<Self, InvalidName> {
-        let (queue, not_for) = message.split_once(' ').map_or((message, None), |(queue, own)| (queue, Some(own)));
-        Ok(Self { queue: QueueName::new(queue)?, not_for: not_for.map(str::to_owned) })
+        let mut words = message.split(' ');
+        let mut next = || words.next().unwrap_or_default();
+        let (queue, process, due) = (next(), next(), next());
+        let not_for = (!["", "-"].contains(&process)).then(|| process.to_owned());
+        Ok(Self { queue: QueueName::new(queue)?, not_for, is_due: due == "due" })
     }
 }
 
 impl fmt::Display for Wake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.queue)?;
-        self.not_for.iter().try_for_each(|process| write!(f, " {process}"))
+        let Self { queue, not_for, is_due } = self;
+        match (not_for, is_due) {
+            (None, false) => write!(f, "{queue}"),
+            (Some(process), false) => write!(f, "{queue} {process}"),
+            (process, true) => write!(f, "{queue} {} due", process.as_deref().unwrap_or("-")),
+        }
     }
 }
 
@@ -135,13 +145,14 @@ impl Wakes {
     }
 
     /// Listens as this process until the stop; an error when the connection ends, and then it is called again. `woken`
-    /// hears of each queue, or with `None` of all of them, before the callers that wait. `told` hears of the notices.
+    /// hears of each wake, or with `None` that some may have been missed, before the callers that wait. `told` hears of
+    /// the notices.
     pub(super) async fn listen(
         &self,
         redis: &Redis,
         process: &str,
         cx: &Loop,
-        woken: impl Fn(Option<&QueueName>),
+        woken: impl Fn(Option<&Wake>),
         told: impl Fn(Notice),
     ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
@@ -166,9 +177,9 @@ impl Wakes {
             }
             match message.get_payload::<String>().map(|wake| Wake::read(&wake)) {
                 Ok(Ok(Wake { not_for: Some(own), .. })) if own == process => {}
-                Ok(Ok(Wake { queue, .. })) => {
-                    woken(Some(&queue));
-                    self.wake_one(&queue);
+                Ok(Ok(wake)) => {
+                    woken(Some(&wake));
+                    self.wake_one(&wake.queue);
                 }
                 other => tracing::warn!("ignored a wake that names no queue: {other:?}"),
             }
@@ -277,6 +288,17 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_message_says_whom_it_is_for_and_what_is_due() {
+        for (text, not_for, is_due) in
+            [("q", None, false), ("q me", Some("me"), false), ("q - due", None, true), ("q me due", Some("me"), true)]
+        {
+            let wake = Wake { queue: QueueName::new("q").unwrap(), not_for: not_for.map(str::to_owned), is_due };
+            assert_eq!((wake.to_string(), Wake::read(text)), (text.to_owned(), Ok(wake)));
+        }
+        assert!(Wake::read("").is_err());
+    }
 
     fn queue(name: &str) -> QueueName {
         QueueName::new(name).unwrap()

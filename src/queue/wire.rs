@@ -135,7 +135,7 @@ pub(super) fn look(value: Value) -> Result<Look> {
     if matches!(value, Value::Int(_)) {
         return Ok(Look { is_idle: true, ..Look::default() });
     }
-    let n = numbers(value, 8)?;
+    let n = numbers(value, 7)?;
     let next = u64::try_from(n[2]).ok().map(Duration::from_millis);
     Ok(Look {
         is_idle: false,
@@ -146,7 +146,6 @@ pub(super) fn look(value: Value) -> Result<Look> {
         pointers: unsigned(n[4]),
         outbox: unsigned(n[5]),
         settles: n[6] != 0,
-        live: unsigned(n[7]),
     })
 }
 

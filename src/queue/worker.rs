@@ -83,7 +83,7 @@ impl WorkerQueue {
             let answer = match shard {
                 Some(shard) => shard.completions.call(part, weight).await,
                 // Another process may know the shard. A made-up token finds nothing.
-                None => complete(self.reach(id), vec![part]).await.map(|answers| answers.concat()),
+                None => complete(self.reach(id), || {}, vec![part]).await.map(|answers| answers.concat()),
             };
             match lost_without_generation(answer, || vec![Code::LeaseLost; count]) {
                 Ok(codes) => codes.into_iter().map(Ok).collect(),
@@ -123,6 +123,7 @@ impl WorkerQueue {
         let goes_out = rejections.iter().any(|item| item.mode.is_at_once());
         let answer =
             self.offer(shard, goes_out, rejecting, read, |answers| answers.iter().filter(is_open).count()).await;
+        self.touch(shard);
         let answers = lost_without_generation(answer, || vec![(Code::LeaseLost, 0); count])?;
         let rejected = rejections.iter().zip(&answers).filter(|(_, answer)| is_open(answer));
         self.announcer().announce(&shard.queue, since, rejected.map(|(item, _)| (item.id, None)));
@@ -152,6 +153,9 @@ impl WorkerQueue {
             })
             .await
             .and_then(|value| pairs(value, extensions.len()));
+        if let Some((shard, shortest)) = self.shard(shard).zip(extensions.iter().map(|item| item.by).min()) {
+            shard.notes.leased(shortest);
+        }
         lost_without_generation(answer, || vec![(Code::LeaseLost, 0); extensions.len()])
     }
 }

@@ -69,6 +69,17 @@ async fn a_shard_where_nothing_stands_is_asked_again_only_when_something_happens
     })
     .await;
     assert!(calls(&redis).await < before + 100, "the others were not asked");
+
+    // A task that waits for its time: also a look of a moment ago does not show it.
+    let kept = LookFor { max_age: Duration::from_secs(3600), ..LOOK_FOR };
+    queue.upkeep.look(kept).await;
+    let due = redis::cmd("ZADD").arg("t:{q7:0}:delayed").arg(1).arg("task").to_owned();
+    let () = due.query_async(&mut redis.conn()).await.unwrap();
+    let () = redis::cmd("PUBLISH").arg("t:wake").arg("q7 - due").query_async(&mut redis.conn()).await.unwrap();
+    until("it is due", async || {
+        queue.upkeep.look(kept).await.iter().any(|(id, look)| *id == shard(7) && look.as_ref().unwrap().promotes)
+    })
+    .await;
     supervisor.stop();
     supervisor.wait().await;
 }

@@ -41,6 +41,7 @@ mod ingress_http;
 mod ingress_limits;
 mod jobs;
 mod load;
+mod looks;
 mod lua_bus_state;
 mod lua_state;
 mod moved_time;

@@ -114,7 +114,9 @@ pub(super) fn start(
     settings: &Settings,
     supervisor: &Supervisor,
 ) {
-    let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
+    // Where leases are tended, too, their looks will do.
+    let max_age = 2 * LOOK_EVERY;
+    let look_for = LookFor { max_age, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
     let forwarder = Forwarder { queue, bus, reported, look_for, published: Arc::default() };
     supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
 }
@@ -147,7 +149,7 @@ impl Forwarder {
             }
             if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                for shard in self.look().await {
+                for shard in self.look(stopping).await {
                     due.entry(shard).or_insert(READ_BYTES);
                 }
             }
@@ -175,9 +177,10 @@ impl Forwarder {
         }
     }
 
-    /// The shards that have something in their outbox, whoever put it there.
-    async fn look(&self) -> impl Iterator<Item = ShardId> {
-        let looks = self.queue.look(self.look_for).await.into_iter();
+    /// The shards that have something in their outbox, whoever put it there. The last look is at Redis.
+    async fn look(&self, is_last: bool) -> impl Iterator<Item = ShardId> {
+        let max_age = if is_last { Duration::ZERO } else { self.look_for.max_age };
+        let looks = self.queue.look(LookFor { max_age, ..self.look_for }).await.into_iter();
         // A shard that does not answer may have something.
         let due = looks.filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
         due.map(|(shard, _)| shard)

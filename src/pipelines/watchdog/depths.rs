@@ -104,7 +104,8 @@ impl Depths {
     async fn add_queued(&self, depths: &mut QueueDepths, failing: &mut Failing<queue::Error>) -> u64 {
         let mut to_forward = 0;
         let mut shards = Vec::new();
-        for (shard, look) in self.queue.look(look_for(&self.settings, EVERY)).await {
+        // Only for the shards that are not empty.
+        for (shard, look) in self.queue.look(look_for(&self.settings, 2 * EVERY)).await {
             depths.entry(shard.queue.clone()).or_default();
             if look.is_ok() && !failing.leaves_out(&shard) {
                 shards.push(shard);

@@ -51,7 +51,8 @@ impl Finals {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             let mut busy = false;
-            for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, pause)).await {
+            // Where leases are tended, too, their looks will do.
+            for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, 2 * pause)).await {
                 if failing.leaves_out(&shard) {
                     continue;
                 }

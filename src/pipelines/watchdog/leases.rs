@@ -21,8 +21,8 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// How often a shard is asked in which tasks only wait. Another process may have leased them.
-const WAITING: Duration = Duration::from_secs(1);
+/// How often a shard is asked in which nothing is due, as far as this process knows. Another one may have leased tasks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
 /// How often a shard with spent elements or pointers is swept.
@@ -76,7 +76,11 @@ impl Leases {
     async fn round(&self, rounds: &mut Rounds, started: Instant) -> Result<Duration, Error> {
         let (mut wait, steps) = self.steps(rounds, started).await;
         let steps = steps.into_iter().map(|step| async move {
-            let done = self.tend(&step).await;
+            let done = match self.tend(&step).await {
+                // It was lost or closed behind the look.
+                Err(queue::Error::NoGeneration) => Ok(false),
+                done => done,
+            };
             (step.shard, done)
         });
         let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
@@ -94,7 +98,7 @@ impl Leases {
     async fn steps(&self, rounds: &mut Rounds, started: Instant) -> (Duration, Vec<Step>) {
         let interval = self.settings.watchdog.interval;
         let (mut wait, mut steps) = (interval, Vec::new());
-        for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, WAITING)).await {
+        for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, LOOK_EVERY)).await {
             if rounds.failing.leaves_out(&shard) {
                 continue;
             }

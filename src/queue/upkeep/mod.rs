@@ -24,10 +24,13 @@ use crate::{
 /// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
 
+/// Looks a second, about, that Redis has to answer. With more shards than that, older looks will do.
+const LOOKS_A_SECOND: usize = 1000;
+
 /// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
 pub struct LookFor {
-    /// A younger look of this process will do, unless something has happened in the shard since.
+    /// A younger look of this process will do, unless something may have become due in the shard since.
     pub max_age: Duration,
     /// Age at which a final record is to be settled.
     pub grace: Duration,
@@ -61,20 +64,22 @@ impl Upkeep {
     /// Lists what there is to do in the shards that have a generation and are not empty.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
         let (at, mut looks, mut unseen) = (self.clock().now(), Vec::new(), Vec::new());
-        for shard in self.awake() {
-            match shard.seen(look_for.max_age) {
+        let awake = self.awake();
+        let max_age = look_for.max_age * u32::try_from(awake.len().div_ceil(LOOKS_A_SECOND)).unwrap_or(u32::MAX);
+        for shard in awake {
+            match shard.seen(max_age) {
                 Some(seen) => looks.push((shard.id.clone(), Ok(seen))),
-                None => unseen.push((shard.touched(), shard)),
+                None => unseen.push((shard.before(), shard)),
             }
         }
         let shards = unseen.iter().map(|(_, shard)| &shard.id).collect();
         let answers = self.call_each(&scripts::LOOK, shards, |call| {
             call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
         });
-        for (answer, (touched, shard)) in answers.await.into_iter().zip(&unseen) {
+        for (answer, (before, shard)) in answers.await.into_iter().zip(&unseen) {
             let look = answer.and_then(look);
             if let Ok(look) = look {
-                shard.saw(look, *touched, at);
+                shard.saw(look, *before, at);
             }
             looks.push((shard.id.clone(), look));
         }
@@ -93,6 +98,7 @@ impl Upkeep {
             })
             .await?;
         self.offered(shard);
+        self.touch(shard);
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
         let (expired, dead, undelivered) = (unsigned(n[0]), unsigned(n[1]), unsigned(n[2]));
@@ -110,7 +116,10 @@ impl Upkeep {
             let n = numbers(answer, 3)?;
             Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
         };
-        self.offer(shard, true, call, read, |done| usize::try_from(done.promoted).unwrap_or(usize::MAX)).await
+        let count = |done: &Promoted| usize::try_from(done.promoted).unwrap_or(usize::MAX);
+        let promoted = self.offer(shard, true, call, read, count).await;
+        self.touch(shard);
+        promoted
     }
 
     /// Drops spent elements; answers how many left or moved.
@@ -120,7 +129,11 @@ impl Upkeep {
                 call.arg(most);
             })
             .await?;
-        number(Some(value))
+        let moved = number(Some(value))?;
+        if moved > 0 {
+            self.touch(shard);
+        }
+        Ok(moved)
     }
 
     /// Final records older than `grace`, the earliest first.
@@ -158,6 +171,11 @@ impl Upkeep {
     /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them does not name them.
     fn entries(&self, shard: &ShardId, value: redis::Value) -> Result<Vec<OutboxEntry>> {
         let entries: Vec<_> = items(value)?.into_iter().map(outbox_entry).collect::<Result<_>>()?;
+        if entries.is_empty()
+            && let Some(shard) = self.shard(shard)
+        {
+            shard.notes.forwarded();
+        }
         for entry in &entries {
             let expired = entry.events.iter().filter_map(|event| match event {
                 Event::Expired { id, dead: false, .. } => Some((*id, None)),
@@ -184,7 +202,7 @@ impl Upkeep {
         // Again if Redis did not know the script before it: then it has read what is forwarded.
         batch.repeatable(self.ask_outbox(shard, most, bytes, false));
         let mut answers = batch.run_all(&mut self.conn()).await?;
-        self.touch(shard);
+        self.work(shard);
         self.entries(shard, answers.swap_remove(1))
     }
 
@@ -212,7 +230,7 @@ impl Upkeep {
             let removed = if forwarded.is_empty() { Ok(redis::Value::Nil) } else { next() };
             let found = next();
             if removed? != redis::Value::Nil {
-                self.touch(shard);
+                self.work(shard);
             }
             match found? {
                 redis::Value::Int(_too_many) => Ok(None),
@@ -230,13 +248,14 @@ impl Upkeep {
 
     /// Keeps the outbox for another while, as this process still publishes.
     pub async fn keep_outbox(&self, shard: &ShardId) -> Result<()> {
-        self.outbox(shard, 0, 0).await.map(drop)
+        self.ask_outbox(shard, 0, 0, false).run(&mut self.conn()).await?;
+        Ok(())
     }
 
     /// Removes entries that are on the bus now; answers how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Result<usize> {
         let value = self.ask_forwarded(shard, entries).run(&mut self.conn()).await?;
-        self.touch(shard);
+        self.work(shard);
         number(Some(value))
     }
 
