@@ -337,6 +337,26 @@ async fn an_older_taskd_is_polled() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_of_a_polling_worker_brings_its_next_task() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 60).await;
+    let worker = Worker::new("w", ["q"]).poll().concurrency(1).wait(Duration::from_secs(1)).lease(LONG);
+    let held = Held::start(Client::new(&daemon.grpc()).unwrap(), worker);
+    held.may_end.add_permits(1000);
+    until("all are completed", async || daemon.unfinished("q").await == 0).await;
+    assert_eq!(held.drained().await.completed, 60);
+    let (_, metrics) = daemon.get("/metrics").await;
+    let calls = |method| {
+        let of_method = format!("taskd_grpc_call_duration_seconds_count{{method=\"taskd.v1.Tasks/{method}\",");
+        let lines = metrics.as_str().unwrap().lines().filter(move |line| line.starts_with(&of_method));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let (gets, reports) = (calls("GetTasks"), calls("CompleteTasks"));
+    assert!(gets < 30 && reports == 60, "{gets} polls, {reports} reports");
+    assert!(daemon.stop().await.success());
+}
+
 async fn insert_more(daemon: &Daemon, name: &str) {
     daemon.insert(&(0..5).map(|n| json!({"queue": "q", "key": format!("{name}-{n}")})).collect::<Vec<_>>()).await;
 }

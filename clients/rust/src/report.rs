@@ -35,12 +35,16 @@ pub(crate) struct Reports<S> {
     rejections: Lane<pb::Rejection>,
     /// Tasks that were not started.
     returns: Lane<pb::Rejection>,
+    /// The call with completions that is under way asks for tasks.
+    asks: bool,
 }
 
 /// The answers to a call.
 pub(crate) struct Answered {
     pub(crate) kind: Kind,
     pub(crate) items: Vec<(Number, pb::ItemResult)>,
+    /// The tasks that came with them, if the call asked for some.
+    pub(crate) tasks: Option<Vec<pb::LeasedTask>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +70,23 @@ struct Lane<R> {
 
 struct Called<R> {
     batch: Vec<(Number, R)>,
-    results: Result<Vec<pb::ItemResult>, Error>,
+    answer: CallAnswer,
+}
+
+/// A result per report, and tasks.
+type CallAnswer = Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error>;
+
+/// The results of a call that are no reason to report again, and its tasks.
+#[derive(Default)]
+struct Noted {
+    items: Vec<(Number, pb::ItemResult)>,
+    tasks: Vec<pb::LeasedTask>,
 }
 
 impl<S: Source> Reports<S> {
     pub(crate) fn new(source: Arc<S>, tell: Tell) -> Self {
-        Self { source, tell, completions: Lane::new(), rejections: Lane::new(), returns: Lane::new() }
+        let (completions, rejections, returns) = (Lane::new(), Lane::new(), Lane::new());
+        Self { source, tell, completions, rejections, returns, asks: false }
     }
 
     pub(crate) fn complete(&mut self, number: Number, completion: pb::Completion) {
@@ -87,32 +102,49 @@ impl<S: Source> Reports<S> {
         self.returns.waiting.push_back((number, rejection));
     }
 
-    /// Sends what waits, if no call of its kind is under way.
-    pub(crate) fn send(&mut self) {
+    /// Sends what waits, if no call of its kind is under way. A call with completions asks for so many tasks.
+    pub(crate) fn send(&mut self, most: usize) {
         let source = &self.source;
-        self.completions.send(|all| {
+        let none = |results| (results, Vec::new());
+        let completes = self.completions.send(|all| {
             let source = source.clone();
-            async move { source.complete(all).await }
+            async move {
+                match most {
+                    0 => source.complete(all).await.map(none),
+                    _ => source.complete_and_get(all, most).await,
+                }
+            }
         });
+        if completes {
+            self.asks = most > 0;
+        }
         self.rejections.send(|all| {
             let source = source.clone();
-            async move { source.reject(all).await }
+            async move { source.reject(all).await.map(none) }
         });
         self.returns.send(|all| {
             let source = source.clone();
-            async move { source.give_back(all).await }
+            async move { source.give_back(all).await.map(none) }
         });
+    }
+
+    /// A call that is under way asks for tasks.
+    pub(crate) fn asks(&self) -> bool {
+        self.asks
     }
 
     /// The next answers; none of them, if it is time to send again. `None`: nothing is under way.
     pub(crate) async fn answered(&mut self) -> Option<Result<Answered, Error>> {
-        let (kind, items) = tokio::select! {
-            Some(items) = self.completions.answered(&self.tell) => (Kind::Completions, items),
-            Some(items) = self.rejections.answered(&self.tell) => (Kind::Rejections, items),
-            Some(items) = self.returns.answered(&self.tell) => (Kind::Rejections, items),
+        let (kind, noted) = tokio::select! {
+            Some(noted) = self.completions.answered(&self.tell) => (Kind::Completions, noted),
+            Some(noted) = self.rejections.answered(&self.tell) => (Kind::Rejections, noted),
+            Some(noted) = self.returns.answered(&self.tell) => (Kind::Rejections, noted),
             else => return None,
         };
-        Some(items.map(|items| Answered { kind, items }))
+        // Otherwise it was only time to send again.
+        let asked = self.asks && self.completions.calls.is_empty();
+        self.asks &= !asked;
+        Some(noted.map(|Noted { items, tasks }| Answered { kind, items, tasks: asked.then_some(tasks) }))
     }
 }
 
@@ -122,16 +154,18 @@ impl<R: Message + Clone + 'static> Lane<R> {
         Self { waiting, alone: 0, later, due: None, free: None, waits: WAITS.build(), calls }
     }
 
-    fn send<F>(&mut self, call: impl FnOnce(Vec<R>) -> F)
+    /// Whether a call begins.
+    fn send<F>(&mut self, call: impl FnOnce(Vec<R>) -> F) -> bool
     where
-        F: Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send + 'static,
+        F: Future<Output = CallAnswer> + Send + 'static,
     {
         if !self.calls.is_empty() || self.waiting.is_empty() || self.free.is_some() {
-            return;
+            return false;
         }
         let batch = self.batch();
-        let results = call(batch.iter().map(|(_, report)| report.clone()).collect());
-        self.calls.spawn(async move { Called { batch, results: results.await } });
+        let answer = call(batch.iter().map(|(_, report)| report.clone()).collect());
+        self.calls.spawn(async move { Called { batch, answer: answer.await } });
+        true
     }
 
     fn batch(&mut self) -> Vec<(Number, R)> {
@@ -149,14 +183,14 @@ impl<R: Message + Clone + 'static> Lane<R> {
         self.waiting.drain(..count.max(1)).collect()
     }
 
-    async fn answered(&mut self, tell: &Tell) -> Option<Result<Vec<(Number, pb::ItemResult)>, Error>> {
+    async fn answered(&mut self, tell: &Tell) -> Option<Result<Noted, Error>> {
         let wake = self.due.into_iter().chain(self.free).min();
         tokio::select! {
             // A call is never aborted, and its code does not panic.
             Some(Ok(called)) = self.calls.join_next() => Some(self.note(called, tell)),
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
                 self.wake();
-                Some(Ok(Vec::new()))
+                Some(Ok(Noted::default()))
             }
             else => None,
         }
@@ -172,12 +206,13 @@ impl<R: Message + Clone + 'static> Lane<R> {
     }
 
     /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent again.
-    fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Vec<(Number, pb::ItemResult)>, Error> {
-        let Called { batch, results } = called;
-        let mut items = Vec::with_capacity(batch.len());
+    fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Noted, Error> {
+        let Called { batch, answer } = called;
+        let (mut items, mut tasks) = (Vec::with_capacity(batch.len()), Vec::new());
         let mut again = Vec::new();
-        match results {
-            Ok(results) => {
+        match answer {
+            Ok((results, came)) => {
+                tasks = came;
                 let mut results = results.into_iter();
                 for (number, report) in batch {
                     match results.next() {
@@ -211,6 +246,6 @@ impl<R: Message + Clone + 'static> Lane<R> {
             let wait = self.waits.next().unwrap_or(Duration::from_secs(1));
             self.due.get_or_insert_with(|| Instant::now() + wait);
         }
-        Ok(items)
+        Ok(Noted { items, tasks })
     }
 }

@@ -41,6 +41,9 @@ const LAST_RETURNS: Duration = Duration::from_secs(5);
 /// How long taskd may take to say that no task is on its way any more.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
+/// How long no report asks for tasks after one that brought none. Only a call of `get` waits for tasks, and an older
+/// taskd gives none to a report.
+const NO_TASKS_FOR: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Done, Failure>;
 pub(crate) type Handler =
@@ -58,6 +61,8 @@ pub(crate) struct Run<S> {
     /// The leases of one call.
     most_extensions: Arc<AtomicUsize>,
     get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
+    /// When a report may ask for tasks again.
+    reports_ask: Instant,
     /// The tasks that were on their way at the beginning of the drain.
     rest: Option<Pin<Box<dyn Future<Output = Vec<pb::LeasedTask>> + Send>>>,
     stops: watch::Receiver<Level>,
@@ -81,6 +86,7 @@ impl<S: Source> Run<S> {
             extensions: JoinSet::new(),
             most_extensions: Arc::new(MOST_EXTENSIONS.into()),
             get: None,
+            reports_ask: Instant::now(),
             rest: None,
             stops: options.stop.watch(),
             level: Level::Run,
@@ -104,8 +110,11 @@ impl<S: Source> Run<S> {
         self.raise(level);
         loop {
             self.start_handlers();
-            self.reports.send();
-            self.start_get();
+            let room = self.room();
+            self.source.room(room);
+            let asks = self.get.is_none() && self.source.brings_tasks() && self.reports_ask <= Instant::now();
+            self.reports.send(if asks { room } else { 0 });
+            self.start_get(room);
             if self.is_over() {
                 return Ok(self.finish().await);
             }
@@ -175,13 +184,16 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// Asks for as many tasks as there is room for.
-    fn start_get(&mut self) {
+    /// The number of tasks that the worker takes.
+    fn room(&self) -> usize {
         let most = self.options.concurrency + self.options.prefetch;
         let takes_more = self.level == Level::Run && self.table.len() <= most + MOST_UNREPORTED;
-        let room = if takes_more { most.saturating_sub(self.table.unfinished()) } else { 0 };
-        self.source.room(room);
-        if self.get.is_some() || room == 0 {
+        if takes_more { most.saturating_sub(self.table.unfinished()) } else { 0 }
+    }
+
+    /// Asks for as many tasks, unless a report does.
+    fn start_get(&mut self, room: usize) {
+        if self.get.is_some() || self.reports.asks() || room == 0 {
             return;
         }
         let (source, tell) = (self.source.clone(), self.options.tell.clone());
@@ -229,6 +241,15 @@ impl<S: Source> Run<S> {
     }
 
     fn answered(&mut self, answered: Answered) {
+        if let Some(tasks) = answered.tasks {
+            if tasks.is_empty() {
+                self.reports_ask = Instant::now() + NO_TASKS_FOR;
+            }
+            tasks.into_iter().for_each(|task| self.table.add(task));
+            if self.level > Level::Run {
+                self.give_back_waiting();
+            }
+        }
         for (number, result) in answered.items {
             match (result.status(), answered.kind) {
                 (ItemStatus::Ok, _) => self.leave(number, None),

@@ -14,6 +14,21 @@ pub trait Source: Send + Sync + 'static {
     /// Reports tasks as done. The answers are in the order of the completions; so are those of the next three calls.
     fn complete(&self, all: Vec<pb::Completion>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 
+    /// True if [`Self::complete_and_get`] can bring tasks.
+    fn brings_tasks(&self) -> bool {
+        false
+    }
+
+    /// Reports tasks as done, and leases up to `most` others that are there. The worker makes no call of `get`
+    /// meanwhile. By default it leases none.
+    fn complete_and_get(
+        &self,
+        all: Vec<pb::Completion>,
+        _most: usize,
+    ) -> impl Future<Output = Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error>> + Send {
+        async { Ok((self.complete(all).await?, Vec::new())) }
+    }
+
     /// Rejects tasks.
     fn reject(&self, all: Vec<pb::Rejection>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 

@@ -1,4 +1,5 @@
-//! The source that asks taskd: long polls, and calls that report batches.
+//! The source that asks taskd: long polls, and calls that report batches. Where a worker has room, a report brings the
+//! next tasks (`next`), and one call does the work of two.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -34,20 +35,40 @@ impl Unary {
         let most_tasks = MOST_TASKS.into();
         Self { client: client.clone(), worker: worker.to_owned(), queues: queues.to_vec(), wait, lease, most_tasks }
     }
+
+    fn request(&self, max_tasks: u32, wait: Duration) -> pb::GetTasksRequest {
+        pb::GetTasksRequest {
+            worker: self.worker.clone(),
+            queues: self.queues.clone(),
+            max_tasks,
+            wait: Some(proto(wait)),
+            lease_duration: Some(proto(self.lease)),
+            ..Default::default()
+        }
+    }
+
+    fn max_tasks(&self, most: usize) -> u32 {
+        u32::try_from(most).unwrap_or(u32::MAX).min(self.most_tasks.load(Ordering::Relaxed))
+    }
+
+    async fn report(
+        &self,
+        completions: Vec<pb::Completion>,
+        next: Option<pb::GetTasksRequest>,
+    ) -> Result<pb::CompleteTasksResponse, Error> {
+        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions, next };
+        let complete = |taskd| async move {
+            TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).complete_tasks(request).await
+        };
+        self.client.servers().call(CALL_TIMEOUT, complete).await
+    }
 }
 
 impl Source for Unary {
     async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         loop {
-            let max_tasks = u32::try_from(most).unwrap_or(u32::MAX).min(self.most_tasks.load(Ordering::Relaxed));
-            let request = pb::GetTasksRequest {
-                worker: self.worker.clone(),
-                queues: self.queues.clone(),
-                max_tasks,
-                wait: Some(proto(self.wait)),
-                lease_duration: Some(proto(self.lease)),
-                ..Default::default()
-            };
+            let max_tasks = self.max_tasks(most);
+            let request = self.request(max_tasks, self.wait);
             let get = |taskd| async move {
                 TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).get_tasks(request).await
             };
@@ -62,9 +83,25 @@ impl Source for Unary {
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
-        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions: all, next: None };
-        let complete = |taskd| async move { TasksClient::new(taskd).complete_tasks(request).await };
-        self.client.servers().call(CALL_TIMEOUT, complete).await.map(|answer| answer.results)
+        self.report(all, None).await.map(|answer| answer.results)
+    }
+
+    fn brings_tasks(&self) -> bool {
+        true
+    }
+
+    async fn complete_and_get(
+        &self,
+        all: Vec<pb::Completion>,
+        most: usize,
+    ) -> Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error> {
+        let next = self.request(self.max_tasks(most), Duration::ZERO);
+        let answer = match self.report(all.clone(), Some(next)).await {
+            // Nothing was reported. Perhaps `next` is at fault, and the next call of `get` tells.
+            Err(error) if !error.may_pass() => self.report(all, None).await,
+            answer => answer,
+        };
+        answer.map(|answer| (answer.results, answer.tasks))
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {

@@ -337,6 +337,96 @@ async fn an_answer_that_comes_with_the_stop_is_given_back() {
     }
 }
 
+/// Its reports bring the next of these tasks, when they may.
+#[derive(Clone)]
+struct Chain(Arc<Links>);
+
+struct Links {
+    left: Mutex<Vec<&'static str>>,
+    may_answer: Semaphore,
+    asked: Notify,
+    gets: AtomicUsize,
+    rejected: Mutex<Vec<String>>,
+}
+
+impl Chain {
+    fn new(answers: usize) -> Self {
+        Self(Arc::new(Links {
+            left: Mutex::new(vec!["c", "b", "a"]),
+            may_answer: Semaphore::new(answers),
+            asked: Notify::new(),
+            gets: AtomicUsize::new(0),
+            rejected: Mutex::default(),
+        }))
+    }
+
+    fn next(&self) -> Option<pb::LeasedTask> {
+        let id = self.0.left.lock().unwrap().pop()?;
+        Some(pb::LeasedTask { id: id.to_owned(), key: id.into(), ..Default::default() })
+    }
+}
+
+impl Source for Chain {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        self.0.gets.fetch_add(1, SeqCst);
+        Ok(self.next().map(|task| vec![task]))
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+
+    fn brings_tasks(&self) -> bool {
+        true
+    }
+
+    async fn complete_and_get(
+        &self,
+        all: Vec<pb::Completion>,
+        most: usize,
+    ) -> Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error> {
+        assert_eq!(most, 1, "the room of a worker with one handler");
+        self.0.asked.notify_one();
+        self.0.may_answer.acquire().await.unwrap().forget();
+        Ok((self.complete(all).await?, self.next().into_iter().collect()))
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.0.rejected.lock().unwrap().extend(all.iter().map(|one| one.id.clone()));
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_report_brings_the_next_task() {
+    let chain = Chain::new(3);
+    let summary = worker().run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    assert_eq!(summary.completed, 3);
+    assert_eq!(chain.0.gets.load(SeqCst), 2, "for the first task, and behind a report that brought none");
+}
+
+#[tokio::test]
+async fn a_task_that_a_report_brings_in_a_drain_is_given_back() {
+    let chain = Chain::new(0);
+    let worker = worker();
+    let (stop, source) = (worker.stop(), chain.clone());
+    let stopped = async move {
+        source.0.asked.notified().await;
+        stop.drain();
+        tokio::task::yield_now().await;
+        source.0.may_answer.add_permits(1);
+    };
+    let done = async |_: Task| Ok::<_, Failure>(Done::new());
+    let (summary, ()) = tokio::join!(worker.run_on(chain.clone(), done), stopped);
+    let summary = summary.unwrap();
+    assert_eq!((summary.completed, summary.given_back, summary.unreported), (1, 1, 0));
+    assert_eq!(*chain.0.rejected.lock().unwrap(), ["b"]);
+}
+
 #[tokio::test]
 async fn a_dropped_handler_tells_what_it_started() {
     let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
