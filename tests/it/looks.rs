@@ -40,7 +40,7 @@ impl Fixture {
         self.queue.upkeep.look(look_for).await.remove(0).1.unwrap()
     }
 
-    /// Whether a look behind this call asks Redis. It is told by a pointer of which the process does not know.
+    /// Answers whether a look behind this call asks Redis: only Redis has the pointer that this puts there.
     async fn asks<T>(&self, call: impl Future<Output = T>) -> bool {
         assert_eq!(self.look().await.pointers, 0, "the last case left one");
         drop(call.await);

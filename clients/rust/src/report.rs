@@ -154,7 +154,7 @@ impl<R: Message + Clone + 'static> Lane<R> {
         Self { waiting, alone: 0, later, due: None, free: None, waits: WAITS.build(), calls }
     }
 
-    /// Whether a call begins.
+    /// Begins a call, if none is under way and something waits. Answers whether it did.
     fn send<F>(&mut self, call: impl FnOnce(Vec<R>) -> F) -> bool
     where
         F: Future<Output = CallAnswer> + Send + 'static,
