@@ -342,7 +342,7 @@ async fn a_report_of_a_polling_worker_brings_its_next_task() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 60).await;
     let worker = Worker::new("w", ["q"]).poll().concurrency(1).wait(Duration::from_secs(1)).lease(LONG);
-    let held = Held::start(Client::new(&daemon.grpc()).unwrap(), worker);
+    let held = Held::start(Client::new(daemon.grpc()).unwrap(), worker);
     held.may_end.add_permits(1000);
     until("all are completed", async || daemon.unfinished("q").await == 0).await;
     assert_eq!(held.drained().await.completed, 60);
