@@ -155,6 +155,7 @@ macro_rules! store_contract {
             an_unfinished_task_has_a_place,
             the_generation_of_a_lost_shard_is_raised_once,
             shards_are_rebuilt_page_by_page,
+            walks_go_by_id_through_all_times_and_shards,
             a_page_of_a_rebuild_has_bounded_weight,
             the_tasks_of_a_rebuilt_shard_have_one_place,
             many_shards_are_rebuilt_at_once,

@@ -16,6 +16,8 @@ use super::{
     sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Work, migration_files},
 };
 
+use crate::model::TaskId;
+
 use self::{
     error::error,
     pooled::{Pooled, Tx},
@@ -182,7 +184,8 @@ impl Dialect for MySqlConnection {
     // MySQL knows this form too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
-    const ROW: Option<&'static str> = None;
+    const NUMBER: Option<&'static str> = None;
+    const IS_RESULT_OF: &'static str = "task_id = id";
     const FINDER: &'static str = "CAST(? AS BINARY(16))";
     const INSERT: &'static str = "INSERT";
     const UPDATE: &'static str = "UPDATE";
@@ -191,6 +194,15 @@ impl Dialect for MySqlConnection {
     const COUNTS_INSERTED: bool = false;
     const IS_UNFINISHED: &'static str = "unfinished = 1";
     const SEEN_KEYS: &'static str = "SELECT key_hash, task_id, status FROM seen WHERE key_hash IN ";
+
+    // Each is one of its own.
+    fn group(id: &str) -> String {
+        id.to_owned()
+    }
+
+    fn of_tasks(ids: &[TaskId]) -> Statement<'_> {
+        Statement::new("task_id IN ").list(ids)
+    }
 
     // INSERT IGNORE would also hide values that do not fit.
     fn keep_first(column: &str) -> String {

@@ -10,10 +10,11 @@ use uuid::Uuid;
 use super::{
     backend::Backend,
     dialect::Dialect,
+    groups,
     rows::{corrupt, number, task_id},
     runner::Runner,
     session::{Columns, Session},
-    statement::{Statement, lists, pieces},
+    statement::{Statement, Value, lists, pieces},
 };
 use crate::model::{Offset, TaskId};
 use crate::store::{NewRow, Published, Result, Turn};
@@ -203,7 +204,10 @@ pub(super) async fn needed<DB: Backend>(
 /// The tasks of one batch that are not in the outbox.
 fn of_batch<DB: Backend>(columns: &str) -> String {
     let index = DB::Connection::by_index("tasks_on_bus");
-    format!("SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND id >= ? AND id <= ? AND insertion = ?")
+    let groups = groups::condition::<DB::Connection>("id");
+    format!(
+        "SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND {groups} AND id >= ? AND id <= ? AND insertion = ?"
+    )
 }
 
 /// Asks the same of each batch, of many at once.
@@ -216,7 +220,9 @@ async fn look_into<DB: Backend, T: Columns>(
     let mut found = Vec::new();
     for some in batches.chunks(AT_ONCE) {
         for some in pieces(some, |_| 0) {
-            let ranges = some.iter().map(|batch| [(&batch.first).into(), (&batch.last).into(), batch.number.into()]);
+            let ranges = some.iter().map(|Batch { first, last, number, .. }| -> [Value<'_>; 5] {
+                [first.into(), last.into(), first.into(), last.into(), (*number).into()]
+            });
             let statement = Statement::new("").rows(select, " UNION ALL ", ranges);
             found.extend(sql.read::<T>(operation, statement).await?);
         }

@@ -9,12 +9,12 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
+    groups::FIRST,
     outbox,
     rows::{corrupt, number, queue_name, task_id},
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
-    tasks::beyond,
 };
 use crate::{
     model::{QueueName, TaskId},
@@ -86,7 +86,7 @@ async fn count_fresh<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -
 
 /// Counts the outbox along its primary key.
 async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -> Result<()> {
-    let mut after = beyond(None);
+    let mut after = FIRST;
     loop {
         let last = last_of_piece(sql, after).await?;
         for ((queue, state), count) in count_piece(sql, after, last).await? {

@@ -6,11 +6,12 @@ use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
+    groups::{FIRST, LAST, in_groups},
     rows::{queue_name, task_id},
     runner::Runner,
     session::Session,
     statement::Statement,
-    tasks::{self, beyond},
+    tasks,
 };
 use crate::{
     model::{QueueName, StoredStatus, TaskId},
@@ -20,8 +21,7 @@ use crate::{
 #[async_trait]
 impl<DB: Backend> CheckStore for SqlStore<DB> {
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
-        let first = beyond(None);
-        let wrong = wrong_counts::<DB::Connection>(&first);
+        let wrong = wrong_counts::<DB::Connection>();
         let wrong: Vec<(String, i64, i64)> = self.sql.read("wrong_counts", wrong).await?;
         let read =
             |(queue, kept, counted): (String, i64, i64)| Ok(WrongCount { queue: queue_name(&queue)?, kept, counted });
@@ -43,20 +43,20 @@ impl<DB: Backend> CheckStore for SqlStore<DB> {
 }
 
 /// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox may outlive its task.
-fn counted<'a, S: Session>(first: &'a TaskId) -> [Statement<'a>; 2] {
+fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
     let on_bus = Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ")
         .sql(&S::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND id > ?")
-        .bind(first);
+        .sql(" WHERE on_bus = 1 AND ")
+        .append(in_groups::<S>("id", &FIRST, &LAST));
     let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
         .sql(S::BY_PRIMARY_KEY)
         .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
-        .bind(first);
+        .bind(&FIRST);
     [on_bus, in_outbox]
 }
 
-fn wrong_counts<'a, S: Session>(first: &'a TaskId) -> Statement<'a> {
-    let [on_bus, in_outbox] = counted::<S>(first);
+fn wrong_counts<'a, S: Session>() -> Statement<'a> {
+    let [on_bus, in_outbox] = counted::<S>();
     Statement::new("SELECT queue, CAST(SUM(kept) AS SIGNED), CAST(SUM(counted) AS SIGNED) FROM (")
         .append(on_bus)
         .sql(" GROUP BY queue UNION ALL ")
@@ -72,8 +72,7 @@ async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
         .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
         .sql(&S::add("queue, status", "count"));
     session.execute(lock).await?;
-    let first = beyond(None);
-    let [on_bus, in_outbox] = counted::<S>(&first);
+    let [on_bus, in_outbox] = counted::<S>();
     let count = Statement::new("SELECT CAST(SUM(counted) AS SIGNED) FROM (")
         .append(on_bus.sql(" AND queue = ? GROUP BY queue UNION ALL ").bind(queue))
         .append(in_outbox.sql(" AND tasks.queue = ? GROUP BY tasks.queue) AS numbers").bind(queue));
@@ -89,7 +88,7 @@ async fn stranded<DB: Backend>(
     after: Option<TaskId>,
 ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
     const NAME: &str = "stranded";
-    let after = beyond(after);
+    let after = after.unwrap_or(FIRST);
     let last = Statement::new("SELECT id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?")
@@ -97,7 +96,7 @@ async fn stranded<DB: Backend>(
         .bind(GONE_OVER - 1);
     let last: Vec<(Vec<u8>,)> = sql.read(NAME, last).await?;
     let next = last.first().map(|(id,)| task_id(id)).transpose()?;
-    let upto = next.unwrap_or(TaskId(uuid::Uuid::max()));
+    let upto = next.unwrap_or(LAST);
     let found = Statement::new("SELECT queue, id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? AND id <= ? AND status = 0 AND on_bus = 0")

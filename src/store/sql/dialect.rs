@@ -1,6 +1,7 @@
 //! The differences between the two databases.
 
-use crate::store::Error;
+use super::statement::Statement;
+use crate::{model::TaskId, store::Error};
 
 /// The dialect of a database, implemented by its connection.
 pub trait Dialect {
@@ -13,9 +14,17 @@ pub trait Dialect {
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// The number of a row of `tasks`, which finds the row without an index until the transaction ends. `None`: the
-    /// primary key finds it as fast.
-    const ROW: Option<&'static str>;
+    /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id finds both as fast.
+    const NUMBER: Option<&'static str>;
+
+    /// The condition that a row of `results` is one of the row of `tasks`.
+    const IS_RESULT_OF: &'static str;
+
+    /// The group of an id: see [`super::groups`].
+    fn group(id: &str) -> String;
+
+    /// The condition that a row of `results` is one of these tasks.
+    fn of_tasks(ids: &[TaskId]) -> Statement<'_>;
 
     /// A question mark for what finds a row of `tasks`, where nothing else gives it a type.
     const FINDER: &'static str;
@@ -50,8 +59,8 @@ pub trait Dialect {
     /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
     const IS_UNFINISHED: &'static str;
 
-    /// The text before and behind a SELECT with a `finder`, the [`Self::ROW`] or the id of a task: sets the columns of
-    /// each such task from its row.
+    /// The text before and behind a SELECT with a `finder`, the [`Self::NUMBER`] or the id of a task: sets the columns
+    /// of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 
     /// True if a statement of a migration failed only because it ran before.

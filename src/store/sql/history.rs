@@ -74,12 +74,13 @@ impl<DB: Backend> History for SqlStore<DB> {
             .bind(&id)
             .bind(FAILURES_STAY);
         let failed = self.sql.read::<FailedColumns>(NAME, failed).await?;
-        let completed = Statement::new(
-            "SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE task_id = ? \
-             ORDER BY completed_ms DESC, worker DESC LIMIT ?",
-        );
-        let completed = self.sql.read::<CompletedColumns>(NAME, completed.bind(&id).bind(limit)).await?;
-        let count = Statement::new("SELECT COUNT(*) FROM results WHERE task_id = ?").bind(&id);
+        let of_task = std::slice::from_ref(&id);
+        let completed = Statement::new("SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE ")
+            .append(DB::Connection::of_tasks(of_task))
+            .sql(" ORDER BY completed_ms DESC, worker DESC LIMIT ?")
+            .bind(limit);
+        let completed = self.sql.read::<CompletedColumns>(NAME, completed).await?;
+        let count = Statement::new("SELECT COUNT(*) FROM results WHERE ").append(DB::Connection::of_tasks(of_task));
         let count: Vec<(i64,)> = self.sql.read(NAME, count).await?;
         Ok(Attempts {
             failed: failed.into_iter().rev().map(failed_attempt).collect::<Result<_>>()?,

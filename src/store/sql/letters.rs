@@ -308,7 +308,7 @@ async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTr
     if ids.is_empty() {
         return Ok(workers);
     }
-    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND task_id IN ").list(ids);
+    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND ").append(S::of_tasks(ids));
     for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
         workers.entry(task_id(&id)?).or_default().push(worker);
     }
@@ -318,8 +318,8 @@ async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTr
 async fn credit<S: Session>(session: &mut S, id: &TaskId, workers: &[Vec<u8>]) -> Result<()> {
     for worker in workers {
         let worker = worker_name(worker.clone())?;
-        let credit = Statement::new("UPDATE results SET surplus = 0 WHERE task_id = ? AND worker = ?").bind(id);
-        session.execute(credit.bind(worker)).await?;
+        let credit = Statement::new("UPDATE results SET surplus = 0 WHERE worker = ? AND ").bind(worker);
+        session.execute(credit.append(S::of_tasks(std::slice::from_ref(id)))).await?;
     }
     if !workers.is_empty() {
         let count =

@@ -46,6 +46,7 @@ macro_rules! migration_files {
             "0018_keep_events",
             "0019_keep_keys_in_order",
             "0020_keep_bodies_without_records",
+            "0021_number_tasks",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -4,7 +4,8 @@
 //!   says that it is unfinished and not in the outbox: Redis knows it, or will when its batch is published.
 //! - `batches`: the fresh tasks of one insert; whether they are published, and where.
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
-//! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
+//! - `results`: what each worker reported, by (task, worker): no worker gets two credits. In SQLite the task is a
+//!   number there, which groups tasks of a shard (ADR 56).
 //! - `history`: the attempts that failed.
 //! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those are in `new_keys`.
 //! - `letters`: dead letters; that of a dead task has its id.
@@ -34,6 +35,7 @@ mod deadlines;
 mod dialect;
 mod events;
 mod expired_keys;
+mod groups;
 mod happened;
 mod history;
 mod idempotency;

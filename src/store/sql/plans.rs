@@ -29,7 +29,9 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
             GROWING.iter().any(|table| step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} ")));
         let in_order =
             ["FROM outbox", "FROM letters ", "FROM history ", "INDEXED BY tasks_queue", "INDEXED BY results_worker"];
-        let sorts = step.contains("ORDER BY") && in_order.iter().any(|part| text.contains(part));
+        // The last term alone is sorted within a group that the index gives.
+        let sorts =
+            step.contains("ORDER BY") && !step.contains("LAST TERM") && in_order.iter().any(|part| text.contains(part));
         assert!(!scans && !sorts && !step.contains("AUTOMATIC"), "{step}: {text}");
     }
 }

@@ -14,8 +14,8 @@ use crate::store::Result;
 
 /// The progress of a task.
 pub(super) struct Progress {
-    /// [`super::dialect::Dialect::ROW`]
-    row: i64,
+    /// [`super::dialect::Dialect::NUMBER`]
+    pub(super) number: i64,
     pub(super) queue: QueueName,
     pub(super) key_hash: KeyHash,
     replicas: u32,
@@ -57,7 +57,7 @@ pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> R
         let found = Statement::new(format!(
             "SELECT id, {} AS number, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, \
              updated_ms, on_bus FROM tasks WHERE id IN ",
-            S::ROW.unwrap_or("0")
+            S::NUMBER.unwrap_or("0")
         ))
         .list(ids)
         .sql(" ORDER BY id")
@@ -71,7 +71,7 @@ pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> R
     let may_have = |task: &Progress| task.completed > 0 || task.status.is_final();
     let reported: Vec<TaskId> = tasks.iter().filter(|(_, task)| may_have(task)).map(|(id, _)| *id).collect();
     for ids in lists(&reported) {
-        let workers = Statement::new("SELECT task_id, worker FROM results WHERE task_id IN ").list(ids);
+        let workers = Statement::new("SELECT task_id, worker FROM results WHERE ").append(S::of_tasks(ids));
         for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(workers).await? {
             if let Some(task) = tasks.get_mut(&task_id(&id)?) {
                 task.workers.insert(worker_name(worker)?);
@@ -116,7 +116,7 @@ impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {
         let status = status(self.status)?;
         Ok(Progress {
-            row: self.number,
+            number: self.number,
             queue: queue_name(&self.queue)?,
             key_hash: key_hash(&self.key_hash)?,
             replicas: number(self.replicas)?,
@@ -180,7 +180,7 @@ pub(super) async fn store<S: Session>(
     let changed: Vec<_> = tasks.iter().filter(|(_, task)| task.changed).collect();
     let mut alike: BTreeMap<Change<'_>, Vec<Value<'_>>> = BTreeMap::new();
     for (id, task) in &changed {
-        let finder = S::ROW.map_or_else(|| (*id).into(), |_| task.row.into());
+        let finder = S::NUMBER.map_or_else(|| (*id).into(), |_| task.number.into());
         alike.entry(task.change()).or_default().push(finder);
     }
     let mut others = Vec::new();
@@ -212,7 +212,7 @@ fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) ->
     let update =
         Statement::new(S::UPDATE).sql(set).bind(status).bind(completed).bind(attempts).bind(reason).bind(updated_ms);
     let leave = if status.is_final() { ", on_bus = 0 WHERE " } else { " WHERE " };
-    update.sql(leave).sql(S::ROW.unwrap_or("id")).sql(" IN ").list(finders)
+    update.sql(leave).sql(S::NUMBER.unwrap_or("id")).sql(" IN ").list(finders)
 }
 
 /// Changes tasks, each in its own way.

@@ -6,13 +6,13 @@
 use super::{
     backend::Backend,
     dialect::Dialect,
+    groups::{FIRST, LAST, in_groups, order},
     outbox,
     rows::{number, queue_name, task_id},
     runner::Runner,
     session::Session,
     shards::{find, in_generation, next_version},
     statement::{Statement, lists},
-    tasks::beyond,
 };
 use crate::model::{Offset, ShardId, TaskId, TaskRow};
 use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result};
@@ -44,11 +44,11 @@ pub(super) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuildi
         rebuilding.shards.insert(shard, number(generation)?);
     }
     if !rebuilding.shards.is_empty() {
-        let first = beyond(None);
         let last = Statement::new("SELECT id FROM tasks ")
             .sql(&DB::Connection::by_index("tasks_on_bus"))
-            .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id DESC LIMIT 1")
-            .bind(&first);
+            .sql(" WHERE on_bus = 1 AND ")
+            .append(in_groups::<DB::Connection>("id", &FIRST, &LAST))
+            .sql(&format!(" ORDER BY {} LIMIT 1", order::<DB::Connection>("id", " DESC")));
         let last = sql.read::<(Vec<u8>,)>(NAME, last).await?.into_iter().next();
         rebuilding.upto = last.map(|(id,)| task_id(&id)).transpose()?;
     }
@@ -66,11 +66,13 @@ pub(super) async fn page<DB: Backend>(
 ) -> Result<RebuildPage> {
     const NAME: &str = "rebuild_page";
     let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
-    let after = beyond(after);
+    let after = after.unwrap_or(FIRST);
     // The index has all that this reads.
     let list = Statement::new("SELECT id, queue, shard FROM tasks ")
         .sql(&DB::Connection::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND id > ? AND id <= ? ORDER BY id LIMIT ?")
+        .sql(" WHERE on_bus = 1 AND ")
+        .append(in_groups::<DB::Connection>("id", &after, &upto))
+        .sql(&format!(" AND id > ? AND id <= ? ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
         .bind(&after)
         .bind(&upto)
         .bind(limit);

@@ -116,8 +116,9 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
             session.execute(keep.sql(&S::replace("key_hash", &["task_id", "status"]))).await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
-        const TABLES: [&str; 5] = [
-            "DELETE FROM results WHERE task_id IN ",
+        // Before their tasks, by whose rows SQLite finds them.
+        session.execute(Statement::new("DELETE FROM results WHERE ").append(S::of_tasks(&ids))).await?;
+        const TABLES: [&str; 4] = [
             "DELETE FROM tasks WHERE id IN ",
             "DELETE FROM letters WHERE id IN ",
             "DELETE FROM history WHERE task_id IN ",

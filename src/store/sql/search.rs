@@ -11,6 +11,7 @@ use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
+    groups::{in_groups, order},
     keys,
     rows::{corrupt, from_row, number, queue_name, status, task_id},
     runner::Runner,
@@ -119,10 +120,9 @@ impl<'a> Index<'a> {
                 let ids = owners.into_iter().map(|(_, id, _)| id);
                 return Ok(ids.filter(|id| (from..below).contains(id)).collect());
             }
-            Self::Worker(worker) => Statement::new("SELECT task_id FROM results ")
-                .sql(&DB::Connection::by_index("results_worker"))
-                .sql(" WHERE worker = ? AND task_id >= ? AND task_id < ?")
-                .bind(worker.as_str()),
+            Self::Worker(worker) => {
+                return merged(sql, by_worker::<DB>(worker, &from, &below, limit), limit).await;
+            }
             Self::Queue(queue, statuses) => {
                 let of_status = |status: &StoredStatus| {
                     let range = Statement::new("SELECT * FROM (SELECT id FROM tasks ")
@@ -130,7 +130,7 @@ impl<'a> Index<'a> {
                         .sql(" WHERE queue = ? AND status = ? AND id >= ? AND id < ?")
                         .bind(*queue)
                         .bind(*status);
-                    newest(range, "id", &from, &below, limit).sql(") AS page")
+                    newest(range, "id DESC", &from, &below, limit).sql(") AS page")
                 };
                 let ranges = statuses.iter().map(of_status);
                 let all = ranges.reduce(|all, range| all.sql(" UNION ALL ").append(range));
@@ -140,9 +140,23 @@ impl<'a> Index<'a> {
                 .sql(DB::Connection::BY_PRIMARY_KEY)
                 .sql(" WHERE id >= ? AND id < ?"),
         };
-        let column = if matches!(self, Self::Worker(_)) { "task_id" } else { "id" };
-        merged(sql, newest(statement, column, &from, &below, limit), limit).await
+        merged(sql, newest(statement, "id DESC", &from, &below, limit), limit).await
     }
+}
+
+/// The newest tasks of which the worker has a result.
+fn by_worker<'a, DB: Backend>(
+    worker: &'a WorkerName,
+    from: &'a TaskId,
+    below: &'a TaskId,
+    limit: usize,
+) -> Statement<'a> {
+    let results = Statement::new("SELECT task_id FROM results ")
+        .sql(&DB::Connection::by_index("results_worker"))
+        .sql(" WHERE worker = ? AND ")
+        .bind(worker.as_str());
+    let range = in_groups::<DB::Connection>("task_id", from, below).sql(" AND task_id >= ? AND task_id < ?");
+    newest(results.append(range), &order::<DB::Connection>("task_id", " DESC"), from, below, limit)
 }
 
 /// Those of the tasks of which the worker has a result.
@@ -151,17 +165,18 @@ async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[Task
     for ids in lists(ids) {
         let found = Statement::new("SELECT task_id FROM results ")
             .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" WHERE worker = ?")
-            .bind(worker.as_str());
-        for (id,) in sql.read::<(Vec<u8>,)>(NAME, found.sql(" AND task_id IN ").list(ids)).await? {
+            .sql(" WHERE worker = ? AND ")
+            .bind(worker.as_str())
+            .append(DB::Connection::of_tasks(ids));
+        for (id,) in sql.read::<(Vec<u8>,)>(NAME, found).await? {
             done.insert(task_id(&id)?);
         }
     }
     Ok(done)
 }
 
-fn newest<'a>(range: Statement<'a>, column: &str, from: &'a TaskId, below: &'a TaskId, limit: usize) -> Statement<'a> {
-    range.bind(from).bind(below).sql(&format!(" ORDER BY {column} DESC LIMIT ?")).bind(limit as u64)
+fn newest<'a>(range: Statement<'a>, order: &str, from: &'a TaskId, below: &'a TaskId, limit: usize) -> Statement<'a> {
+    range.bind(from).bind(below).sql(&format!(" ORDER BY {order} LIMIT ?")).bind(limit as u64)
 }
 
 /// The newest of some ranges, each in order.

@@ -8,7 +8,7 @@ use super::{
     letters::{self, NewLetter},
     progress::{self, Progress},
     session::Session,
-    statement::{Statement, pieces},
+    statement::{Statement, Value, pieces},
 };
 use crate::config::EventQueues;
 use crate::model::{DeadLetter, Encoding, LeaseNumber, StoredStatus, TaskId, began};
@@ -17,6 +17,8 @@ use crate::store::{NewRow, Result, Settled, SettledTask, Settlement, Turn};
 /// A result to store.
 struct NewResult<'a> {
     task: &'a TaskId,
+    /// [`super::dialect::Dialect::NUMBER`]
+    number: i64,
     worker: &'a str,
     lease: LeaseNumber,
     result: &'a [u8],
@@ -57,7 +59,7 @@ pub(super) async fn settle<S: Session>(
     let mut counts = Counts::with_events(events);
     note_workers(&results, &tasks, &mut counts);
     // In the order of the primary key, so that neighbours share the pages that a statement touches.
-    results.sort_unstable_by_key(|result| (result.task, result.worker));
+    results.sort_unstable_by_key(|result| (result.number, result.task, result.worker));
     store_results(session, &results).await?;
     progress::store(session, &tasks, &mut counts).await?;
     letters::add(session, &letters).await?;
@@ -94,8 +96,19 @@ fn decide<'a>(
             if !repeated {
                 let (lease, encoding, attempt, at_ms) = (*lease, *encoding, *attempt, *at_unix_ms);
                 let leased_ms = began(*leased_unix_ms, at_ms).unwrap_or(0);
-                let (task, worker) = (id, &worker[..]);
-                results.push(NewResult { task, worker, lease, result, encoding, attempt, leased_ms, at_ms, surplus });
+                let (number, task, worker) = (task.number, id, &worker[..]);
+                results.push(NewResult {
+                    task,
+                    number,
+                    worker,
+                    lease,
+                    result,
+                    encoding,
+                    attempt,
+                    leased_ms,
+                    at_ms,
+                    surplus,
+                });
             }
             if !repeated && !surplus {
                 task.credit(*attempt, *at_unix_ms);
@@ -129,26 +142,39 @@ fn decide<'a>(
 
 async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -> Result<()> {
     for piece in pieces(results, |result| result.result.len()) {
-        let rows = piece.iter().map(|r| {
-            let at_ms = r.at_ms.into();
-            [
-                r.task.into(),
-                r.worker.into(),
-                r.lease.generation.into(),
-                r.lease.grant.into(),
-                r.attempt.into(),
-                r.leased_ms.into(),
-                at_ms,
-                r.surplus.into(),
-                r.encoding.into(),
-                r.result.into(),
-            ]
-        });
-        const RESULTS: &str = " INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
-             leased_ms, completed_ms, surplus, result_encoding, result)";
-        session.execute(Statement::new(S::INSERT).sql(RESULTS).values(rows)).await?;
+        let insert = Statement::new(S::INSERT).sql(
+            " INTO results (task_id, worker, lease_generation, lease_grant, attempt, leased_ms, completed_ms, surplus, \
+             result_encoding, result",
+        );
+        let insert = match S::NUMBER {
+            Some(_) => insert.sql(", task)").values(piece.iter().map(numbered_values)),
+            None => insert.sql(")").values(piece.iter().map(result_values)),
+        };
+        session.execute(insert).await?;
     }
     Ok(())
+}
+
+fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
+    let NewResult { task, worker, lease, result: bytes, encoding, attempt, leased_ms, at_ms, surplus, .. } = *result;
+    [
+        task.into(),
+        worker.into(),
+        lease.generation.into(),
+        lease.grant.into(),
+        attempt.into(),
+        leased_ms.into(),
+        at_ms.into(),
+        surplus.into(),
+        encoding.into(),
+        bytes.into(),
+    ]
+}
+
+/// The same, and the number of the task.
+fn numbered_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 11] {
+    let [a, b, c, d, e, f, g, h, i, j] = result_values(result);
+    [a, b, c, d, e, f, g, h, i, j, result.number.into()]
 }
 
 /// Stores the discovered tasks of all reports as one batch. Of two with the same key the first wins.

@@ -6,6 +6,7 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
+    groups::{FIRST, LAST, in_groups, order},
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     shards,
@@ -13,11 +14,6 @@ use super::{
 };
 use crate::model::{Encoding, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskRow, WorkerName};
 use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
-
-/// Where a page starts: no task has the id of zeros.
-pub(super) fn beyond(after: Option<TaskId>) -> TaskId {
-    after.unwrap_or(TaskId(uuid::Uuid::nil()))
-}
 
 /// Each id once: an id in two lists would bring its workers twice.
 fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
@@ -31,11 +27,11 @@ pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Res
     type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
-        let credited = Statement::new(
-            "SELECT id, status, epoch, replicas, priority, worker FROM tasks \
-             LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
-        )
-        .list(ids);
+        let credited =
+            Statement::new("SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ")
+                .sql(DB::Connection::IS_RESULT_OF)
+                .sql(" AND surplus = 0 WHERE id IN ")
+                .list(ids);
         for (id, stored, epoch, replicas, priority, worker) in sql.read::<Columns>("states", credited).await? {
             let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
             let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
@@ -56,9 +52,10 @@ pub(super) async fn states_for<DB: Backend>(
     let mut states = Vec::new();
     for ids in lists(&distinct(ids)) {
         let found = Statement::new(
-            "SELECT id, queue, shard, status, lease_generation, lease_grant \
-             FROM tasks LEFT JOIN results ON task_id = id AND worker = ? WHERE id IN ",
+            "SELECT id, queue, shard, status, lease_generation, lease_grant FROM tasks LEFT JOIN results ON ",
         )
+        .sql(DB::Connection::IS_RESULT_OF)
+        .sql(" AND worker = ? WHERE id IN ")
         .bind(worker.as_str())
         .list(ids);
         for (id, queue, shard, stored, generation, grant) in sql.read::<Columns>("states_for", found).await? {
@@ -88,15 +85,17 @@ pub(super) async fn published<DB: Backend>(
     after: Option<TaskId>,
     limit: u32,
 ) -> Result<Vec<PublishedTask>> {
-    let after = beyond(after);
+    let after = after.unwrap_or(FIRST);
     let page = Statement::new(PUBLISHED)
         .sql(&DB::Connection::by_index("tasks_on_bus"))
         .sql(" LEFT JOIN batches ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
-        .sql(" ON batch = insertion WHERE on_bus = 1 AND id > ?")
+        .sql(" ON batch = insertion WHERE on_bus = 1 AND ")
+        .append(in_groups::<DB::Connection>("id", &after, &LAST))
+        .sql(" AND id > ?")
         .bind(&after)
         .sql(IS_PUBLISHED)
-        .sql(" ORDER BY id LIMIT ?")
+        .sql(&format!(" ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
         .bind(limit);
     let page = sql.read(PUBLISHED_NAME, page).await?;
     with_places(sql, generation, page).await
@@ -170,11 +169,10 @@ pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Op
 }
 
 pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<ResultRow>> {
-    let results = Statement::new(
-        "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
-             ORDER BY completed_ms, surplus, worker",
-    )
-    .bind(&id);
+    let results =
+        Statement::new("SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ")
+            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+            .sql(" ORDER BY completed_ms, surplus, worker");
     type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
     let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
         Ok(ResultRow {
@@ -190,7 +188,8 @@ pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result
 }
 
 pub(super) async fn results_bytes<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<usize> {
-    let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE task_id = ?").bind(&id);
+    let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE ")
+        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
     let lengths: Vec<(i64,)> = sql.read("results_bytes", lengths).await?;
     lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
 }

@@ -27,7 +27,7 @@ use super::{
     Error, Result,
     sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Work, migration_files},
 };
-use crate::model::KeyHash;
+use crate::model::{KeyHash, TaskId};
 
 pub type SqliteStore = SqlStore<File>;
 
@@ -151,7 +151,8 @@ impl Dialect for Connection {
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-    const ROW: Option<&'static str> = Some("rowid");
+    const NUMBER: Option<&'static str> = Some("number");
+    const IS_RESULT_OF: &'static str = "task = number";
     const FINDER: &'static str = "?";
     // Else SQLite copies each page before the statement changes it, to undo the statement alone.
     const INSERT: &'static str = "INSERT OR FAIL";
@@ -165,6 +166,14 @@ impl Dialect for Connection {
     const SEEN_KEYS: &'static str = "SELECT seen.key_hash, task_id, COALESCE(tasks.status, seen.status) \
          FROM seen LEFT JOIN tasks ON id = task_id \
          WHERE (id IS NOT NULL OR seen.status <> 0) AND seen.key_hash IN ";
+
+    fn group(id: &str) -> String {
+        format!("SUBSTR({id}, 1, 5)")
+    }
+
+    fn of_tasks(ids: &[TaskId]) -> Statement<'_> {
+        Statement::new("task IN (SELECT number FROM tasks WHERE id IN ").list(ids).sql(")")
+    }
 
     fn keep_first(_column: &str) -> String {
         " ON CONFLICT DO NOTHING".into()
@@ -184,7 +193,7 @@ impl Dialect for Connection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE tasks.rowid = finder".into()]
+        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE tasks.number = finder".into()]
     }
 
     // A migration is one transaction: no statement of it ran before.

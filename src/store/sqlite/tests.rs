@@ -5,7 +5,7 @@ use crate::{
     config::Settings,
     model::{
         DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
-        QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
+        QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
     },
     store::{
         BookStore as _, CheckStore as _, IdempotencyKeys as _, NewRow, Published, Rebuilt, Search as _, Settlement,
@@ -113,6 +113,48 @@ async fn the_books_are_counted_without_a_scan() {
     assert_eq!(store.wrong_counts().await.unwrap(), []);
     store.correct_count(&queue).await.unwrap();
     assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
+}
+
+/// Workers end the tasks of a shard one behind the other: their rows share pages.
+#[tokio::test]
+async fn the_tasks_of_a_shard_that_came_together_lie_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("taskd.db");
+    let store = SqliteStore::open(&path, None).await.unwrap();
+    let in_shard = |n: usize| {
+        let mut row = row(&n.to_string());
+        (row.task.queue, row.task.partition) = (QueueName::new(["a", "b"][n % 2]).unwrap(), n as u32 / 2 % 2);
+        row
+    };
+    let rows: Vec<NewRow> = (0..40).map(in_shard).collect();
+    store.insert(&rows).await.unwrap();
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    let mut by_number = reader.prepare("SELECT id FROM tasks ORDER BY number").unwrap();
+    let stored: Vec<Vec<u8>> = by_number.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
+    let mut expected: Vec<_> = rows.iter().map(|row| (&row.task.queue, row.task.partition, row.task.id)).collect();
+    expected.sort_unstable();
+    assert_eq!(stored, expected.iter().map(|(.., id)| id.0.as_bytes().to_vec()).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_task_with_the_number_of_a_removed_one_has_none_of_its_results() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("taskd.db");
+    let store = SqliteStore::open(&path, None).await.unwrap();
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    let number = || reader.query_one("SELECT MAX(number) FROM tasks", [], |row| row.get::<_, i64>(0)).unwrap();
+    let mut numbers = Vec::new();
+    for key in ["old", "new"] {
+        let row = row(key);
+        store.insert(std::slice::from_ref(&row)).await.unwrap();
+        numbers.push(number());
+        assert_eq!(store.results(row.task.id).await.unwrap(), []);
+        let settled = store.settle(&[completed(row.task.id, Vec::new())]).await.unwrap().answers;
+        assert!(!settled[0].repeated && settled[0].status == Some(StoredStatus::Completed));
+        assert_eq!(store.results(row.task.id).await.unwrap().len(), 1);
+        assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 1);
+    }
+    assert_eq!(numbers[0], numbers[1]);
 }
 
 /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.

@@ -4,14 +4,14 @@ use futures::future::join_all;
 use taskd::{
     model::{Offset, ShardId, TaskId, TaskRow},
     store::{
-        NewRow, Place, RebuildPage, Rebuilding, Rebuilt, Store,
+        NewRow, Place, PublishedTask, RebuildPage, Rebuilding, Rebuilt, Store,
         Unpublished::{Fresh, Missing, Parked},
     },
 };
 
 use super::{
-    Database, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish, published,
-    published_at, queue, task,
+    Database, NOW, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish,
+    published, published_at, queue, task,
 };
 
 fn shard(name: &str, number: u32) -> ShardId {
@@ -130,6 +130,39 @@ pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
     assert!(detail_of(&*store, &elsewhere[0]).await.unpublished);
     let waiting = [in_outbox(&rows[5], Missing), in_outbox(&elsewhere[0], Fresh), in_outbox(&elsewhere[1], Fresh)];
     assert_eq!(outbox(&*store).await, [&waiting[..], &[in_outbox(&late[0], Fresh)]].concat());
+}
+
+/// The index of such a walk may have the ids of some time in another order.
+pub(crate) async fn walks_go_by_id_through_all_times_and_shards(db: &impl Database) {
+    let store = db.open().await;
+    let row_of = |n: usize| {
+        let mut row = row_in(["q", "r", "s"][n % 3], (n % 2) as u32, n.to_string());
+        row.task.id = TaskId::at(NOW + (n * 7 % 40) as i64 * 100, n);
+        row
+    };
+    let mut rows: Vec<NewRow> = (0..40).map(row_of).collect();
+    for insert in rows.chunks(13) {
+        insert_new(&*store, insert).await;
+    }
+    publish(&*store, &rows, at(1, 0)).await;
+    rows.sort_unstable_by_key(|row| row.task.id);
+    let all: Vec<_> = rows.iter().map(|row| published_at(row, Some(at(1, 0)))).collect();
+    let lost = [shard("q", 0), shard("s", 1)];
+    let of_lost: Vec<&NewRow> = rows.iter().filter(|row| lost.contains(&published_at(row, None).shard)).collect();
+    let rebuilding = begin(&*store, &lost).await;
+    assert_eq!(rebuilding.upto, rows.last().map(|row| row.task.id));
+    for limit in [1, 3, 40] {
+        let mut walked = Vec::new();
+        loop {
+            let after = walked.last().map(|task: &PublishedTask| task.id);
+            match store.published("g", after, limit).await.unwrap() {
+                page if page.is_empty() => break,
+                page => walked.extend(page),
+            }
+        }
+        assert_eq!(walked, all);
+        assert_eq!(tasks_of(&pages(&*store, &rebuilding, limit).await), tasks(&of_lost));
+    }
 }
 
 pub(crate) async fn a_page_of_a_rebuild_has_bounded_weight(db: &impl Database) {

@@ -1,0 +1,29 @@
+//! Ranges of ids in the indexes `results_worker` and `tasks_on_bus`.
+//!
+//! SQLite has the ids there in groups, a quarter of a second of their times each: rows that change together lie
+//! together in a group. A range reads all of its groups, and sorts within each.
+
+use uuid::Uuid;
+
+use super::{dialect::Dialect, statement::Statement};
+use crate::model::TaskId;
+
+/// Before and behind all tasks.
+pub(super) const FIRST: TaskId = TaskId(Uuid::nil());
+pub(super) const LAST: TaskId = TaskId(Uuid::max());
+
+/// The condition that an id lies in the groups of a range, for the index. The range itself is another condition.
+pub(super) fn in_groups<'a, D: Dialect>(id: &str, first: &'a TaskId, last: &'a TaskId) -> Statement<'a> {
+    Statement::new(condition::<D>(id)).bind(first).bind(last)
+}
+
+/// Its text, with a question mark for each end.
+pub(super) fn condition<D: Dialect>(id: &str) -> String {
+    format!("{} BETWEEN {bound} AND {bound}", D::group(id), bound = D::group("?"))
+}
+
+/// The order of ids, for `ORDER BY`; `direction` is empty or ` DESC`.
+pub(super) fn order<D: Dialect>(id: &str, direction: &str) -> String {
+    let group = D::group(id);
+    if group == id { format!("{id}{direction}") } else { format!("{group}{direction}, {id}{direction}") }
+}
