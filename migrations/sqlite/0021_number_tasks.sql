@@ -65,5 +65,10 @@ CREATE INDEX tasks_queue ON tasks (queue, status, id);
 -- In such groups, too: in each the results of a worker are in the order in which they came.
 CREATE INDEX results_worker ON results (worker, SUBSTR(task_id, 1, 5));
 
--- An older taskd would store results without numbers.
+-- For a task that somebody removes by hand: another one may get its number.
+CREATE TRIGGER results_of_removed_tasks AFTER DELETE ON tasks BEGIN
+    DELETE FROM results WHERE task = old.number;
+END;
+
+-- An older taskd could store no result.
 UPDATE meta SET value = '21' WHERE name = 'lowest_schema';

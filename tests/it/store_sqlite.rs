@@ -93,6 +93,22 @@ async fn tasks_of_an_older_schema_go_on() {
     find_tasks_of_schema_5(&*file.open().await).await;
 }
 
+/// Before schema 21 a result had no number.
+#[tokio::test]
+async fn a_file_that_an_older_taskd_has_open_keeps_its_schema() {
+    let file = SqliteFile::create().await;
+    let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
+    let options = SqliteConnectOptions::new().filename(file.path()).journal_mode(SqliteJournalMode::Wal);
+    let mut running = options.create_if_missing(true).connect().await.unwrap();
+    migrator.run_direct(Some(20), &mut running, false).await.unwrap();
+    let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
+    assert!(refused.to_string().contains("stop the older taskd"), "{refused}");
+    assert_eq!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await, 20);
+    running.close().await.unwrap();
+    file.open().await.close().await;
+    assert!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await > 20);
+}
+
 #[tokio::test]
 async fn a_taskd_that_is_too_old_for_the_database_says_so_in_one_line() {
     let file = SqliteFile::create().await;

@@ -14,7 +14,7 @@ use super::{
     rows::{corrupt, number, task_id},
     runner::Runner,
     session::{Columns, Session},
-    statement::{Statement, Value, lists, pieces},
+    statement::{Statement, lists, pieces},
 };
 use crate::model::{Offset, TaskId};
 use crate::store::{NewRow, Published, Result, Turn};
@@ -174,7 +174,7 @@ pub(super) async fn waiting_in<DB: Backend, T: Columns>(
     columns: &str,
     batches: &[Batch],
 ) -> Result<Vec<T>> {
-    look_into(sql, operation, &format!("{} AND pub_generation = ''", of_batch::<DB>(columns)), batches).await
+    look_into(sql, operation, &waiting::<DB>(columns), batches).await
 }
 
 /// How many tasks wait in these batches, by queue. A queue may come several times.
@@ -183,8 +183,8 @@ pub(super) async fn waiting_by_queue<DB: Backend>(
     operation: &'static str,
     batches: &[Batch],
 ) -> Result<Vec<(String, i64)>> {
-    let waiting = of_batch::<DB>("queue, COUNT(*) AS waiting");
-    let select = format!("SELECT * FROM ({waiting} AND pub_generation = '' GROUP BY queue) AS of_batch");
+    let waiting = waiting::<DB>("queue, COUNT(*) AS waiting");
+    let select = format!("SELECT * FROM ({waiting} GROUP BY queue) AS of_batch");
     look_into(sql, operation, &select, batches).await
 }
 
@@ -196,18 +196,22 @@ pub(super) async fn needed<DB: Backend>(
     operation: &'static str,
     batches: &[Batch],
 ) -> Result<HashSet<Turn>> {
-    let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch::<DB>("insertion"));
+    // Most tasks of a published batch are final, and have left the index.
+    let (index, groups) = (DB::Connection::by_index("tasks_on_bus"), groups::condition::<DB::Connection>("id"));
+    let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch("insertion", &index, &groups));
     let needed: Vec<(i64,)> = look_into(sql, operation, &first, batches).await?;
     Ok(needed.into_iter().map(|(batch,)| Turn(batch)).collect())
 }
 
-/// The tasks of one batch that are not in the outbox.
-fn of_batch<DB: Backend>(columns: &str) -> String {
-    let index = DB::Connection::by_index("tasks_on_bus");
-    let groups = groups::condition::<DB::Connection>("id");
-    format!(
-        "SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND {groups} AND id >= ? AND id <= ? AND insertion = ?"
-    )
+/// The tasks that wait in one batch. All of a batch that is not published do, and their ids lie close together.
+fn waiting<DB: Backend>(columns: &str) -> String {
+    let of_batch = of_batch(columns, DB::Connection::BY_PRIMARY_KEY, "id BETWEEN ? AND ?");
+    format!("{of_batch} AND pub_generation = ''")
+}
+
+/// The tasks of one batch that are not in the outbox. `range` has the least and the greatest of their ids.
+fn of_batch(columns: &str, index: &str, range: &str) -> String {
+    format!("SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND {range} AND insertion = ?")
 }
 
 /// Asks the same of each batch, of many at once.
@@ -220,9 +224,7 @@ async fn look_into<DB: Backend, T: Columns>(
     let mut found = Vec::new();
     for some in batches.chunks(AT_ONCE) {
         for some in pieces(some, |_| 0) {
-            let ranges = some.iter().map(|Batch { first, last, number, .. }| -> [Value<'_>; 5] {
-                [first.into(), last.into(), first.into(), last.into(), (*number).into()]
-            });
+            let ranges = some.iter().map(|batch| [(&batch.first).into(), (&batch.last).into(), batch.number.into()]);
             let statement = Statement::new("").rows(select, " UNION ALL ", ranges);
             found.extend(sql.read::<T>(operation, statement).await?);
         }

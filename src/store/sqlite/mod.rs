@@ -84,7 +84,7 @@ impl SqliteStore {
             };
             let known = Known::default();
             let mut connection = open(known.clone()).map_err(error)?;
-            connection.own_before_19().map_err(|cause| {
+            connection.own_before_21().map_err(|cause| {
                 Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
             })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
