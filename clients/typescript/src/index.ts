@@ -26,7 +26,7 @@ export type { StreamOptions } from "./insert.js";
 export type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 export { Reject, Retry } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
-export type { Extension, GetRequest, Report, Source, SourceHost } from "./source.js";
+export type { Completed, Extension, GetRequest, Report, Source, SourceHost } from "./source.js";
 export type { Task } from "./task.js";
 export type { ConnectionOptions } from "./transport.js";
 export type * from "./types.js";

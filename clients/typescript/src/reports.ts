@@ -1,10 +1,11 @@
 import { Buffer } from "node:buffer";
+import { setImmediate as immediate } from "node:timers/promises";
 
 import { backoff, pause } from "./duration.js";
 import { TaskdError, isAboutBody, isTransient } from "./errors.js";
-import type { Report, Source } from "./source.js";
+import type { Completed, GetRequest, Report, Source } from "./source.js";
 import type { Held } from "./task.js";
-import type { ItemAnswer, ItemStatus } from "./types.js";
+import type { ItemAnswer, ItemStatus, LeasedTask } from "./types.js";
 
 type Kind = "complete" | "reject";
 
@@ -41,6 +42,7 @@ interface Lane {
   readonly isAgain: boolean;
   readonly entries: Entry[];
   isBusy: boolean;
+  isCalling: boolean;
   /** The failures in a row. */
   failures: number;
 }
@@ -60,6 +62,12 @@ export class Reports {
   lastFailure: unknown;
   /** Hears how each report ended. */
   onAnswer: (held: Held, kind: Kind, status: ItemStatus, error: string | undefined) => void = () => undefined;
+  /** What a call with completions asks for; `undefined`: no tasks. */
+  next: () => GetRequest | undefined = () => undefined;
+  /** Hears of the tasks that such a call has brought. */
+  onTasks: (tasks: readonly LeasedTask[]) => void = () => undefined;
+  /** A call that asks for tasks is under way. */
+  isAsking = false;
   /** Hears of the error after which no report can be sent. */
   onFatal: (error: unknown) => void = () => undefined;
 
@@ -83,6 +91,12 @@ export class Reports {
     this.#add("reject", held, JSON.stringify(rejection), 0);
   }
 
+  /** Completions go in a moment, and their call may ask for tasks. */
+  get isAboutToAsk(): boolean {
+    const { entries, isCalling, failures } = this.#new.complete;
+    return entries.length > 0 && !isCalling && failures === 0 && this.#limits.linger === 0;
+  }
+
   #add(kind: Kind, held: Held, text: string, discovered: number): void {
     held.isOver = true;
     const bytes = Buffer.byteLength(text) + 1;
@@ -100,7 +114,10 @@ export class Reports {
     if (lane.isBusy) return;
     lane.isBusy = true;
     try {
-      await pause(lane.isAgain ? backoff(1) : this.#limits.linger, this.#end);
+      if (lane.isAgain || this.#limits.linger > 0)
+        await pause(lane.isAgain ? backoff(1) : this.#limits.linger, this.#end);
+      // Handlers that end together are reported together.
+      else await immediate();
       while (lane.entries.length > 0 && !this.#end.aborted) {
         const isTaken = await this.#send(lane, this.#take(lane.entries));
         lane.failures = isTaken ? 0 : lane.failures + 1;
@@ -132,8 +149,9 @@ export class Reports {
   /** Sends reports, and keeps those for later that taskd does not take now. False if it took none of them. */
   async #send(lane: Lane, batch: readonly Entry[]): Promise<boolean> {
     let answers: ItemAnswer[];
+    lane.isCalling = true;
     try {
-      answers = await this.#source[lane.kind](this.#worker, batch, this.#end);
+      answers = await this.#call(lane, batch);
     } catch (error) {
       if (isTransient(error)) {
         this.lastFailure = error;
@@ -146,6 +164,8 @@ export class Reports {
         return true;
       }
       answers = batch.map(({ id }) => ({ id, status: "INVALID", error: error.detail }));
+    } finally {
+      lane.isCalling = false;
     }
     const later: Entry[] = [];
     batch.forEach((entry, nth) => {
@@ -157,6 +177,22 @@ export class Reports {
     });
     if (later.length > 0) this.#push(this.#again[lane.kind], later);
     return later.length < batch.length;
+  }
+
+  async #call(lane: Lane, batch: readonly Entry[]): Promise<ItemAnswer[]> {
+    const next = lane === this.#new.complete ? this.next() : undefined;
+    if (next === undefined || this.#source.completeAndGet === undefined) {
+      return this.#source[lane.kind](this.#worker, batch, this.#end);
+    }
+    let completed: Completed = { answers: [], tasks: [] };
+    this.isAsking = true;
+    try {
+      completed = await this.#source.completeAndGet(next, batch, this.#end);
+    } finally {
+      this.isAsking = false;
+      this.onTasks(completed.tasks);
+    }
+    return completed.answers;
   }
 
   #settle(kind: Kind, entry: Entry, status: ItemStatus, error: string | undefined): void {
@@ -171,7 +207,7 @@ export class Reports {
 }
 
 function laneOf(kind: Kind, isAgain = false): Lane {
-  return { kind, isAgain, entries: [], isBusy: false, failures: 0 };
+  return { kind, isAgain, entries: [], isBusy: false, isCalling: false, failures: 0 };
 }
 
 /** A reason that taskd takes: text, since half a character is none, and not longer than it may be. */

@@ -24,6 +24,12 @@ export interface Report {
   discovered: number;
 }
 
+/** The answers to completions, and the tasks that came with them. */
+export interface Completed {
+  answers: ItemAnswer[];
+  tasks: LeasedTask[];
+}
+
 export interface Extension {
   id: string;
   leaseToken: string;
@@ -39,6 +45,11 @@ export interface Source {
   /** Leases tasks. It ends with none when the signal is aborted. */
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
   complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
+  /**
+   * Reports completions, and leases up to `maxTasks` other tasks that are there; it does not wait for any. The worker
+   * does not call `get` meanwhile. A source without it brings tasks by `get` alone.
+   */
+  completeAndGet?(request: GetRequest, reports: readonly Report[], signal: AbortSignal): Promise<Completed>;
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   /** Extends leases. It ends after `limit` milliseconds: a later answer would come too late for the leases. */
   extend(worker: string, extensions: readonly Extension[], signal: AbortSignal, limit: number): Promise<ItemAnswer[]>;
@@ -90,15 +101,9 @@ export class HttpSource implements Source {
   }
 
   async get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]> {
-    const { worker, queues, wait, leaseDuration } = request;
+    const { wait, leaseDuration } = request;
     const maxTasks = Math.min(request.maxTasks, this.#mostTasks);
-    const body = JSON.stringify({
-      worker,
-      queues,
-      max_tasks: maxTasks,
-      wait: durationText(wait, "wait"),
-      lease_duration: leaseDuration === undefined ? undefined : durationText(leaseDuration, "leaseDuration"),
-    });
+    const body = getText(request, maxTasks);
     const call: Call = { method: "POST", path: "/v1/tasks:get", body, list: "tasks", wait, signal };
     let answer: Answer;
     try {
@@ -111,15 +116,27 @@ export class HttpSource implements Source {
       this.#mostTasks = Math.floor(maxTasks / 2);
       return this.get(request, signal);
     }
-    return listOf(answer.json, "tasks").map((read) => {
-      const task = withValue<LeasedTask>(read, "payload");
-      const left = leaseDuration ?? leaseLeft(task.leaseExpiresAt, answer.date);
-      return left === undefined ? task : { ...task, leaseLeft: left };
-    });
+    return tasksOf(answer, leaseDuration);
   }
 
   async complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
     return this.#report("complete", "completions", worker, reports, signal);
+  }
+
+  async completeAndGet(request: GetRequest, reports: readonly Report[], signal: AbortSignal): Promise<Completed> {
+    const { worker, leaseDuration } = request;
+    const next = getText({ ...request, wait: 0 }, Math.min(request.maxTasks, this.#mostTasks));
+    const body = reportText("completions", worker, reports, `,"next":${next}`);
+    const call: Call = { method: "POST", path: "/v1/tasks:complete", body, list: "results", signal };
+    try {
+      const answer = await this.#call({ ...call, keepBegunAnswer: true }, 0);
+      const tasks = "tasks" in answer.json ? tasksOf(answer, leaseDuration) : [];
+      return { answers: answersOf(answer), tasks };
+    } catch (error) {
+      // Nothing was reported. Perhaps `next` is at fault: `get` will tell, or this taskd is too old for it.
+      if (!(error instanceof BadRequestError)) throw error;
+      return { answers: await this.complete(worker, reports, signal), tasks: [] };
+    }
   }
 
   async reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
@@ -144,14 +161,12 @@ export class HttpSource implements Source {
     reports: readonly Report[],
     signal: AbortSignal,
   ): Promise<ItemAnswer[]> {
-    const items = reports.map((report) => report.text).join(",");
-    const body = `{"worker":${JSON.stringify(worker)},"${list}":[${items}]}`;
+    const body = reportText(list, worker, reports);
     return this.#items({ method: "POST", path: `/v1/tasks:${what}`, body, signal });
   }
 
   async #items(call: Call): Promise<ItemAnswer[]> {
-    const { json } = await this.#call({ ...call, list: "results" }, 0);
-    return listOf(json, "results").map((answer) => fromWire<ItemAnswer>(answer));
+    return answersOf(await this.#call({ ...call, list: "results" }, 0));
   }
 
   async #call(call: Call, time: number): Promise<Answer> {
@@ -182,6 +197,34 @@ export class HttpSource implements Source {
     this.#isTold = false;
     this.#log.info("taskd answers again");
   }
+}
+
+function getText({ worker, queues, wait, leaseDuration }: GetRequest, maxTasks: number): string {
+  return JSON.stringify({
+    worker,
+    queues,
+    max_tasks: maxTasks,
+    wait: durationText(wait, "wait"),
+    lease_duration: leaseDuration === undefined ? undefined : durationText(leaseDuration, "leaseDuration"),
+  });
+}
+
+/** `more` is the text of further members. */
+function reportText(list: string, worker: string, reports: readonly Report[], more = ""): string {
+  const items = reports.map((report) => report.text).join(",");
+  return `{"worker":${JSON.stringify(worker)},"${list}":[${items}]${more}}`;
+}
+
+function answersOf(answer: Answer): ItemAnswer[] {
+  return listOf(answer.json, "results").map((item) => fromWire<ItemAnswer>(item));
+}
+
+function tasksOf(answer: Answer, leaseDuration: number | undefined): LeasedTask[] {
+  return listOf(answer.json, "tasks").map((read) => {
+    const task = withValue<LeasedTask>(read, "payload");
+    const left = leaseDuration ?? leaseLeft(task.leaseExpiresAt, answer.date);
+    return left === undefined ? task : { ...task, leaseLeft: left };
+  });
 }
 
 /**

@@ -11,7 +11,7 @@ import { Leases } from "./leases.js";
 import { Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
-import { HttpSource, type Source } from "./source.js";
+import { HttpSource, type GetRequest, type Source } from "./source.js";
 import { Held, Task } from "./task.js";
 import type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 import type { LeasedTask, Logger } from "./types.js";
@@ -19,6 +19,11 @@ import { completionText } from "./wire.js";
 
 /** The most bytes of reports without an answer, before a worker takes no more tasks. */
 const MOST_UNREPORTED_BYTES = 64 << 20;
+/**
+ * How long no report asks for tasks after one that brought none, in milliseconds. Only polls wait for tasks, and an older
+ * taskd gives none to a report.
+ */
+const NO_TASKS_FOR = 1000;
 /** The least time from one call that brings no task to the next one, in milliseconds. */
 const SHORTEST_ROUND = 100;
 /** The time for the last reports after a hard stop. */
@@ -50,6 +55,10 @@ export class Worker {
   readonly #end = new AbortController();
   readonly #waiting: Held[] = [];
   #running = 0;
+  /** A poll is under way. */
+  #polls = false;
+  /** When a report may ask for tasks again. */
+  #reportsAsk = 0;
   #handler: ((held: Held) => Promise<unknown>) | undefined;
   #ended: Promise<void> | undefined;
   #changed = new AbortController();
@@ -214,6 +223,13 @@ export class Worker {
       }
       this.#notify();
     };
+    this.#reports.next = () => this.#next();
+    this.#reports.onTasks = (tasks) => {
+      if (tasks.length === 0) this.#reportsAsk = performance.now() + NO_TASKS_FOR;
+      for (const task of tasks) this.#accept(task);
+      if (this.#stop.signal.aborted) this.#giveBack();
+      this.#notify();
+    };
     this.#reports.onFatal = (error) => {
       this.#fail(error);
     };
@@ -231,21 +247,33 @@ export class Worker {
   }
 
   async #takeTasks(): Promise<void> {
-    const [wait, leaseDuration] = [this.#wait, this.#leaseDuration];
     while (!this.#stop.signal.aborted) {
       const free = this.#free();
-      if (free <= 0) {
+      const { isAsking, isAboutToAsk } = this.#reports;
+      if (free <= 0 || isAsking || (isAboutToAsk && this.#next() !== undefined)) {
         await this.#change();
         continue;
       }
       const begun = performance.now();
-      const request = { worker: this.name, queues: this.#queues, maxTasks: free, wait, leaseDuration };
-      const tasks = await this.#source.get(request, this.#stop.signal);
+      this.#polls = true;
+      const tasks = await this.#source.get(this.#request(free, this.#wait), this.#stop.signal);
+      this.#polls = false;
       for (const task of tasks) this.#accept(task);
       // A taskd that is about to stop does not wait, nor does one that is not asked to.
       const rest = SHORTEST_ROUND - (performance.now() - begun);
       if (tasks.length === 0 && rest > 0) await pause(rest, this.#stop.signal);
     }
+  }
+
+  #request(maxTasks: number, wait: number): GetRequest {
+    return { worker: this.name, queues: this.#queues, maxTasks, wait, leaseDuration: this.#leaseDuration };
+  }
+
+  /** What a report may ask for: where it brings tasks, it saves a poll. */
+  #next(): GetRequest | undefined {
+    const mayAsk = !this.#polls && !this.#stop.signal.aborted && performance.now() >= this.#reportsAsk;
+    const free = mayAsk && this.#source.completeAndGet !== undefined ? this.#free() : 0;
+    return free > 0 ? this.#request(free, 0) : undefined;
   }
 
   /** How many tasks the worker may take now. Reports that taskd does not take hold it up. */
@@ -330,12 +358,17 @@ export class Worker {
     }
   }
 
-  async #drain(): Promise<void> {
+  /** Gives back what has not begun. */
+  #giveBack(): void {
     for (const held of this.#waiting.splice(0)) {
       // Those of a session go back with its end.
       if (held.isKept) held.isOver = true;
       else if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: 0 });
     }
+  }
+
+  async #drain(): Promise<void> {
+    this.#giveBack();
     const deadline = performance.now() + this.#drainTimeout;
     const isDone = (): boolean => this.#running === 0 && this.#reports.pending === 0;
     while (!isDone() && !this.#hardStop.signal.aborted && performance.now() < deadline) {

@@ -1,0 +1,138 @@
+/** Reports that bring the next tasks. */
+
+import assert from "node:assert/strict";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { test } from "node:test";
+
+import { Worker, type WorkerOptions } from "@taskd/client";
+import { Gate, SILENT, Taskd, allAre, bodyOf, rawServer, until } from "./support.js";
+
+interface Body {
+  completions?: { id: string }[];
+  rejections?: { id: string; delay?: string }[];
+  next?: { max_tasks: number; wait: string };
+}
+
+function leased(id: string): object {
+  const at = new Date(Date.now() + 3_600_000).toISOString();
+  return { id, queue: "q", key: id, lease_token: id, lease_expires_at: at, attempt: 1 };
+}
+
+/** A taskd that gives one task to a poll, and answers reports as the test says. Later polls wait. */
+async function taskdOf(
+  report: (path: string, body: Body, response: ServerResponse) => void | Promise<void>,
+): Promise<{ url: string; close: () => Promise<void> }> {
+  let polls = 0;
+  const answer = async (request: IncomingMessage, response: ServerResponse): Promise<void> => {
+    const path = request.url ?? "";
+    const body = await bodyOf<Body>(request);
+    if (path !== "/v1/tasks:get") await report(path, body, response);
+    else if (polls++ === 0) response.end(JSON.stringify({ tasks: [leased("polled")] }));
+  };
+  return rawServer((request, response) => {
+    response.setHeader("content-type", "application/json");
+    void answer(request, response);
+  });
+}
+
+function accept(body: Body, response: ServerResponse, tasks?: object[]): void {
+  const items = body.completions ?? body.rejections ?? [];
+  response.end(JSON.stringify({ results: items.map(({ id }) => ({ id, status: "OK" })), tasks }));
+}
+
+function workerOf(options: Partial<WorkerOptions>): Worker {
+  return new Worker({ queue: "q", concurrency: 1, logger: SILENT, signals: false, ...options });
+}
+
+test("a worker that polls gets its next tasks by its reports", async (t) => {
+  const taskd = await Taskd.start();
+  t.after(async () => taskd.stop());
+  await taskd.client.insertBatch(Array.from({ length: 60 }, (_, n) => ({ queue: "q", key: String(n) })));
+  const calls: Record<string, number> = {};
+  const counting: typeof fetch = async (input, init) => {
+    const path = new URL(input instanceof Request ? input.url : input).pathname;
+    calls[path] = (calls[path] ?? 0) + 1;
+    return fetch(input, init);
+  };
+  const worker = workerOf({ url: taskd.url, fetch: counting }).handle(() => undefined);
+  const running = worker.run();
+  await allAre(taskd.client, "q", "COMPLETED", 60);
+  await until("all is reported", () => worker.stats.completed === 60);
+  await worker.stop();
+  await running;
+  const [polls = 0, reports] = [calls["/v1/tasks:get"], calls["/v1/tasks:complete"]];
+  assert.ok(polls < 30 && reports === 60, JSON.stringify(calls));
+});
+
+test("tasks that come with a report after the stop go back at no cost", async (t) => {
+  const [asked, stopped] = [new Gate(), new Gate()];
+  const back: unknown[] = [];
+  const fake = await taskdOf(async (path, body, response) => {
+    if (path === "/v1/tasks:reject") back.push(...(body.rejections ?? []));
+    assert.equal(body.next?.max_tasks, path === "/v1/tasks:complete" ? 1 : undefined);
+    asked.open();
+    await stopped.opened;
+    accept(body, response, path === "/v1/tasks:complete" ? [leased("late")] : undefined);
+  });
+  t.after(async () => fake.close());
+  const done: string[] = [];
+  const worker = workerOf({ url: fake.url }).handle((task) => void done.push(task.key));
+  const running = worker.run();
+  await asked.opened;
+  const stop = worker.stop();
+  stopped.open();
+  await stop;
+  await running;
+  assert.deepEqual(done, ["polled"]);
+  const reason = "the worker stopped before it began";
+  assert.deepEqual(back, [{ id: "late", lease_token: "late", reason, retry: true, delay: "0ms" }]);
+});
+
+test("a taskd that does not know `next` is asked by polls", async (t) => {
+  let refused = 0;
+  const fake = await taskdOf((_, body, response) => {
+    if (body.next === undefined) {
+      accept(body, response);
+      return;
+    }
+    refused += 1;
+    response.writeHead(400).end('{"title":"Bad Request","status":400,"detail":"unknown field `next`"}');
+  });
+  t.after(async () => fake.close());
+  const worker = workerOf({ url: fake.url }).handle(() => undefined);
+  const running = worker.run();
+  await until("the task is reported", () => worker.stats.completed === 1);
+  assert.equal(refused, 1);
+  await worker.stop();
+  await running;
+});
+
+test("while a report that asks for tasks is under way, no poll is", async (t) => {
+  const gate = new Gate();
+  let [reports, pollsMeanwhile] = [0, 0];
+  const fake = await rawServer((request, response) => {
+    response.setHeader("content-type", "application/json");
+    if (request.url === "/v1/tasks:get") {
+      if (reports > 0) pollsMeanwhile += 1;
+      else response.end(JSON.stringify({ tasks: ["a", "b"].map(leased) }));
+      return;
+    }
+    reports += 1;
+    void bodyOf<Body>(request).then(async (body) => {
+      if (reports === 2) await gate.opened;
+      accept(body, response, reports < 3 ? [leased(`with ${String(reports)}`)] : []);
+    });
+  });
+  t.after(async () => fake.close());
+  const done: string[] = [];
+  const worker = workerOf({ url: fake.url, concurrency: 2 }).handle((task) => void done.push(task.key));
+  const running = worker.run();
+  await until("the second report is under way", () => reports === 2);
+  assert.equal(pollsMeanwhile, 0);
+  gate.open();
+  await until("all is done", () => done.length === 4 && worker.stats.unreported === 0);
+  // The last report brought nothing: now the worker polls.
+  await until("a poll waits", () => pollsMeanwhile === 1);
+  await worker.stop();
+  await running;
+});
