@@ -276,4 +276,12 @@ mod tests {
         assert!(printed.contains("t.toml:2\n"), "{printed}");
         assert!(printed.contains("t.toml:5\n"), "{printed}");
     }
+
+    #[test]
+    fn a_text_with_line_breaks_is_printed_with_its_origin_behind_it() {
+        let loaded = load_with("data_dir = \"a\\nb = 'c\\n[d]\"\npartitions = 16\n", &[]).unwrap();
+        let printed = to_toml(&loaded.settings, &loaded.origins, RULES.is_secret);
+        assert_eq!(load_file(&printed).unwrap(), loaded.settings);
+        assert_eq!(printed.matches("t.toml:").count(), 2, "{printed}");
+    }
 }

@@ -22,12 +22,20 @@ impl fmt::Debug for Settings {
 fn with_origins(text: &str, origins: &Origins) -> String {
     let mut section = String::new();
     let mut shown = String::with_capacity(text.len() * 2);
-    for line in text.lines() {
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = format!("{}.", name.replace('"', ""));
         }
         let key = line.split(" = ").next().unwrap_or_default().trim_matches('"');
-        shown.push_str(line);
+        let mut entry = line.to_owned();
+        // A text with line breaks has lines of its own, and the comment goes behind the last one.
+        while toml::from_str::<toml::Table>(&entry).is_err() {
+            let Some(more) = lines.next() else { break };
+            entry.push('\n');
+            entry.push_str(more);
+        }
+        shown.push_str(&entry);
         if let Some(origin) = origins.describe(&format!("{section}{key}")) {
             shown.push_str(" # ");
             shown.push_str(&origin);

@@ -8,6 +8,7 @@ use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use backon::{BackoffBuilder as _, ExponentialBackoff};
 use prost::Message;
 use tokio::{
+    sync::oneshot,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -27,6 +28,9 @@ const MOST_BYTES: usize = 2 << 20;
 /// How long nothing is sent after a call that failed: taskd may be away, or one shard of it.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a report may ask for tasks. Then it goes anew without that, so that the worker can ask by itself.
+const ASKS_FOR: Duration = Duration::from_secs(1);
+
 /// Reports that wait, and the calls under way: at most one of each kind.
 pub(crate) struct Reports<S> {
     source: Arc<S>,
@@ -36,15 +40,30 @@ pub(crate) struct Reports<S> {
     /// Tasks that were not started.
     returns: Lane<pb::Rejection>,
     /// The call with completions that is under way asks for tasks.
-    asks: bool,
+    asking: Option<Asking>,
+}
+
+struct Asking {
+    until: Instant,
+    /// Dropped when the call is to ask no more.
+    goes_on: Option<oneshot::Sender<()>>,
 }
 
 /// The answers to a call.
 pub(crate) struct Answered {
     pub(crate) kind: Kind,
     pub(crate) items: Vec<(Number, pb::ItemResult)>,
-    /// The tasks that came with them, if the call asked for some.
-    pub(crate) tasks: Option<Vec<pb::LeasedTask>>,
+    pub(crate) tasks: Tasks,
+}
+
+/// The tasks that came with the answers to completions.
+#[derive(Debug, Default)]
+pub(crate) enum Tasks {
+    #[default]
+    NotAsked,
+    Came(Vec<pb::LeasedTask>),
+    /// The call was refused, failed, or took too long.
+    InVain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,20 +92,20 @@ struct Called<R> {
     answer: CallAnswer,
 }
 
-/// A result per report, and tasks.
-type CallAnswer = Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error>;
+/// A result per report, and the tasks of a call that asked.
+type CallAnswer = Result<(Vec<pb::ItemResult>, Option<Vec<pb::LeasedTask>>), Error>;
 
 /// The results of a call that are no reason to report again, and its tasks.
 #[derive(Default)]
 struct Noted {
     items: Vec<(Number, pb::ItemResult)>,
-    tasks: Vec<pb::LeasedTask>,
+    tasks: Option<Vec<pb::LeasedTask>>,
 }
 
 impl<S: Source> Reports<S> {
     pub(crate) fn new(source: Arc<S>, tell: Tell) -> Self {
         let (completions, rejections, returns) = (Lane::new(), Lane::new(), Lane::new());
-        Self { source, tell, completions, rejections, returns, asks: false }
+        Self { source, tell, completions, rejections, returns, asking: None }
     }
 
     pub(crate) fn complete(&mut self, number: Number, completion: pb::Completion) {
@@ -105,18 +124,28 @@ impl<S: Source> Reports<S> {
     /// Sends what waits, if no call of its kind is under way. A call with completions asks for so many tasks.
     pub(crate) fn send(&mut self, most: usize) {
         let source = &self.source;
-        let none = |results| (results, Vec::new());
+        let none = |results| (results, None);
+        let (goes_on, ends) = oneshot::channel();
         let completes = self.completions.send(|all| {
             let source = source.clone();
             async move {
-                match most {
-                    0 => source.complete(all).await.map(none),
-                    _ => source.complete_and_get(all, most).await,
+                if most > 0 {
+                    tokio::select! {
+                        biased;
+                        answer = source.complete_and_get(all.clone(), most) => match answer {
+                            // Perhaps the request for tasks is at fault.
+                            Err(error) if !error.may_pass() => {}
+                            answer => return answer.map(|(results, tasks)| (results, Some(tasks))),
+                        },
+                        // taskd takes back at no cost what it has not delivered, and a report counts once.
+                        _ = ends => {}
+                    }
                 }
+                source.complete(all).await.map(none)
             }
         });
-        if completes {
-            self.asks = most > 0;
+        if completes && most > 0 {
+            self.asking = Some(Asking { until: Instant::now() + ASKS_FOR, goes_on: Some(goes_on) });
         }
         self.rejections.send(|all| {
             let source = source.clone();
@@ -130,21 +159,41 @@ impl<S: Source> Reports<S> {
 
     /// A call that is under way asks for tasks.
     pub(crate) fn asks(&self) -> bool {
-        self.asks
+        self.asks_until().is_some()
+    }
+
+    fn asks_until(&self) -> Option<Instant> {
+        self.asking.as_ref().filter(|asking| asking.goes_on.is_some()).map(|asking| asking.until)
+    }
+
+    /// From now on the call that is under way only reports.
+    pub(crate) fn stop_asking(&mut self) {
+        if let Some(asking) = &mut self.asking {
+            asking.goes_on = None;
+        }
     }
 
     /// The next answers; none of them, if it is time to send again. `None`: nothing is under way.
     pub(crate) async fn answered(&mut self) -> Option<Result<Answered, Error>> {
+        let until = self.asks_until();
         let (kind, noted) = tokio::select! {
             Some(noted) = self.completions.answered(&self.tell) => (Kind::Completions, noted),
             Some(noted) = self.rejections.answered(&self.tell) => (Kind::Rejections, noted),
             Some(noted) = self.returns.answered(&self.tell) => (Kind::Rejections, noted),
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                self.stop_asking();
+                (Kind::Completions, Ok(Noted::default()))
+            }
             else => return None,
         };
         // Otherwise it was only time to send again.
-        let asked = self.asks && self.completions.calls.is_empty();
-        self.asks &= !asked;
-        Some(noted.map(|Noted { items, tasks }| Answered { kind, items, tasks: asked.then_some(tasks) }))
+        let asked = self.completions.calls.is_empty() && self.asking.take().is_some();
+        let tasks = |came: Option<_>| match came {
+            Some(came) => Tasks::Came(came),
+            None if asked => Tasks::InVain,
+            None => Tasks::NotAsked,
+        };
+        Some(noted.map(|Noted { items, tasks: came }| Answered { kind, items, tasks: tasks(came) }))
     }
 }
 
@@ -208,7 +257,7 @@ impl<R: Message + Clone + 'static> Lane<R> {
     /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent again.
     fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Noted, Error> {
         let Called { batch, answer } = called;
-        let (mut items, mut tasks) = (Vec::with_capacity(batch.len()), Vec::new());
+        let (mut items, mut tasks) = (Vec::with_capacity(batch.len()), None);
         let mut again = Vec::new();
         match answer {
             Ok((results, came)) => {

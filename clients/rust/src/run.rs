@@ -26,7 +26,7 @@ use crate::{
     options::Options,
     outcome::{Done, Failure},
     pb::{self, ItemStatus},
-    report::{Answered, Kind, Reports},
+    report::{Answered, Kind, Reports, Tasks},
     source::Source,
     stop::{Level, stop_on_signals},
     task::TaskInfo,
@@ -41,9 +41,8 @@ const LAST_RETURNS: Duration = Duration::from_secs(5);
 /// How long taskd may take to say that no task is on its way any more.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
-/// How long no report asks for tasks after one that brought none. Only a call of `get` waits for tasks, and an older
-/// taskd gives none to a report.
-const NO_TASKS_FOR: Duration = Duration::from_secs(1);
+/// How long no report asks for tasks after one that was refused for it, or that took too long.
+const ASKS_NOT_FOR: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Done, Failure>;
 pub(crate) type Handler =
@@ -241,13 +240,14 @@ impl<S: Source> Run<S> {
     }
 
     fn answered(&mut self, answered: Answered) {
-        if let Some(tasks) = answered.tasks {
-            if tasks.is_empty() {
-                self.reports_ask = Instant::now() + NO_TASKS_FOR;
-            }
-            tasks.into_iter().for_each(|task| self.table.add(task));
-            if self.level > Level::Run {
-                self.give_back_waiting();
+        match answered.tasks {
+            Tasks::NotAsked => {}
+            Tasks::InVain => self.reports_ask = Instant::now() + ASKS_NOT_FOR,
+            Tasks::Came(tasks) => {
+                tasks.into_iter().for_each(|task| self.table.add(task));
+                if self.level > Level::Run {
+                    self.give_back_waiting();
+                }
             }
         }
         for (number, result) in answered.items {
@@ -349,6 +349,7 @@ impl<S: Source> Run<S> {
             if let Some(Poll::Ready(Ok(Some(tasks)))) = now {
                 tasks.into_iter().for_each(|task| self.table.add(task));
             }
+            self.reports.stop_asking();
             self.give_back_waiting();
             let source = self.source.clone();
             self.rest = Some(Box::pin(async move { timeout(DRAIN_WITHIN, source.drain()).await.unwrap_or_default() }));

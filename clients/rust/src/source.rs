@@ -20,7 +20,8 @@ pub trait Source: Send + Sync + 'static {
     }
 
     /// Reports tasks as done, and leases up to `most` others that are there. The worker makes no call of `get`
-    /// meanwhile. By default it leases none.
+    /// meanwhile. It may drop this call, and calls [`Self::complete`] then; so it does after an error. By default it
+    /// leases none.
     fn complete_and_get(
         &self,
         all: Vec<pb::Completion>,

@@ -96,12 +96,7 @@ impl Source for Unary {
         most: usize,
     ) -> Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error> {
         let next = self.request(self.max_tasks(most), Duration::ZERO);
-        let answer = match self.report(all.clone(), Some(next)).await {
-            // Nothing was reported. Perhaps `next` is at fault, and the next call of `get` tells.
-            Err(error) if !error.may_pass() => self.report(all, None).await,
-            answer => answer,
-        };
-        answer.map(|answer| (answer.results, answer.tasks))
+        self.report(all, Some(next)).await.map(|answer| (answer.results, answer.tasks))
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {

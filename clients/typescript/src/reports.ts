@@ -3,7 +3,7 @@ import { setImmediate as immediate } from "node:timers/promises";
 
 import { backoff, pause } from "./duration.js";
 import { TaskdError, isAboutBody, isTransient } from "./errors.js";
-import type { Completed, GetRequest, Report, Source } from "./source.js";
+import type { GetRequest, Report, Source } from "./source.js";
 import type { Held } from "./task.js";
 import type { ItemAnswer, ItemStatus, LeasedTask } from "./types.js";
 
@@ -27,6 +27,9 @@ export interface ReportLimits {
 
 /** taskd takes at most 50,000 discovered tasks in a call. */
 const MOST_DISCOVERED = 50_000;
+
+/** How long a report may ask for tasks, in milliseconds. Then it goes anew without that, so that the worker can poll. */
+const ASKS_FOR = 1000;
 
 /** The longest wait of new reports after a call that failed, in milliseconds: they may be for another part of taskd. */
 const SHORT = 500;
@@ -64,10 +67,10 @@ export class Reports {
   onAnswer: (held: Held, kind: Kind, status: ItemStatus, error: string | undefined) => void = () => undefined;
   /** What a call with completions asks for; `undefined`: no tasks. */
   next: () => GetRequest | undefined = () => undefined;
-  /** Hears of the tasks that such a call has brought. */
-  onTasks: (tasks: readonly LeasedTask[]) => void = () => undefined;
-  /** A call that asks for tasks is under way. */
-  isAsking = false;
+  /** Hears of the tasks that such a call has brought; `undefined`: it was refused, failed, or took too long. */
+  onTasks: (tasks: readonly LeasedTask[] | undefined) => void = () => undefined;
+  /** The call that asks for tasks. */
+  #asking: AbortController | undefined;
   /** Hears of the error after which no report can be sent. */
   onFatal: (error: unknown) => void = () => undefined;
 
@@ -76,6 +79,9 @@ export class Reports {
     this.#worker = worker;
     this.#limits = limits;
     this.#end = end;
+    end.addEventListener("abort", () => {
+      this.stopAsking();
+    });
   }
 
   complete(held: Held, text: string): void {
@@ -89,6 +95,16 @@ export class Reports {
     const wait = delay === undefined ? undefined : `${String(Math.min(delay, LONGEST_DELAY))}ms`;
     const rejection = { id, lease_token: leaseToken, reason: shorten(reason), retry, delay: wait };
     this.#add("reject", held, JSON.stringify(rejection), 0);
+  }
+
+  /** A call that asks for tasks is under way. */
+  get isAsking(): boolean {
+    return this.#asking !== undefined;
+  }
+
+  /** From now on the call that is under way only reports. */
+  stopAsking(): void {
+    this.#asking?.abort();
   }
 
   /** Completions go in a moment, and their call may ask for tasks. */
@@ -181,18 +197,27 @@ export class Reports {
 
   async #call(lane: Lane, batch: readonly Entry[]): Promise<ItemAnswer[]> {
     const next = lane === this.#new.complete ? this.next() : undefined;
-    if (next === undefined || this.#source.completeAndGet === undefined) {
-      return this.#source[lane.kind](this.#worker, batch, this.#end);
+    if (next !== undefined && this.#source.completeAndGet !== undefined) {
+      let tasks: LeasedTask[] | undefined;
+      const asking = new AbortController();
+      this.#asking = asking;
+      const timer = setTimeout(() => {
+        asking.abort();
+      }, ASKS_FOR);
+      try {
+        const completed = await this.#source.completeAndGet(next, batch, asking.signal);
+        tasks = completed.tasks;
+        return completed.answers;
+      } catch (error) {
+        // taskd takes back at no cost what it has not delivered, and a report counts once. A refusal may be about `next`.
+        if (this.#end.aborted || (isTransient(error) && !asking.signal.aborted)) throw error;
+      } finally {
+        clearTimeout(timer);
+        this.#asking = undefined;
+        this.onTasks(tasks);
+      }
     }
-    let completed: Completed = { answers: [], tasks: [] };
-    this.isAsking = true;
-    try {
-      completed = await this.#source.completeAndGet(next, batch, this.#end);
-    } finally {
-      this.isAsking = false;
-      this.onTasks(completed.tasks);
-    }
-    return completed.answers;
+    return this.#source[lane.kind](this.#worker, batch, this.#end);
   }
 
   #settle(kind: Kind, entry: Entry, status: ItemStatus, error: string | undefined): void {

@@ -47,7 +47,8 @@ export interface Source {
   complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   /**
    * Reports completions, and leases up to `maxTasks` other tasks that are there; it does not wait for any. The worker
-   * does not call `get` meanwhile. A source without it brings tasks by `get` alone.
+   * does not call `get` meanwhile. It may abort this call, and calls `complete` then; so it does after an error. A source
+   * without it brings tasks by `get` alone.
    */
   completeAndGet?(request: GetRequest, reports: readonly Report[], signal: AbortSignal): Promise<Completed>;
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
@@ -128,15 +129,8 @@ export class HttpSource implements Source {
     const next = getText({ ...request, wait: 0 }, Math.min(request.maxTasks, this.#mostTasks));
     const body = reportText("completions", worker, reports, `,"next":${next}`);
     const call: Call = { method: "POST", path: "/v1/tasks:complete", body, list: "results", signal };
-    try {
-      const answer = await this.#call({ ...call, keepBegunAnswer: true }, 0);
-      const tasks = "tasks" in answer.json ? tasksOf(answer, leaseDuration) : [];
-      return { answers: answersOf(answer), tasks };
-    } catch (error) {
-      // Nothing was reported. Perhaps `next` is at fault: `get` will tell, or this taskd is too old for it.
-      if (!(error instanceof BadRequestError)) throw error;
-      return { answers: await this.complete(worker, reports, signal), tasks: [] };
-    }
+    const answer = await this.#call({ ...call, keepBegunAnswer: true }, 0);
+    return { answers: answersOf(answer), tasks: "tasks" in answer.json ? tasksOf(answer, leaseDuration) : [] };
   }
 
   async reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {

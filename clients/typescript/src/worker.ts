@@ -19,11 +19,8 @@ import { completionText } from "./wire.js";
 
 /** The most bytes of reports without an answer, before a worker takes no more tasks. */
 const MOST_UNREPORTED_BYTES = 64 << 20;
-/**
- * How long no report asks for tasks after one that brought none, in milliseconds. Only polls wait for tasks, and an older
- * taskd gives none to a report.
- */
-const NO_TASKS_FOR = 1000;
+/** How long no report asks for tasks after one that was refused for it, or that took too long, in milliseconds. */
+const ASKS_NOT_FOR = 1000;
 /** The least time from one call that brings no task to the next one, in milliseconds. */
 const SHORTEST_ROUND = 100;
 /** The time for the last reports after a hard stop. */
@@ -206,6 +203,9 @@ export class Worker {
         this.#notify();
       });
     }
+    this.#stop.signal.addEventListener("abort", () => {
+      this.#reports.stopAsking();
+    });
     this.#leases.onLost = (held) => {
       this.#counts.lost += 1;
       this.#log.warn(`task ${held.task.id}: ${String(held.controller.signal.reason)}`);
@@ -225,8 +225,8 @@ export class Worker {
     };
     this.#reports.next = () => this.#next();
     this.#reports.onTasks = (tasks) => {
-      if (tasks.length === 0) this.#reportsAsk = performance.now() + NO_TASKS_FOR;
-      for (const task of tasks) this.#accept(task);
+      if (tasks === undefined) this.#reportsAsk = performance.now() + ASKS_NOT_FOR;
+      for (const task of tasks ?? []) this.#accept(task);
       if (this.#stop.signal.aborted) this.#giveBack();
       this.#notify();
     };

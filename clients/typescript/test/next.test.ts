@@ -18,16 +18,17 @@ function leased(id: string): object {
   return { id, queue: "q", key: id, lease_token: id, lease_expires_at: at, attempt: 1 };
 }
 
-/** A taskd that gives one task to a poll, and answers reports as the test says. Later polls wait. */
+/** A taskd that gives a task to each of the first polls, and answers reports as the test says. Later polls wait. */
 async function taskdOf(
-  report: (path: string, body: Body, response: ServerResponse) => void | Promise<void>,
+  report: (path: string, body: Body, response: ServerResponse) => void,
+  tasks = 1,
 ): Promise<{ url: string; close: () => Promise<void> }> {
   let polls = 0;
   const answer = async (request: IncomingMessage, response: ServerResponse): Promise<void> => {
     const path = request.url ?? "";
     const body = await bodyOf<Body>(request);
-    if (path !== "/v1/tasks:get") await report(path, body, response);
-    else if (polls++ === 0) response.end(JSON.stringify({ tasks: [leased("polled")] }));
+    if (path !== "/v1/tasks:get") report(path, body, response);
+    else if (polls++ < tasks) response.end(JSON.stringify({ tasks: [leased(polls === 1 ? "polled" : String(polls))] }));
   };
   return rawServer((request, response) => {
     response.setHeader("content-type", "application/json");
@@ -64,28 +65,39 @@ test("a worker that polls gets its next tasks by its reports", async (t) => {
   assert.ok(polls < 30 && reports === 60, JSON.stringify(calls));
 });
 
-test("tasks that come with a report after the stop go back at no cost", async (t) => {
-  const [asked, stopped] = [new Gate(), new Gate()];
-  const back: unknown[] = [];
-  const fake = await taskdOf(async (path, body, response) => {
-    if (path === "/v1/tasks:reject") back.push(...(body.rejections ?? []));
-    assert.equal(body.next?.max_tasks, path === "/v1/tasks:complete" ? 1 : undefined);
-    asked.open();
-    await stopped.opened;
-    accept(body, response, path === "/v1/tasks:complete" ? [leased("late")] : undefined);
+test("a report asks no more at the stop, and goes anew", async (t) => {
+  const asked = new Gate();
+  const plain: unknown[] = [];
+  const fake = await taskdOf((path, body, response) => {
+    assert.equal(path, "/v1/tasks:complete");
+    // The call that asks gets no answer.
+    if (body.next === undefined) {
+      plain.push(body.completions?.map(({ id }) => id));
+      accept(body, response);
+    } else asked.open();
   });
   t.after(async () => fake.close());
-  const done: string[] = [];
-  const worker = workerOf({ url: fake.url }).handle((task) => void done.push(task.key));
+  const worker = workerOf({ url: fake.url }).handle(() => undefined);
   const running = worker.run();
   await asked.opened;
-  const stop = worker.stop();
-  stopped.open();
-  await stop;
+  await worker.stop();
   await running;
-  assert.deepEqual(done, ["polled"]);
-  const reason = "the worker stopped before it began";
-  assert.deepEqual(back, [{ id: "late", lease_token: "late", reason, retry: true, delay: "0ms" }]);
+  assert.deepEqual([plain, worker.stats.completed, worker.stats.rejected], [[["polled"]], 1, 0]);
+});
+
+test("a report that takes long holds up no poll", async (t) => {
+  const asked = new Gate();
+  const fake = await taskdOf((_, body, response) => {
+    if (body.next === undefined) accept(body, response);
+    else asked.open();
+  }, 2);
+  t.after(async () => fake.close());
+  const worker = workerOf({ url: fake.url }).handle(() => undefined);
+  const running = worker.run();
+  await asked.opened;
+  await until("both tasks are reported", () => worker.stats.completed === 2);
+  await worker.stop();
+  await running;
 });
 
 test("a taskd that does not know `next` is asked by polls", async (t) => {
@@ -97,12 +109,30 @@ test("a taskd that does not know `next` is asked by polls", async (t) => {
     }
     refused += 1;
     response.writeHead(400).end('{"title":"Bad Request","status":400,"detail":"unknown field `next`"}');
-  });
+  }, 5);
   t.after(async () => fake.close());
   const worker = workerOf({ url: fake.url }).handle(() => undefined);
   const running = worker.run();
-  await until("the task is reported", () => worker.stats.completed === 1);
+  await until("the tasks are reported", () => worker.stats.completed === 5);
   assert.equal(refused, 1);
+  await worker.stop();
+  await running;
+});
+
+test("a report that fails while it asks is sent again", async (t) => {
+  let failures = 0;
+  const fake = await taskdOf((_, body, response) => {
+    if (body.next === undefined || failures > 0) accept(body, response, body.next && []);
+    else {
+      failures += 1;
+      response.destroy();
+    }
+  }, 2);
+  t.after(async () => fake.close());
+  const worker = workerOf({ url: fake.url }).handle(() => undefined);
+  const running = worker.run();
+  await until("both tasks are reported", () => worker.stats.completed === 2);
+  assert.equal(failures, 1);
   await worker.stop();
   await running;
 });
@@ -131,7 +161,7 @@ test("while a report that asks for tasks is under way, no poll is", async (t) =>
   assert.equal(pollsMeanwhile, 0);
   gate.open();
   await until("all is done", () => done.length === 4 && worker.stats.unreported === 0);
-  // The last report brought nothing: now the worker polls.
+  // The last report brought nothing, so the worker polls.
   await until("a poll waits", () => pollsMeanwhile === 1);
   await worker.stop();
   await running;
