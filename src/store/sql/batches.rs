@@ -10,7 +10,6 @@ use uuid::Uuid;
 use super::{
     backend::Backend,
     dialect::Dialect,
-    groups,
     rows::{corrupt, number, task_id},
     runner::Runner,
     session::{Columns, Session},
@@ -196,22 +195,20 @@ pub(super) async fn needed<DB: Backend>(
     operation: &'static str,
     batches: &[Batch],
 ) -> Result<HashSet<Turn>> {
-    // Most tasks of a published batch are final, and have left the index.
-    let (index, groups) = (DB::Connection::by_index("tasks_on_bus"), groups::condition::<DB::Connection>("id"));
-    let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch("insertion", &index, &groups));
+    let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch::<DB>("insertion"));
     let needed: Vec<(i64,)> = look_into(sql, operation, &first, batches).await?;
     Ok(needed.into_iter().map(|(batch,)| Turn(batch)).collect())
 }
 
-/// The tasks that wait in one batch. All of a batch that is not published do, and their ids lie close together.
+/// The tasks that wait in one batch.
 fn waiting<DB: Backend>(columns: &str) -> String {
-    let of_batch = of_batch(columns, DB::Connection::BY_PRIMARY_KEY, "id BETWEEN ? AND ?");
-    format!("{of_batch} AND pub_generation = ''")
+    format!("{} AND pub_generation = ''", of_batch::<DB>(columns))
 }
 
-/// The tasks of one batch that are not in the outbox. `range` has the least and the greatest of their ids.
-fn of_batch(columns: &str, index: &str, range: &str) -> String {
-    format!("SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND {range} AND insertion = ?")
+/// The tasks of one batch that are not in the outbox.
+fn of_batch<DB: Backend>(columns: &str) -> String {
+    let index = DB::Connection::BY_IDS_ON_BUS;
+    format!("SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND id >= ? AND id <= ? AND insertion = ?")
 }
 
 /// Asks the same of each batch, of many at once.

@@ -56,6 +56,9 @@ pub trait Dialect {
     /// The same for the primary key. A planner may prefer to scan a small table, and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
+    /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.
+    const BY_IDS_ON_BUS: &'static str;
+
     /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
     const IS_UNFINISHED: &'static str;
 

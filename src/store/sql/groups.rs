@@ -14,12 +14,8 @@ pub(super) const LAST: TaskId = TaskId(Uuid::max());
 
 /// The condition that an id lies in the groups of a range, for the index. The range itself is another condition.
 pub(super) fn in_groups<'a, D: Dialect>(id: &str, first: &'a TaskId, last: &'a TaskId) -> Statement<'a> {
-    Statement::new(condition::<D>(id)).bind(first).bind(last)
-}
-
-/// Its text, with a question mark for each end.
-pub(super) fn condition<D: Dialect>(id: &str) -> String {
-    format!("{} BETWEEN {bound} AND {bound}", D::group(id), bound = D::group("?"))
+    let condition = format!("{} BETWEEN {bound} AND {bound}", D::group(id), bound = D::group("?"));
+    Statement::new(condition).bind(first).bind(last)
 }
 
 /// The order of ids, for `ORDER BY`; `direction` is empty or ` DESC`.

@@ -159,6 +159,8 @@ impl Dialect for Connection {
     const UPDATE: &'static str = "UPDATE OR FAIL";
     // SQLite does not scan a table by choice, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
+    // The unique index: a group of `tasks_on_bus` has the ids of many batches.
+    const BY_IDS_ON_BUS: &'static str = "";
     const COUNTS_INSERTED: bool = true;
     // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
