@@ -103,7 +103,8 @@ async fn a_file_that_an_older_taskd_has_open_keeps_its_schema() {
     migrator.run_direct(Some(20), &mut running, false).await.unwrap();
     let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
     assert!(refused.to_string().contains("stop the older taskd"), "{refused}");
-    assert_eq!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await, 20);
+    let version = sqlx::query_scalar::<_, i64>("SELECT MAX(version) FROM _sqlx_migrations");
+    assert_eq!(version.fetch_one(&mut running).await.unwrap(), 20);
     running.close().await.unwrap();
     file.open().await.close().await;
     assert!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await > 20);
