@@ -4,8 +4,9 @@
 -- ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis
 -- then per item 8 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason, failed attempt
---   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers
---   the task at once   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
+--   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered, or not started) counts
+--   none and offers the task at once
+--   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, dead 0|1}; lib/held.lua names the codes
 math.randomseed(tonumber(ARGV[2]))
 local policy = cmsgpack.unpack(ARGV[5])

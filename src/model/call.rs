@@ -207,6 +207,8 @@ pub struct Rejection {
     pub retry: bool,
     /// Replaces the backoff.
     pub delay: Option<Duration>,
+    /// The worker has not started the task: no failure counts, and the task is offered again at once.
+    pub not_started: bool,
 }
 
 /// The worker needs the task for longer.

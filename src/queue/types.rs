@@ -162,7 +162,7 @@ pub enum RejectMode {
     Retry(Option<Duration>),
     /// As many failures as one replica may have.
     Never,
-    /// No failure: the lease was not delivered. Offered again at once.
+    /// No failure: the lease was not delivered, or its worker has not started. Offered again at once.
     Release,
 }
 

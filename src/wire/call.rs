@@ -234,9 +234,9 @@ fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>)
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
     fn from(request: pb::RejectTasksRequest) -> Self {
         let read = |item: pb::Rejection| {
-            let pb::Rejection { id, lease_token, reason, retry, delay } = item;
+            let pb::Rejection { id, lease_token, reason, retry, delay, not_started } = item;
             let delay = delay.map(|delay| read_duration("delay", delay)).transpose();
-            let report = delay.map(|delay| Rejection { reason, retry: retry.unwrap_or(true), delay });
+            let report = delay.map(|delay| Rejection { reason, retry: retry.unwrap_or(true), delay, not_started });
             Ok(Item { id, lease_token, report })
         };
         Self { worker: request.worker, items: request.rejections.into_iter().map(read).collect() }

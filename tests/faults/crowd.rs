@@ -538,7 +538,7 @@ impl Worker {
             delay.filter(|_| retry).map(|delay| prost_types::Duration { seconds: 0, nanos: millis(delay) * 1_000_000 });
         let one = |lease: &Lease| {
             let (id, lease_token, reason) = (lease.id.clone(), lease.token.clone(), "no".to_owned());
-            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay }
+            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay, not_started: false }
         };
         let frame = pb::WorkerFrame { rejections: leases.iter().map(one).collect(), ..Default::default() };
         let ledger = Arc::clone(&self.crowd.ledger);

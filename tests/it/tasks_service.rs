@@ -128,7 +128,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     let by = Some(Duration::from_secs(30));
     api.extend(&CALLER, batch(vec![item(&leased, Extension { by })])).await.unwrap();
     api.complete(&CALLER, batch(vec![item(&leased, Completion::default())])).await.unwrap();
-    let rejection = Rejection { reason: String::new(), retry: true, delay: None };
+    let rejection = Rejection { reason: String::new(), retry: true, delay: None, not_started: false };
     let reject = batch(vec![item(&leased, rejection)]);
     api.reject(&CALLER, reject.clone()).await.unwrap();
     api.reject(&CALLER, Batch { items: vec![], ..reject.clone() }).await.unwrap();
@@ -304,7 +304,7 @@ impl Service {
 
     pub(crate) async fn reject(&self, leased: &LeasedTask, delay_s: u64) -> ItemAnswer {
         let delay = Some(Duration::from_secs(delay_s));
-        let rejection = Rejection { reason: String::new(), retry: true, delay };
+        let rejection = Rejection { reason: String::new(), retry: true, delay, not_started: false };
         self.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)
     }
 
@@ -323,6 +323,30 @@ async fn a_report_larger_than_the_bus_takes_is_invalid() {
     assert_eq!(result.status, ItemStatus::Invalid);
     assert!(result.error.ends_with("bytes together; at most 8388608"), "{}", result.error);
     assert_eq!(service.complete(&leased, vec![task; 9]).await.status, ItemStatus::Ok);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_that_has_not_started_goes_back_at_once_and_at_no_cost() {
+    let service = Service::start(&["q"]).await;
+    let give_back = async |leased: &LeasedTask, retry, delay| {
+        let rejection = Rejection { reason: String::new(), retry, delay, not_started: true };
+        service.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)
+    };
+    // More often than it may fail.
+    for _ in 0..6 {
+        let leased = service.lease("q").await;
+        assert_eq!(leased.token.attempt, 1);
+        for (retry, delay) in [(false, None), (true, Some(Duration::from_secs(1)))] {
+            let answer = give_back(&leased, retry, delay).await;
+            assert_eq!(answer.status, ItemStatus::Invalid);
+            assert!(answer.error.starts_with("not_started goes with neither"), "{}", answer.error);
+        }
+        assert_eq!(give_back(&leased, true, Some(Duration::ZERO)).await.status, ItemStatus::Ok);
+        assert_eq!(give_back(&leased, true, None).await.status, ItemStatus::LeaseLost);
+    }
+    assert_eq!(service.reject(&service.lease("q").await, 0).await.status, ItemStatus::Ok);
+    assert_eq!(service.lease("q").await.token.attempt, 2);
     service.stop().await;
 }
 

@@ -169,7 +169,9 @@ impl Source for Mock {
         let reject = |rejection: pb::Rejection| {
             self.report(rejection.id, |state, task, attempt| {
                 let most = task.max_attempts.unwrap_or(MAX_ATTEMPTS);
-                if rejection.retry == Some(false) || attempt >= most {
+                if rejection.not_started {
+                    state.offered.push_front((task, attempt - 1));
+                } else if rejection.retry == Some(false) || attempt >= most {
                     state.dead.insert(name(&task), rejection.reason);
                 } else {
                     state.offered.push_back((task, attempt));

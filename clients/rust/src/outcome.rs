@@ -103,6 +103,7 @@ impl Failure {
             reason: cut(self.reason),
             retry: Some(self.retry),
             delay: self.delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
+            not_started: false,
         }
     }
 }

@@ -294,8 +294,9 @@ impl<S: Source> Run<S> {
             let failure = Failure::new("not started: the worker stopped").again_after(Duration::ZERO);
             held.ending = Ended::GivenBack;
             held.reason.clone_from(&failure.reason);
+            // An older taskd does not know `not_started`, and counts a failure.
             let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
-            self.reports.give_back(number, rejection);
+            self.reports.give_back(number, pb::Rejection { not_started: true, ..rejection });
         }
     }
 

@@ -36,7 +36,7 @@ pub trait Source: Send + Sync + 'static {
     /// Moves the deadlines of leases.
     fn extend(&self, all: Vec<pb::Extension>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 
-    /// Gives back tasks that the worker has not started: at no cost, if the source can. By default it rejects them.
+    /// Gives back tasks that the worker has not started, at no cost. By default it rejects them; `not_started` is set.
     fn give_back(&self, all: Vec<pb::Rejection>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send {
         self.reject(all)
     }

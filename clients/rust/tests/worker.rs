@@ -133,19 +133,22 @@ type Handled = std::pin::Pin<Box<dyn Future<Output = Result<Done, Failure>> + Se
 
 #[tokio::test]
 async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
-    let mock = Mock::new(tasks(5));
+    let mock = Mock::new(tasks(5).map(|task| task.max_attempts(1)));
     let (began, may_end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let worker = worker().prefetch(2);
-    let stop = worker.stop();
+    let waits = worker().prefetch(2);
+    let stop = waits.stop();
     let stopped = async {
         began.notified().await;
         stop.drain();
         may_end.notify_one();
     };
-    let (summary, ()) = tokio::join!(worker.run_on(mock.clone(), held(&began, &may_end)), stopped);
+    let (summary, ()) = tokio::join!(waits.run_on(mock.clone(), held(&began, &may_end)), stopped);
     let summary = summary.unwrap();
     assert_eq!((summary.completed, summary.given_back), (1, 2));
     assert_eq!(mock.completed(), 1);
+    // What went back has its one attempt still.
+    let first = async |task: Task| if task.attempt() == 1 { Ok(()) } else { Err(Failure::new("not the first")) };
+    assert_eq!(worker().run_on(mock, first).await.unwrap().completed, 4);
 }
 
 #[tokio::test]

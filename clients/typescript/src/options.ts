@@ -52,6 +52,8 @@ export interface WorkerStats {
   taken: number;
   completed: number;
   rejected: number;
+  /** Tasks that went back by a report because no handler had begun when the worker stopped. */
+  returned: number;
   /** Reports that did not count: the lease had ended, or the task was cancelled. */
   lost: number;
   extended: number;

@@ -6,6 +6,7 @@ import { TaskdError, isAboutBody, isTransient } from "./errors.js";
 import type { GetRequest, Report, Source } from "./source.js";
 import type { Held } from "./task.js";
 import type { ItemAnswer, ItemStatus, LeasedTask } from "./types.js";
+import type { Json } from "./wire.js";
 
 type Kind = "complete" | "reject";
 
@@ -33,6 +34,7 @@ const ASKS_FOR = 1000;
 
 /** The longest wait of new reports after a call that failed, in milliseconds: they may be for another part of taskd. */
 const SHORT = 500;
+const RETURNED = "the worker stopped before it began";
 /** taskd refuses a longer reason of a rejection, in bytes, … */
 const LONGEST_REASON = 4000;
 /** … and a longer delay, in milliseconds: 365 days. */
@@ -88,13 +90,17 @@ export class Reports {
     this.#add("complete", held, text, held.discovered.length);
   }
 
+  /** Gives back a task that no handler began, at no cost. */
+  giveBack(held: Held): void {
+    held.isReturned = true;
+    this.#reject(held, RETURNED, { delay: "0ms", not_started: true });
+  }
+
   /** Rejects a task; `delay` is in milliseconds. */
   reject(held: Held, reason: string, options: { retry?: boolean; delay?: number | undefined } = {}): void {
-    const { id, leaseToken } = held.task;
     const { retry = true, delay } = options;
     const wait = delay === undefined ? undefined : `${String(Math.min(delay, LONGEST_DELAY))}ms`;
-    const rejection = { id, lease_token: leaseToken, reason: shorten(reason), retry, delay: wait };
-    this.#add("reject", held, JSON.stringify(rejection), 0);
+    this.#reject(held, reason, { retry, delay: wait });
   }
 
   /** A call that asks for tasks is under way. */
@@ -111,6 +117,11 @@ export class Reports {
   get isAboutToAsk(): boolean {
     const { entries, isCalling, failures } = this.#new.complete;
     return entries.length > 0 && !isCalling && failures === 0 && this.#limits.linger === 0;
+  }
+
+  #reject(held: Held, reason: string, more: Json): void {
+    const { id, leaseToken } = held.task;
+    this.#add("reject", held, JSON.stringify({ id, lease_token: leaseToken, reason: shorten(reason), ...more }), 0);
   }
 
   #add(kind: Kind, held: Held, text: string, discovered: number): void {
@@ -226,6 +237,12 @@ export class Reports {
     // taskd would refuse the same completion again. The lease is still there, and ends as a failure with the reason.
     if (kind === "complete" && status === "INVALID") {
       this.reject(entry.held, `taskd refuses the completion: ${error ?? ""}`);
+    }
+    // An older taskd does not know `not_started`.
+    if (kind === "reject" && status === "INVALID" && entry.held.isReturned) {
+      entry.held.isReturned = false;
+      this.reject(entry.held, RETURNED, { delay: 0 });
+      return;
     }
     this.onAnswer(entry.held, kind, status, error);
   }

@@ -85,6 +85,8 @@ export class Held {
   share = Infinity;
   /** taskd has refused an extension of this lease. */
   isRefused = false;
+  /** No handler began with the task before the worker stopped. */
+  isReturned = false;
   /** The worker has said how the task ended, or does not hold it any more. */
   isOver = false;
 

@@ -110,7 +110,11 @@ export class MockSource implements Source {
     return Promise.resolve(
       reports.map(({ id, text }) =>
         this.#end(id, (task) => {
-          const read = JSON.parse(text) as { reason: string; retry: boolean; delay?: string };
+          const read = JSON.parse(text) as { reason: string; retry: boolean; delay?: string; not_started?: boolean };
+          if (read.not_started) {
+            this.#offered.unshift(task);
+            return;
+          }
           this.outcomes.push({ task, status: "rejected", reason: read.reason, retry: read.retry, delay: read.delay });
           if (read.retry && task.attempt < this.#options.attempts) {
             this.#offered.push({ ...task, attempt: task.attempt + 1 });

@@ -60,7 +60,7 @@ export class Worker {
   #ended: Promise<void> | undefined;
   #changed = new AbortController();
   #fatal: { error: unknown } | undefined;
-  #counts = { taken: 0, completed: 0, rejected: 0, lost: 0 };
+  #counts = { taken: 0, completed: 0, rejected: 0, returned: 0, lost: 0 };
 
   constructor(options: WorkerOptions) {
     this.#options = options;
@@ -214,7 +214,8 @@ export class Worker {
     this.#reports.onAnswer = (held, kind, status, error) => {
       // A refused completion becomes a rejection.
       if (kind === "reject" || status !== "INVALID") this.#leases.release(held);
-      if (status === "OK") this.#counts[kind === "complete" ? "completed" : "rejected"] += 1;
+      const ended = held.isReturned ? "returned" : "rejected";
+      if (status === "OK") this.#counts[kind === "complete" ? "completed" : ended] += 1;
       else {
         if (kind === "reject" || status !== "INVALID") this.#counts.lost += 1;
         this.#log.warn(
@@ -363,7 +364,7 @@ export class Worker {
     for (const held of this.#waiting.splice(0)) {
       // Those of a session go back with its end.
       if (held.isKept) held.isOver = true;
-      else if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: 0 });
+      else if (!held.isOver) this.#reports.giveBack(held);
     }
   }
 

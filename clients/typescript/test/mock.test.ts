@@ -185,11 +185,16 @@ test("a stop finishes what has begun, and gives back what has not", async () => 
   await begun.opened;
   await until("two tasks wait", () => worker.stats.waiting === 2);
   const stopped = worker.stop();
-  await until("the two are given back", () => source.outcomes.length === 2);
-  assert.ok(source.outcomes.every((outcome) => outcome.status === "rejected" && outcome.delay === "0ms"));
+  await until("the two are given back", () => worker.stats.returned === 2);
   gate.open();
   await Promise.all([running, stopped]);
-  assert.equal(source.outcomes[2]?.status, "completed");
+  assert.deepEqual([source.outcomes.map(({ status }) => status), worker.stats.rejected], [["completed"], 0]);
+  const next = new Worker({ queue: "test", source, logger: SILENT, signals: false });
+  next.handle(({ attempt }) => attempt);
+  void next.run();
+  await until("the two are done", () => next.stats.completed === 2);
+  await next.stop();
+  assert.ok(source.outcomes.every((outcome) => outcome.status === "completed" && outcome.task.attempt === 1));
 });
 
 test("a hard stop aborts the handlers and rejects their tasks", async () => {

@@ -166,3 +166,35 @@ test("while a report that asks for tasks is under way, no poll is", async (t) =>
   await worker.stop();
   await running;
 });
+
+test("a task that did not begin goes back at no cost, and by a plain rejection where taskd does not know that", async (t) => {
+  const rejections: unknown[] = [];
+  const fake = await taskdOf((path, body, response) => {
+    const [first] = (body.rejections ?? []) as { not_started?: boolean; delay?: string }[];
+    if (path !== "/v1/tasks:reject" || first === undefined) {
+      accept(body, response);
+      return;
+    }
+    rejections.push([first.not_started, first.delay]);
+    if (first.not_started === undefined) accept(body, response);
+    else response.writeHead(400).end('{"title":"Bad Request","status":400,"detail":"unknown field `not_started`"}');
+  }, 2);
+  t.after(async () => fake.close());
+  const [begun, gate] = [new Gate(), new Gate()];
+  const worker = workerOf({ url: fake.url, prefetch: 1 }).handle(async () => {
+    begun.open();
+    await gate.opened;
+  });
+  const running = worker.run();
+  await begun.opened;
+  await until("a task waits", () => worker.stats.waiting === 1);
+  const stopped = worker.stop();
+  await until("it is given back", () => worker.stats.rejected === 1);
+  gate.open();
+  await Promise.all([running, stopped]);
+  assert.deepEqual(rejections, [
+    [true, "0ms"],
+    [undefined, "0ms"],
+  ]);
+  assert.deepEqual([worker.stats.completed, worker.stats.returned, worker.stats.lost], [1, 0, 0]);
+});

@@ -252,6 +252,7 @@ impl Worker {
             reason: "measured".to_owned(),
             retry: None,
             delay: Some(prost_types::Duration::default()),
+            not_started: false,
         };
         let rejections = tasks.iter().map(rejection).collect();
         let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections };

@@ -52,6 +52,9 @@ pub(super) struct Rejection {
     retry: Option<bool>,
     /// The wait before the next attempt, in place of the backoff.
     delay: Option<Time>,
+    /// `true`: the worker has not started the task. No failure counts, and the task is offered again at once.
+    #[serde(default)]
+    not_started: bool,
 }
 
 /// A lease that a worker needs for longer.
@@ -221,8 +224,9 @@ pub(super) fn completion(
 }
 
 pub(super) fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
-    let Rejection { id, lease_token, reason, retry, delay } = item(text, "a rejection")?;
-    let report = model::Rejection { reason, retry: retry.unwrap_or(true), delay: delay.map(|time| time.0) };
+    let Rejection { id, lease_token, reason, retry, delay, not_started } = item(text, "a rejection")?;
+    let (retry, delay) = (retry.unwrap_or(true), delay.map(|time| time.0));
+    let report = model::Rejection { reason, retry, delay, not_started };
     Ok(Item { id, lease_token, report: Ok(report) })
 }
 

@@ -165,14 +165,21 @@ fn rejection(
     token: LeaseToken,
     report: Rejection,
 ) -> Result<queue::Rejection, String> {
-    let Rejection { reason, retry, delay } = report;
+    let Rejection { reason, retry, delay, not_started } = report;
     if reason.len() > MAX_REASON_BYTES {
         return Err(format!("reason has {} bytes; at most {MAX_REASON_BYTES}", reason.len()));
     }
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
-    let mode = if retry { RejectMode::Retry(delay) } else { RejectMode::Never };
+    if not_started && (!retry || delay.is_some_and(|delay| !delay.is_zero())) {
+        return Err("not_started goes with neither \"retry\": false nor a delay: the task is offered at once".into());
+    }
+    let mode = match (not_started, retry) {
+        (true, _) => RejectMode::Release,
+        (false, true) => RejectMode::Retry(delay),
+        (false, false) => RejectMode::Never,
+    };
     Ok(queue::Rejection { id, token, worker: worker.clone(), mode, reason })
 }
 

@@ -43,6 +43,7 @@ class GrpcSource:
             max_bytes=max_bytes,
         )
         self._waiting: Call | None = None
+        self._asking: Call | None = None
         self._was_cancelled = False
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
@@ -69,6 +70,31 @@ class GrpcSource:
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
         request = pb.CompleteTasksRequest(worker=self._worker, completions=[completion(one) for one in completions])
         return _answers((await self._connection.call(COMPLETE, request, REPORT_TIMEOUT)).results)
+
+    async def complete_and_get(
+        self, completions: Sequence[Completion], max_tasks: int
+    ) -> tuple[Sequence[Answer], Sequence[Lease]] | None:
+        request = pb.CompleteTasksRequest(worker=self._worker, completions=[completion(one) for one in completions])
+        request.next.CopyFrom(self._ask)
+        request.next.ClearField("wait")
+        request.next.max_tasks = max_tasks
+        call, at = self._connection.start(COMPLETE, request, REPORT_TIMEOUT)
+        self._asking = call
+        try:
+            answer: pb.CompleteTasksResponse = await self._connection.finish(call, at)
+        except Unavailable:
+            if self._asking is None:
+                # taskd gives back what it leased for this call, and a report counts once.
+                return None
+            raise
+        finally:
+            self._asking = None
+        return _answers(answer.results), [read_lease(task) for task in answer.tasks]
+
+    def ask_no_more(self) -> None:
+        # False: the answer is here, so the call returns it.
+        if self._asking is not None and self._asking.cancel():
+            self._asking, self._was_cancelled = None, True
 
     async def reject(self, rejections: Sequence[Rejection]) -> Sequence[Answer]:
         request = pb.RejectTasksRequest(worker=self._worker, rejections=[rejection(one) for one in rejections])
@@ -101,7 +127,10 @@ def completion(one: Completion) -> pb.Completion:
 
 
 def rejection(one: Rejection) -> pb.Rejection:
-    item = pb.Rejection(id=one.lease.id, lease_token=one.lease.token, reason=one.reason, retry=one.retry)
+    lease = one.lease
+    item = pb.Rejection(
+        id=lease.id, lease_token=lease.token, reason=one.reason, retry=one.retry, not_started=one.not_started
+    )
     if one.delay is not None:
         item.delay.CopyFrom(to_duration(min(one.delay, _LONGEST_DELAY)))
     return item

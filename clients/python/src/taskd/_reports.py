@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from taskd._handler import Outcome, reason
 from taskd._time import Pauses
 from taskd.errors import InvalidRequest, Unavailable
-from taskd.source import Answer, Completion, ItemStatus, Rejection, Source
+from taskd.source import Answer, Completion, ItemStatus, Lease, NextSource, Rejection, Source
 
 if TYPE_CHECKING:
     from taskd._session import Held
@@ -24,6 +24,8 @@ _MAX_BYTES = 4 << 20
 _MAX_DISCOVERED = 50_000
 # The bytes of all outcomes that wait, beyond which a worker takes no more tasks.
 _FULL_BYTES = 32 << 20
+# How long a report may ask for tasks, in seconds. Then it goes anew without that, so that the worker can poll.
+_ASKS_FOR = 1.0
 
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
@@ -35,6 +37,8 @@ class _Line(Generic[OutcomeT]):
         self.send = send
         self.waiting: deque[tuple[Held, OutcomeT, int]] = deque()
         self.some = asyncio.Event()
+        self.is_busy = False
+        """A call is under way, or the line pauses behind one that failed."""
 
     def put(self, held: Held, outcome: OutcomeT, size: int) -> None:
         self.waiting.append((held, outcome, size))
@@ -61,7 +65,15 @@ class Reports:
     """Sends outcomes until taskd has answered each. A call that failed is repeated: taskd counts nothing twice."""
 
     def __init__(self, source: Source, finished: Callable[[Held, Outcome, Answer], None], pause_limit: float) -> None:
-        self._completions = _Line[Completion](source.complete)
+        self._source = source
+        self._asks = source if isinstance(source, NextSource) else None
+        self.is_asking = False
+        """A call that is under way asks for tasks."""
+        self.wants: Callable[[], int] = lambda: 0
+        """How many tasks a call with completions asks for."""
+        self.brought: Callable[[Sequence[Lease] | None], None] = lambda _: None
+        """Hears what such a call has brought; None: it was refused, failed, or took too long."""
+        self._completions = _Line[Completion](self._complete)
         self._rejections = _Line[Rejection](source.reject)
         self._finished = finished
         self._pause_limit = pause_limit
@@ -94,6 +106,37 @@ class Reports:
         else:
             self._rejections.put(held, outcome, size)
 
+    @property
+    def is_about_to_ask(self) -> bool:
+        """Completions go in a moment, and their call may ask for tasks."""
+        return self._asks is not None and bool(self._completions.waiting) and not self._completions.is_busy
+
+    def ask_no_more(self) -> None:
+        """From now on the call that is under way only reports."""
+        if self._asks is not None:
+            self._asks.ask_no_more()
+
+    async def _complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
+        most = self.wants() if self._asks is not None else 0
+        if self._asks is None or most <= 0:
+            return await self._source.complete(completions)
+        self.is_asking = True
+        limit = asyncio.get_running_loop().call_later(_ASKS_FOR, self._asks.ask_no_more)
+        leases: Sequence[Lease] | None = None
+        try:
+            answer = await self._asks.complete_and_get(completions, most)
+            if answer is not None:
+                answers, leases = answer
+                return answers
+        except InvalidRequest:
+            # Perhaps the request for tasks is at fault.
+            pass
+        finally:
+            limit.cancel()
+            self.is_asking = False
+            self.brought(leases)
+        return await self._source.complete(completions)
+
     async def run(self) -> None:
         """Until it is cancelled, or taskd refuses this worker."""
         async with asyncio.TaskGroup() as lines:
@@ -107,10 +150,14 @@ class Reports:
         pause = Pauses(longest=self._pause_limit)
         while True:
             await line.some.wait()
+            # Handlers that end together are reported together, and have left their places.
+            await asyncio.sleep(0)
+            line.is_busy = True
             if await self._deliver(line, line.take()):
                 pause.reset()
             else:
                 await asyncio.sleep(pause.next())
+            line.is_busy = False
 
     async def _deliver(self, line: _Line[Any], batch: Sequence[tuple[Held, Any, int]]) -> bool:
         """Sends a batch. False: taskd did not take all of it, and the rest waits again."""

@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ logger = logging.getLogger("taskd.worker")
 
 # The most leases in a call: taskd's setting max_items has this default.
 _MAX_ITEMS = 1000
+# How long no report asks for tasks after one that was refused for it, that failed, or that took too long.
+_ASKS_NOT_FOR = 1.0
 # How often a worker says that taskd is still away.
 _REMIND_AFTER = 60.0
 # The least time from one long poll that brings no task to the next one.
@@ -82,6 +84,10 @@ class Session:
         self._waiting: deque[Held] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._reports = Reports(source, self._finished, options.lease / 12)
+        self._reports.wants, self._reports.brought = self._wants, self._brought
+        # When a report may ask for tasks again.
+        self._reports_ask = 0.0
+        self._is_polling = False
         # The most tasks that a call asks for.
         self._most = _MAX_ITEMS
         self._threads = Threads(options.concurrency)
@@ -105,6 +111,7 @@ class Session:
         self._stopping.set()
         self._tell_room()
         self._source.interrupt()
+        self._reports.ask_no_more()
 
     async def run(self) -> None:
         """Until `stop`, the end of the source, or an error with which a worker cannot go on.
@@ -151,6 +158,7 @@ class Session:
         while await self._room():
             began, asked, is_pushed = time.monotonic(), max(1, min(self._free(), self._most)), self._is_pushed()
             try:
+                self._is_polling = True
                 leases = await self._source.get(asked)
             except Unavailable as error:
                 # A line now and then, not for each attempt.
@@ -170,15 +178,14 @@ class Session:
                     raise
                 self._most = asked // 2
                 continue
+            finally:
+                self._is_polling = False
             if away and not self._stopping.is_set():
                 # At a stop the call ends although taskd is still away.
                 logger.info("taskd is back")
                 pause.reset()
             away = False
-            self._stats.got += len(leases)
-            for lease in leases:
-                self._hold(lease)
-            self._tell_room()
+            self._take(leases)
             took = time.monotonic() - began
             if leases or is_pushed or took >= _SHORTEST_ROUND:
                 pause.reset()
@@ -187,6 +194,25 @@ class Session:
                 await self._sleep(pause.next())
             else:
                 await self._sleep(_SHORTEST_ROUND - took)
+
+    def _take(self, leases: Sequence[Lease]) -> None:
+        self._stats.got += len(leases)
+        for lease in leases:
+            self._hold(lease)
+        self._tell_room()
+
+    def _wants(self) -> int:
+        """How many tasks a report asks for."""
+        is_late = time.monotonic() < self._reports_ask
+        if self._stopping.is_set() or self._is_polling or is_late or self._has_too_many_reports():
+            return 0
+        return max(0, min(self._free(), self._most))
+
+    def _brought(self, leases: Sequence[Lease] | None) -> None:
+        """A report that asked for tasks has brought these."""
+        if leases is None:
+            self._reports_ask = time.monotonic() + _ASKS_NOT_FOR
+        self._take(leases or ())
 
     def _is_pushed(self) -> bool:
         """True: taskd sends tasks. False: it is asked for them."""
@@ -211,7 +237,8 @@ class Session:
         # With a prefetch, a call for every single task would be a waste.
         enough = self._options.enough
         while not self._stopping.is_set():
-            if self._is_pushed() or (self._free() >= enough and not self._has_too_many_reports()):
+            reports_ask = self._reports.is_asking or (self._reports.is_about_to_ask and self._wants() > 0)
+            if self._is_pushed() or (self._free() >= enough and not self._has_too_many_reports() and not reports_ask):
                 return True
             self._changed.clear()
             await self._changed.wait()
@@ -327,8 +354,10 @@ class Session:
         self._reports.add(held, outcome)
 
     def _give_back(self, held: Held) -> None:
-        """Rejects a task that did not begin, so that another worker gets it at once."""
-        self._report(held, Rejection(lease=held.lease, reason="the worker stopped before it began", delay=0.0))
+        """Gives back a task that did not begin, so that another worker gets it at once."""
+        why = "the worker stopped before it began"
+        # An older taskd does not know `not_started`, and counts a failure.
+        self._report(held, Rejection(lease=held.lease, reason=why, delay=0.0, not_started=True))
 
     def _finished(self, held: Held, outcome: Outcome, answer: Answer) -> None:
         """taskd has answered the report."""
@@ -341,6 +370,8 @@ class Session:
         elif isinstance(outcome, Completion):
             self._stats.completed += 1
             logger.debug("completed", extra=held.fields())
+        elif outcome.not_started:
+            self._stats.returned += 1
         else:
             self._stats.rejected += 1
 

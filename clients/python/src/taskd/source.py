@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from taskd._codec import Encoding
 from taskd.task import Priority
@@ -56,6 +56,8 @@ class Rejection:
     """False: no further attempt."""
     delay: float | None = None
     """Seconds; none: the backoff of the queue."""
+    not_started: bool = False
+    """The handler did not begin: no failure counts, and the task is offered again at once."""
 
     def size(self) -> int:
         return len(self.reason) + 256
@@ -109,3 +111,21 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class NextSource(Source, Protocol):
+    """A source whose completions bring tasks. The worker makes no call of `get` meanwhile."""
+
+    async def complete_and_get(
+        self, completions: Sequence[Completion], max_tasks: int
+    ) -> tuple[Sequence[Answer], Sequence[Lease]] | None:
+        """Answers item by item, with tasks that are there; it does not wait for any.
+
+        None: `ask_no_more` has ended it, and the worker reports anew. So it does after InvalidRequest.
+        """
+        ...
+
+    def ask_no_more(self) -> None:
+        """Ends a `complete_and_get` that has no answer yet."""
+        ...

@@ -171,8 +171,9 @@ class MockSource:
         task = self._leased.pop(rejection.lease.token, None)
         if task is None:
             return Answer(ItemStatus.LEASE_LOST)
-        task.reasons.append(rejection.reason)
-        if rejection.retry and len(task.reasons) < self._max_attempts:
+        if not rejection.not_started:
+            task.reasons.append(rejection.reason)
+        if rejection.not_started or (rejection.retry and len(task.reasons) < self._max_attempts):
             task.status = "QUEUED"
             self._waiting.append(task)
         else:

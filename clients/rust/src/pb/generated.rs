@@ -636,6 +636,10 @@ pub struct Rejection {
     /// Instead of the backoff.
     #[prost(message, optional, tag = "5")]
     pub delay: ::core::option::Option<::prost_types::Duration>,
+    /// The worker has not started the task: no failure counts, and the task is offered again at once. With `retry` false
+    /// or a `delay` above 0 beside it, the item is INVALID.
+    #[prost(bool, tag = "6")]
+    pub not_started: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RejectTasksRequest {

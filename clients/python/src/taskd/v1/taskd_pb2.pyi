@@ -747,18 +747,20 @@ class CompleteTasksResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("id", "lease_token", "reason", "retry", "delay")
+    __slots__ = ("id", "lease_token", "reason", "retry", "delay", "not_started")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     DELAY_FIELD_NUMBER: _ClassVar[int]
+    NOT_STARTED_FIELD_NUMBER: _ClassVar[int]
     id: str
     lease_token: str
     reason: str
     retry: bool
     delay: _duration_pb2.Duration
-    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., reason: _Optional[str] = ..., retry: bool = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    not_started: bool
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., reason: _Optional[str] = ..., retry: bool = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_started: bool = ...) -> None: ...
 
 class RejectTasksRequest(_message.Message):
     __slots__ = ("worker", "rejections")
