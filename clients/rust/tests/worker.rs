@@ -146,7 +146,7 @@ async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
     let summary = summary.unwrap();
     assert_eq!((summary.completed, summary.given_back), (1, 2));
     assert_eq!(mock.completed(), 1);
-    // What went back has its one attempt still.
+    // What went back has not lost its one attempt.
     let first = async |task: Task| if task.attempt() == 1 { Ok(()) } else { Err(Failure::new("not the first")) };
     assert_eq!(worker().run_on(mock, first).await.unwrap().completed, 4);
 }
