@@ -524,9 +524,15 @@ impl Worker {
     }
 
     async fn reject(&mut self, leases: &[Lease], retry: bool) {
-        let delay = *self.dice.pick(&[None, Some("0s"), Some("150ms")]);
+        let not_started = retry && self.dice.chance(25);
+        let delays = [None, Some("0s"), Some("150ms")];
+        let delay = *self.dice.pick(if not_started { &delays[..2] } else { &delays });
         let one = |lease: &Lease| {
-            let mut one = json!({"id": lease.id, "lease_token": lease.token, "reason": "no", "retry": retry});
+            let (id, token) = (&lease.id, &lease.token);
+            let mut one = json!({"id": id, "lease_token": token, "reason": "no", "retry": retry});
+            if not_started {
+                one["not_started"] = json!(true);
+            }
             if let Some(delay) = delay.filter(|_| retry) {
                 one["delay"] = json!(delay);
             }
@@ -538,7 +544,7 @@ impl Worker {
             delay.filter(|_| retry).map(|delay| prost_types::Duration { seconds: 0, nanos: millis(delay) * 1_000_000 });
         let one = |lease: &Lease| {
             let (id, lease_token, reason) = (lease.id.clone(), lease.token.clone(), "no".to_owned());
-            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay, not_started: false }
+            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay, not_started }
         };
         let frame = pb::WorkerFrame { rejections: leases.iter().map(one).collect(), ..Default::default() };
         let ledger = Arc::clone(&self.crowd.ledger);

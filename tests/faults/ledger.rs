@@ -39,6 +39,8 @@ pub(crate) struct Grant {
     ended: bool,
     rejected: bool,
     pub(crate) sent: usize,
+    /// In which life of Redis its first completion was sent.
+    first_sent: Option<usize>,
     /// In which life of Redis it was answered OK.
     pub(crate) ok: Option<usize>,
     pub(crate) refused: bool,
@@ -180,6 +182,7 @@ impl Ledger {
             ended: !same_life,
             rejected: false,
             sent: 0,
+            first_sent: None,
             ok: None,
             refused: false,
             worker,
@@ -219,10 +222,14 @@ impl Ledger {
     /// The holder is about to complete or reject.
     pub(crate) fn ending(&self, leases: &[Lease], completes: bool) {
         let mut book = self.book();
+        let life = book.losses;
         for lease in leases {
             let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token)).unwrap();
             grant.ended = true;
-            grant.sent += usize::from(completes);
+            if completes {
+                grant.sent += 1;
+                grant.first_sent.get_or_insert(life);
+            }
         }
     }
 
@@ -270,7 +277,8 @@ impl Ledger {
             if grant.ok == Some(life) && !["UNKNOWN_TASK", "TRY_LATER"].contains(&status) {
                 wrong.push(format!("{status} after OK"));
             }
-            grant.refused |= status == "LEASE_LOST";
+            // If Redis lost a completion that it had taken, SQL gets it from the bus, perhaps behind this answer.
+            grant.refused |= status == "LEASE_LOST" && grant.first_sent == Some(life);
         }
         let what = wrong.into_iter().map(|why| format!("{worker} was answered {why}: {} {:?}", lease.id, lease.key));
         let what: Vec<_> = what.collect();

@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -14,7 +15,10 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{port::Port, until};
+use super::{PATIENCE, port::Port, until};
+
+/// How long one answer of `/readyz` may take.
+const PROBE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Daemon {
     dir: TempDir,
@@ -90,16 +94,22 @@ impl Daemon {
         format!("http://127.0.0.1:{}", self.grpc.number)
     }
 
-    /// Until `/readyz` answers 200.
+    /// Until `/readyz` answers 200. Else it panics with the last answer.
     pub(crate) async fn ready(&mut self) {
         let url = format!("{}/readyz", self.http());
-        until("taskd is ready", async || {
+        let began = Instant::now();
+        loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("taskd ended by itself: {status}");
             }
-            self.client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
-        })
-        .await;
+            let said = match self.client.get(&url).timeout(PROBE).send().await {
+                Ok(answer) if answer.status().is_success() => return,
+                Ok(answer) => format!("{}: {}", answer.status(), answer.text().await.unwrap_or_default()),
+                Err(error) => format!("{error:?}"),
+            };
+            assert!(began.elapsed() < PATIENCE, "taskd is not ready: {said}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// SIGKILL, and the same again in the same folder, without a wait.
