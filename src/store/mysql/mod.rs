@@ -13,7 +13,7 @@ use sqlx::{
 
 use super::{
     Error, Result,
-    sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Work, migration_files},
+    sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Value, Work, migration_files},
 };
 
 use crate::model::TaskId;
@@ -199,6 +199,10 @@ impl Dialect for MySqlConnection {
     // Each is one of its own.
     fn group(id: &str) -> String {
         id.to_owned()
+    }
+
+    fn group_of(id: &TaskId) -> Value<'_> {
+        id.into()
     }
 
     fn of_tasks(ids: &[TaskId]) -> Statement<'_> {

@@ -1,6 +1,6 @@
 //! The differences between the two databases.
 
-use super::statement::Statement;
+use super::statement::{Statement, Value};
 use crate::{model::TaskId, store::Error};
 
 /// The dialect of a database, implemented by its connection.
@@ -15,13 +15,17 @@ pub trait Dialect {
     const NOW_MS: &'static str;
 
     /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id finds both as fast.
+    /// Where there is one, rows of both have the [groups](super::groups) of their ids.
     const NUMBER: Option<&'static str>;
 
     /// The condition that a row of `results` is one of the row of `tasks`.
     const IS_RESULT_OF: &'static str;
 
-    /// The group of an id: see [`super::groups`].
+    /// The column with the [groups](super::groups) of the ids in this column.
     fn group(id: &str) -> String;
+
+    /// The group of an id.
+    fn group_of(id: &TaskId) -> Value<'_>;
 
     /// The condition that a row of `results` is one of these tasks.
     fn of_tasks(ids: &[TaskId]) -> Statement<'_>;

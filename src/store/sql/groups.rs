@@ -14,8 +14,8 @@ pub(super) const LAST: TaskId = TaskId(Uuid::max());
 
 /// The condition that an id lies in the groups of a range, for the index. The range itself is another condition.
 pub(super) fn in_groups<'a, D: Dialect>(id: &str, first: &'a TaskId, last: &'a TaskId) -> Statement<'a> {
-    let condition = format!("{} BETWEEN {bound} AND {bound}", D::group(id), bound = D::group("?"));
-    Statement::new(condition).bind(first).bind(last)
+    let between = format!("{} BETWEEN ? AND ?", D::group(id));
+    Statement::new(between).bind(D::group_of(first)).bind(D::group_of(last))
 }
 
 /// The order of ids, for `ORDER BY`; `direction` is empty or ` DESC`.

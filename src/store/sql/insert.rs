@@ -200,12 +200,19 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], inser
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
              payload_encoding, payload",
         );
-        // Most tasks have nothing of what follows, and pay nothing for it.
-        let has_more = |row: &&NewRow| row.task.backoff.is_some() || row.task.deadline_unix_ms > 0;
-        let insert = match piece.iter().any(has_more) {
-            true => insert.sql(", backoff, deadline_ms)").values(piece.iter().map(|row| all_values(row, insertion))),
-            false => insert.sql(")").values(piece.iter().map(|row| task_values(row, insertion))),
-        };
+        let (group, more) = (S::NUMBER.map(|_| S::group("id")), piece.iter().any(|row| has_more(row)));
+        // Most tasks have neither backoff nor deadline, and pay nothing for them.
+        let columns = group.into_iter().chain(more.then(|| "backoff, deadline_ms".to_owned()));
+        let insert = columns.fold(insert, |insert, column| insert.sql(", ").sql(&column)).sql(")");
+        let rows = piece.iter().map(|row| {
+            let group = S::NUMBER.map(|_| S::group_of(&row.task.id));
+            task_values(row, insertion)
+                .into_iter()
+                .chain(group)
+                .chain(more.then(|| more_values(row)).into_iter().flatten())
+        });
+        let width = 18 + usize::from(S::NUMBER.is_some()) + 2 * usize::from(more);
+        let insert = insert.values_of(width, rows);
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
     Ok(inserted)
@@ -235,12 +242,14 @@ fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
     ]
 }
 
-/// The same, the backoff, and the deadline.
-fn all_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 20] {
+fn has_more(row: &NewRow) -> bool {
+    row.task.backoff.is_some() || row.task.deadline_unix_ms > 0
+}
+
+/// The backoff and the deadline.
+fn more_values(row: &NewRow) -> [Value<'_>; 2] {
     let backoff = row.task.backoff.map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = task_values(row, insertion);
-    let (backoff, deadline) = (backoff.unwrap_or_default().into(), row.task.deadline_unix_ms.into());
-    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, backoff, deadline]
+    [backoff.unwrap_or_default().into(), row.task.deadline_unix_ms.into()]
 }
 
 async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {

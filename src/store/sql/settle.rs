@@ -147,7 +147,9 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
              result_encoding, result",
         );
         let insert = match S::NUMBER {
-            Some(_) => insert.sql(", task)").values(piece.iter().map(numbered_values)),
+            Some(_) => {
+                insert.sql(", task, ").sql(&S::group("task_id")).sql(")").values(piece.iter().map(numbered::<S>))
+            }
             None => insert.sql(")").values(piece.iter().map(result_values)),
         };
         session.execute(insert).await?;
@@ -171,10 +173,10 @@ fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
     ]
 }
 
-/// The same, and the number of the task.
-fn numbered_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 11] {
+/// The same, and the number and the group of the task.
+fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     let [a, b, c, d, e, f, g, h, i, j] = result_values(result);
-    [a, b, c, d, e, f, g, h, i, j, result.number.into()]
+    [a, b, c, d, e, f, g, h, i, j, result.number.into(), S::group_of(result.task)]
 }
 
 /// Stores the discovered tasks of all reports as one batch. Of two with the same key the first wins.

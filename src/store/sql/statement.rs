@@ -117,11 +117,11 @@ impl<'a> Statement<'a> {
     }
 
     /// Appends the text `row` once per row, with `between` as separator.
-    pub fn rows<const N: usize>(
+    pub fn rows(
         mut self,
         row: &str,
         between: &str,
-        rows: impl Iterator<Item = [Value<'a>; N]>,
+        rows: impl Iterator<Item = impl IntoIterator<Item = Value<'a>>>,
     ) -> Self {
         for (i, values) in rows.enumerate() {
             if i > 0 {
@@ -135,7 +135,12 @@ impl<'a> Statement<'a> {
 
     /// Appends `VALUES (?, …), (?, …), …`.
     pub fn values<const N: usize>(self, rows: impl Iterator<Item = [Value<'a>; N]>) -> Self {
-        let row = format!("({})", ["?"; N].join(", "));
+        self.values_of(N, rows)
+    }
+
+    /// The same with so many values in each row.
+    pub fn values_of(self, columns: usize, rows: impl Iterator<Item = impl IntoIterator<Item = Value<'a>>>) -> Self {
+        let row = format!("({})", vec!["?"; columns].join(", "));
         self.sql(" VALUES ").rows(&row, ", ", rows)
     }
 }

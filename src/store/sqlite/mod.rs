@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     Error, Result,
-    sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Work, migration_files},
+    sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Value, Work, migration_files},
 };
 use crate::model::{KeyHash, TaskId};
 
@@ -170,7 +170,11 @@ impl Dialect for Connection {
          WHERE (id IS NOT NULL OR seen.status <> 0) AND seen.key_hash IN ";
 
     fn group(id: &str) -> String {
-        format!("SUBSTR({id}, 1, 5)")
+        format!("{id}_group")
+    }
+
+    fn group_of(id: &TaskId) -> Value<'_> {
+        Value::Bytes(id.as_bytes()[..5].into())
     }
 
     fn of_tasks(ids: &[TaskId]) -> Statement<'_> {

@@ -168,7 +168,7 @@ async fn transactions_that_wait_together_commit_together() {
     let path = dir.path().join("taskd.db");
     let store = SqliteStore::open(&path, None).await.unwrap();
     let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
-                   BEGIN SELECT RAISE(ABORT, 'no dash'); END";
+                   BEGIN SELECT RAISE(FAIL, 'no dash'); END";
     let rival = rusqlite::Connection::open(&path).unwrap();
     rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
     store.asked();
