@@ -9,7 +9,7 @@ import pytest
 from conftest import Background, Taskd, until
 from test_reports import Scripted, work
 
-from taskd import Answer, Client, InvalidRequest, ItemStatus, Task, Unavailable, Worker
+from taskd import Answer, Client, InvalidRequest, ItemStatus, Task, Unavailable, Worker, _reports, _session
 from taskd._grpc_source import GrpcSource
 from taskd.source import Completion, Lease
 
@@ -26,6 +26,8 @@ class Bringing(Scripted):
         self.is_asked_no_more = asyncio.Event()
         self.error: Exception | None = None
         self.hangs = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
         self.polls += 1
@@ -41,6 +43,7 @@ class Bringing(Scripted):
         if self.hangs:
             await self.is_asked_no_more.wait()
             return None
+        await self.may_answer.wait()
         taken, self.leases = self.leases[:max_tasks], self.leases[max_tasks:]
         return [OK for _ in completions], taken
 
@@ -68,7 +71,8 @@ def test_a_report_brings_the_next_tasks(concurrency: int) -> None:
     assert max(source.asked) == concurrency
 
 
-def test_a_report_that_takes_long_goes_anew_and_the_worker_polls_meanwhile() -> None:
+def test_a_report_that_takes_long_goes_anew_and_the_worker_polls_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_ASKS_NOT_FOR", 60.0)
     source, worker = Bringing("a", "b"), worker_of()
     source.hangs = True
     work(worker, source, lambda: worker.stats.completed == 2)
@@ -77,7 +81,8 @@ def test_a_report_that_takes_long_goes_anew_and_the_worker_polls_meanwhile() -> 
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("unknown field `next`"), Unavailable("taskd is away")])
-def test_a_report_that_is_refused_or_fails_goes_anew(error: Exception) -> None:
+def test_a_report_that_is_refused_or_fails_goes_anew(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_ASKS_NOT_FOR", 60.0)
     source, worker = Bringing("a", "b"), worker_of()
     source.error = error
     work(worker, source, lambda: worker.stats.completed == 2)
@@ -85,9 +90,9 @@ def test_a_report_that_is_refused_or_fails_goes_anew(error: Exception) -> None:
     assert sorted(key for keys in source.completed for key in keys) == ["a", "b"]
 
 
-def test_a_report_asks_no_more_at_a_stop() -> None:
+def test_tasks_that_come_with_the_stop_go_back_at_no_cost() -> None:
     source, worker = Bringing("a", "b"), worker_of()
-    source.hangs = True
+    source.may_answer.clear()
 
     async def run() -> None:
         serving = asyncio.create_task(worker.serve(source))
@@ -95,12 +100,13 @@ def test_a_report_asks_no_more_at_a_stop() -> None:
             while not source.asked:
                 await asyncio.sleep(0)
             worker.stop()
+            source.may_answer.set()
             await serving
 
     asyncio.run(run())
-    assert source.completed == [["a"]]
-    assert [lease.id for lease in source.leases] == ["b"]
-    assert (worker.stats.completed, worker.stats.returned, worker.stats.lost) == (1, 0, 0)
+    assert source.completed == []
+    assert [(one.lease.id, one.not_started, one.delay) for one in source.rejected] == [("b", True, 0.0)]
+    assert (worker.stats.completed, worker.stats.returned, worker.stats.lost) == (1, 1, 0)
 
 
 def test_taskd_answers_a_report_with_tasks(taskd: Taskd, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +119,7 @@ def test_taskd_answers_a_report_with_tasks(taskd: Taskd, queue: str, monkeypatch
         return await get(source, max_tasks)
 
     monkeypatch.setattr(GrpcSource, "get", counted)
+    monkeypatch.setattr(_reports, "_ASKS_FOR", 60.0)
     worker = Worker(taskd.address, queue=queue, concurrency=1, stream=False)
 
     @worker.handler

@@ -4,7 +4,6 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     sync::{Arc, atomic::AtomicUsize},
-    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -40,6 +39,8 @@ const LAST_REPORTS: Duration = Duration::from_secs(10);
 const LAST_RETURNS: Duration = Duration::from_secs(5);
 /// How long taskd may take to say that no task is on its way any more.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+/// How long the answer of a poll may take at a stop: as long as taskd takes where it has tasks.
+const ANSWER_COMES: Duration = Duration::from_millis(250);
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// How long no report asks for tasks after one that was refused for it, or that took too long.
 const ASKS_NOT_FOR: Duration = Duration::from_secs(1);
@@ -344,16 +345,16 @@ impl<S: Source> Run<S> {
         if self.level == Level::Run {
             (self.options.tell)(Event::Draining(self.table.len()));
             self.source.room(0);
-            // An answer that is here is taken. taskd takes back one that it has not written.
-            let mut get = self.get.take();
-            let now = get.as_mut().map(|get| get.as_mut().poll(&mut Context::from_waker(Waker::noop())));
-            if let Some(Poll::Ready(Ok(Some(tasks)))) = now {
-                tasks.into_iter().for_each(|task| self.table.add(task));
-            }
-            self.reports.stop_asking();
             self.give_back_waiting();
-            let source = self.source.clone();
-            self.rest = Some(Box::pin(async move { timeout(DRAIN_WITHIN, source.drain()).await.unwrap_or_default() }));
+            // taskd takes back an answer that it has not written. One that is on its way comes soon; so does that of a
+            // report that asks for tasks.
+            let (get, source) = (self.get.take(), self.source.clone());
+            let within = if source.brings_tasks() { ANSWER_COMES } else { Duration::ZERO };
+            self.rest = Some(Box::pin(async move {
+                let got = async { timeout(within, get?).await.ok()?.ok()? };
+                let (got, rest) = tokio::join!(got, timeout(DRAIN_WITHIN, source.drain()));
+                got.into_iter().flatten().chain(rest.unwrap_or_default()).collect()
+            }));
         }
         self.level = level;
         let limit = match level {

@@ -146,7 +146,7 @@ async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
     let summary = summary.unwrap();
     assert_eq!((summary.completed, summary.given_back), (1, 2));
     assert_eq!(mock.completed(), 1);
-    // What went back has not lost its one attempt.
+    // Tasks that went back have no failed attempt.
     let first = async |task: Task| if task.attempt() == 1 { Ok(()) } else { Err(Failure::new("not the first")) };
     assert_eq!(worker().run_on(mock, first).await.unwrap().completed, 4);
 }
@@ -395,6 +395,7 @@ impl Source for Chain {
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        assert!(all.iter().all(|one| one.not_started));
         self.0.rejected.lock().unwrap().extend(all.iter().map(|one| one.id.clone()));
         Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
     }
@@ -431,9 +432,29 @@ async fn a_task_that_a_report_brings_with_the_stop_is_done_or_given_back() {
     assert_eq!(*chain.0.left.lock().unwrap(), ["c"]);
 }
 
-/// taskd gives out tasks to the report that is under way, and takes back what it has not delivered.
 #[tokio::test]
-async fn a_report_asks_no_more_in_a_drain() {
+async fn a_task_that_a_report_brings_behind_the_stop_is_given_back() {
+    let chain = Chain::new(0);
+    let worker = worker();
+    let (stop, source) = (worker.stop(), chain.clone());
+    let stopped = async move {
+        source.0.asked.notified().await;
+        stop.drain();
+        // The worker hears of it first.
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        source.0.may_answer.add_permits(1);
+    };
+    let done = async |_: Task| Ok::<_, Failure>(Done::new());
+    let (summary, ()) = tokio::join!(worker.run_on(chain.clone(), done), stopped);
+    let summary = summary.unwrap();
+    assert_eq!((summary.completed, summary.given_back, summary.unreported), (1, 1, 0));
+    assert_eq!(*chain.0.rejected.lock().unwrap(), ["b"]);
+}
+
+#[tokio::test]
+async fn a_report_without_an_answer_goes_anew_in_a_drain() {
     let chain = Chain::new(0);
     let worker = worker();
     let (stop, source) = (worker.stop(), chain.clone());

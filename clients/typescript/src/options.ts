@@ -15,10 +15,7 @@ export interface WorkerOptions extends ConnectionOptions {
   name?: string | undefined;
   /** How many handlers run at a time (10). */
   concurrency?: number | undefined;
-  /**
-   * How many tasks wait here beyond those at work (0). At a stop they go back: those of a stream at no cost, others at
-   * the cost of an attempt.
-   */
+  /** How many tasks wait here beyond those at work (0). At a stop they go back, at no cost. */
   prefetch?: number | undefined;
   /** How long taskd holds a call that finds no task ("30s"). */
   wait?: Duration | undefined;

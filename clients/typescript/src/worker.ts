@@ -21,6 +21,11 @@ import { completionText } from "./wire.js";
 const MOST_UNREPORTED_BYTES = 64 << 20;
 /** How long no report asks for tasks after one that was refused for it, or that took too long, in milliseconds. */
 const ASKS_NOT_FOR = 1000;
+/**
+ * How long the answer of a poll may take at a stop, in milliseconds: as long as taskd takes where it has tasks. taskd
+ * takes back what it leased for a call only if it has not written the answer.
+ */
+const ANSWER_COMES = 250;
 /** The least time from one call that brings no task to the next one, in milliseconds. */
 const SHORTEST_ROUND = 100;
 /** The time for the last reports after a hard stop. */
@@ -46,6 +51,8 @@ export class Worker {
   readonly #drainTimeout: number;
   /** Takes no more tasks. */
   readonly #stop = new AbortController();
+  /** The end of polls: a moment behind the stop. */
+  readonly #pollsEnd = new AbortController();
   /** Waits for no handler. */
   readonly #hardStop = new AbortController();
   /** Ends all calls. */
@@ -204,7 +211,12 @@ export class Worker {
       });
     }
     this.#stop.signal.addEventListener("abort", () => {
-      this.#reports.stopAsking();
+      setTimeout(() => {
+        this.#pollsEnd.abort();
+      }, ANSWER_COMES);
+    });
+    this.#hardStop.signal.addEventListener("abort", () => {
+      this.#pollsEnd.abort();
     });
     this.#leases.onLost = (held) => {
       this.#counts.lost += 1;
@@ -257,7 +269,7 @@ export class Worker {
       }
       const begun = performance.now();
       this.#polls = true;
-      const tasks = await this.#source.get(this.#request(free, this.#wait), this.#stop.signal);
+      const tasks = await this.#source.get(this.#request(free, this.#wait), this.#pollsEnd.signal);
       this.#polls = false;
       for (const task of tasks) this.#accept(task);
       // A taskd that is about to stop does not wait, nor does one that is not asked to.

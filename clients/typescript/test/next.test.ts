@@ -9,7 +9,7 @@ import { Gate, SILENT, Taskd, allAre, bodyOf, rawServer, until } from "./support
 
 interface Body {
   completions?: { id: string }[];
-  rejections?: { id: string; delay?: string }[];
+  rejections?: { id: string; delay?: string; not_started?: boolean }[];
   next?: { max_tasks: number; wait: string };
 }
 
@@ -65,7 +65,30 @@ test("a worker that polls gets its next tasks by its reports", async (t) => {
   assert.ok(polls < 30 && reports === 60, JSON.stringify(calls));
 });
 
-test("a report asks no more at the stop, and goes anew", async (t) => {
+test("a task that a report brings behind the stop goes back", async (t) => {
+  const [asked, gate] = [new Gate(), new Gate()];
+  const rejections: unknown[] = [];
+  const report = async (body: Body, response: ServerResponse): Promise<void> => {
+    rejections.push(...(body.rejections ?? []).map(({ id, not_started }) => [id, not_started]));
+    if (body.next !== undefined) {
+      asked.open();
+      await gate.opened;
+    }
+    accept(body, response, body.next && [leased("late")]);
+  };
+  const fake = await taskdOf((_, body, response) => void report(body, response));
+  t.after(async () => fake.close());
+  const worker = workerOf({ url: fake.url }).handle(() => undefined);
+  const running = worker.run();
+  await asked.opened;
+  const stopped = worker.stop();
+  gate.open();
+  await Promise.all([running, stopped]);
+  assert.deepEqual(rejections, [["late", true]]);
+  assert.deepEqual([worker.stats.completed, worker.stats.returned, worker.stats.rejected], [1, 1, 0]);
+});
+
+test("a report without an answer goes anew at the stop", async (t) => {
   const asked = new Gate();
   const plain: unknown[] = [];
   const fake = await taskdOf((path, body, response) => {
@@ -170,14 +193,14 @@ test("while a report that asks for tasks is under way, no poll is", async (t) =>
 test("a task that did not begin goes back at no cost, and by a plain rejection where taskd does not know that", async (t) => {
   const rejections: unknown[] = [];
   const fake = await taskdOf((path, body, response) => {
-    const [first] = (body.rejections ?? []) as { not_started?: boolean; delay?: string }[];
+    const [first] = body.rejections ?? [];
     if (path !== "/v1/tasks:reject" || first === undefined) {
       accept(body, response);
       return;
     }
     rejections.push([first.not_started, first.delay]);
     if (first.not_started === undefined) accept(body, response);
-    else response.writeHead(400).end('{"title":"Bad Request","status":400,"detail":"unknown field `not_started`"}');
+    else response.end(JSON.stringify({ results: [{ id: first.id, status: "INVALID", error: "unknown field" }] }));
   }, 2);
   t.after(async () => fake.close());
   const [begun, gate] = [new Gate(), new Gate()];

@@ -131,16 +131,22 @@ impl Handle {
         let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, &item.reason)));
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
-            self.queue.reject(&shard, &items, backoff).await
+            let answers = self.queue.reject(&shard, &items, backoff).await?;
+            let outcome = |(item, (code, is_dead)): (&queue::Rejection, _)| match (item.mode, is_dead) {
+                (RejectMode::Release, _) => (code, Rejected::Returned),
+                (RejectMode::Retry(_) | RejectMode::Never, true) => (code, Rejected::Dead),
+                (RejectMode::Retry(_) | RejectMode::Never, false) => (code, Rejected::Retried),
+            };
+            Ok(items.iter().zip(answers).map(outcome).collect())
         });
         let outcomes = outcomes.await;
         self.reported.add(shards.into_iter().map(|shard| (shard, 0)));
         works.rejected(&worker, &outcomes);
-        let count =
-            |dead: bool| outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, d)) if *d == dead)).count();
-        metrics::tasks_rejected(Rejected::Dead, count(true));
-        metrics::tasks_rejected(Rejected::Retried, count(false));
-        answer(answers, outcomes, |_, (code, _is_dead)| code)
+        for end in [Rejected::Dead, Rejected::Retried, Rejected::Returned] {
+            let ended = outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, one)) if *one == end));
+            metrics::tasks_rejected(end, ended.count());
+        }
+        answer(answers, outcomes, |_, (code, _end)| code)
     }
 
     /// Makes leases last longer.

@@ -9,7 +9,10 @@ use super::batch::{Outcomes, Placed};
 use crate::{
     model::{LeaseToken, LeaseTrace, LeasedTask, SpanId, TaskId, TraceContext, WorkerName},
     queue::Code,
-    telemetry::traces::{self, Hop, WorkEnd},
+    telemetry::{
+        metrics::Rejected,
+        traces::{self, Hop, WorkEnd},
+    },
 };
 
 /// Records the claim of a sampled task. The worker gets the span of its work as the parent of its own spans, and the
@@ -79,11 +82,11 @@ impl Works {
         });
     }
 
-    /// Records the work of rejected tasks.
-    pub(super) fn rejected(self, worker: &WorkerName, outcomes: &Outcomes<(Code, bool)>) {
-        self.end(worker, outcomes, |(code, is_dead)| match (code, is_dead) {
-            (Code::Ok, false) => Some("rejected"),
-            (Code::Ok, true) => Some("dead"),
+    /// Records the work of rejected tasks. One that was not started has none: its next lease is the same attempt.
+    pub(super) fn rejected(self, worker: &WorkerName, outcomes: &Outcomes<(Code, Rejected)>) {
+        self.end(worker, outcomes, |(code, end)| match (code, end) {
+            (Code::Ok, Rejected::Retried) => Some("rejected"),
+            (Code::Ok, Rejected::Dead) => Some("dead"),
             _ => None,
         });
     }

@@ -30,7 +30,7 @@ label! {
 
 label! {
     /// The outcome of a rejection.
-    Rejected { Retried = "retried", Dead = "dead" }
+    Rejected { Retried = "retried", Dead = "dead", Returned = "returned" }
 }
 
 /// A queue at one moment, all shards together.

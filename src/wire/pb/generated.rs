@@ -558,7 +558,8 @@ pub mod tasks_server {
             tonic::Response<::taskd_client::pb::CompleteTasksResponse>,
             tonic::Status,
         >;
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false). Those that
+        /// the worker has not started go back at no cost (`not_started`).
         async fn reject_tasks(
             &self,
             request: tonic::Request<::taskd_client::pb::RejectTasksRequest>,

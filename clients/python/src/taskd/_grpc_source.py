@@ -21,6 +21,9 @@ _LONGEST_DELAY = 365 * 24 * 3600.0
 # The end of a cancelled call comes a moment later, and nobody can wait for it. gRPC has one queue of events for all
 # loops: one for a loop that has been closed holds up the others.
 _SETTLE = 0.05
+# How long the answer of a poll may take at a stop: as long as taskd takes where it has tasks. taskd gives back what it
+# leased for a call only if it has not written the answer.
+_ANSWER_COMES = 0.25
 # Beyond the time that taskd waits for tasks.
 _GET_MARGIN = 10.0
 
@@ -55,7 +58,7 @@ class GrpcSource:
             answer: pb.GetTasksResponse = await self._connection.finish(call, at)
         except (asyncio.CancelledError, Unavailable):
             if self._waiting is None:
-                # Interrupted: taskd gives back what it leased for this call.
+                # Interrupted.
                 return []
             raise
         finally:
@@ -63,8 +66,12 @@ class GrpcSource:
         return [read_lease(task) for task in answer.tasks]
 
     def interrupt(self) -> None:
+        if self._waiting is not None:
+            asyncio.get_running_loop().call_later(_ANSWER_COMES, self._end_get, self._waiting)
+
+    def _end_get(self, call: Call) -> None:
         # False: the answer is here, so the call returns it.
-        if self._waiting is not None and self._waiting.cancel():
+        if self._waiting is call and call.cancel():
             self._waiting, self._was_cancelled = None, True
 
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
@@ -84,7 +91,7 @@ class GrpcSource:
             answer: pb.CompleteTasksResponse = await self._connection.finish(call, at)
         except Unavailable:
             if self._asking is None:
-                # taskd gives back what it leased for this call, and a report counts once.
+                # A report counts once, so it may go anew.
                 return None
             raise
         finally:

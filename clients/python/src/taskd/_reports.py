@@ -111,11 +111,6 @@ class Reports:
         """Completions go in a moment, and their call may ask for tasks."""
         return self._asks is not None and bool(self._completions.waiting) and not self._completions.is_busy
 
-    def ask_no_more(self) -> None:
-        """From now on the call that is under way only reports."""
-        if self._asks is not None:
-            self._asks.ask_no_more()
-
     async def _complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
         most = self.wants() if self._asks is not None else 0
         if self._asks is None or most <= 0:

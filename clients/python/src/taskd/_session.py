@@ -111,7 +111,6 @@ class Session:
         self._stopping.set()
         self._tell_room()
         self._source.interrupt()
-        self._reports.ask_no_more()
 
     async def run(self) -> None:
         """Until `stop`, the end of the source, or an error with which a worker cannot go on.

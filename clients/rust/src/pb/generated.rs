@@ -2307,7 +2307,8 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "CompleteTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false). Those that
+        /// the worker has not started go back at no cost (`not_started`).
         pub async fn reject_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::RejectTasksRequest>,
