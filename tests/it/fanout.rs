@@ -134,8 +134,16 @@ impl Fixture {
         offsets.into_iter().zip(records).map(|(offset, record)| (offset, record.value)).collect()
     }
 
-    /// The bus has these records, also if they were read and removed.
+    /// The bus has these records once more, all that were published and read.
     async fn put_back(&self, records: &[(Offset, Bytes)]) {
+        let last = records.last().unwrap().0.to_string();
+        // A later commit would remove what is put back.
+        until("they are committed", async || {
+            let mut conn = self.redis.conn();
+            let committed = redis::cmd("GET").arg("t:{bus}:pipeline:0:committed").query_async(&mut conn).await;
+            committed.is_ok_and(|committed: Option<String>| committed.as_ref() == Some(&last))
+        })
+        .await;
         let mut pipe = redis::pipe();
         for (offset, value) in records {
             pipe.cmd("XADD").arg("t:{bus}:copy").arg(offset.to_string()).arg("v").arg(&value[..]);
