@@ -20,7 +20,7 @@ use crate::{
     telemetry::metrics::{self, WatchOver},
 };
 
-/// How long news wait for earlier news of other processes, which have ticks of their own.
+/// How long news wait, at least, for earlier news of other steps and of other processes, which have ticks of their own.
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
@@ -79,6 +79,7 @@ impl Api {
             stop: self.stop.clone(),
             watch,
             life,
+            held: Vec::new(),
             ready: VecDeque::new(),
             over: None,
             beat_at: now + BEAT_EVERY,
@@ -133,6 +134,8 @@ pub struct Watching {
     watch: Watch,
     /// Of one task; `None`: of a queue.
     life: Option<Life>,
+    /// News that wait for earlier ones; true for what was read.
+    held: Vec<(TaskEvent, bool)>,
     ready: VecDeque<Watched>,
     /// Nothing comes behind what is ready.
     over: Option<WatchOver>,
@@ -160,6 +163,10 @@ impl Watching {
             if self.over.is_some() {
                 return None;
             }
+            if !self.held.is_empty() {
+                self.hear().await;
+                continue;
+            }
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => self.end(WatchEnd::Stopping),
@@ -169,19 +176,14 @@ impl Watching {
                         self.end(WatchEnd::Unauthenticated);
                     }
                 }
-                (told, has_overflowed) = self.watch.told() => self.hear(told, has_overflowed).await,
+                (told, has_overflowed) = self.watch.told() => self.hold(told, has_overflowed),
                 () = sleep_until(self.beat_at) => self.ready.push_back(Watched::Beat),
             }
         }
     }
 
-    /// Sorts what came, with what comes within [`HOLD`].
-    async fn hear(&mut self, mut told: Vec<Told>, mut has_overflowed: bool) {
-        tokio::time::sleep(HOLD).await;
-        if let Some((more, overflowed)) = self.watch.told().now_or_never() {
-            told.extend(more);
-            has_overflowed |= overflowed;
-        }
+    /// Holds what came.
+    fn hold(&mut self, told: Vec<Told>, has_overflowed: bool) {
         let is_gap = has_overflowed || told.contains(&Told::Gap);
         match &self.life {
             // The task is read anew.
@@ -190,15 +192,24 @@ impl Watching {
             None if is_gap => self.ready.push_back(Watched::Gap),
             _ => {}
         }
-        let mut events: Vec<(TaskEvent, bool)> = told
-            .into_iter()
-            .filter_map(|told| match told {
-                Told::Hint(event) => Some((event, false)),
-                Told::Truth(event) => Some((event, true)),
-                Told::Gap => None,
-            })
-            .collect();
+        self.held.extend(told.into_iter().filter_map(|told| match told {
+            Told::Hint(event) => Some((event, false)),
+            Told::Truth(event) => Some((event, true)),
+            Told::Gap => None,
+        }));
+    }
+
+    /// Takes what is held, in order, with what comes within [`HOLD`] and belongs before it. The rest is held in its
+    /// turn.
+    async fn hear(&mut self) {
+        tokio::time::sleep(HOLD).await;
+        let upto = self.held.iter().map(|(event, _)| event.order()).max();
+        if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
+            self.hold(more, has_overflowed);
+        }
+        let mut events = std::mem::take(&mut self.held);
         events.sort_by_key(|(event, _)| event.order());
+        self.held = events.split_off(events.partition_point(|(event, _)| Some(event.order()) <= upto));
         for (event, is_truth) in events {
             self.take(event, is_truth, true);
         }

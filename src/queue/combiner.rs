@@ -1,5 +1,8 @@
 //! Combines concurrent callers into one call: while a call is under way, the next callers gather, and then go together.
 //! An idle queue costs no wait; a busy one costs one Redis call for many workers that ask for one task each.
+//!
+//! Callers that come half as many as those of the call under way go beside it. Else all of them would wait for the same
+//! answer, and then come again together: Redis would be idle while taskd works, and taskd while Redis does.
 
 use std::{collections::VecDeque, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
@@ -12,6 +15,10 @@ use super::error::{Error, Result};
 
 /// Callers that may wait for one combiner. More are refused.
 const MAX_WAITING: usize = 20_000;
+/// Calls at a time.
+const CALLS: usize = 2;
+/// Fewer callers wait for the call under way.
+const WORTH_A_CALL: usize = 4;
 /// Callers that wait before those that have given up are looked for.
 const FEW: usize = 256;
 
@@ -22,7 +29,10 @@ struct Waiting<Q, A> {
     /// The number of callers at which those that have given up are dropped. The request of a caller that waits is
     /// counted; what the others asked for must not pile up.
     many: usize,
-    running: bool,
+    /// Calls under way.
+    running: usize,
+    /// Their callers.
+    under_way: usize,
 }
 
 /// Combines calls of type `Q`, each answered with an `A`.
@@ -41,7 +51,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
-        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), many: FEW, running: false });
+        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), many: FEW, running: 0, under_way: 0 });
         Arc::new(Self { waiting, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
     }
 
@@ -59,7 +69,9 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
                 return Err(Error::Busy);
             }
             waiting.callers.push_back((question, weight, sender));
-            !std::mem::replace(&mut waiting.running, true)
+            let start = waiting.are_enough();
+            waiting.running += usize::from(start);
+            start
         };
         if start {
             // Not in the caller's own future: it may be dropped, and other callers wait for this call too.
@@ -70,30 +82,50 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
 
     /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while a call is under way.
     pub(super) fn hold(self: &Arc<Self>) -> Option<Held<Q, A>> {
-        let was_running = std::mem::replace(&mut self.waiting.lock().running, true);
-        (!was_running).then(|| Held(Arc::clone(self)))
+        let mut waiting = self.waiting.lock();
+        let is_free = waiting.running == 0;
+        if is_free {
+            waiting.running = CALLS;
+        }
+        is_free.then(|| Held(Arc::clone(self)))
     }
 
     async fn drain(self: Arc<Self>) {
         // Callers that were woken together come one right after the other.
         tokio::task::yield_now().await;
-        while let Some((questions, askers)) = self.next_batch() {
+        let mut before = 0;
+        while let Some((questions, askers)) = self.next_batch(before) {
+            before = questions.len();
             // After a panic here, no one would run the next batch, and its callers would wait for ever.
             let answers = AssertUnwindSafe(async { (self.run)(questions).await }).catch_unwind().await;
             askers.tell(answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))));
         }
     }
 
-    /// The next call. Without callers, nobody runs any more.
-    fn next_batch(&self) -> Option<(Vec<Q>, Askers<A>)> {
+    /// The next call, behind one of so many callers. `None` ends its loop.
+    fn next_batch(&self, before: usize) -> Option<(Vec<Q>, Askers<A>)> {
         let mut waiting = self.waiting.lock();
-        let batch = waiting.take(self.max_weight);
-        waiting.running = batch.is_some();
+        waiting.under_way -= before;
+        waiting.running -= 1;
+        let batch = if waiting.are_enough() { waiting.take(self.max_weight) } else { None };
+        if let Some((questions, _)) = &batch {
+            waiting.running += 1;
+            waiting.under_way += questions.len();
+        }
         batch
     }
 }
 
 impl<Q, A> Waiting<Q, A> {
+    /// Whether the callers that wait are a call, beside the one that may be under way.
+    fn are_enough(&self) -> bool {
+        match self.running {
+            0 => !self.callers.is_empty(),
+            CALLS.. => false,
+            _ => self.callers.len() >= WORTH_A_CALL.max(self.under_way / 2),
+        }
+    }
+
     fn take(&mut self, max_weight: usize) -> Option<(Vec<Q>, Askers<A>)> {
         let (mut questions, mut senders, mut weight) = (Vec::new(), Vec::new(), 0);
         while let Some((_, next, _)) = self.callers.front() {
@@ -144,8 +176,8 @@ impl<Q: Send + 'static, A: Send + 'static> Held<Q, A> {
 impl<Q: Send + 'static, A: Send + 'static> Drop for Held<Q, A> {
     fn drop(&mut self) {
         let mut waiting = self.0.waiting.lock();
-        waiting.running = !waiting.callers.is_empty();
-        if waiting.running {
+        waiting.running = usize::from(!waiting.callers.is_empty());
+        if waiting.running > 0 {
             self.0.tasks.spawn(Arc::clone(&self.0).drain());
         }
     }
@@ -153,6 +185,8 @@ impl<Q: Send + 'static, A: Send + 'static> Drop for Held<Q, A> {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt;
+
     use super::*;
 
     #[tokio::test]
@@ -163,6 +197,45 @@ mod tests {
         });
         assert!(matches!(combiner.call(0, 1).await, Err(Error::Answer(_))));
         assert_eq!(combiner.call(7, 1).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn enough_callers_go_beside_the_call_under_way() {
+        let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
+        let ends = Arc::new(tokio::sync::Semaphore::new(0));
+        let end = Arc::clone(&ends);
+        let combiner = Combiner::new(100, TaskTracker::new(), move |numbers: Vec<usize>| {
+            let (started, end) = (started.clone(), Arc::clone(&end));
+            async move {
+                started.send(numbers.len()).unwrap();
+                end.acquire().await.unwrap().forget();
+                Ok(numbers)
+            }
+        });
+        let mut calls = futures::stream::FuturesUnordered::new();
+        let ask = |callers: usize| {
+            for number in 0..callers {
+                let mut call = Box::pin(combiner.call(number, 1));
+                assert!(call.as_mut().now_or_never().is_none());
+                calls.push(call);
+            }
+        };
+        ask(10);
+        assert_eq!(starts.recv().await, Some(10));
+        ask(4);
+        tokio::task::yield_now().await;
+        assert!(starts.try_recv().is_err(), "fewer than half of the ten wait");
+        ask(1);
+        assert_eq!(starts.recv().await, Some(5));
+        ask(20);
+        tokio::task::yield_now().await;
+        assert!(starts.try_recv().is_err(), "there are two calls");
+        ends.add_permits(3);
+        assert_eq!(starts.recv().await, Some(20));
+        while let Some(answer) = calls.next().await {
+            answer.unwrap();
+        }
+        drop(combiner.hold().expect("no call is under way"));
     }
 
     #[tokio::test]

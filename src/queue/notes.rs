@@ -21,10 +21,9 @@ use crate::{model::ShardId, runtime::Clock};
 const DELIVERIES_AT_ONCE: usize = 1000;
 /// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
-/// How long a shard counts as empty. A wake may get lost, and tasks would wait.
-const EMPTY_FOR: Duration = Duration::from_millis(100);
-/// How long it counts which priorities a shard had. Where a wake gets lost, a more urgent task waits behind others.
-const PEEKED_FOR: Duration = Duration::from_secs(1);
+/// How long it counts what a call found in the lanes. Where a wake gets lost, tasks wait so long in a shard that was
+/// empty, and a more urgent one behind others.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// Notes of this process on one shard.
 pub(super) struct Notes {
@@ -60,8 +59,8 @@ struct Known<T> {
 
 impl<T: Copy> Known<T> {
     /// It, unless it is too old or something has come since.
-    fn still(self, offers: u64, now: Instant, known_for: Duration) -> Option<T> {
-        let is_recent = now.saturating_duration_since(self.at) < known_for;
+    fn still(self, offers: u64, now: Instant) -> Option<T> {
+        let is_recent = now.saturating_duration_since(self.at) < KNOWN_FOR;
         (self.offers == offers && is_recent).then_some(self.what)
     }
 }
@@ -209,7 +208,7 @@ impl Notes {
 
     fn is_drained_at(&self, now: Instant) -> bool {
         let drained = *self.drained.lock();
-        drained.is_some_and(|drained| drained.still(self.offers(), now, EMPTY_FOR).is_some())
+        drained.is_some_and(|drained| drained.still(self.offers(), now).is_some())
     }
 
     /// A peek found these priorities, or a claim left them.
@@ -220,7 +219,7 @@ impl Notes {
     /// The priorities of the last peek or claim, unless something has come since.
     pub(super) fn priorities(&self) -> Option<u8> {
         let peeked = *self.peeked.lock();
-        peeked.and_then(|peeked| peeked.still(self.offers(), self.clock.now(), PEEKED_FOR))
+        peeked.and_then(|peeked| peeked.still(self.offers(), self.clock.now()))
     }
 
     /// Nobody knows what the shard has now, so the next caller peeks.
@@ -374,7 +373,7 @@ mod tests {
         assert!(!notes.is_drained_at(now), "nobody has looked yet");
         notes.drained(notes.offers());
         assert!(notes.is_drained_at(now));
-        assert!(!notes.is_drained_at(notes.clock.now() + EMPTY_FOR), "a wake may get lost");
+        assert!(!notes.is_drained_at(notes.clock.now() + KNOWN_FOR), "a wake may get lost");
         notes.touch();
         assert!(notes.is_drained_at(now), "a report puts nothing into the lanes");
         let before = notes.offers();

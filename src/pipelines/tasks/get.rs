@@ -213,7 +213,8 @@ impl Handle {
         for priority in order(turn) {
             for (peeked, shard) in &peeks {
                 match peeked {
-                    Ok(priorities) if priorities.contains(&priority) => {
+                    // Another call may have emptied it meanwhile.
+                    Ok(priorities) if priorities.contains(&priority) && (is_last || !shard.is_drained()) => {
                         self.take(shard, Some(priority), &mut found).await;
                     }
                     Ok(_) => found.any_asked = true,
