@@ -169,6 +169,29 @@ async fn exit_codes_say_what_becomes_of_a_task() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_a_signal_met_at_its_start_is_started_again() {
+    let daemon = Daemon::start(QUICK, &[]).await;
+    daemon.insert(&["always", "once", "said"].map(|key| json!({"queue": "q", "key": key}))).await;
+    let work = Work::new(&daemon, ONCE);
+    let script = work.script(
+        "echo >> $1; case $1 in said) echo; kill -INT $$;; always) kill -TERM $$;; esac; \
+         [ $(wc -l < $1) = 1 ] && kill -TERM $$; exit 0",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let (ended, said) = ("signal: 15 (SIGTERM)", "signal: 2 (SIGINT)");
+    let want = [
+        ("always", "rejected", ended),
+        ("always", "rejected", ended),
+        ("once", "completed", ""),
+        ("said", "rejected", said),
+        ("said", "rejected", said),
+    ];
+    assert_eq!(outcomes(&lines), want);
+    let starts = ["always", "once", "said"].map(|key| fs::read(work.dir.path().join(key)).unwrap().len());
+    assert_eq!(starts, [4, 2, 2], "once more for each attempt, unless the command had begun to write");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_command_discovers_tasks_in_two_ways() {
     let daemon = Daemon::start("", &[]).await;
     let ids = daemon.insert(&[json!({"queue": "q", "key": "root"})]).await;

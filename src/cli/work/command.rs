@@ -9,13 +9,14 @@ use std::{
         unix::{
             ffi::{OsStrExt as _, OsStringExt as _},
             fs::PermissionsExt as _,
+            process::ExitStatusExt as _,
         },
     },
     path::{Path, PathBuf},
     pin::pin,
     process::{ExitStatus, Stdio},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -37,6 +38,8 @@ use super::{
 
 /// Between the polite signal and the last one; and how long a process that was left behind may hold an output open.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
+/// A command has a process group of its own in less than this.
+const START: Duration = Duration::from_secs(1);
 /// The end of stderr that becomes the reason.
 const REASON_BYTES: usize = 1000;
 const FOUND_BYTES: u64 = 8 << 20;
@@ -83,7 +86,37 @@ pub(super) async fn run(plan: Arc<Plan>, task: Task) -> Result<Done, Failure> {
         return Err(Failure::new("the key has a zero byte, which no command takes").never_again());
     }
     let file = if plan.has_file { Some(PayloadFile::write(&task.payload)?) } else { None };
-    let (mut child, found) = start(&plan, &task, file.as_ref().map(|file| file.0.as_path()))?;
+    let file = file.as_ref().map(|file| file.0.as_path());
+    let mut ended = run_once(&plan, &task, file).await?;
+    if ended.met_a_signal_at_its_start() {
+        ended = run_once(&plan, &task, file).await?;
+    }
+    finish(&plan, &task, &ended)
+}
+
+/// A command that has ended.
+struct Ended {
+    status: ExitStatus,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    /// The lines that name discovered tasks on [`FOUND_FD`].
+    named: Vec<u8>,
+    after: Duration,
+}
+
+impl Ended {
+    /// True if a signal to the group of taskd itself may have ended it. A terminal sends SIGINT to the whole group, to
+    /// which a command belongs until it has one of its own.
+    fn met_a_signal_at_its_start(&self) -> bool {
+        let ended_by = self.status.signal().and_then(|signal| Signal::try_from(signal).ok());
+        let is_silent = self.stdout.is_empty() && self.stderr.is_empty() && self.named.is_empty();
+        matches!(ended_by, Some(Signal::SIGINT | Signal::SIGTERM)) && is_silent && self.after < START
+    }
+}
+
+async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended, Failure> {
+    let started = Instant::now();
+    let (mut child, found) = start(plan, task, file)?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     // From here on all ways out end the group.
     let group = Group(pid.map(Pid::from_raw));
@@ -130,6 +163,7 @@ pub(super) async fn run(plan: Arc<Plan>, task: Task) -> Result<Done, Failure> {
             return Err(Failure::new(format!("it took longer than {}", humantime::format_duration(plan.timeout))));
         }
     };
+    let after = started.elapsed();
     let (stdout, stderr, named) = match output {
         Some(output) => output,
         // A process that the command left behind may hold an output open.
@@ -138,7 +172,7 @@ pub(super) async fn run(plan: Arc<Plan>, task: Task) -> Result<Done, Failure> {
             Err(_) => return Err(Failure::new("a process that it left behind keeps its output open")),
         },
     };
-    finish(&plan, &task, status, &stdout, &stderr, &named)
+    Ok(Ended { status, stdout, stderr, named, after })
 }
 
 fn excess(excess: &Excess, which: &str, most: u64) -> Failure {
@@ -216,14 +250,8 @@ fn environment(task: &Task) -> Vec<(OsString, OsString)> {
     all
 }
 
-fn finish(
-    plan: &Plan,
-    task: &Task,
-    status: ExitStatus,
-    stdout: &[u8],
-    stderr: &[u8],
-    named: &[u8],
-) -> Result<Done, Failure> {
+fn finish(plan: &Plan, task: &Task, ended: &Ended) -> Result<Done, Failure> {
+    let Ended { status, stdout, stderr, named, .. } = ended;
     if !status.success() {
         let said = String::from_utf8_lossy(stderr);
         let said = said.trim();
