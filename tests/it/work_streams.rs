@@ -2,7 +2,10 @@
 //! too old for streams.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -234,8 +237,9 @@ async fn reports_that_are_too_much_together_are_sent_one_by_one() {
     assert!(daemon.stop().await.success());
 }
 
-/// A taskd that does not know streams: it passes all other calls of a worker on to one that does.
-struct Older(TasksClient<Channel>);
+/// A taskd that does not know streams: it passes all other calls of a worker on to one that does. It counts the reports
+/// that ask for tasks.
+struct Older(TasksClient<Channel>, Arc<AtomicUsize>);
 
 #[tonic::async_trait]
 impl tasks_server::Tasks for Older {
@@ -247,7 +251,9 @@ impl tasks_server::Tasks for Older {
         &self,
         call: Request<pb::CompleteTasksRequest>,
     ) -> Result<Response<pb::CompleteTasksResponse>, Status> {
-        self.0.clone().complete_tasks(call.into_inner()).await
+        let call = call.into_inner();
+        self.1.fetch_add(usize::from(call.next.is_some()), Ordering::SeqCst);
+        self.0.clone().complete_tasks(call).await
     }
 
     async fn reject_tasks(
@@ -319,12 +325,14 @@ async fn an_older_taskd_is_polled() {
     insert(&daemon, 30).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let older = tasks_server::TasksServer::new(Older(TasksClient::new(channel(daemon.grpc_port()).await)));
+    let asking = Arc::<AtomicUsize>::default();
+    let client = TasksClient::new(channel(daemon.grpc_port()).await);
+    let older = tasks_server::TasksServer::new(Older(client, asking.clone()));
     let serving = tonic::transport::Server::builder().add_service(older);
     let serving = tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
     for (worker, is_asked) in [("by-itself", false), ("asked", true)] {
         insert_more(&daemon, worker).await;
-        let mut one = Worker::new(worker, ["q"]).concurrency(4).wait(Duration::from_secs(1)).lease(LONG);
+        let mut one = Worker::new(worker, ["q"]).concurrency(1).wait(Duration::from_secs(1)).lease(LONG);
         if is_asked {
             one = one.poll();
         }
@@ -332,6 +340,9 @@ async fn an_older_taskd_is_polled() {
         held.may_end.add_permits(1000);
         until("all are completed", async || daemon.unfinished("q").await == 0).await;
         assert!(held.drained().await.completed >= 5);
+        if !is_asked {
+            assert!(asking.load(Ordering::SeqCst) > 0, "its reports bring tasks");
+        }
     }
     serving.abort();
     assert!(daemon.stop().await.success());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -451,6 +452,38 @@ def test_a_wrong_lease_ends_the_worker(taskd: Taskd, queue: str) -> None:
     worker.handler(lambda task: None)
     with pytest.raises(InvalidRequest, match="lease_duration"):
         asyncio.run(worker.serve())
+
+
+def test_a_cancelled_poll_leaves_nothing_to_other_loops(taskd: Taskd, queue: str) -> None:
+    """gRPC has one queue of events for all loops: what comes for a closed loop is an error in another one."""
+    errors: list[str] = []
+
+    async def serve() -> None:
+        worker = Worker(taskd.address, queue=queue, stream=False, wait=10)
+
+        @worker.handler
+        async def handle(task: Task[None]) -> None: ...
+
+        serving = asyncio.create_task(worker.serve())
+        await asyncio.sleep(0.1)
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    def serve_again_and_again() -> None:
+        for _ in range(10):
+            asyncio.run(serve())
+
+    async def watch() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context)))
+        async with AsyncClient(taskd.address) as client:
+            serving = asyncio.create_task(asyncio.to_thread(serve_again_and_again))
+            while not serving.done():
+                await client.insert(queue, str(time.monotonic()))
+            await serving
+
+    asyncio.run(watch())
+    assert errors == []
 
 
 def test_a_worker_that_is_cancelled_gives_its_tasks_back(taskd: Taskd, queue: str) -> None:

@@ -44,6 +44,8 @@ export interface Extension {
 export interface Source {
   /** Leases tasks. It ends with none when the signal is aborted. */
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
+  /** True if tasks of a `get` may be on their way: a stop then waits a moment before it aborts. Absent: they cannot. */
+  mayBeAnswering?(): boolean;
   complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   /**
    * Reports completions, and leases up to `maxTasks` other tasks that are there; it does not wait for any. The worker
@@ -122,6 +124,10 @@ export class HttpSource implements Source {
 
   async complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
     return this.#report("complete", "completions", worker, reports, signal);
+  }
+
+  mayBeAnswering(): boolean {
+    return true;
   }
 
   async completeAndGet(request: GetRequest, reports: readonly Report[], signal: AbortSignal): Promise<Completed> {

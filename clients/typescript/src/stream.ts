@@ -123,6 +123,10 @@ export class StreamSource implements Source {
     return [];
   }
 
+  mayBeAnswering(): boolean {
+    return this.#isPolling && this.#link?.isOpen !== true;
+  }
+
   /** The worker has these tasks now, and less room. */
   #given(tasks: LeasedTask[]): LeasedTask[] {
     this.#room = Math.max(0, this.#room - tasks.length);

@@ -211,9 +211,11 @@ export class Worker {
       });
     }
     this.#stop.signal.addEventListener("abort", () => {
-      setTimeout(() => {
+      const end = (): void => {
         this.#pollsEnd.abort();
-      }, ANSWER_COMES);
+      };
+      if (this.#source.mayBeAnswering?.() === true) setTimeout(end, ANSWER_COMES);
+      else end();
     });
     this.#hardStop.signal.addEventListener("abort", () => {
       this.#pollsEnd.abort();

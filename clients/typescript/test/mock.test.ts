@@ -37,6 +37,12 @@ test("a handler's result and its discovered tasks are what taskd would read", as
   );
 });
 
+test("a worker of a source without a network stops without a clock", async (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout", "Date"] });
+  const outcome = await runHandler(() => 1);
+  assert.equal(outcome.status, "completed");
+});
+
 test("a payload and a result stay what they were", async () => {
   for (const value of [{ a: [1, null] }, "text", 0, false, new Uint8Array([0, 255]), null]) {
     const outcome = await runHandler((task) => task.payload, { payload: value });

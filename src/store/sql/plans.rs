@@ -1,7 +1,7 @@
 //! For the tests of the library: SQLite explains each statement before it runs it, and a test can count them.
 //!
-//! No statement may scan a table that grows, and no statement that changes many rows of `tasks` or `results` may keep
-//! copies of their pages.
+//! No statement may scan a table that grows. None with `OR FAIL` may keep copies of pages: those change many rows of
+//! `tasks` or `results` for the calls of workers.
 
 use std::sync::Arc;
 

@@ -37,8 +37,8 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 ///
 /// - `cache_size`: 16 MiB of pages in memory.
 /// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
-/// - `temp_store`: most statements of many rows keep a journal of their own, so that they can be undone alone. In a
-///   file, that would be bytes to write.
+/// - `temp_store`: statements of many rows without `OR FAIL` keep a journal of their own, so that they can be undone
+///   alone. In a file, that would be bytes to write.
 const WRITES: &str = "\
     PRAGMA journal_mode = wal; \
     PRAGMA synchronous = full; \

@@ -56,10 +56,12 @@ class GrpcSource:
         self._waiting = call
         try:
             answer: pb.GetTasksResponse = await self._connection.finish(call, at)
-        except (asyncio.CancelledError, Unavailable):
+        except (asyncio.CancelledError, Unavailable) as error:
             if self._waiting is None:
                 # Interrupted.
                 return []
+            # Somebody cancels the caller, and gRPC its call.
+            self._was_cancelled |= isinstance(error, asyncio.CancelledError)
             raise
         finally:
             self._waiting = None
@@ -89,10 +91,11 @@ class GrpcSource:
         self._asking = call
         try:
             answer: pb.CompleteTasksResponse = await self._connection.finish(call, at)
-        except Unavailable:
-            if self._asking is None:
+        except (asyncio.CancelledError, Unavailable) as error:
+            if self._asking is None and isinstance(error, Unavailable):
                 # A report counts once, so it may go anew.
                 return None
+            self._was_cancelled |= isinstance(error, asyncio.CancelledError)
             raise
         finally:
             self._asking = None

@@ -95,7 +95,7 @@ class Source(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Ends a `get` that waits: it returns the leases that it has."""
+        """Ends a `get` that waits, as soon as no answer can be on its way: it returns the leases that it has."""
         ...
 
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:

@@ -109,6 +109,18 @@ impl Source for Session {
         self.report(Items::Completions(all)).await
     }
 
+    fn brings_tasks(&self) -> bool {
+        self.shared.goes_by_polls()
+    }
+
+    async fn complete_and_get(
+        &self,
+        all: Vec<pb::Completion>,
+        most: usize,
+    ) -> Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error> {
+        self.polls.complete_and_get(all, most).await
+    }
+
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
         self.report(Items::Rejections(all)).await
     }

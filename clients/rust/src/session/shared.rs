@@ -176,6 +176,11 @@ impl Shared {
         self.for_worker.notify_one();
     }
 
+    /// True from the moment at which taskd turned out to have no streams.
+    pub(super) fn goes_by_polls(&self) -> bool {
+        matches!(self.state().way, Way::Polls)
+    }
+
     pub(super) fn refusal(&self) -> Option<Error> {
         match &self.state().way {
             Way::Refused(error) => Some(error.clone()),
