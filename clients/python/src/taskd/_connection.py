@@ -175,8 +175,10 @@ _ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
-# How long a call that was cancelled may take to end.
+# How long a call of many messages that was cancelled may take to end.
 _SETTLE = 1.0
+# The end of a cancelled unary call comes a moment later, and nobody can wait for it.
+_END_COMES = 0.05
 
 # Another process may serve these: this one is away, hangs, or does not run the pipeline.
 _MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -206,6 +208,7 @@ class Connection:
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._current = 0
         self._is_closed = False
+        self._was_cancelled = False
         token = target.token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -248,6 +251,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise self.error(error, at) from error
         except asyncio.CancelledError:
+            self._was_cancelled = True
             task = asyncio.current_task()
             if self._is_closed or task is None or task.cancelling():
                 raise
@@ -316,3 +320,6 @@ class Connection:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
+        if self._was_cancelled:
+            # The loop must not end before its calls: see `settle`.
+            await asyncio.sleep(_END_COMES)

@@ -18,9 +18,6 @@ REPORT_TIMEOUT = 20.0
 _SHORTEST_EXTENSION, _LONGEST_EXTENSION = 0.5, 30.0
 # taskd refuses a longer one.
 _LONGEST_DELAY = 365 * 24 * 3600.0
-# The end of a cancelled call comes a moment later, and nobody can wait for it. gRPC has one queue of events for all
-# loops: one for a loop that has been closed holds up the others.
-_SETTLE = 0.05
 # How long the answer of a poll may take at a stop: as long as taskd takes where it has tasks. taskd gives back what it
 # leased for a call only if it has not written the answer.
 _ANSWER_COMES = 0.25
@@ -47,7 +44,6 @@ class GrpcSource:
         )
         self._waiting: Call | None = None
         self._asking: Call | None = None
-        self._was_cancelled = False
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
         request = pb.GetTasksRequest(max_tasks=max_tasks)
@@ -56,12 +52,10 @@ class GrpcSource:
         self._waiting = call
         try:
             answer: pb.GetTasksResponse = await self._connection.finish(call, at)
-        except (asyncio.CancelledError, Unavailable) as error:
+        except (asyncio.CancelledError, Unavailable):
             if self._waiting is None:
                 # Interrupted.
                 return []
-            # Somebody cancels the caller, and gRPC its call.
-            self._was_cancelled |= isinstance(error, asyncio.CancelledError)
             raise
         finally:
             self._waiting = None
@@ -74,7 +68,7 @@ class GrpcSource:
     def _end_get(self, call: Call) -> None:
         # False: the answer is here, so the call returns it.
         if self._waiting is call and call.cancel():
-            self._waiting, self._was_cancelled = None, True
+            self._waiting = None
 
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
         request = pb.CompleteTasksRequest(worker=self._worker, completions=[completion(one) for one in completions])
@@ -95,7 +89,6 @@ class GrpcSource:
             if self._asking is None and isinstance(error, Unavailable):
                 # A report counts once, so it may go anew.
                 return None
-            self._was_cancelled |= isinstance(error, asyncio.CancelledError)
             raise
         finally:
             self._asking = None
@@ -104,7 +97,7 @@ class GrpcSource:
     def ask_no_more(self) -> None:
         # False: the answer is here, so the call returns it.
         if self._asking is not None and self._asking.cancel():
-            self._asking, self._was_cancelled = None, True
+            self._asking = None
 
     async def reject(self, rejections: Sequence[Rejection]) -> Sequence[Answer]:
         request = pb.RejectTasksRequest(worker=self._worker, rejections=[rejection(one) for one in rejections])
@@ -117,8 +110,6 @@ class GrpcSource:
 
     async def close(self) -> None:
         await self._connection.close()
-        if self._was_cancelled:
-            await asyncio.sleep(_SETTLE)
 
 
 def extension_timeout(lease: float) -> float:
