@@ -80,6 +80,7 @@ impl Api {
             watch,
             life,
             held: Vec::new(),
+            hear_at: now,
             ready: VecDeque::new(),
             over: None,
             beat_at: now + BEAT_EVERY,
@@ -136,6 +137,8 @@ pub struct Watching {
     life: Option<Life>,
     /// News that wait for earlier ones; true for what was read.
     held: Vec<(TaskEvent, bool)>,
+    /// When they have waited, while there are any.
+    hear_at: Instant,
     ready: VecDeque<Watched>,
     /// Nothing comes behind what is ready.
     over: Option<WatchOver>,
@@ -163,10 +166,7 @@ impl Watching {
             if self.over.is_some() {
                 return None;
             }
-            if !self.held.is_empty() {
-                self.hear().await;
-                continue;
-            }
+            let is_holding = !self.held.is_empty();
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => self.end(WatchEnd::Stopping),
@@ -176,7 +176,8 @@ impl Watching {
                         self.end(WatchEnd::Unauthenticated);
                     }
                 }
-                (told, has_overflowed) = self.watch.told() => self.hold(told, has_overflowed),
+                () = sleep_until(self.hear_at), if is_holding => self.hear(),
+                (told, has_overflowed) = self.watch.told(), if !is_holding => self.hold(told, has_overflowed),
                 () = sleep_until(self.beat_at) => self.ready.push_back(Watched::Beat),
             }
         }
@@ -192,6 +193,7 @@ impl Watching {
             None if is_gap => self.ready.push_back(Watched::Gap),
             _ => {}
         }
+        self.hear_at = Instant::now() + HOLD;
         self.held.extend(told.into_iter().filter_map(|told| match told {
             Told::Hint(event) => Some((event, false)),
             Told::Truth(event) => Some((event, true)),
@@ -199,10 +201,8 @@ impl Watching {
         }));
     }
 
-    /// Takes what is held, in order, with what comes within [`HOLD`] and belongs before it. The rest is held in its
-    /// turn.
-    async fn hear(&mut self) {
-        tokio::time::sleep(HOLD).await;
+    /// Takes what was held, in order, with what has come since and belongs before it. The rest is held in its turn.
+    fn hear(&mut self) {
         let upto = self.held.iter().map(|(event, _)| event.order()).max();
         if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
             self.hold(more, has_overflowed);

@@ -15,8 +15,8 @@ use super::error::{Error, Result};
 
 /// Callers that may wait for one combiner. More are refused.
 const MAX_WAITING: usize = 20_000;
-/// Calls at a time.
-const CALLS: usize = 2;
+/// Calls at a time, unless they would only wait for each other.
+pub(super) const CALLS: usize = 2;
 /// Fewer callers wait for the call under way.
 const WORTH_A_CALL: usize = 4;
 /// Callers that wait before those that have given up are looked for.
@@ -38,6 +38,8 @@ struct Waiting<Q, A> {
 /// Combines calls of type `Q`, each answered with an `A`.
 pub(super) struct Combiner<Q, A> {
     waiting: Mutex<Waiting<Q, A>>,
+    /// Calls at a time.
+    calls: usize,
     run: Box<Run<Q, A>>,
     /// The sum of the callers' weights in one call, at most. A caller alone goes whatever it weighs.
     max_weight: usize,
@@ -46,13 +48,13 @@ pub(super) struct Combiner<Q, A> {
 
 impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
     /// `run` gives an answer per question, in order. `tasks` awaits the calls under way at a stop.
-    pub(super) fn new<F, Fut>(max_weight: usize, tasks: TaskTracker, run: F) -> Arc<Self>
+    pub(super) fn new<F, Fut>(max_weight: usize, calls: usize, tasks: TaskTracker, run: F) -> Arc<Self>
     where
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
         let waiting = Mutex::new(Waiting { callers: VecDeque::new(), many: FEW, running: 0, under_way: 0 });
-        Arc::new(Self { waiting, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
+        Arc::new(Self { waiting, calls, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
     }
 
     /// The answer to `question`. When the caller gives up, the answer is dropped; a claim's answer then releases its
@@ -69,7 +71,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
                 return Err(Error::Busy);
             }
             waiting.callers.push_back((question, weight, sender));
-            let start = waiting.are_enough();
+            let start = waiting.are_enough(self.calls);
             waiting.running += usize::from(start);
             start
         };
@@ -85,7 +87,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let mut waiting = self.waiting.lock();
         let is_free = waiting.running == 0;
         if is_free {
-            waiting.running = CALLS;
+            waiting.running = self.calls;
         }
         is_free.then(|| Held(Arc::clone(self)))
     }
@@ -107,7 +109,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let mut waiting = self.waiting.lock();
         waiting.under_way -= before;
         waiting.running -= 1;
-        let batch = if waiting.are_enough() { waiting.take(self.max_weight) } else { None };
+        let batch = if waiting.are_enough(self.calls) { waiting.take(self.max_weight) } else { None };
         if let Some((questions, _)) = &batch {
             waiting.running += 1;
             waiting.under_way += questions.len();
@@ -118,10 +120,10 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
 
 impl<Q, A> Waiting<Q, A> {
     /// Whether the callers that wait are a call, beside the one that may be under way.
-    fn are_enough(&self) -> bool {
+    fn are_enough(&self, calls: usize) -> bool {
         match self.running {
             0 => !self.callers.is_empty(),
-            CALLS.. => false,
+            running if running >= calls => false,
             _ => self.callers.len() >= WORTH_A_CALL.max(self.under_way / 2),
         }
     }
@@ -191,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_that_panics_fails_its_callers_and_nobody_after_them() {
-        let combiner = Combiner::new(10, TaskTracker::new(), |numbers: Vec<i32>| async move {
+        let combiner = Combiner::new(10, CALLS, TaskTracker::new(), |numbers: Vec<i32>| async move {
             assert!(numbers.iter().all(|number| *number > 0), "as it is meant to");
             Ok(numbers)
         });
@@ -204,7 +206,7 @@ mod tests {
         let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
         let ends = Arc::new(tokio::sync::Semaphore::new(0));
         let end = Arc::clone(&ends);
-        let combiner = Combiner::new(100, TaskTracker::new(), move |numbers: Vec<usize>| {
+        let combiner = Combiner::new(100, CALLS, TaskTracker::new(), move |numbers: Vec<usize>| {
             let (started, end) = (started.clone(), Arc::clone(&end));
             async move {
                 started.send(numbers.len()).unwrap();
@@ -240,7 +242,7 @@ mod tests {
 
     #[tokio::test]
     async fn callers_that_gave_up_do_not_pile_up() {
-        let combiner = Combiner::new(10, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let combiner = Combiner::new(10, CALLS, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
         let held = combiner.hold().unwrap();
         let mut waits = Box::pin(combiner.call(1, 1));
         assert!(waits.as_mut().now_or_never().is_none());
@@ -254,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn callers_of_a_held_combiner_wait_for_its_holder() {
-        let combiner = Combiner::new(2, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let combiner = Combiner::new(2, 1, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
         let held = combiner.hold().unwrap();
         assert!(combiner.hold().is_none() && held.gathered().is_none());
         let mut calls: Vec<_> = (0..3).map(|number| Box::pin(combiner.call(number, 1))).collect();

@@ -7,7 +7,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     calls::{Claiming, MAX_COMBINED, Reach, claim, complete, peek},
-    combiner::Combiner,
+    combiner::{CALLS, Combiner},
     delivery::{Granted, Undelivered},
     history::History,
     keys::ShardKeys,
@@ -56,13 +56,15 @@ impl Shard {
         let reach = process.reach(id);
         let claims = {
             let (reach, notes, release) = (reach.clone(), Arc::clone(&notes), process.release.clone());
-            Combiner::new(MAX_COMBINED, calls.clone(), move |requests| {
+            Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |requests| {
                 claim(reach.clone(), Arc::clone(&notes), release.clone(), requests)
             })
         };
         let completions = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<Together>| {
+            // Those that wait for copies share a connection, on which Redis answers one after the other.
+            let at_a_time = if reach.redis.durability().is_some() { 1 } else { CALLS };
+            Combiner::new(MAX_COMBINED, at_a_time, calls.clone(), move |callers: Vec<Together>| {
                 notes.work();
                 let notes = Arc::clone(&notes);
                 complete(reach.clone(), move || notes.touch(), callers)
@@ -70,7 +72,7 @@ impl Shard {
         };
         let peeks = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| {
+            Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |callers: Vec<()>| {
                 peek(reach.clone(), Arc::clone(&notes), callers.len())
             })
         };

@@ -270,11 +270,8 @@ async fn a_stop_and_a_revoked_token_end_watches_with_a_word() {
 
     let mut of_doomed = Events::open(&daemon, &path, "", Some(&doomed)).await;
     let mut of_queue = Events::open(&daemon, "/v1/events?queue=q", "", Some(&all)).await;
+    let mut of_busy = Events::open(&daemon, "/v1/events?queue=busy", "", Some(&doomed)).await;
     let mut of_all = Events::open(&daemon, &path, "", Some(&all)).await;
-    of_doomed.status().await;
-    let args = ["token", "revoke", "doomed"].map(str::to_owned).into_iter().chain(daemon.database());
-    let revoked = std::process::Command::new(env!("CARGO_BIN_EXE_taskd")).args(args).output().unwrap();
-    assert!(revoked.status.success(), "{revoked:?}");
     let end = async |events: &mut Events| loop {
         let (name, data) = events.next().await.expect("an event end");
         if name == "end" {
@@ -282,7 +279,26 @@ async fn a_stop_and_a_revoked_token_end_watches_with_a_word() {
             return data["reason"].as_str().unwrap().to_owned();
         }
     };
-    assert_eq!(end(&mut of_doomed).await, "UNAUTHENTICATED");
+    let revoked = async {
+        of_doomed.status().await;
+        of_busy.next().await.expect("news");
+        let args = ["token", "revoke", "doomed"].map(str::to_owned).into_iter().chain(daemon.database());
+        let revoked = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskd")).args(args).output().await.unwrap();
+        assert!(revoked.status.success(), "{revoked:?}");
+        assert_eq!(end(&mut of_doomed).await, "UNAUTHENTICATED");
+        assert_eq!(end(&mut of_busy).await, "UNAUTHENTICATED");
+    };
+    // There is always news of this queue.
+    let knock = async |name: &str| {
+        for number in 0..1_000 {
+            let task = json!([{"queue": "busy", "key": format!("{name}-{number}")}]);
+            access::post(&daemon, "/v1/tasks", &all, task).await;
+        }
+    };
+    tokio::select! {
+        () = revoked => {}
+        _ = async { tokio::join!(knock("a"), knock("b"), knock("c")) } => panic!("a watch goes on"),
+    }
     daemon.signal(Signal::SIGTERM);
     assert_eq!((end(&mut of_all).await, end(&mut of_queue).await), ("STOPPING".to_owned(), "STOPPING".to_owned()));
     assert!(daemon.ended().await.success());
