@@ -75,6 +75,37 @@ def work(worker: Worker, source: Scripted, condition: Callable[[], Any]) -> None
     asyncio.run(run())
 
 
+class Late(Scripted):
+    """A call that is interrupted brings tasks all the same: its answer was on the way."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__(*keys)
+        self.asked = asyncio.Event()
+
+    async def get(self, max_tasks: int) -> Sequence[Lease]:
+        self.asked.set()
+        await self._end.wait()
+        await asyncio.sleep(0.1)
+        return await super().get(max_tasks)
+
+
+def test_tasks_that_come_behind_a_cancel_go_back() -> None:
+    source, worker = Late("k"), Worker(queue="q", lease=60)
+
+    @worker.handler
+    async def handle(task: Task[None]) -> None: ...
+
+    async def run() -> None:
+        serving = asyncio.create_task(worker.serve(source))
+        await source.asked.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(run())
+    assert [(one.lease.id, one.not_started) for one in source.rejected] == [("k", True)]
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_shard_that_is_away_holds_up_no_other(is_whole: bool) -> None:
     """A call whose items are all of that shard is answered UNAVAILABLE; of another call, its items TRY_LATER."""

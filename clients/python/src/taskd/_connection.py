@@ -208,6 +208,7 @@ class Connection:
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._current = 0
         self._is_closed = False
+        self._under_way = 0
         self._was_cancelled = False
         token = target.token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -246,6 +247,7 @@ class Connection:
 
     async def finish(self, call: Call, at: int) -> Any:
         """The answer of a call, or its error."""
+        self._under_way += 1
         try:
             return await call
         except grpc.aio.AioRpcError as error:
@@ -257,6 +259,8 @@ class Connection:
                 raise
             # Not the caller was cancelled, but the call, with its connection.
             raise Unavailable(f"the call was cancelled ({self._target.addresses[at]})") from None
+        finally:
+            self._under_way -= 1
 
     def error(self, error: grpc.aio.AioRpcError, at: int) -> TaskdError:
         """The error of a call, of this package. The next call goes elsewhere if this address is away."""
@@ -317,6 +321,8 @@ class Connection:
 
     async def close(self) -> None:
         self._is_closed = True
+        # A channel that closes cancels its calls.
+        self._was_cancelled |= self._under_way > 0
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

@@ -39,6 +39,8 @@ _SHORTEST_ROUND = 0.1
 _CLEAN_UP = 2.0
 # How long taskd may take to hear that no more tasks are wanted.
 _SURRENDER = 3.0
+# How long an interrupted call may take to end.
+_LAST_ANSWER = 0.5
 # How long the last reports may take when the grace is over.
 _LAST_REPORTS = 3.0
 
@@ -474,6 +476,9 @@ class Session:
         await self._cut_short()
         if any(one.done() for one in background):
             return
+        if not fetch.done() and not self._is_pushed():
+            # The worker was cancelled: the answer may still come, with tasks.
+            await asyncio.wait({fetch}, timeout=_LAST_ANSWER)
         left = _LAST_REPORTS if is_aborted else max(end - time.monotonic(), _LAST_REPORTS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._reports.wait_until_empty(), left)
