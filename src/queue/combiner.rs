@@ -188,8 +188,35 @@ impl<Q: Send + 'static, A: Send + 'static> Drop for Held<Q, A> {
 #[cfg(test)]
 mod tests {
     use futures::StreamExt;
+    use tokio::sync::{
+        Semaphore,
+        mpsc::{UnboundedReceiver, unbounded_channel},
+    };
 
     use super::*;
+
+    /// A combiner, the sizes of its calls as they start, and the permits with which they end.
+    fn held_up(calls: usize) -> (Arc<Combiner<usize, usize>>, UnboundedReceiver<usize>, Arc<Semaphore>) {
+        let (started, starts) = unbounded_channel();
+        let ends = Arc::new(Semaphore::new(0));
+        let end = Arc::clone(&ends);
+        let combiner = Combiner::new(100, calls, TaskTracker::new(), move |numbers: Vec<usize>| {
+            let (started, end) = (started.clone(), Arc::clone(&end));
+            async move {
+                started.send(numbers.len()).unwrap();
+                end.acquire().await.unwrap().forget();
+                Ok(numbers)
+            }
+        });
+        (combiner, starts, ends)
+    }
+
+    /// Enough for a call that would start.
+    async fn turns() {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
 
     #[tokio::test]
     async fn a_call_that_panics_fails_its_callers_and_nobody_after_them() {
@@ -203,17 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn enough_callers_go_beside_the_call_under_way() {
-        let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
-        let ends = Arc::new(tokio::sync::Semaphore::new(0));
-        let end = Arc::clone(&ends);
-        let combiner = Combiner::new(100, CALLS, TaskTracker::new(), move |numbers: Vec<usize>| {
-            let (started, end) = (started.clone(), Arc::clone(&end));
-            async move {
-                started.send(numbers.len()).unwrap();
-                end.acquire().await.unwrap().forget();
-                Ok(numbers)
-            }
-        });
+        let (combiner, mut starts, ends) = held_up(CALLS);
         let mut calls = futures::stream::FuturesUnordered::new();
         let ask = |callers: usize| {
             for number in 0..callers {
@@ -225,12 +242,12 @@ mod tests {
         ask(10);
         assert_eq!(starts.recv().await, Some(10));
         ask(4);
-        tokio::task::yield_now().await;
+        turns().await;
         assert!(starts.try_recv().is_err(), "fewer than half of the ten wait");
         ask(1);
         assert_eq!(starts.recv().await, Some(5));
         ask(20);
-        tokio::task::yield_now().await;
+        turns().await;
         assert!(starts.try_recv().is_err(), "there are two calls");
         ends.add_permits(3);
         assert_eq!(starts.recv().await, Some(20));
@@ -238,6 +255,22 @@ mod tests {
             answer.unwrap();
         }
         drop(combiner.hold().expect("no call is under way"));
+    }
+
+    #[tokio::test]
+    async fn where_calls_wait_for_each_other_there_is_one_at_a_time() {
+        let (combiner, mut starts, ends) = held_up(1);
+        let first = combiner.call(0, 1);
+        let mut calls: Vec<_> =
+            std::iter::once(first).chain((0..20).map(|n| combiner.call(n, 1))).map(Box::pin).collect();
+        assert!(calls[0].as_mut().now_or_never().is_none());
+        assert_eq!(starts.recv().await, Some(1));
+        assert!(calls[1..].iter_mut().all(|call| call.now_or_never().is_none()));
+        turns().await;
+        assert!(starts.try_recv().is_err(), "the others wait for its end");
+        ends.add_permits(2);
+        assert_eq!(starts.recv().await, Some(20));
+        assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
     }
 
     #[tokio::test]
