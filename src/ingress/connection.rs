@@ -13,9 +13,10 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
     http::{Request, Response, request},
 };
+use bytes::Bytes;
+use http_body::Body;
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -33,7 +34,7 @@ use tokio::{
 use tokio_util::{io::InspectReader, sync::CancellationToken};
 
 use super::{
-    body::{Counted, Cut, Pace, Unread},
+    body::{BoxError, Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Socket, WRITE_TIMEOUT},
@@ -69,23 +70,39 @@ pub(super) enum Stay {
     Stream,
 }
 
+/// The handlers of a listener's requests. Cheap to clone.
+pub(super) trait Handlers: Clone + Send + Sync + 'static {
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
+
+    fn answer(self, request: Request<Counted>) -> impl Future<Output = Response<Self::Body>> + Send;
+}
+
+impl Handlers for Router {
+    type Body = axum::body::Body;
+
+    async fn answer(self, request: Request<Counted>) -> Response<Self::Body> {
+        let Ok(response) = TowerToHyperService::new(self).call(request).await;
+        response
+    }
+}
+
 /// A listener's way to answer requests. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Answering {
+pub(super) struct Answering<H> {
     pub(super) protocol: Protocol,
     pub(super) tls: Option<Tls>,
-    pub(super) router: Router,
+    pub(super) handlers: H,
     pub(super) budget: Budget,
     /// The pace of a request's body; `None`: any.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
     pub(super) stay: fn(&request::Parts) -> Stay,
     /// Makes the error that a handler finds in a cut body.
-    pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
+    pub(super) wrap: fn(Cut) -> BoxError,
     pub(super) stop: CancellationToken,
 }
 
 /// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
-pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
+pub(super) async fn serve(stream: TcpStream, answering: Answering<impl Handlers>, patience: Duration) {
     let record = Arc::<Record>::default();
     let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
     let socket = Socket::new(stream, Arc::clone(&record));
@@ -103,9 +120,10 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Dur
     }
 }
 
-async fn converse<S>(stream: S, requests: Requests, patience: Duration)
+async fn converse<S, H>(stream: S, requests: Requests<H>, patience: Duration)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    H: Handlers,
 {
     // The bytes that the client has sent, without those of TLS.
     let received = Arc::<AtomicUsize>::default();
@@ -175,19 +193,19 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 }
 
 /// The requests of one connection.
-struct Requests {
-    answering: Answering,
+struct Requests<H> {
+    answering: Answering<H>,
     client: Client,
     record: Arc<Record>,
 }
 
-impl Service<Request<Incoming>> for Requests {
-    type Response = Response<Shipped<Body>>;
+impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
+    type Response = Response<Shipped<H::Body>>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, stay, wrap, stop, .. } = &self.answering;
+        let Answering { protocol, handlers, budget, pace, stay, wrap, stop, .. } = &self.answering;
         let (mut parts, body) = request.into_parts();
         let stay = stay(&parts);
         let is_small = stay == Stay::Small;
@@ -198,10 +216,10 @@ impl Service<Request<Incoming>> for Requests {
         let body = Counted::new(body, unread.clone(), share.clone(), passing, stop, pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
-        let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
+        let answer = handlers.clone().answer(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {
-            let response = ship(answer.await?, in_hand, share);
+            let response = ship(answer.await, in_hand, share);
             if protocol == Protocol::Grpc {
                 unread.drain().await;
             }

@@ -13,14 +13,11 @@ use std::{
 };
 
 use axum::{
-    Extension, Router,
-    extract::{Request as HttpRequest, State as Extract},
-    http::{StatusCode, header, request},
-    middleware::{self, Next},
-    response::{IntoResponse as _, Response as HttpResponse},
+    Router,
+    http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request},
 };
 use tokio::net::TcpListener;
-use tonic::{Request, Response, Status, service::Routes};
+use tonic::{Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
@@ -28,9 +25,9 @@ use self::watch::{Events, events};
 use super::{
     State,
     authenticate::authenticate,
-    body::{Cut, Pace},
+    body::{Counted, Cut, Pace},
     budget::Share,
-    connection::{Answering, Stay},
+    connection::{Answering, Handlers, Stay},
     descriptors,
     listener::{self, Door},
     measure,
@@ -61,11 +58,11 @@ const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
 
 /// Serves until `state.stop`, then answers the calls in hand.
 pub async fn serve(listener: TcpListener, state: State) -> Result<(), ReflectionError> {
-    let (router, health) = router(&state).await?;
+    let (services, health) = services(&state).await?;
     let answering = Answering {
         protocol: Protocol::Grpc,
         tls: state.tls.clone(),
-        router,
+        handlers: Arc::new(services),
         budget: state.budget.clone(),
         pace: |head| (stay(head) == Stay::No).then_some(PACE),
         stay,
@@ -134,42 +131,71 @@ pub const METHODS: [(&str, Role); 33] = [
     ("taskd.v1.Operator/ResumeQueue", Role::Admin),
 ];
 
-/// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
-async fn call(
-    Extract((settings, api)): Extract<(Arc<Settings>, Arc<Api>)>,
-    Extension(share): Extension<Share>,
-    request: HttpRequest,
-    next: Next,
-) -> HttpResponse {
-    // A page in a browser may send other types without asking, and this one only where taskd agrees. It never does.
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    if !kind.is_some_and(|kind| kind.starts_with("application/grpc")) {
-        return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
-    }
-    let path = request.uri().path();
-    let known = METHODS.into_iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
-    let Some((method, role)) = known else {
-        if may_stay_at(path) {
-            return measured(measure::OTHER, next.run(request)).await;
-        }
-        return Status::unimplemented(format!("there is no method {path}")).into_http();
-    };
-    let shape = wire::shape(path);
-    let (mut head, body) = request.into_parts();
-    if let Err(error) = authenticate(&api, &head.headers, &mut head.extensions, role) {
-        return measured(method, async { Status::from(error).into_http() }).await;
-    }
-    let request = HttpRequest::from_parts(head, body);
-    let inspect = move |message: &[u8]| {
-        let mut tally = Tally::new(&settings, &share, message.len());
-        wire::count(message, shape, &mut tally)?;
-        tally.keep();
-        Ok(())
-    };
-    measured(method, grpc_codec::inspected(Arc::new(inspect), next.run(request))).await
+/// The services, and what a call passes on its way to one of them.
+///
+/// They stand here one by one: with a general router in front of them, a call of one task takes 3 % more CPU.
+struct Services {
+    settings: Arc<Settings>,
+    api: Arc<Api>,
+    discovery: DiscoveryServer<Service>,
+    tasks: TasksServer<Service>,
+    operator: OperatorServer<Service>,
+    /// Reflection and health.
+    others: Router,
 }
 
-async fn measured(method: &'static str, answer: impl Future<Output = HttpResponse>) -> HttpResponse {
+impl Handlers for Arc<Services> {
+    type Body = Body;
+
+    /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
+    async fn answer(self, request: HttpRequest<Counted>) -> HttpResponse<Body> {
+        // A page in a browser may send other types without asking, and this one only where taskd agrees. It never does.
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
+            let mut refused = HttpResponse::new(Body::empty());
+            *refused.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return refused;
+        }
+        let path = request.uri().path();
+        let known = METHODS.iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
+        let Some(&(method, role)) = known else {
+            if may_stay_at(path) {
+                let answer = async { self.others.clone().answer(request).await.map(Body::new) };
+                return measured(measure::OTHER, answer).await;
+            }
+            return Status::unimplemented(format!("there is no method {path}")).into_http();
+        };
+        measured(method, self.call(method, role, request)).await
+    }
+}
+
+impl Services {
+    async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
+        let shape = wire::shape(request.uri().path());
+        let (mut head, body) = request.into_parts();
+        if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role) {
+            return Status::from(error).into_http();
+        }
+        let share: Share = head.extensions.get().cloned().expect("each request has a share");
+        let settings = Arc::clone(&self.settings);
+        let inspect = move |message: &[u8]| {
+            let mut tally = Tally::new(&settings, &share, message.len());
+            wire::count(message, shape, &mut tally)?;
+            tally.keep();
+            Ok(())
+        };
+        let request = HttpRequest::from_parts(head, body);
+        let answer = match method.split_once('/') {
+            Some((DISCOVERY, _)) => self.discovery.clone().call(request),
+            Some((TASKS, _)) => self.tasks.clone().call(request),
+            _ => self.operator.clone().call(request),
+        };
+        let Ok(response) = grpc_codec::inspected(Arc::new(inspect), answer).await;
+        response
+    }
+}
+
+async fn measured(method: &'static str, answer: impl Future<Output = HttpResponse<Body>>) -> HttpResponse<Body> {
     let started = Instant::now();
     let response = answer.await;
     measure::grpc(method, &response, started);
@@ -183,7 +209,7 @@ const OPERATOR: &str = "taskd.v1.Operator";
 const WHOLE: &str = "";
 
 /// The services. A service whose pipeline this process does not run says so, and is not healthy.
-async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionError> {
+async fn services(state: &State) -> Result<(Services, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let api = &state.api;
     let (discovery, tasks, operator) = (api.discovery.is_some(), api.tasks.is_some(), api.query.is_some());
@@ -195,14 +221,18 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
         .register_encoded_file_descriptor_set(pb::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let max = state.settings.limits.max_request_bytes;
-    let routes = Routes::new(DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max))
-        .add_service(TasksServer::new(Service(state.clone())).max_decoding_message_size(max))
-        .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
-        .add_service(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
+    let others = Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
         .add_service(reflection.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
-    let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), Arc::clone(&state.api)), call);
-    Ok((routes.into_axum_router().layer(counted), reporter))
+    let max = state.settings.limits.max_request_bytes;
+    let services = Services {
+        settings: Arc::clone(&state.settings),
+        api: Arc::clone(api),
+        discovery: DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max),
+        tasks: TasksServer::new(Service(state.clone())).max_decoding_message_size(max),
+        operator: OperatorServer::new(Service(state.clone())).max_decoding_message_size(max),
+        others: others.into_axum_router(),
+    };
+    Ok((services, reporter))
 }
 
 async fn set_health(reporter: &HealthReporter, services: &[&str], status: ServingStatus) {

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::Router;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -16,7 +15,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::connection::{self, Answering};
+use super::connection::{self, Answering, Handlers};
 
 /// The longest silence of a client, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -54,17 +53,17 @@ pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, C
 }
 
 /// A listener's rules.
-pub(super) struct Door {
+pub(super) struct Door<H> {
     /// Its name in the log.
     pub(super) name: &'static str,
-    pub(super) answering: Answering,
+    pub(super) answering: Answering<H>,
     pub(super) max_connections: usize,
     /// Answers clients beyond the limit; `None`: taskd hangs up on them.
-    pub(super) without_room: Option<Router>,
+    pub(super) without_room: Option<H>,
 }
 
 /// Serves until the stop, then answers the requests in hand.
-pub(super) async fn serve(listener: TcpListener, door: Door) {
+pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
     let (room, connections) = (Arc::new(Semaphore::new(door.max_connections)), TaskTracker::new());
     let (mut turned_away, mut said) = (VecDeque::new(), Said::default());
     let stop = door.answering.stop.clone();
@@ -81,8 +80,8 @@ pub(super) async fn serve(listener: TcpListener, door: Door) {
             said.now_and_then(|| {
                 tracing::warn!("{} connections over {}: no room for more", door.max_connections, door.name)
             });
-            if let Some(router) = &door.without_room {
-                let answering = Answering { router: router.clone(), ..door.answering.clone() };
+            if let Some(handlers) = &door.without_room {
+                let answering = Answering { handlers: handlers.clone(), ..door.answering.clone() };
                 drop(connections.spawn(brief(stream, answering, &mut turned_away)));
             }
             continue;
@@ -99,11 +98,11 @@ pub(super) async fn serve(listener: TcpListener, door: Door) {
 }
 
 /// Serves a connection beyond the limit. It makes way for later ones, so that silent clients do not keep out probes.
-fn brief(
+fn brief<H: Handlers>(
     stream: TcpStream,
-    answering: Answering,
+    answering: Answering<H>,
     others: &mut VecDeque<CancellationToken>,
-) -> impl Future<Output = ()> + Send + use<> {
+) -> impl Future<Output = ()> + Send + use<H> {
     let make_way = CancellationToken::new();
     others.push_back(make_way.clone());
     if others.len() > WITHOUT_ROOM

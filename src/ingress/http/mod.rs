@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, state: State) {
     let answering = Answering {
         protocol: Protocol::Http,
         tls: state.tls.clone(),
-        router: router(state),
+        handlers: router(state),
         budget,
         pace,
         stay: |_| Stay::No,

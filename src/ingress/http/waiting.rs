@@ -37,7 +37,7 @@ impl Waiting {
         let answering = Answering {
             protocol: Protocol::Http,
             tls,
-            router: router(what.subscribe()),
+            handlers: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,
             stay: |_| Stay::No,
