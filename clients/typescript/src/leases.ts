@@ -67,7 +67,8 @@ export class Leases {
   /** taskd does not extend the leases any more: this worker does. */
   keepAll(): void {
     for (const held of this.#held.values()) {
-      if (held.isKept) held.extendAt = 0;
+      // One that goes back needs its lease only if taskd does not take the report soon.
+      if (held.isKept) held.extendAt = held.isReturned ? next(0) : 0;
       held.isKept = false;
     }
     this.#changed.abort();

@@ -83,6 +83,11 @@ export interface SourceHost {
   onAlone(): void;
 }
 
+/**
+ * How long a poll goes on that is to end, in milliseconds: as long as taskd takes to answer where it has tasks. taskd
+ * takes back what it leased for a call only if it has not written the answer.
+ */
+export const ANSWER_COMES = 250;
 const FOR_EVER = Infinity;
 /** The least time between two lines about a taskd that is away, in milliseconds. */
 const REMIND_AFTER = 60_000;

@@ -19,7 +19,15 @@ import {
   type WorkerFrame,
 } from "./frames.js";
 import { FrameRefusedError, Link, type StreamTasks } from "./link.js";
-import { HttpSource, type Extension, type GetRequest, type Report, type Source, type SourceHost } from "./source.js";
+import {
+  ANSWER_COMES,
+  HttpSource,
+  type Extension,
+  type GetRequest,
+  type Report,
+  type Source,
+  type SourceHost,
+} from "./source.js";
 import type { ItemAnswer, LeasedTask } from "./types.js";
 import type { Json } from "./wire.js";
 
@@ -80,6 +88,8 @@ export class StreamSource implements Source {
   #current = 0;
   /** There was no stream at any address, so the worker polls. */
   #isPolling = false;
+  /** The poll under way: what it may bring, and its end. */
+  #poll: { maxTasks: number; end: AbortController } | undefined;
   #isTold = false;
   #fatal: { error: unknown } | undefined;
   #changed = new AbortController();
@@ -115,16 +125,37 @@ export class StreamSource implements Source {
       const changed = AbortSignal.any([this.#changed.signal, signal]);
       if (!this.#isPolling || this.#link?.isOpen === true) await pause(left, changed);
       else {
-        // A stream ends the poll: taskd releases leases whose answer nobody reads.
-        const tasks = await this.#unary().get({ ...request, wait: Math.min(left, POLL) }, changed);
-        if (tasks.length > 0) return this.#given(tasks);
+        const tasks = await this.#polled({ ...request, wait: Math.min(left, POLL) }, signal);
+        if (tasks.length > 0) return tasks;
       }
     }
     return [];
   }
 
   mayBeAnswering(): boolean {
-    return this.#isPolling && this.#link?.isOpen !== true;
+    return this.#poll !== undefined;
+  }
+
+  async #polled(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]> {
+    const end = new AbortController();
+    this.#poll = { maxTasks: request.maxTasks, end };
+    try {
+      return this.#given(await this.#unary().get(request, AbortSignal.any([end.signal, signal])));
+    } finally {
+      this.#poll = undefined;
+      end.abort();
+      // A stream that has opened meanwhile was not asked for what the poll might bring.
+      this.room(this.#room);
+    }
+  }
+
+  /** Ends the poll under way in a moment. */
+  #endPoll(): void {
+    const end = this.#poll?.end;
+    if (end === undefined) return;
+    void pause(ANSWER_COMES, end.signal).then(() => {
+      end.abort();
+    });
   }
 
   /** The worker has these tasks now, and less room. */
@@ -221,6 +252,7 @@ export class StreamSource implements Source {
       if (this.#isRefusal(error)) {
         this.#fatal = { error };
         this.#changed.abort();
+        this.#poll?.end.abort();
         return;
       }
       failures = performance.now() - begun > GOOD ? 1 : failures + 1;
@@ -275,7 +307,7 @@ export class StreamSource implements Source {
       this.#isPolling = false;
       if (this.#isTold) host.logger.info("taskd sends tasks by a stream again");
       this.#isTold = false;
-      this.#changed.abort();
+      this.#endPoll();
       // taskd may not have heard of a begin on the stream that broke.
       const holding = new Set(host.holding());
       for (const id of this.#begun) {
@@ -306,7 +338,8 @@ export class StreamSource implements Source {
       open: {
         worker: host.worker,
         queues: host.queues,
-        want: this.#wanted(),
+        // A poll may begin before the stream is open.
+        want: this.#isPolling ? 0 : this.#wanted(),
         session: this.#session,
         holding: this.#session === "" ? [] : [...host.holding(), ...this.#arrived.map(({ id }) => id)],
         takeover: this.#options.takeover === true && !this.#hasTakenOver,
@@ -356,7 +389,7 @@ export class StreamSource implements Source {
 
   /** How many tasks taskd may send now. */
   #wanted(): number {
-    return Math.max(0, this.#room - this.#arrived.length);
+    return Math.max(0, this.#room - this.#arrived.length - (this.#poll?.maxTasks ?? 0));
   }
 
   #unary(): HttpSource {

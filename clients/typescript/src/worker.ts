@@ -11,7 +11,7 @@ import { Leases } from "./leases.js";
 import { Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
-import { HttpSource, type GetRequest, type Source } from "./source.js";
+import { ANSWER_COMES, HttpSource, type GetRequest, type Source } from "./source.js";
 import { Held, Task } from "./task.js";
 import type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 import type { LeasedTask, Logger } from "./types.js";
@@ -21,11 +21,6 @@ import { completionText } from "./wire.js";
 const MOST_UNREPORTED_BYTES = 64 << 20;
 /** How long no report asks for tasks after one that was refused for it, or that took too long, in milliseconds. */
 const ASKS_NOT_FOR = 1000;
-/**
- * How long the answer of a poll may take at a stop, in milliseconds: as long as taskd takes where it has tasks. taskd
- * takes back what it leased for a call only if it has not written the answer.
- */
-const ANSWER_COMES = 250;
 /** The least time from one call that brings no task to the next one, in milliseconds. */
 const SHORTEST_ROUND = 100;
 /** The time for the last reports after a hard stop. */
@@ -176,6 +171,7 @@ export class Worker {
         this.#leases.lose(answers);
       },
       onAlone: () => {
+        if (!this.#end.signal.aborted) this.#giveBackKept();
         this.#leases.keepAll();
       },
     });
@@ -376,10 +372,16 @@ export class Worker {
   /** Gives back what has not begun. */
   #giveBack(): void {
     for (const held of this.#waiting.splice(0)) {
+      if (held.isOver) continue;
       // Those of a session go back with its end.
-      if (held.isKept) held.isOver = true;
-      else if (!held.isOver) this.#reports.giveBack(held);
+      if (held.isKept) held.isOver = held.isReturned = true;
+      else this.#reports.giveBack(held);
     }
+  }
+
+  /** Gives back what was to go back with the end of a session, whose stream broke before. */
+  #giveBackKept(): void {
+    for (const held of this.#leases.all()) if (held.isKept && held.isReturned) this.#reports.giveBack(held);
   }
 
   async #drain(): Promise<void> {

@@ -202,6 +202,38 @@ test("a stop finishes what has begun, and the rest goes back at no cost", async 
   assert.deepEqual(attempts, [1, 1]);
 });
 
+test("a stream that breaks in a stop costs no attempt of what has not begun", async (t) => {
+  const { client } = taskd;
+  const cable = await Cable.to(taskd.grpc);
+  t.after(async () => cable.close());
+  await client.insertBatch(["a", "b", "c"].map((key) => ({ queue: "drained", key, maxAttempts: 1 })));
+  const gate = new Gate();
+  const logger = {
+    ...SILENT,
+    warn: (line: string) => {
+      if (line.startsWith("there is no stream")) gate.open();
+    },
+  };
+  const options = { queue: "drained", concurrency: 1, prefetch: 2, logger, stream: { url: cable.url } };
+  const first = workerOf(options, async () => gate.opened);
+  const running = first.run();
+  await until("one works and two wait", () => first.stats.running === 1 && first.stats.waiting === 2);
+  const stopped = first.stop();
+  await until("it has stopped", () => first.stats.waiting === 0);
+  cable.cut();
+  await Promise.all([running, stopped]);
+  const { completed, returned, lost, unreported } = first.stats;
+  assert.deepEqual([completed, returned, lost, unreported], [1, 2, 0, 0]);
+  const attempts: number[] = [];
+  const handler: Handler = (task) => {
+    attempts.push(task.attempt);
+  };
+  await withWorker({ queue: "drained" }, handler, async () => {
+    await allAre(client, "drained", "COMPLETED", 3);
+  });
+  assert.deepEqual(attempts, [1, 1]);
+});
+
 test("a stream that breaks goes on with the tasks in hand", async (t) => {
   const { client } = taskd;
   const cable = await Cable.to(taskd.grpc);
@@ -274,6 +306,76 @@ test("without a stream the worker polls, and it takes the stream when there is o
     });
     await allAre(client, "polls", "COMPLETED", done.length);
   });
+});
+
+test("a poll whose answer is on its way brings its tasks when a stream opens", async (t) => {
+  const { client } = taskd;
+  const cable = await Cable.to(taskd.grpc, { isCut: true });
+  t.after(async () => cable.close());
+  const [answered, isOpen] = [new Gate(), new Gate()];
+  const logger = {
+    ...SILENT,
+    info: (line: string) => {
+      if (line.includes("by a stream again")) isOpen.open();
+    },
+  };
+  const slow: typeof fetch = async (input, init) => {
+    if (!(input as string).endsWith("/v1/tasks:get")) return fetch(input, init);
+    // taskd has written the answer, and it is here when the stream has opened.
+    const answer = await fetch(input, { ...init, signal: null });
+    answered.open();
+    return new Promise((resolve, reject) => {
+      init?.signal?.addEventListener("abort", () => {
+        reject(new Error("the poll was ended"));
+      });
+      void isOpen.opened.then(() => {
+        resolve(answer);
+      });
+    });
+  };
+  await client.insertBatch(["a", "b"].map((key) => ({ queue: "late", key, maxAttempts: 1 })));
+  const options = { queue: "late", concurrency: 1, fetch: slow, logger, stream: { url: cable.url } };
+  const handler: Handler = (task) => task.attempt;
+  await withWorker(options, handler, async (worker) => {
+    await answered.opened;
+    cable.mend();
+    const statuses = await until("both have ended", async () => {
+      const statuses = (await client.listPage({ queue: "late" })).tasks.map(({ status }) => status);
+      return statuses.length === 2 && statuses.every((one) => one === "COMPLETED" || one === "DEAD") && statuses;
+    });
+    assert.deepEqual(statuses, ["COMPLETED", "COMPLETED"]);
+    assert.deepEqual([worker.stats.taken, worker.stats.lost], [2, 0]);
+  });
+});
+
+test("a stream sends nothing for the room of a poll under way, which ends soon", async (t) => {
+  const { client } = taskd;
+  const cable = await Cable.to(taskd.grpc, { isCut: true });
+  t.after(async () => cable.close());
+  const answered = new Gate();
+  const late: typeof fetch = async (input, init) => {
+    if (!(input as string).endsWith("/v1/tasks:get")) return fetch(input, init);
+    const answer = await fetch(input, { ...init, signal: null });
+    answered.open();
+    // The answer comes just before the end of the poll.
+    return new Promise((resolve) => {
+      init?.signal?.addEventListener("abort", () => {
+        resolve(answer);
+      });
+    });
+  };
+  await client.insertBatch(["a", "b"].map((key) => ({ queue: "share", key })));
+  let leases: number | undefined;
+  const handler: Handler = async () => {
+    leases ??= (await client.queues()).find(({ queue }) => queue === "share")?.leases;
+  };
+  const options = { queue: "share", concurrency: 1, fetch: late, stream: { url: cable.url } };
+  await withWorker(options, handler, async () => {
+    await answered.opened;
+    cable.mend();
+    await allAre(client, "share", "COMPLETED", 2);
+  });
+  assert.equal(leases, 1);
 });
 
 test("taskd is killed amid work, and each task counts once", async () => {
