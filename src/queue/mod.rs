@@ -67,7 +67,7 @@ pub use self::{
         Rejection, Source, Stats,
     },
     upkeep::{FailedRound, Failing, LookFor, Upkeep},
-    wakes::{Batons, Waiter, Wakes},
+    wakes::{Batons, Listening, Waiter, Wakes},
     worker::WorkerQueue,
 };
 use crate::{

@@ -8,6 +8,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -17,7 +18,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, futures::Notified};
 
 use super::{
     error::{Error, Result},
@@ -81,6 +82,12 @@ struct Waiting {
 }
 
 impl Waiting {
+    fn listen(&self) -> Pin<Box<Notified<'_>>> {
+        let mut notified = Box::pin(self.notify.notified());
+        notified.as_mut().enable();
+        notified
+    }
+
     fn give_batons(&self, count: usize) {
         // Batons that nobody has taken are there for the next callers, and are no reason for more of them.
         let more = |batons: usize| (batons < HEIRS).then_some(batons + count);
@@ -199,28 +206,35 @@ pub struct Waiter {
     waiting: Vec<Arc<Waiting>>,
 }
 
+/// The wakes that a caller listens to, one for each of its queues.
+pub type Listening<'a> = Vec<Pin<Box<Notified<'a>>>>;
+
 impl Waiter {
-    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look began. Answers
+    /// Listens from now on. The same wakes serve all looks of the caller: between two looks it hears those of the queues
+    /// that did not wake it.
+    pub fn listen(&self) -> Listening<'_> {
+        self.waiting.iter().map(|waiting| waiting.listen()).collect()
+    }
+
+    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look before. Answers
     /// the queues that were woken; none when the time is over.
-    pub async fn look_then_wait<T>(
-        &self,
+    pub async fn look_then_wait<'a, T>(
+        &'a self,
+        listening: &mut Listening<'a>,
         look: impl Future<Output = Option<T>>,
         limit: Duration,
     ) -> Result<T, Vec<QueueName>> {
-        let notified = self.waiting.iter().map(|waiting| Box::pin(waiting.notify.notified()));
-        let mut notified: Vec<_> = notified.collect();
-        for notified in &mut notified {
-            notified.as_mut().enable();
-        }
         if let Some(found) = look.await {
             return Ok(found);
         }
-        let numbered = notified.into_iter().enumerate().map(|(number, notified)| notified.map(move |()| number));
+        let numbered = listening.iter_mut().enumerate().map(|(number, heard)| heard.as_mut().map(move |()| number));
         let Ok((first, _, rest)) = tokio::time::timeout(limit, futures::future::select_all(numbered)).await else {
             return Err(Vec::new());
         };
         let others = rest.into_iter().filter_map(FutureExt::now_or_never);
-        Err(std::iter::once(first).chain(others).map(|number| self.queues[number].clone()).collect())
+        let woken: Vec<_> = std::iter::once(first).chain(others).collect();
+        woken.iter().for_each(|number| listening[*number] = self.waiting[*number].listen());
+        Err(woken.into_iter().map(|number| self.queues[number].clone()).collect())
     }
 }
 
@@ -283,8 +297,6 @@ impl Drop for Waiter {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
-
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -307,7 +319,7 @@ mod tests {
     /// Waits for a wake, after a look that found nothing.
     async fn woken(waiter: &Waiter) -> Batons {
         let nothing = std::future::ready(None::<()>);
-        waiter.take_batons(&waiter.look_then_wait(nothing, LONG).await.unwrap_err())
+        waiter.take_batons(&waiter.look_then_wait(&mut waiter.listen(), nothing, LONG).await.unwrap_err())
     }
 
     #[tokio::test]
@@ -343,6 +355,20 @@ mod tests {
         assert!(others.iter_mut().all(|one| one.now_or_never().is_some()));
         assert_eq!(waiters[0].waiting[0].batons.load(Ordering::SeqCst), 0);
     }
+
+    #[tokio::test]
+    async fn between_two_looks_a_caller_hears_the_wakes_of_its_other_queues() {
+        let wakes = Arc::<Wakes>::default();
+        let waiter = wakes.waiter(&[queue("a"), queue("b")]);
+        let mut listening = waiter.listen();
+        let mut next = async || waiter.look_then_wait(&mut listening, std::future::ready(None::<()>), LONG).await;
+        wakes.wake(&queue("a"));
+        assert_eq!(next().now_or_never(), Some(Err(vec![queue("a")])));
+        wakes.wake(&queue("b"));
+        assert_eq!(next().now_or_never(), Some(Err(vec![queue("b")])));
+        assert_eq!(next().now_or_never(), None);
+    }
+
     /// Takes out the callers that are awake now.
     fn get_up<F: Future<Output = Batons>>(asleep: &mut Vec<Pin<Box<F>>>) -> Vec<Batons> {
         let mut awake = Vec::new();

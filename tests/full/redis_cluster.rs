@@ -351,8 +351,8 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
         let waiter = queue.wakes().waiter(&[QueueName::new(name).expect("a name")]);
         let is_woken = AtomicBool::new(false);
         let wait = async {
-            let forever = Duration::from_secs(3600);
-            let woken = within("a wake", waiter.look_then_wait::<()>(async { None }, forever)).await;
+            let (forever, mut listening) = (Duration::from_secs(3600), waiter.listen());
+            let woken = within("a wake", waiter.look_then_wait::<()>(&mut listening, async { None }, forever)).await;
             assert_eq!(woken, Err(vec![QueueName::new(name).expect("a name")]));
             is_woken.store(true, Ordering::Relaxed);
         };

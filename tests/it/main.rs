@@ -57,6 +57,7 @@ mod shared_random;
 mod shared_sessions;
 mod shortcut;
 mod silent_connections;
+mod spent;
 mod store_sqlite;
 mod streams;
 mod streams_random;

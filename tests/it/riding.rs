@@ -155,7 +155,10 @@ async fn an_enqueue_that_fails_leaves_the_workers_waiting() {
 }
 
 async fn woken(waiter: &Waiter) {
-    waiter.look_then_wait::<()>(std::future::ready(None), Duration::from_secs(3600)).await.unwrap_err();
+    waiter
+        .look_then_wait::<()>(&mut waiter.listen(), std::future::ready(None), Duration::from_secs(3600))
+        .await
+        .unwrap_err();
 }
 
 #[tokio::test]

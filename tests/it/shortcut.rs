@@ -1,6 +1,10 @@
 //! Tasks that go from SQL into the queue, past the bus: which do, which may not, and that none is handed out twice.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::poll;
 use redis::AsyncCommands;
@@ -9,6 +13,7 @@ use taskd::{
     config::Settings,
     model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow},
     pipelines::{
+        admission::Shortage,
         checking::Published,
         discovery::Handle,
         shortcut::{Moment, Shortcut},
@@ -69,7 +74,11 @@ impl Fixture {
     }
 
     async fn insert(&self, key: &str) -> TaskId {
-        let task = NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
+        self.insert_into("q", key).await
+    }
+
+    async fn insert_into(&self, queue: &str, key: &str) -> TaskId {
+        let task = NewTask { queue: queue.into(), key: key.to_owned().into(), ..Default::default() };
         let answer = self.discovery.insert(vec![task]).await.unwrap().remove(0);
         assert_eq!(answer.status, InsertStatus::Created);
         answer.id.unwrap()
@@ -344,5 +353,73 @@ async fn the_watchdog_releases_what_waits_past_the_bus_but_for_what_has_a_past()
     assert_ne!(f.end().await, before);
     let record: Vec<u8> = f.redis.conn().hget("t:{q:0}:records", &half.task.id.as_bytes()[..]).await.unwrap();
     assert!(record.contains(&b'w'), "{record:?}");
+    f.stop().await;
+}
+
+/// Queues with open shards, and so many tasks each that wait in SQL for room.
+async fn waiting_in(f: &Fixture, names: impl Iterator<Item = String>, count: usize) -> Vec<QueueName> {
+    let mut queues = Vec::new();
+    for name in names {
+        f.insert_into(&name, "first").await;
+        let queue = QueueName::new(&name).unwrap();
+        let shard = ShardId { queue: queue.clone(), number: 0 };
+        until("the shard is open", async || f.process.queue.stats(&shard).await.is_ok_and(|stats| stats.open == 1))
+            .await;
+        let rows: Vec<_> = (0..count).map(|_| in_shard(row(&name, TaskId::new().as_bytes()))).collect();
+        f.store.insert(&rows).await.unwrap();
+        let ids: Vec<_> = rows.iter().map(|row| row.task.id).collect();
+        f.store.unpublish(&ids, Unpublished::Parked).await.unwrap();
+        f.process.gates.close(&queue);
+        queues.push(queue);
+    }
+    queues
+}
+
+#[tokio::test]
+async fn a_shard_that_does_not_answer_holds_up_no_task_of_other_queues_that_waits_for_room() {
+    let f = Fixture::start(|_| {}).await;
+    let queues = waiting_in(&f, (0..6).map(|number| format!("q{number}")), 1).await;
+    let (damaged, sound): (Vec<_>, Vec<_>) = queues.iter().enumerate().partition(|(number, _)| number % 2 == 0);
+    for (_, queue) in damaged {
+        let counters = format!("t:{{{queue}:0}}:counters");
+        let () = f.redis.conn().del(&counters).await.unwrap();
+        let () = f.redis.conn().set(&counters, "no hash").await.unwrap();
+    }
+    f.process.watchdog(&Arc::new(Settings::default()), &f.supervisor);
+    for (_, queue) in sound {
+        let is_released = async || f.store.parked(queue, 1, &HashSet::new()).await.unwrap().is_empty();
+        until("its task does not wait any more", is_released).await;
+    }
+    f.stop().await;
+}
+
+#[tokio::test]
+async fn a_release_ends_when_redis_has_little_memory_left() {
+    let f = Fixture::start(|_| {}).await;
+    let queues = waiting_in(&f, (0..20).map(|number| format!("q{number}")), 16).await;
+    let left = async || {
+        let mut left = 0;
+        for queue in &queues {
+            left += f.store.parked(queue, 100, &HashSet::new()).await.unwrap().len();
+        }
+        left
+    };
+    let mut settings = Settings::default();
+    settings.watchdog.batch_max = 1;
+    f.process.watchdog(&Arc::new(settings), &f.supervisor);
+    until("the first ones are released", async || left().await < 320).await;
+    f.process.gates.set_shortage(Some(Shortage { why: "as it is meant to".into(), is_full: false }));
+    let mut seen = (0, Instant::now());
+    until("no more are released", async || {
+        let now = left().await;
+        if now != seen.0 {
+            seen = (now, Instant::now());
+        }
+        seen.1.elapsed() > Duration::from_millis(200)
+    })
+    .await;
+    assert!(seen.0 > 100, "of 320 tasks only {} wait", seen.0);
+    f.process.gates.set_shortage(None);
+    until("all are released", async || left().await == 0).await;
     f.stop().await;
 }

@@ -37,8 +37,8 @@ pub struct Released {
     pub is_full: bool,
     /// A fence has moved. A task is enqueued behind another look at it, and another look into SQL.
     pub has_moved: bool,
-    /// A call failed. Its tasks may be in the queue.
-    pub error: Option<queue::Error>,
+    /// The call of this shard failed. Its tasks may be in the queue.
+    pub error: Option<(ShardId, queue::Error)>,
 }
 
 impl Shortcut {
@@ -64,29 +64,29 @@ impl Shortcut {
     /// moves the fence.
     pub async fn release(&self, rows: &[(&TaskRow, Turn)], fences: &Fences) -> Released {
         let mut calls = Vec::new();
-        for (partition, (shard, fence)) in &fences.0 {
-            let rows: Vec<_> = rows.iter().filter(|(row, _)| row.partition == *partition).copied().collect();
+        for (shard, fence) in fences.0.values() {
+            let rows: Vec<_> = rows.iter().filter(|(row, _)| row.partition == shard.number).copied().collect();
             if !rows.is_empty() {
                 calls.push(async move {
                     let now = self.call(&rows);
                     let (count, refused) = self.put(shard, now, Source::Waiting(fence)).await;
                     let tasks: Vec<_> = now[..count].iter().map(|(row, turn)| (row.id, *turn)).collect();
-                    (*partition, tasks, count < now.len(), refused)
+                    (shard, tasks, count < now.len(), refused)
                 });
             }
         }
         let mut released = Released::default();
-        for (partition, tasks, is_over, refused) in join_all(calls).await {
+        for (shard, tasks, is_over, refused) in join_all(calls).await {
             match refused {
                 Some(Ok(_)) => released.has_moved = true,
                 // It was lost or closed meanwhile.
                 Some(Err(queue::Error::NoGeneration)) => released.is_full = true,
-                Some(Err(error)) => released.error = Some(error),
+                Some(Err(error)) => released.error = Some((shard.clone(), error)),
                 None => released.is_full |= is_over,
             }
             if !tasks.is_empty() {
                 // As for new tasks: if the queue has no record of such a task, none will come.
-                released.published.push(Published { partition, offset: Offset::default(), tasks });
+                released.published.push(Published { partition: shard.number, offset: Offset::default(), tasks });
             }
         }
         released

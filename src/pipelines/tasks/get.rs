@@ -127,6 +127,7 @@ impl Handle {
     ) -> Result<Leases, Error> {
         let deadline = Instant::now() + wait;
         let waiter = self.queue.wakes().waiter(queues);
+        let mut listening = waiter.listen();
         let mut look_at = queues.to_vec();
         let mut batons = waiter.take_batons(&[]);
         loop {
@@ -143,7 +144,7 @@ impl Handle {
                 (!wait_on).then_some(found)
             });
             let found = tokio::select! {
-                found = waiter.look_then_wait(look, left) => found,
+                found = waiter.look_then_wait(&mut listening, look, left) => found,
                 () = self.stopped_while_waiting(is_last) => Err(queues.to_vec()),
             };
             match found {

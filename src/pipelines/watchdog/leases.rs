@@ -25,7 +25,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
-/// How often a shard with spent elements or pointers is swept.
+/// How often a shard with spent elements or pointers is swept, unless the sweep before found so many in a lane.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// The shortest pause between two rounds.
 const SHORTEST: Duration = Duration::from_millis(5);
@@ -44,6 +44,15 @@ struct Step {
     shard: ShardId,
     look: Look,
     sweep: bool,
+}
+
+/// What a step leaves.
+#[derive(Default)]
+struct Done {
+    /// To come again at once.
+    more: bool,
+    /// To sweep then, too.
+    sweeps_on: bool,
 }
 
 /// The state of the loop.
@@ -78,15 +87,19 @@ impl Leases {
         let steps = steps.into_iter().map(|step| async move {
             let done = match self.tend(&step).await {
                 // It was lost or closed behind the look.
-                Err(queue::Error::NoGeneration) => Ok(false),
+                Err(queue::Error::NoGeneration) => Ok(Done::default()),
                 done => done,
             };
             (step.shard, done)
         });
         let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
         while let Some((shard, done)) = steps.next().await {
-            if rounds.failing.note(&shard, started, done) == Some(true) {
+            let Done { more, sweeps_on } = rounds.failing.note(&shard, started, done).unwrap_or_default();
+            if more {
                 wait = Duration::ZERO;
+            }
+            if sweeps_on {
+                rounds.swept.remove(&shard);
             }
         }
         rounds.swept.retain(|_, at| at.elapsed() < SWEEP_EVERY);
@@ -124,11 +137,11 @@ impl Leases {
         (wait, steps)
     }
 
-    /// Does what is due in the shard. Answers whether to come again at once: not while expiries pause, since nothing
-    /// moves then.
-    async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<bool> {
+    /// Does what is due in the shard. It is to come again at once where something has moved: nothing does while expiries
+    /// pause.
+    async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
-        let mut more = false;
+        let (mut more, mut sweeps_on) = (false, false);
         if look.expires {
             let expired = self.queue.expire(shard, most, &self.settings.queues.get(&shard.queue).backoff).await?;
             metrics::watchdog_handled(Watched::Expired, count(expired.expired));
@@ -143,8 +156,8 @@ impl Leases {
             more |= promoted.promoted > 0;
         }
         if *sweep {
-            self.queue.sweep(shard, SWEEP).await?;
+            sweeps_on = self.queue.sweep(shard, SWEEP).await? >= SWEEP as u64;
         }
-        Ok(more)
+        Ok(Done { more: more || sweeps_on, sweeps_on })
     }
 }

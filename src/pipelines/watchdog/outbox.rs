@@ -17,6 +17,7 @@ use crate::{
     config::Settings,
     model::{TaskId, TaskRow},
     pipelines::admission::Gates,
+    queue::Failing,
     runtime::{Clock, Loop},
     store::{PAGE_BYTES, Store, Turn, Unpublished},
     telemetry::metrics::{self, Republished},
@@ -45,6 +46,7 @@ struct Rounds {
     looked: Instant,
     /// Rows that SQL refuses to mark. They are left out until the next look, so the log names each every few seconds.
     refused: HashSet<TaskId>,
+    failing: Failing<Error>,
     /// The clock's steps when rows were brought forward. At first a process before may have missed a step.
     steps: Option<u64>,
 }
@@ -58,7 +60,8 @@ impl Outbox {
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
         self.parked.close_gates().await?;
-        let mut rounds = Rounds { looked: self.clock.now(), refused: HashSet::new(), steps: None };
+        let (refused, failing) = (HashSet::new(), Failing::default());
+        let mut rounds = Rounds { looked: self.clock.now(), refused, failing, steps: None };
         while self.lead.wait(&cx).await {
             if self.gates.is_short() {
                 // The fanout would park every task again.
@@ -88,7 +91,7 @@ impl Outbox {
             rounds.steps = steps;
         }
         let is_full = self.publish_due(&mut rounds.refused).await?;
-        let has_more = self.parked.release(&mut rounds.refused).await?;
+        let has_more = self.parked.release(&mut rounds.refused, &mut rounds.failing, cx).await?;
         if self.clock.now() - rounds.looked > LOOK_EVERY {
             rounds.looked = self.clock.now();
             rounds.refused.clear();

@@ -20,8 +20,8 @@ use crate::{
         publishing::Last,
         shortcut::{Released, Shortcut},
     },
-    queue::{self, Upkeep},
-    runtime::Clock,
+    queue::{self, Failing, Upkeep},
+    runtime::{Clock, Loop},
     store::{OutboxRow, Store, Turn},
     telemetry::metrics::{self, Republished},
 };
@@ -30,8 +30,11 @@ use crate::{
 /// offsets.
 const LATE: Duration = Duration::from_secs(10);
 
-/// The pages of one queue that are released before other rows have their turn.
+/// The pages of one queue that are released before other queues have their turn.
 const PAGES_AT_ONCE: usize = 16;
+
+/// The time for the pages of all queues, before other rows have their turn.
+const ROUND: Duration = Duration::from_secs(1);
 
 /// After so many refusals in a row a page goes by the bus, which always takes it.
 const REFUSED_OFTEN: u32 = 3;
@@ -50,6 +53,16 @@ pub(super) struct Parked {
     on_their_way: OnTheirWay,
     /// How often in a row a fence has moved before a page of the queue came.
     refusals: HashMap<QueueName, u32>,
+    /// The queue that was looked at last.
+    last: Option<QueueName>,
+}
+
+/// What one round may take, and the shards that it leaves out.
+struct Round<'a> {
+    refused: &'a mut HashSet<TaskId>,
+    failing: &'a mut Failing<Error>,
+    until: Instant,
+    cx: &'a Loop,
 }
 
 /// Released tasks that the fanout has not read yet, by queue, and since when.
@@ -71,6 +84,7 @@ impl Parked {
             republish,
             on_their_way: OnTheirWay::new(),
             refusals: HashMap::new(),
+            last: None,
         }
     }
 
@@ -87,23 +101,48 @@ impl Parked {
         !self.on_their_way.is_empty()
     }
 
-    /// Releases parked tasks of queues that have room again. Opens the gate of a queue that has none parked. Answers
-    /// whether any queue may have room for more.
-    pub(super) async fn release(&mut self, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
+    /// Releases parked tasks of queues that have room again, in turn. Opens the gate of a queue that has none parked.
+    /// Answers whether any queue may have room for more.
+    pub(super) async fn release(
+        &mut self,
+        refused: &mut HashSet<TaskId>,
+        failing: &mut Failing<Error>,
+        cx: &Loop,
+    ) -> Result<bool, Error> {
         self.follow_released().await?;
-        let mut has_more = false;
-        for queue in self.gates.closed() {
+        let (mut round, mut has_more) = (Round { refused, failing, until: Instant::now() + ROUND, cx }, false);
+        for queue in self.in_turn() {
+            if self.is_over(&round) {
+                has_more = true;
+                break;
+            }
+            self.last = Some(queue.clone());
             // The tasks that were released last are not counted in their shards yet.
-            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
+            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue, round.failing).await {
                 continue;
             }
-            if self.release_of(&queue, refused).await? {
+            if self.release_of(&queue, &mut round).await? {
                 has_more |= !self.on_their_way.contains_key(&queue);
             } else {
                 self.gates.open(&queue);
             }
         }
+        failing.end_round("release tasks into")?;
         Ok(has_more)
+    }
+
+    /// The closed queues, first those behind the one that was looked at last.
+    fn in_turn(&self) -> Vec<QueueName> {
+        let mut queues = self.gates.closed();
+        queues.sort_unstable();
+        let behind = queues.partition_point(|queue| Some(queue) <= self.last.as_ref());
+        queues.rotate_left(behind);
+        queues
+    }
+
+    /// Whether other rows have their turn, or Redis has little memory left: what has room in its queue may have none there.
+    fn is_over(&self, round: &Round<'_>) -> bool {
+        self.gates.is_short() || Instant::now() >= round.until || round.cx.stop.is_cancelled()
     }
 
     /// Releases the parked tasks that a queue with room surely takes, and at least a page. Answers whether there was
@@ -111,7 +150,7 @@ impl Parked {
     ///
     /// Behind tasks that go by the bus, the next ones wait until the fanout has committed these, at a tick. Workers
     /// would wait, too, if they were few.
-    async fn release_of(&mut self, queue: &QueueName, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
+    async fn release_of(&mut self, queue: &QueueName, round: &mut Round<'_>) -> Result<bool, Error> {
         let (settings, page) = (self.settings.queues.get(queue), self.settings.watchdog.batch_max);
         // `Stats::has_room` keeps a tenth free.
         let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
@@ -125,7 +164,7 @@ impl Parked {
                 }
                 _ => None,
             };
-            let parked = self.store.parked(queue, page, refused).await?;
+            let parked = self.store.parked(queue, page, round.refused).await?;
             if parked.is_empty() {
                 return Ok(released != [0, 0]);
             }
@@ -139,19 +178,25 @@ impl Parked {
             let (passing, others): (Vec<_>, Vec<_>) = parked.iter().partition(may_pass);
             let is_full = match fences {
                 Some((shortcut, fences, alone)) => {
-                    let released = shortcut.release(&pairs(&passing), &fences).await;
+                    let began = Instant::now();
+                    let mut released = shortcut.release(&pairs(&passing), &fences).await;
                     drop(alone);
-                    self.follow(queue, &passing, released, refused).await?
+                    if let Some((shard, error)) = released.error.take() {
+                        round.failing.note::<()>(&shard, began, Err(error.into()));
+                        released.is_full = true;
+                    }
+                    self.follow(queue, &passing, released, round.refused).await?
                 }
                 None => {
                     self.refusals.remove(queue);
                     false
                 }
             };
-            self.publish(queue, &others, refused).await?;
+            self.publish(queue, &others, round.refused).await?;
+            round.cx.beat();
             released[0] += parked.len() as u64;
             released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
-            if is_full || released[0] >= room[0] || released[1] >= room[1] {
+            if is_full || released[0] >= room[0] || released[1] >= room[1] || self.is_over(round) {
                 break;
             }
         }
@@ -178,7 +223,7 @@ impl Parked {
         &mut self,
         queue: &QueueName,
         rows: &[&OutboxRow],
-        Released { published, is_full, has_moved, error }: Released,
+        Released { published, is_full, has_moved, .. }: Released,
         refused: &mut HashSet<TaskId>,
     ) -> Result<bool, Error> {
         match has_moved {
@@ -201,10 +246,7 @@ impl Parked {
                 }
             }
         }
-        match error {
-            Some(error) => Err(error.into()),
-            None => Ok(is_full),
-        }
+        Ok(is_full)
     }
 
     fn shards_of(&self, queue: &QueueName) -> Vec<ShardId> {
@@ -235,19 +277,24 @@ impl Parked {
         Ok(())
     }
 
-    /// Whether every shard of the queue is below nine tenths of its high water.
-    async fn has_room(&self, queue: &QueueName) -> Result<bool, Error> {
+    /// Whether every shard of the queue is below nine tenths of its high water. One that does not answer holds up no
+    /// other queue.
+    async fn has_room(&self, queue: &QueueName, failing: &mut Failing<Error>) -> bool {
         let settings = self.settings.queues.get(queue);
         for shard in self.queue.shards_of(queue) {
-            let stats = match self.queue.stats(&shard.id).await {
-                Err(queue::Error::NoGeneration) => return Ok(false),
-                other => other?,
-            };
-            if !stats.has_room(settings) {
-                return Ok(false);
+            if failing.leaves_out(&shard.id) {
+                return false;
+            }
+            let (began, stats) = (Instant::now(), self.queue.stats(&shard.id).await);
+            if matches!(stats, Err(queue::Error::NoGeneration)) {
+                return false;
+            }
+            let stats = failing.note(&shard.id, began, stats.map_err(Error::from));
+            if !stats.is_some_and(|stats| stats.has_room(settings)) {
+                return false;
             }
         }
-        Ok(true)
+        true
     }
 }
 
