@@ -60,8 +60,9 @@ impl Api {
         change: Result<ChangeLetters, String>,
     ) -> Result<LettersChanged, Error> {
         let retry = async {
-            let (mut changed, letters) = self.choose(caller, "retry", change).await?;
+            let (mut changed, letters) = self.choose(caller, change).await?;
             if let Some(letters) = letters {
+                self.keep_acts(caller, "retry", letters.iter().map(|(id, _)| id)).await?;
                 self.retry(letters, &mut changed).await?;
                 note("sent again", &changed);
             }
@@ -77,9 +78,10 @@ impl Api {
         change: Result<ChangeLetters, String>,
     ) -> Result<LettersChanged, Error> {
         let purge = async {
-            let (mut changed, letters) = self.choose(caller, "purge", change).await?;
+            let (mut changed, letters) = self.choose(caller, change).await?;
             if let Some(letters) = letters {
                 let ids = self.old_enough(letters, &mut changed).await?;
+                self.keep_acts(caller, "purge", ids.iter()).await?;
                 changed.changed = self.query()?.store().purge(&ids).await?;
                 note("purged", &changed);
             }
@@ -109,13 +111,22 @@ impl Api {
         Ok(letters.into_iter().map(|(id, _)| id).filter(|id| !lately.contains(id)).collect())
     }
 
-    /// The letters that a request names, and what is known of them. `None`: the caller only counts.
-    ///
-    /// Records the act before it changes anything: nothing is changed without an act.
-    async fn choose(
+    /// Records what is about to be done: nothing is changed without an act.
+    async fn keep_acts(
         &self,
         caller: &Caller,
         what: &str,
+        letters: impl Iterator<Item = &LetterId>,
+    ) -> Result<(), Error> {
+        let who = caller.access.token().map_or("anybody", |token| &token.name);
+        let act = |id: &LetterId| Act::new(who, &format!("{what} dead letter"), &id.to_string());
+        Ok(self.query()?.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
+    }
+
+    /// The letters that a request names, and what is known of them. `None`: the caller only counts.
+    async fn choose(
+        &self,
+        caller: &Caller,
         change: Result<ChangeLetters, String>,
     ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
         // The body may have taken long.
@@ -144,11 +155,6 @@ impl Api {
             }
         };
         changed.matched = letters.len() as u64;
-        if !dry_run {
-            let who = caller.access.token().map_or("anybody", |token| &token.name);
-            let act = |(id, _): &(LetterId, LetterKind)| Act::new(who, &format!("{what} dead letter"), &id.to_string());
-            store.keep_acts(&letters.iter().map(act).collect::<Vec<_>>()).await?;
-        }
         Ok((changed, (!dry_run).then_some(letters)))
     }
 

@@ -277,6 +277,9 @@ async fn the_command_lists_shows_retries_and_purges() {
     })
     .await;
     assert_eq!(told, [0, 1].into(), "not at once");
+    let acts = daemon.get("/v1/acts").await.1;
+    let purges = acts["acts"].as_array().unwrap().iter().filter(|act| act["what"] == "purge dead letter").count();
+    assert_eq!(purges, 1, "a refusal changed nothing: {acts}");
     for args in [&["show", "x"][..], &["list", "--reason", "x"], &["retry", "x", "--queue", "q"]] {
         let (code, said, why) = dead(&daemon, args);
         assert_eq!((code, said.as_str(), why.lines().count()), (2, "", 1), "{args:?}: {why}");

@@ -125,6 +125,7 @@ macro_rules! store_contract {
             new_values_are_stored_with_their_wish,
             a_higher_num_reopens_a_completed_task,
             a_completion_before_a_higher_num_reopens_once_sql_has_it,
+            a_task_that_a_lower_num_completes_behind_a_higher_one_is_off_the_bus,
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,

@@ -238,7 +238,8 @@ async fn begin_again<S: Session>(
     counts: &mut Counts,
 ) -> Result<Vec<Retried>> {
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
-    let (mut late, mut again, mut retried) = (late_workers(session, &ids).await?, Vec::new(), Vec::new());
+    let mut late = late_workers(session, &ids).await?;
+    let (mut done, mut again, mut retried) = (Vec::new(), Vec::new(), Vec::new());
     for EndedTask { id, queue, missing, status: before } in ended {
         let mut workers = late.remove(&id).unwrap_or_default();
         workers.truncate(missing);
@@ -247,14 +248,15 @@ async fn begin_again<S: Session>(
             true => StoredStatus::Completed,
             false => StoredStatus::Unfinished,
         };
-        if status == StoredStatus::Completed {
-            let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
-            session.execute(done.bind(&id)).await?;
-        } else {
-            again.push(id);
-        }
+        if status == StoredStatus::Completed { &mut done } else { &mut again }.push(id);
         counts.moved(id, &queue, before, status);
         retried.push(Retried { id, status });
+    }
+    if !done.is_empty() {
+        // One that is reopened may be on the bus, or wait to go there.
+        let end = Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ? WHERE id IN ");
+        session.execute(end.bind(now_ms).list(&done)).await?;
+        outbox::remove(session, &done).await?;
     }
     if !again.is_empty() {
         const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \

@@ -220,6 +220,20 @@ pub(crate) async fn a_completion_before_a_higher_num_reopens_once_sql_has_it<D: 
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
 }
 
+pub(crate) async fn a_task_that_a_lower_num_completes_behind_a_higher_one_is_off_the_bus<D: Database>(db: &D) {
+    let store = db.open().await;
+    let task = replicated("k", 1);
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    let wish = kept_of(&update(&*store, &task, replicas(2)).await);
+    store.settle(&[completed(&task, "a")]).await.unwrap();
+    update(&*store, &task, replicas(1)).await;
+    let end = Decided::CompletedBefore { epoch: 0, credited: 1 };
+    store.end_changes(&[EndedChange { id: task.task.id, turn: Some(wish.turn), end }], NOW).await.unwrap();
+    assert_eq!(detail_of(&*store, &task).await.status, Completed);
+    assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
+    assert_eq!(store.wrong_counts().await.unwrap(), [], "nothing that is on the bus, or will be, is unfinished");
+}
+
 pub(crate) async fn of_two_changes_at_once_the_queue_gets_the_later<D: Database>(db: &D) {
     let store = db.open().await;
     let task = row("q", "k");
