@@ -1,6 +1,9 @@
 //! Connecting to Redis, the database and the bus, with waits for servers that are not there yet.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
@@ -105,7 +108,7 @@ pub(super) async fn redis(url: &str, settings: &Settings) -> Result<Redis, Unrea
 
 pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> {
     let opened: store::Result<Arc<dyn Store>> = match &settings.database_url {
-        None => sqlite(&settings.data_dir.join("taskd.db")).await,
+        None => sqlite(&sqlite_file(settings)).await,
         Some(DatabaseUrl::Sqlite(path)) => sqlite(path).await,
         Some(DatabaseUrl::Server(url)) => {
             MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
@@ -120,6 +123,11 @@ pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreach
     Ok(opened)
 }
 
+/// The file of the embedded store.
+pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
+    settings.data_dir.join("taskd.db")
+}
+
 async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
     Ok(Arc::new(SqliteStore::open(path, None).await?))
 }
@@ -128,7 +136,7 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
 pub(super) fn store_name(settings: &Settings) -> String {
     match &settings.database_url {
         Some(url) => url.to_string(),
-        None => format!("SQLite in {}", settings.data_dir.join("taskd.db").display()),
+        None => format!("SQLite in {}", sqlite_file(settings).display()),
     }
 }
 

@@ -82,6 +82,15 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     Ok(connect::store(settings).await?)
 }
 
+/// The same, where there is one: a folder that is not the one of the running taskd has none.
+pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
+    let folder = &settings.data_dir;
+    if settings.database_url.is_none() && !connect::sqlite_file(settings).exists() {
+        bail!("no taskd has run in {}; --data-dir or --config names that of the running one", folder.display());
+    }
+    open_store(settings).await
+}
+
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.
 async fn serve(
     settings: &Arc<Settings>,

@@ -8,6 +8,7 @@ use tonic::Response;
 use super::{
     client::{Server, Taskd},
     patience::patiently,
+    print::print,
     values::{Values, Whom},
 };
 use crate::wire::pb::{
@@ -154,7 +155,10 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
     let (taskd, queue) = (args.server.connect().await?, args.queue);
     let request = PauseQueueRequest { queue: queue.clone() };
     let answer = patiently(async || OperatorClient::new(taskd.clone()).pause_queue(request.clone()).await).await?;
-    println!("queue {queue} {}", if answer.into_inner().changed { "is paused" } else { "was paused before" });
+    print(format_args!(
+        "queue {queue} {}",
+        if answer.into_inner().changed { "is paused" } else { "was paused before" }
+    ))?;
     Ok(())
 }
 
@@ -162,7 +166,7 @@ pub async fn resume(args: Resume) -> anyhow::Result<()> {
     let (taskd, queue) = (args.server.connect().await?, args.queue);
     let request = ResumeQueueRequest { queue: queue.clone() };
     let answer = patiently(async || OperatorClient::new(taskd.clone()).resume_queue(request.clone()).await).await?;
-    println!("queue {queue} {}", if answer.into_inner().changed { "is resumed" } else { "was not paused" });
+    print(format_args!("queue {queue} {}", if answer.into_inner().changed { "is resumed" } else { "was not paused" }))?;
     Ok(())
 }
 
@@ -189,7 +193,7 @@ impl Targets {
             }
         }
         if !self.json {
-            println!("{changed} of {} tasks {done}", changed + failed);
+            print(format_args!("{changed} of {} tasks {done}", changed + failed))?;
         }
         Ok(failed == 0)
     }
@@ -198,7 +202,8 @@ impl Targets {
         let status = result.status().as_str_name().trim_start_matches("ITEM_STATUS_");
         let ItemResult { id, error, .. } = result;
         match (self.json, result.status()) {
-            (true, _) => println!("{}", json!({ "id": id, "status": status, "error": error })),
+            // A reader that went away is no reason to leave the rest as it is.
+            (true, _) => drop(print(json!({ "id": id, "status": status, "error": error }))),
             (false, ItemStatus::Ok) => {}
             (false, _) if error.is_empty() => eprintln!("{id}: {status}"),
             (false, _) => eprintln!("{id}: {status}: {error}"),

@@ -67,7 +67,16 @@ impl Server {
 
 /// The words of a refusal.
 pub(super) fn said(status: &Status) -> String {
-    trust::with_hint(status.message(), status.code() == Code::Unauthenticated)
+    trust::with_hint(&why(status), status.code() == Code::Unauthenticated)
+}
+
+/// Why a call failed.
+pub(super) fn why(status: &Status) -> String {
+    match status.message() {
+        // A server that does not speak gRPC has no better message. Which one depends on who is faster.
+        vague @ ("transport error" | "operation was canceled") => format!("{vague}; is that taskd's gRPC port?"),
+        why => why.to_owned(),
+    }
 }
 
 /// The words of a refusal, from the crate.

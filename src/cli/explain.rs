@@ -9,6 +9,7 @@ use url::form_urlencoded;
 use super::{
     ask::{ask, printable},
     http::HttpServer,
+    print::print,
 };
 use crate::wire::time::from_rfc_3339;
 
@@ -47,8 +48,8 @@ pub struct Explain {
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
     let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else { return Ok(false) };
     match args.json {
-        true => println!("{}", String::from_utf8_lossy(&body)),
-        false => answer.lines().iter().for_each(|line| println!("{}", printable(line))),
+        true => print(String::from_utf8_lossy(&body))?,
+        false => answer.lines().iter().try_for_each(|line| print(printable(line)))?,
     }
     Ok(true)
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar},
+    print::print,
 };
 use crate::{
     model::{JobState, TaskStatus},
@@ -96,13 +97,13 @@ pub async fn run(args: Jobs) -> anyhow::Result<bool> {
             if is_watched {
                 return watch(&client, job, true).await;
             }
-            println!("{:#}", json(&job));
+            print(format_args!("{:#}", json(&job)))?;
             Ok(true)
         }
         What::Stop(Stop { id, server }) => {
             let (client, request) = (connect(&server).await?, pb::StopJobRequest { id });
             let job = patiently(async || client.clone().stop_job(request.clone()).await).await?.into_inner();
-            println!("{}", sentence(&job));
+            print(sentence(&job))?;
             Ok(true)
         }
     }
@@ -122,7 +123,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
     let request = pb::ListJobsRequest { limit: args.limit, before: String::new() };
     let jobs = patiently(async || client.clone().list_jobs(request.clone()).await).await?.into_inner().jobs;
     if args.json {
-        jobs.iter().for_each(|job| println!("{}", json(job)));
+        jobs.iter().try_for_each(|job| print(json(job)))?;
         return Ok(());
     }
     let mut table = Table::new();
@@ -134,7 +135,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let [matched, changed, failed] = [job.matched, job.changed, job.failed].map(|count| count.to_string());
         table.add_row([&job.id, &created, &job.who, &job.what, queue, state(job), &matched, &changed, &failed]);
     }
-    println!("{table}");
+    print(&table)?;
     Ok(())
 }
 
@@ -150,7 +151,7 @@ pub(super) async fn watch(client: &Operator, mut job: pb::Job, as_json: bool) ->
         job = read(client, &job.id).await?;
     }
     bar.finish_and_clear();
-    println!("{}", if as_json { json(&job).to_string() } else { sentence(&job) });
+    print(if as_json { json(&job).to_string() } else { sentence(&job) })?;
     Ok(job.failed == 0 && job.state != i32::from(pb::JobState::Failed))
 }
 

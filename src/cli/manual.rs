@@ -1,6 +1,6 @@
 //! `taskd completions` and `taskd man`: what the command line offers, for shells and for `man`.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Command};
@@ -30,8 +30,10 @@ pub struct Man {
 }
 
 impl Completions {
-    pub(super) fn print(&self, mut command: Command) {
-        clap_complete::generate(self.shell, &mut command, "taskd", &mut io::stdout());
+    pub(super) fn print(&self, mut command: Command) -> anyhow::Result<()> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "taskd", &mut script);
+        Ok(super::print::print(String::from_utf8_lossy(&script).trim_end())?)
     }
 }
 

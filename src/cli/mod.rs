@@ -16,6 +16,7 @@ pub mod jobs;
 pub mod load;
 mod manual;
 mod patience;
+mod print;
 mod queues;
 mod run;
 mod stats;

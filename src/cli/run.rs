@@ -14,8 +14,9 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse, stats,
-    task, tasks, token, top, watch, work,
+    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
+    print::{Unwritten, print},
+    stats, task, tasks, token, top, watch, work,
 };
 use crate::{
     app,
@@ -55,10 +56,7 @@ pub fn run() -> ExitCode {
         Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
         Command::Top(args) => exit(block_on(top::run(args)).flatten(), USAGE),
         Command::Books(args) => exit_as(block_on(books::run(args))),
-        Command::Completions(completions) => {
-            completions.print(command_line());
-            ExitCode::SUCCESS
-        }
+        Command::Completions(completions) => exit(completions.print(command_line()), 1),
         Command::Man(man) => exit(man.write(command_line()), 1),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => ExitCode::from(1),
@@ -78,8 +76,9 @@ pub fn run() -> ExitCode {
         Command::Requeue(args) => exit_as(block_on(change::requeue(args))),
         Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
-            print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
-            exit(app::check(&loaded.settings), USAGE)
+            let text = config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
+            let printed = print(text.trim_end()).map_err(Into::into);
+            exit(printed.and_then(|()| app::check(&loaded.settings)), USAGE)
         }
     }
 }
@@ -96,6 +95,7 @@ fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
 fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("taskd: {}", in_short(&*error));
             ExitCode::from(code_of_failure)

@@ -14,6 +14,7 @@ use terminal_size::{Height, Width, terminal_size};
 use super::{
     ask::printable,
     http::HttpServer,
+    print::print,
     queues::{Look, get},
     top::cut,
 };
@@ -55,12 +56,12 @@ pub struct Stats {
 pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     let server = args.server.port()?;
     if args.json || !io::stdout().is_terminal() {
-        println!("{}", String::from_utf8_lossy(&get(&server, "/v1/queues").await?));
+        print(String::from_utf8_lossy(&get(&server, "/v1/queues").await?))?;
         return Ok(());
     }
     let mut before = Look::read(&server, &get(&server, "/v1/queues").await?)?;
     if args.once {
-        println!("{}", table(&before, None));
+        print(table(&before, None))?;
         return Ok(());
     }
     let (mut text, mut trouble) = (table(&before, None).to_string(), None);

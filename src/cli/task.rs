@@ -12,6 +12,7 @@ use url::form_urlencoded;
 use super::{
     ask::{ask, printable},
     http::HttpServer,
+    print::print,
 };
 use crate::{model::TaskId, wire::time::from_rfc_3339};
 
@@ -68,8 +69,8 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
     };
     let Some((body, answer)) = ask::<Answer>(&server, &format!("/v1/tasks/{id}")).await? else { return Ok(false) };
     match args.json {
-        true => println!("{}", String::from_utf8_lossy(&body)),
-        false => println!("{}", answer.text()),
+        true => print(String::from_utf8_lossy(&body))?,
+        false => print(answer.text())?,
     }
     Ok(true)
 }

@@ -13,6 +13,7 @@ use comfy_table::{Table, presets};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
+use super::print::print;
 use crate::{
     app,
     config::{Options, Settings, Time},
@@ -154,7 +155,10 @@ fn me() -> String {
 }
 
 pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
-    let store = app::open_store(&settings).await?;
+    let store = match command {
+        Command::Create(_) => app::open_store(&settings).await?,
+        Command::List(_) | Command::Revoke(_) => app::open_present_store(&settings).await?,
+    };
     let done = match command {
         Command::Create(create) => self::create(create, &store).await,
         Command::List(list) => self::list(&list, &store).await,
@@ -180,7 +184,7 @@ async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     };
     let act = Act::new(&me(), "create token", &format!("{} ({})", token.name, token.roles));
     match store.add_token(secret.hash(), &token, &act).await? {
-        AddedToken::Yes => println!("{}", secret.as_str()),
+        AddedToken::Yes => print(secret.as_str())?,
         AddedToken::NameTaken => {
             bail!("there is a token {:?} already; revoke it first, or choose another name", token.name)
         }
@@ -236,7 +240,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     let tokens = store.tokens().await?.into_iter().map(|(_, token)| Shown::from(token));
     if list.json {
         for token in tokens {
-            println!("{}", serde_json::to_string(&token)?);
+            print(serde_json::to_string(&token)?)?;
         }
     } else {
         let mut table = table(["name", "roles", "queues", "worker", "calls/s", "expires"]);
@@ -251,25 +255,25 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
                 if token.has_expired { format!("{expires} (expired)") } else { expires },
             ]);
         }
-        println!("{table}");
+        print(&table)?;
     }
     Ok(())
 }
 
 pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<()> {
-    let store = app::open_store(&settings).await?;
+    let store = app::open_present_store(&settings).await?;
     let acts = store.acts(None, args.last).await?;
     store.close().await;
     if args.json {
         for act in &acts {
-            println!("{}", serde_json::to_string(&json::read::Act::from(act))?);
+            print(serde_json::to_string(&json::read::Act::from(act))?)?;
         }
     } else {
         let mut table = table(["when", "who", "what", "on"]);
         for act in acts {
             table.add_row([in_seconds(act.at_unix_ms()), act.who, act.what, act.target]);
         }
-        println!("{table}");
+        print(&table)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, symlink},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::{Arc, Mutex},
 };
 
@@ -46,6 +46,37 @@ fn nothing_named_is_answered_with_what_to_try() {
     let (code, stdout, stderr) = run(&[], &[]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("taskd --pipelines all"), "{stderr}");
+}
+
+#[test]
+fn a_reader_that_has_read_enough_ends_a_command_quietly() {
+    for args in [&["completions", "bash"][..], &["check-config"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.args(args).stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+        let Output { status, stderr, .. } = output.unwrap();
+        assert_eq!((status.code(), String::from_utf8(stderr).unwrap()), (Some(0), String::new()), "{args:?}");
+    }
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let output = command.arg("check-config").stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+    let Output { status, stderr, .. } = output.unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert!(stderr.starts_with("taskd: cannot write to stdout: No space left"), "{stderr}");
+}
+
+#[test]
+fn tokens_are_not_asked_of_a_folder_in_which_no_taskd_has_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("elsewhere");
+    for args in [&["token", "list"][..], &["token", "revoke", "ci"], &["acts"]] {
+        let (code, stdout, stderr) = run(args, &[("TASKD_DATA_DIR", folder.to_str().unwrap())]);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{args:?}: {stderr}");
+        assert!(stderr.contains("no taskd has run in") && stderr.contains("--data-dir"), "{stderr}");
+        assert!(!folder.exists(), "{args:?}");
+    }
 }
 
 #[test]

@@ -29,6 +29,7 @@ use self::{
     run::Run,
     server::Server,
 };
+use super::print::print;
 
 /// Measures, and prints the figures. True if every task was completed exactly NUM times.
 ///
@@ -70,7 +71,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
         true => report.json(&conditions, args).to_string(),
         false => report.text(&conditions, args),
     };
-    println!("{text}");
+    print(&text)?;
     report.mistakes().iter().for_each(|line| eprintln!("taskd: {line}"));
     Ok(report.mistakes().is_empty())
 }

@@ -11,6 +11,7 @@ use tonic::Status;
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar, time},
+    print::print,
 };
 use crate::wire::{
     pb::{self, operator_client::OperatorClient},
@@ -183,7 +184,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
         left -= page.letters.len().min(left);
         if args.json {
-            page.letters.iter().for_each(|letter| println!("{}", show::json(letter)));
+            page.letters.iter().try_for_each(|letter| print(show::json(letter)))?;
         } else {
             letters.extend(page.letters);
         }
@@ -193,7 +194,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         }
     }
     if !args.json {
-        println!("{}", show::table(&letters));
+        print(show::table(&letters))?;
     }
     Ok(())
 }
@@ -202,7 +203,7 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     let request = pb::GetDeadLetterRequest { id: args.id.clone() };
     let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await).await?.into_inner();
-    println!("{:#}", show::json(&letter));
+    print(format_args!("{:#}", show::json(&letter)))?;
     Ok(())
 }
 
@@ -255,11 +256,11 @@ async fn change(
     bar.finish_and_clear();
     let Total { matched, changed, failed } = total;
     if args.json {
-        println!("{}", json!({ "matched": matched, "changed": changed, "failed": failed, "dry_run": args.dry_run }));
+        print(json!({ "matched": matched, "changed": changed, "failed": failed, "dry_run": args.dry_run }))?;
     } else if args.dry_run {
-        println!("{} letters would be {done}", HumanCount(matched));
+        print(format_args!("{} letters would be {done}", HumanCount(matched)))?;
     } else {
-        println!("{} of {} letters {done}", HumanCount(changed), HumanCount(matched));
+        print(format_args!("{} of {} letters {done}", HumanCount(changed), HumanCount(matched)))?;
     }
     Ok(failed == 0)
 }

@@ -21,6 +21,7 @@ use tokio_util::io::ReaderStream;
 use self::progress::Progress;
 pub use self::progress::Summary;
 use super::client::{self, Server, Taskd, WAITS, is_transient};
+use super::print::print;
 use crate::{
     config::Time,
     ingress::{
@@ -138,7 +139,7 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let shown = if args.json { serde_json::to_string(&summary)? } else { table(&summary) };
     match args.wait {
         Some(_) => eprintln!("{shown}"),
-        None => println!("{shown}"),
+        None => drop(print(&shown)),
     }
     sent.map(|()| summary)
 }

@@ -10,7 +10,7 @@ use indicatif::{HumanCount, ProgressBar};
 use serde::Serialize;
 use tonic::{Code, Status};
 
-use crate::{config::Time, wire::pb};
+use crate::{cli::client, config::Time, wire::pb};
 
 /// How often to tell the user that the insert waits for taskd.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -124,11 +124,7 @@ impl<'a> Progress<'a> {
 
     /// Notes a failed request. The user learns of a busy server only if it stays busy.
     pub(super) fn failed(&self, status: &Status) {
-        self.state.borrow_mut().why = match status.message() {
-            // A server that does not speak gRPC has no better message. Which one depends on who is faster.
-            vague @ ("transport error" | "operation was canceled") => format!("{vague}; is that taskd's gRPC port?"),
-            why => why.to_owned(),
-        };
+        self.state.borrow_mut().why = client::why(status);
         if status.code() != Code::ResourceExhausted && self.state.borrow().told.is_none() {
             self.tell();
         }

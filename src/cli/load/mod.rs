@@ -21,6 +21,7 @@ use uuid::Uuid;
 pub use self::args::Load;
 use self::{ledger::Ledger, plan::Plan, report::Report};
 use super::client::{Taskd, is_transient, refused, said};
+use super::print::print;
 use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
 
 /// How often tasks are sent. A rate of thousands a second sends several at a time.
@@ -79,7 +80,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     bar.finish_and_clear();
     let books = books.settled(u64::from(plan.new_tasks()), args.give_up_after.0).await?;
     let report = Report::new(&args, &queue, &plan, &ledger, books.as_ref(), sent, took);
-    println!("{}", if args.json { serde_json::to_string(&report)? } else { report.table() });
+    print(if args.json { serde_json::to_string(&report)? } else { report.table() })?;
     report.wrong.iter().for_each(|line| eprintln!("taskd: {line}"));
     Ok(report.wrong.is_empty())
 }

@@ -15,6 +15,7 @@ use super::{
     },
     filter::Filter,
 };
+use crate::cli::print::print;
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
 /// The ids of one call.
@@ -224,27 +225,28 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
     let request = pb::RetryTasksRequest { filter, dry_run, yes, ..Default::default() };
     if args.dry_run {
         let answer = patiently(async || client.call(verb, request.clone()).await).await?.into_inner();
-        count(args, verb, &answer.count.unwrap_or_default());
+        count(args, verb, &answer.count.unwrap_or_default())?;
         return Ok(true);
     }
     // Once: a call that broke off may have started its job.
     let answer = client.call(verb, request).await.map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
     let job = answer.into_inner().job.context("taskd has started no job")?;
     if args.detach {
-        println!("{}", if args.json { jobs::json(&job).to_string() } else { job.id });
+        print(if args.json { jobs::json(&job).to_string() } else { job.id })?;
         return Ok(true);
     }
     jobs::watch(&client.operator, job, args.json).await
 }
 
-fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) {
+fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()> {
     let pb::TaskCount { matched, looked_at, at_least } = count;
     if args.json {
-        println!("{}", json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }));
+        print(json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }))?;
     } else {
         let more = if *at_least { "at least " } else { "" };
-        println!("{more}{} tasks would be {}", HumanCount(*matched), verb.done());
+        print(format_args!("{more}{} tasks would be {}", HumanCount(*matched), verb.done()))?;
     }
+    Ok(())
 }
 
 async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<bool> {
@@ -265,11 +267,11 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
         }
     }
     if args.dry_run {
-        count(args, verb, &pb::TaskCount { matched, looked_at: args.ids.len() as u64, at_least: false });
+        count(args, verb, &pb::TaskCount { matched, looked_at: args.ids.len() as u64, at_least: false })?;
     } else if args.json {
-        println!("{}", json!({ "changed": changed, "failed": failed }));
+        print(json!({ "changed": changed, "failed": failed }))?;
     } else {
-        println!("{} of {} tasks {}", HumanCount(changed), HumanCount(changed + failed), verb.done());
+        print(format_args!("{} of {} tasks {}", HumanCount(changed), HumanCount(changed + failed), verb.done()))?;
     }
     Ok(failed == 0)
 }

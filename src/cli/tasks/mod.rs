@@ -11,6 +11,7 @@ use self::filter::Filter;
 use super::{
     client::{Server, Taskd},
     patience::patiently,
+    print::print,
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
@@ -95,7 +96,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
         left -= page.tasks.len().min(left);
         if args.json {
-            page.tasks.iter().for_each(|task| println!("{}", show::json(task)));
+            page.tasks.iter().try_for_each(|task| print(show::json(task)))?;
         } else {
             tasks.extend(page.tasks);
         }
@@ -105,7 +106,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         }
     }
     if !args.json {
-        println!("{}", show::table(&tasks));
+        print(show::table(&tasks))?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use indicatif::{HumanCount, ProgressBar};
 use serde_json::{Value, json};
 use taskd_client::{Ended, Event, Summary};
 
+use crate::cli::print::print;
 use crate::cli::{ask::printable, patience::progress_bar};
 
 /// How often to tell that taskd does not answer.
@@ -112,7 +113,9 @@ impl Show {
     pub(super) fn summary(&self, summary: &Summary) {
         let Summary { completed, rejected, given_back, lost, .. } = summary;
         match self.bar {
-            Some(_) => println!("{completed} completed, {rejected} rejected, {given_back} given back, {lost} lost"),
+            Some(_) => drop(print(format_args!(
+                "{completed} completed, {rejected} rejected, {given_back} given back, {lost} lost"
+            ))),
             None => line(&json!({
                 "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back,
                 "lost": lost,
