@@ -9,7 +9,7 @@ use super::{
     fence::Fence,
     shards::Shards,
     types::{Enqueue, EnqueueTask, Enqueued, Source},
-    wakes::Wake,
+    wake::Wake,
     wire::{items, number, packed_strings, text},
 };
 use crate::{

@@ -32,6 +32,7 @@ mod shards;
 mod shared;
 mod types;
 mod upkeep;
+mod wake;
 mod wakes;
 mod wire;
 mod worker;

@@ -20,7 +20,7 @@ use super::{
     shard::Shard,
     shards::Shards,
     types::Claim,
-    wakes::Wake,
+    wake::Wake,
 };
 use crate::{
     model::{QueueName, ShardId},

@@ -19,7 +19,8 @@ use super::{
     pauses::Pauses,
     shard::{Process, Shard},
     types::{Inspected, Stats},
-    wakes::{Wake, Wakes},
+    wake::Wake,
+    wakes::Wakes,
     wire::{inspected, items, number, stats, stored_offset, text},
 };
 use crate::{

@@ -7,7 +7,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     pin::Pin,
     sync::{
         Arc,
@@ -24,12 +23,9 @@ use super::{
     error::{Error, Result},
     keys,
     notices::Notice,
+    wake::Wake,
 };
-use crate::{
-    model::{InvalidName, QueueName},
-    redis_pool::Redis,
-    runtime::Loop,
-};
+use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -38,40 +34,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The callers that get a baton from one that took tasks and left some. Each of them that takes tasks and leaves some
 /// does the same, so ten thousand are awake in three steps.
 const HEIRS: usize = 32;
-
-/// A message that a queue has something to hand out.
-///
-/// It names the queue, and the process that it is not for, because that one has woken its callers already: `queue`,
-/// `queue process`, and with a task that waits for its time `queue - due` or `queue process due`. An earlier version
-/// takes the last two as meant for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wake {
-    pub(super) queue: QueueName,
-    pub(super) not_for: Option<String>,
-    /// A task waits for its time, and the watchdog does not know yet.
-    pub(super) is_due: bool,
-}
-
-impl Wake {
-    fn read(message: &str) -> Result<Self, InvalidName> {
-        let mut words = message.split(' ');
-        let mut next = || words.next().unwrap_or_default();
-        let (queue, process, due) = (next(), next(), next());
-        let not_for = (!["", "-"].contains(&process)).then(|| process.to_owned());
-        Ok(Self { queue: QueueName::new(queue)?, not_for, is_due: due == "due" })
-    }
-}
-
-impl fmt::Display for Wake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, not_for, is_due } = self;
-        match (not_for, is_due) {
-            (None, false) => write!(f, "{queue}"),
-            (Some(process), false) => write!(f, "{queue} {process}"),
-            (process, true) => write!(f, "{queue} {} due", process.as_deref().unwrap_or("-")),
-        }
-    }
-}
 
 /// The callers that wait for one queue.
 #[derive(Default)]
@@ -210,14 +172,14 @@ pub struct Waiter {
 pub type Listening<'a> = Vec<Pin<Box<Notified<'a>>>>;
 
 impl Waiter {
-    /// Listens from now on. The same wakes serve all looks of the caller: between two looks it hears those of the queues
-    /// that did not wake it.
+    /// Listens from now on, for all looks of the caller: between two of them it hears the wakes of the queues that did
+    /// not wake it.
     pub fn listen(&self) -> Listening<'_> {
         self.waiting.iter().map(|waiting| waiting.listen()).collect()
     }
 
-    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look before. Answers
-    /// the queues that were woken; none when the time is over.
+    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look before.
+    /// Answers the queues that were woken; none when the time is over.
     pub async fn look_then_wait<'a, T>(
         &'a self,
         listening: &mut Listening<'a>,
@@ -300,17 +262,6 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
-
-    #[test]
-    fn a_message_says_whom_it_is_for_and_what_is_due() {
-        for (text, not_for, is_due) in
-            [("q", None, false), ("q me", Some("me"), false), ("q - due", None, true), ("q me due", Some("me"), true)]
-        {
-            let wake = Wake { queue: QueueName::new("q").unwrap(), not_for: not_for.map(str::to_owned), is_due };
-            assert_eq!((wake.to_string(), Wake::read(text)), (text.to_owned(), Ok(wake)));
-        }
-        assert!(Wake::read("").is_err());
-    }
 
     fn queue(name: &str) -> QueueName {
         QueueName::new(name).unwrap()

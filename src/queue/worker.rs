@@ -11,7 +11,7 @@ use super::{
     shard::Shard,
     shards::Shards,
     types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together},
-    wakes::Wake,
+    wake::Wake,
     wire::{ms, packed_ms, pairs, seed},
 };
 use crate::{

@@ -22,7 +22,7 @@ use crate::{
     tasks_service::shard,
 };
 
-/// So many that a page in each quarter of a second takes longer than the test waits.
+/// With a page in each quarter of a second, they would take longer than the test waits.
 const SPENT: usize = 400_000;
 const AT_ONCE: usize = 1000;
 

@@ -46,7 +46,7 @@ struct Step {
     sweep: bool,
 }
 
-/// What a step leaves.
+/// The rest that a step leaves.
 #[derive(Default)]
 struct Done {
     /// To come again at once.
@@ -137,8 +137,8 @@ impl Leases {
         (wait, steps)
     }
 
-    /// Does what is due in the shard. It is to come again at once where something has moved: nothing does while expiries
-    /// pause.
+    /// Does what is due in the shard. It is to come again at once where something has moved: nothing does while
+    /// expiries pause.
     async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
         let (mut more, mut sweeps_on) = (false, false);

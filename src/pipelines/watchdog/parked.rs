@@ -57,7 +57,7 @@ pub(super) struct Parked {
     last: Option<QueueName>,
 }
 
-/// What one round may take, and the shards that it leaves out.
+/// One round: its end, and the rows and shards that it leaves out.
 struct Round<'a> {
     refused: &'a mut HashSet<TaskId>,
     failing: &'a mut Failing<Error>,
@@ -140,7 +140,8 @@ impl Parked {
         queues
     }
 
-    /// Whether other rows have their turn, or Redis has little memory left: what has room in its queue may have none there.
+    /// Whether other rows have their turn, or Redis has little memory left: a task with room in its queue may have none
+    /// there.
     fn is_over(&self, round: &Round<'_>) -> bool {
         self.gates.is_short() || Instant::now() >= round.until || round.cx.stop.is_cancelled()
     }

@@ -12,7 +12,7 @@ use super::{
     keys,
     shards::Shards,
     types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
-    wakes::Wake,
+    wake::Wake,
     wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
 };
 use crate::{
