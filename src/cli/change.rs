@@ -202,7 +202,7 @@ impl Targets {
         let status = result.status().as_str_name().trim_start_matches("ITEM_STATUS_");
         let ItemResult { id, error, .. } = result;
         match (self.json, result.status()) {
-            // A reader that went away is no reason to leave the rest as it is.
+            // A full disk is no reason to leave the rest as it is.
             (true, _) => drop(print(json!({ "id": id, "status": status, "error": error }))),
             (false, ItemStatus::Ok) => {}
             (false, _) if error.is_empty() => eprintln!("{id}: {status}"),

@@ -1,7 +1,5 @@
 //! `taskd dump`: the state of a queue in Redis, decoded.
 
-use std::io::{self, Write as _};
-
 use anyhow::{Context as _, bail};
 use clap::Args;
 use hyper::StatusCode;
@@ -9,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded;
 
-use super::{ask::printable, http::HttpServer, trust::with_hint};
+use super::{ask::printable, http::HttpServer, print::print, trust::with_hint};
 use crate::wire::time::to_rfc_3339;
 
 /// Show what Redis holds of a queue: counters, lanes, records, leases
@@ -71,7 +69,7 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     }
     let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
     let text = if args.json { String::from_utf8_lossy(&body).into_owned() } else { text(&args.queue, &answer) };
-    writeln!(io::stdout(), "{text}").context("cannot write")
+    Ok(print(text)?)
 }
 
 /// A line for each entry, deeper ones indented.

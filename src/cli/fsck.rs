@@ -1,8 +1,6 @@
 //! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and mends it, over gRPC.
 
-use std::io::{self, Write as _};
-
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use backon::BackoffBuilder;
 use clap::Args;
 use serde_json::json;
@@ -11,6 +9,7 @@ use tonic::Status;
 use super::{
     ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
+    print::print,
 };
 use crate::wire::pb::{self, operator_client::OperatorClient};
 
@@ -57,7 +56,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         let page = ask(&client, &request).await?;
         for find in &page.finds {
             let line = if args.json { json_line(find) } else { line(find) };
-            writeln!(io::stdout(), "{line}").context("cannot write")?;
+            print(line)?;
             found += 1;
             mended += u64::from(find.mended);
         }

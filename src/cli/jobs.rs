@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar},
-    print::print,
+    print::{print, print_one},
 };
 use crate::{
     model::{JobState, TaskStatus},
@@ -123,7 +123,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
     let request = pb::ListJobsRequest { limit: args.limit, before: String::new() };
     let jobs = patiently(async || client.clone().list_jobs(request.clone()).await).await?.into_inner().jobs;
     if args.json {
-        jobs.iter().try_for_each(|job| print(json(job)))?;
+        jobs.iter().try_for_each(|job| print_one(json(job)))?;
         return Ok(());
     }
     let mut table = Table::new();

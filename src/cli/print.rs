@@ -17,7 +17,13 @@ impl Unwritten {
     }
 }
 
-/// Writes a line to stdout. `println` panics where the reader has closed it.
-pub(super) fn print(line: impl Display) -> Result<(), Unwritten> {
+/// Writes a command's answer to stdout. `println` panics where the reader has closed it; here that is no failure, so
+/// that the exit code still tells the command's own outcome.
+pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
+    print_one(answer).or_else(|unwritten| if unwritten.is_closed() { Ok(()) } else { Err(unwritten) })
+}
+
+/// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
+pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{line}")?)
 }

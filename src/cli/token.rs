@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
-use super::print::print;
+use super::print::{print, print_one};
 use crate::{
     app,
     config::{Options, Settings, Time},
@@ -240,7 +240,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     let tokens = store.tokens().await?.into_iter().map(|(_, token)| Shown::from(token));
     if list.json {
         for token in tokens {
-            print(serde_json::to_string(&token)?)?;
+            print_one(serde_json::to_string(&token)?)?;
         }
     } else {
         let mut table = table(["name", "roles", "queues", "worker", "calls/s", "expires"]);
@@ -266,7 +266,7 @@ pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<
     store.close().await;
     if args.json {
         for act in &acts {
-            print(serde_json::to_string(&json::read::Act::from(act))?)?;
+            print_one(serde_json::to_string(&json::read::Act::from(act))?)?;
         }
     } else {
         let mut table = table(["when", "who", "what", "on"]);

@@ -1,9 +1,6 @@
 //! `taskd watch`: shows each change of a task, or of all tasks of a queue, as it happens.
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    time::Duration,
-};
+use std::{io::IsTerminal as _, time::Duration};
 
 use anyhow::{Context as _, bail};
 use backon::BackoffBuilder as _;
@@ -11,7 +8,10 @@ use clap::Args;
 use serde_json::json;
 use tonic::{Code, Status, Streaming};
 
-use super::client::{self, Server, Taskd, WAITS, is_transient};
+use super::{
+    client::{self, Server, Taskd, WAITS, is_transient},
+    print::print_one,
+};
 use crate::{
     model::TaskStatus,
     wire::pb::{self, discovery_client::DiscoveryClient},
@@ -144,7 +144,7 @@ async fn follow(
                 if !event.event_id.is_empty() {
                     last.clone_from(&event.event_id);
                 }
-                print(&event, target, as_json)?;
+                tell(&event, target, as_json)?;
                 let status = event.status();
                 if matches!(target, Target::Task(_)) && is_final(status) {
                     ended = Ended::Final(status);
@@ -165,7 +165,7 @@ fn name(status: pb::TaskStatus) -> &'static str {
     known.map_or("UNKNOWN", TaskStatus::as_str)
 }
 
-fn print(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
+fn tell(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
     let at = event.at.map(|at| at.to_string()).unwrap_or_default();
     let (id, status) = (&event.id, name(event.status()));
     let line = match (as_json, event.gap, target) {
@@ -177,6 +177,5 @@ fn print(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Resul
         (false, false, Target::Task(_)) => format!("{at}  {status}"),
         (false, false, Target::Queue(_)) => format!("{at}  {id}  {status}"),
     };
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
+    Ok(print_one(line)?)
 }

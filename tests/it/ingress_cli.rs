@@ -49,15 +49,21 @@ fn nothing_named_is_answered_with_what_to_try() {
 }
 
 #[test]
-fn a_reader_that_has_read_enough_ends_a_command_quietly() {
-    for args in [&["completions", "bash"][..], &["check-config"]] {
+fn a_command_whose_stdout_is_closed_ends_quietly_with_its_own_exit_code() {
+    let unread = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = command.args(args).stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
         let Output { status, stderr, .. } = output.unwrap();
-        assert_eq!((status.code(), String::from_utf8(stderr).unwrap()), (Some(0), String::new()), "{args:?}");
+        (status.code().unwrap(), String::from_utf8(stderr).unwrap())
+    };
+    for args in [&["completions", "bash"][..], &["check-config"]] {
+        assert_eq!(unread(args), (0, String::new()), "{args:?}");
     }
+    // Its mistakes are still mistakes.
+    let (code, stderr) = unread(&["check-config", "--tls-cert-file", "/no/such", "--tls-key-file", "/no/such"]);
+    assert!(code == 2 && stderr.lines().count() == 1, "{code} {stderr}");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     let output = command.arg("check-config").stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();

@@ -11,7 +11,7 @@ use tonic::Status;
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar, time},
-    print::print,
+    print::{print, print_one},
 };
 use crate::wire::{
     pb::{self, operator_client::OperatorClient},
@@ -184,7 +184,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
         left -= page.letters.len().min(left);
         if args.json {
-            page.letters.iter().try_for_each(|letter| print(show::json(letter)))?;
+            page.letters.iter().try_for_each(|letter| print_one(show::json(letter)))?;
         } else {
             letters.extend(page.letters);
         }

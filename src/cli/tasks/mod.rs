@@ -11,7 +11,7 @@ use self::filter::Filter;
 use super::{
     client::{Server, Taskd},
     patience::patiently,
-    print::print,
+    print::{print, print_one},
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
@@ -96,7 +96,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
         left -= page.tasks.len().min(left);
         if args.json {
-            page.tasks.iter().try_for_each(|task| print(show::json(task)))?;
+            page.tasks.iter().try_for_each(|task| print_one(show::json(task)))?;
         } else {
             tasks.extend(page.tasks);
         }
