@@ -25,9 +25,9 @@ for a = 3, #ARGV, 3 do
   else
     -- It has not arrived, or only the end of an earlier epoch is there. A record that cannot be read counts as none.
     count('fence', 1)
-    if t then redis.call('LREM', FINALS, -1, id) end
     local x = {'X', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
     if epoch > 0 then x[EPOCH], x[OFFER] = epoch, t and t[OFFER] or 0 end
+    if t then x[PAST] = (t[PAST] or 0) + 1 end
     redis.call('HDEL', BODIES, id, id .. 'h')
     redis.call('HSET', RECORDS, id, save(x))
     redis.call('RPUSH', FINALS, id)

@@ -40,13 +40,13 @@ local function places(id, t)
   return (#found > 2 or not is_cut) and found or nil
 end
 
--- Whether the list of final records has the task; nil: the bound came first.
-local function is_listed(id)
-  local length = redis.call('LLEN', FINALS)
+-- Whether the list of final records has the task, besides its past ends; nil: the bound came first.
+local function is_listed(id, t)
+  local length, past = redis.call('LLEN', FINALS), t[PAST] or 0
   local most = math.min(length, budget)
   if most > 0 then
     budget = budget - most
-    if redis.call('LPOS', FINALS, id, 'MAXLEN', most) then return true end
+    if #redis.call('LPOS', FINALS, id, 'COUNT', past + 1, 'MAXLEN', most) > past then return true end
   end
   if most == length then return false end
 end
@@ -54,20 +54,24 @@ end
 local function lane_for(id, t) return lane_of(head_of(id), (t[OFFER] or 0) > 0) end
 
 -- The checks answer false where the bound came first.
-local function check_listed(id)
-  local listed = is_listed(id)
+local function check_listed(id, t)
+  local listed = is_listed(id, t)
   if listed then
     find('live_among_finals', id, 'the task is not final, and is listed as final')
     if mends then
       budget = budget - redis.call('LLEN', FINALS)
       redis.call('LREM', FINALS, 0, id)
+      if t[PAST] then
+        t[PAST] = nil
+        redis.call('HSET', RECORDS, id, save(t))
+      end
     end
   end
   return listed ~= nil
 end
 
-local function check_unlisted(id)
-  local listed = is_listed(id)
+local function check_unlisted(id, t)
+  local listed = is_listed(id, t)
   if listed == false then
     find('final_not_listed', id, 'the task is final, and no list says so: its record would stay for ever')
     if mends then redis.call('RPUSH', FINALS, id) end
@@ -97,11 +101,11 @@ local function check(id, why)
     find('ended_and_live', id, 'SQL shows it final, and workers can get it')
     if mends then drop(id, t) end
   elseif is_live and why == 'l' then
-    return check_listed(id)
+    return check_listed(id, t)
   elseif is_live then
     return check_offer(id, t)
   elseif t and why == 'u' then
-    return check_unlisted(id)
+    return check_unlisted(id, t)
   end
   return true
 end

@@ -98,9 +98,9 @@ local function make_records()
   -- include lib/record.lua
   -- The record of a new task; nil when SQL has credited all its workers. Elements of an earlier epoch may still be in
   -- a lane: only those of `offer` count.
-  local function new(task, offer)
+  local function new(task, offer, past)
     local t = {'L', task.num, 0, {}, {}, {}, 0}
-    if task.epoch > 0 then t[EPOCH], t[OFFER] = task.epoch, offer end
+    if task.epoch > 0 then t[EPOCH], t[OFFER], t[PAST] = task.epoch, offer, past end
     for _, worker in ipairs(task.credited) do
       table.insert(t[CREDITED], worker)
       table.insert(t[CREDITED], '0')
@@ -109,7 +109,8 @@ local function make_records()
     if task.due then t[WAIT] = {''} end
     return save(t)
   end
-  -- Gives a task that ended before it was sent again a record and an element of its epoch. Returns whether it did.
+  -- Gives a task that ended before it was sent again a record and an element of its epoch. Returns whether it did. The
+  -- list of final records keeps the entry of that end.
   local function revive(id, t, task)
     if t[ST] == 'L' or not task or task.epoch <= (t[EPOCH] or 0) then return false end
     local offer = (t[OFFER] or 0) + 1
@@ -119,9 +120,9 @@ local function make_records()
     for i = 1, #t[CREDITED], 2 do
       if not credited[t[CREDITED][i]] then table.insert(task.credited, t[CREDITED][i]) end
     end
-    task.record = new(task, offer)
+    task.record = new(task, offer, (t[PAST] or 0) + 1)
     if not task.record then return false end
-    task.prefix, task.is_revived = string.sub(element(task.num, offer, id), 1, -17), true
+    task.prefix = string.sub(element(task.num, offer, id), 1, -17)
     return true
   end
   return load, new, revive
@@ -151,7 +152,7 @@ if count > 0 then
   records = redis.call('HMGET', RECORDS, unpack(ids))
   if big <= LARGE then bodies = redis.call('HMGET', BODIES, unpack(ids)) end
 end
-local seen, places, record_args, delay_args, heads, elements, revived = {}, {}, {}, {}, {}, {}, {}
+local seen, places, record_args, delay_args, heads, elements = {}, {}, {}, {}, {}, {}
 local done, known, opened, biggest = 0, 0, 0, big
 for i = 1, count do
   local id = ids[i]
@@ -199,7 +200,6 @@ for i = 1, count do
           heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, head)
         end
         if size > biggest then biggest = size end
-        if task.is_revived then revived[#revived + 1] = id end
         live = live + 1
       else
         known = known + 1
@@ -222,8 +222,6 @@ if added > 0 then
   end
   if #heads > 0 then redis.call('HSET', BODIES, unpack(heads)) end
   if #record_args > 0 then redis.call('HSET', RECORDS, unpack(record_args)) end
-  -- Such a task died at most a grace time ago, so it is near the end of the list.
-  for _, id in ipairs(revived) do redis.call('LREM', FINALS, -1, id) end
   if #delay_args > 0 then redis.call('ZADD', DELAYED, unpack(delay_args)) end
   for priority = 1, 3 do
     local lane = elements[priority]

@@ -1,5 +1,5 @@
 -- Reads the final records that are older than the grace time, the earliest first. A time in the future comes from a
--- clock that was set back, and becomes now.
+-- clock that was set back, and becomes now. Entries of past ends leave the list.
 --
 -- ARGV[2] grace time (ms)   ARGV[3] at most, 3,000 or less
 -- Returns their ids
@@ -9,15 +9,17 @@ if #ids == 0 then return ids end
 -- The functions for records are made only for a record that is not in one of the forms that are text.
 local function make_records()
   -- include lib/record.lua
-  return load, save, AT
+  return load, save, AT, drop_past_end
 end
-local load, save, AT
+local load, save, AT, drop_past_end
 
 -- The records of one call of complete have one time: each time is read once.
 local records, times = redis.call('HMGET', RECORDS, unpack(ids)), {}
-local before, due, waits, restamped = now - tonumber(ARGV[2]), {}, false, {}
+local before, due, waits = now - tonumber(ARGV[2]), {}, false
+-- By place, the past ends; by id, the records that change.
+local past, changed = {}, {}
 for i = 1, #ids do
-  local record, at = records[i], nil
+  local id, record, at = ids[i], records[i], nil
   local form = record and string.byte(record)
   -- 'f<ms>:', or 'e<1 byte><ms>\n' where there are several workers.
   local from, to = 2, form == 102 and string.find(record, ':', 2, true)
@@ -31,17 +33,30 @@ for i = 1, #ids do
     end
   end
   if record and (not at or at > now) then
-    if not load then load, save, AT = make_records() end
-    local t = load(record)
+    if not load then load, save, AT, drop_past_end = make_records() end
+    local t = changed[id] or load(record)
     at = t and t[AT]
-    if at and at > now then
-      at, t[AT] = now, now
-      restamped[#restamped + 1], restamped[#restamped + 2] = ids[i], save(t)
+    if drop_past_end(t) then
+      past[i], changed[id] = true, t
+    elseif at and at > now then
+      at, t[AT], changed[id] = now, now, t
     end
   end
-  -- A damaged record is due at once.
-  waits = waits or at and at > before
-  if not waits then due[i] = ids[i] end
+  if not past[i] then
+    -- A damaged record is due at once.
+    waits = waits or at and at > before
+    if not waits then due[#due + 1] = id end
+  end
 end
-if #restamped > 0 then redis.call('HSET', RECORDS, unpack(restamped)) end
+if next(past) then
+  redis.call('LTRIM', FINALS, #ids, -1)
+  local stay = {}
+  for i = #ids, 1, -1 do
+    if not past[i] then stay[#stay + 1] = ids[i] end
+  end
+  if #stay > 0 then redis.call('LPUSH', FINALS, unpack(stay)) end
+end
+local fields = {}
+for id, t in pairs(changed) do fields[#fields + 1], fields[#fields + 2] = id, save(t) end
+if #fields > 0 then redis.call('HSET', RECORDS, unpack(fields)) end
 return due

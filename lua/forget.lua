@@ -2,9 +2,9 @@
 -- finals.lua names them again. The caller names the records in the order of the list; the script stops where another
 -- caller was faster.
 --
--- A record that is younger than the grace time is another one than finals.lua has named: meanwhile the task was sent
--- again, and has ended once more (enqueue.lua and cancel.lua move it to the end of the list, and the list may have no
--- other). SQL may not have this end yet, so the record stays. A live record stays, too, and leaves the list.
+-- Meanwhile the task may have been sent again: then the entry is of a past end, and leaves alone. A record that is
+-- younger than the grace time is another one than finals.lua has named. SQL may not have this end yet, so the record
+-- stays. A live record stays, too, and leaves the list.
 --
 -- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet   ARGV[3] grace time (ms)
 -- ARGV[4…] ids, at most 3,000
@@ -17,15 +17,15 @@ if same == 0 then return 0 end
 -- The functions for records are made only for a record that is not in one of the forms that are text.
 local function make_records()
   -- include lib/record.lua
-  return load, ST, AT
+  return load, save, ST, AT, drop_past_end
 end
-local load, ST, AT
+local load, save, ST, AT, drop_past_end
 
 -- The records of one call of complete have one time: each time is read once, as in finals.lua.
 local records, times = redis.call('HMGET', RECORDS, unpack(first, 1, same)), {}
-local before, forgotten, kept = now - tonumber(ARGV[3]), {}, {}
+local before, forgotten, kept, changed = now - tonumber(ARGV[3]), {}, {}, {}
 for i = 1, same do
-  local record, is_old, is_live = records[i], true, false
+  local record, is_old, leaves = records[i], true, false
   local form = record and string.byte(record)
   local from, to = 2, form == 102 and string.find(record, ':', 2, true)
   if form == 101 then from, to = 3, string.find(record, '\n', 3, true) end
@@ -37,11 +37,15 @@ for i = 1, same do
       times[stamp] = is_old
     end
   elseif record then
-    if not load then load, ST, AT = make_records() end
+    if not load then load, save, ST, AT, drop_past_end = make_records() end
     local t = load(record)
-    is_old, is_live = not t or t[AT] <= before, t and t[ST] == 'L'
+    is_old, leaves = not t or t[AT] <= before, t and t[ST] == 'L'
+    if drop_past_end(t) then
+      leaves = true
+      changed[#changed + 1], changed[#changed + 2] = first[i], save(t)
+    end
   end
-  if not is_live then
+  if not leaves then
     if is_old and string.byte(ARGV[2], i) == 49 then
       forgotten[#forgotten + 1] = first[i]
     else
@@ -50,6 +54,7 @@ for i = 1, same do
   end
 end
 redis.call('LTRIM', FINALS, same, -1)
+if #changed > 0 then redis.call('HSET', RECORDS, unpack(changed)) end
 if #kept > 0 then redis.call('RPUSH', FINALS, unpack(kept)) end
 if #forgotten > 0 then
   redis.call('HDEL', RECORDS, unpack(forgotten))

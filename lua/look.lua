@@ -30,7 +30,7 @@ local pointers = redis.call('EXISTS', P(1), P(2), P(3), P(4), P(5), P(6))
 local final = redis.call('LINDEX', FINALS, 0)
 local record = final and redis.call('HGET', RECORDS, final)
 local t = record and load(record)
-local settles = final and not (t and t[AT] <= now and t[AT] > now - tonumber(ARGV[2]))
+local settles = final and not (t and not t[PAST] and t[AT] <= now and t[AT] > now - tonumber(ARGV[2]))
 local next_ms = math.min(lease or math.huge, delay or math.huge)
 return {lease == 0 and 1 or 0, delay == 0 and 1 or 0, next_ms == math.huge and -1 or next_ms,
   math.max(elements - open, 0), pointers, outbox, settles and 1 or 0}

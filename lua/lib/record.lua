@@ -14,20 +14,24 @@
 --   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
 --                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task,
---                              {worker, ms}]
--- status: L live, F completed, D dead, X cancelled. save() leaves out the last five when they are nil. A record with an
--- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last.
+--                              {worker, ms}, past ends]
+-- status: L live, F completed, D dead, X cancelled. save() leaves out the last six when they are nil. A record with an
+-- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last two.
 -- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
 -- that one worker alone cannot kill it, and where a task was requeued away from a worker. Where NUM > 1, a second pair
 -- behind that of such a worker says how often it had failed. LOG holds the last failures.
 -- RESERVED names the only worker that may get the task, and until when (ms).
-local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED =
-  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+-- PAST counts the entries of the list of final records that are of earlier ends of the task: a task that is sent again
+-- leaves them there, because each search for one would pass the whole list. They stand ahead of the entry of its own
+-- end. finals.lua and forget.lua drop them, and count them down.
+local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED, PAST =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
 local REFUSED = -1
 
 local function is_record(t)
   return type(t) == 'table' and type(t[ST]) == 'string' and type(t[NUM]) == 'number' and type(t[FAILS]) == 'number'
     and type(t[CREDITED]) == 'table' and type(t[HELD]) == 'table' and type(t[AT]) == 'number'
+    and type(t[PAST] or 0) == 'number'
 end
 
 -- Lists of workers and grants are of text.
@@ -90,6 +94,7 @@ end
 local function save(t)
   if t[EPOCH] then
     t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
+    if t[PAST] then t[RESERVED] = t[RESERVED] or false elseif not t[RESERVED] then t[RESERVED] = nil end
     return cmsgpack.pack(t)
   end
   -- A lower NUM may have completed the task with more credits than NUM.
@@ -107,6 +112,13 @@ local function save(t)
     return string.char(101, t[NUM]) .. t[AT] .. entries_of(t)
   end
   return cmsgpack.pack(t)
+end
+
+-- Counts down the past ends of the task, if there are any. Answers whether there were.
+local function drop_past_end(t)
+  if not t or (t[PAST] or 0) < 1 then return false end
+  t[PAST] = t[PAST] > 1 and t[PAST] - 1 or nil
+  return true
 end
 
 -- How many replicas may still be handed out.

@@ -100,7 +100,7 @@ async fn a_dead_task_is_shown_and_sent_again_and_done_by_the_worker_that_failed(
 
 #[tokio::test]
 async fn a_task_may_die_and_be_sent_again_many_times() {
-    let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
+    let mut daemon = column::start(SHORT_GRACE, &[]).await;
     let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
     for life in 0..4 {
         let reason = format!("life {life}");
@@ -116,6 +116,12 @@ async fn a_task_may_die_and_be_sent_again_many_times() {
     }
     assert_eq!(daemon.drain("w", "q").await, ["k"]);
     assert_eq!(daemon.queue("q").await["dead"], 0);
+    until("Redis has nothing of its five ends", async || {
+        let (_, dump) = daemon.get("/v1/dump?queue=q").await;
+        let shards = dump["shards"].as_array().unwrap();
+        shards.iter().all(|shard| shard["holds"]["finals_count"] == 0 && shard["holds"]["records_count"] == 0)
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }
 

@@ -25,6 +25,8 @@ mod enqueue;
 mod explain;
 #[path = "lua_state/fresh.rs"]
 mod fresh;
+#[path = "lua_state/past_ends.rs"]
+mod past_ends;
 #[path = "lua_state/random.rs"]
 mod random;
 #[path = "lua_state/report.rs"]
@@ -199,8 +201,8 @@ fn shown(bytes: &[u8]) -> String {
         let numbers: Vec<_> = numbers.iter().map(u8::to_string).collect();
         return format!("{}{}{}{entries}", bytes[0] as char, numbers.join("/"), if is_live { "" } else { " at " });
     }
-    // Records are arrays of seven to twelve values, histories of three a failure.
-    if matches!(bytes.first(), Some(0x93..=0x9c | 0xdc))
+    // Records are arrays of seven to thirteen values, histories of three a failure.
+    if matches!(bytes.first(), Some(0x93..=0x9d | 0xdc))
         && let Ok(value) = rmp_serde::from_slice::<serde_json::Value>(bytes)
     {
         return value.to_string();

@@ -399,6 +399,22 @@ async fn the_list_of_final_records_has_all_of_them_and_no_other() {
     f.seed("RPUSH", "finals", &[&id('a'), &id('a')]).await;
     assert_eq!(look(&f, 1, "l", "a").await, ["live_among_finals a"]);
     assert_eq!(f.state().await, twin);
+
+    // ["L", 1, …, false, 1] and ["D", …]: a past end is listed.
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('v'), b"\x9d\xa1L\x01\x00\x91\xa0\x90\x90\x00\x00\x90\x90\x01\xc2\x01"]).await;
+    f.seed("HSET", "records", &[&id('w'), b"\x9d\xa1D\x01\x02\x90\x90\x90\x05\x00\x90\x90\x01\xc2\x01"]).await;
+    f.seed("RPUSH", "finals", &[&id('v'), &id('w'), &id('w')]).await;
+    let twin = f.state().await;
+    assert!(look(&f, 1, "lu", "vw").await.is_empty());
+    assert_eq!(f.state().await, twin);
+    f.seed("LREM", "finals", &[b"1", &id('w')]).await;
+    assert_eq!(look(&f, 1, "u", "w").await, ["final_not_listed w"]);
+    assert_eq!(f.state().await, twin);
+    f.seed("RPUSH", "finals", &[&id('v')]).await;
+    assert_eq!(look(&f, 1, "l", "v").await, ["live_among_finals v"]);
+    let record = r#"v=["L",1,0,[""],[],[],0,0,[],[],1]"#;
+    changed(&twin, &f.state().await, &[("records", &[record, &twin["records"][1]]), ("finals", &["w", "w"])]);
 }
 
 #[tokio::test]

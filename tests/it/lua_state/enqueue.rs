@@ -83,7 +83,7 @@ pub(super) fn enqueue_all(call: &mut Call, ids: &[Vec<u8>], body: &[u8]) {
 }
 
 /// Without epoch and high water.
-fn enqueue_bodies(call: &mut Call, live_max: u64, tasks: &[(&str, char, Vec<u8>)]) {
+pub(super) fn enqueue_bodies(call: &mut Call, live_max: u64, tasks: &[(&str, char, Vec<u8>)]) {
     let upto = tasks.last().expect("a task").0;
     call.arg("t:wake").arg("q").arg("topic").arg("").arg(upto).arg(100).arg(1 << 20).arg(0).arg(live_max);
     argue(call, tasks);
@@ -405,7 +405,7 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
     let before = f.state().await;
     let run = |call: &mut Call| enqueue_again(call, 'a', 2, 1, b"\x91\xa1w");
     assert_eq!(flat(f.run(&scripts::ENQUEUE, run).await.expect("enqueue")), ["ok", "1", "1", "0"]);
-    let record = r#"a=["L",2,0,[],["w","0"],[],0,3,[],[],1]"#;
+    let record = r#"a=["L",2,0,[],["w","0"],[],0,3,[],[],1,false,1]"#;
     changed(
         &before,
         &f.state().await,
@@ -414,10 +414,19 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
             ("records", &[record]),
             ("bodies", &["a=body2"]),
             ("m:T", &["2/3/a", "2/2/a", "2/0/a"]),
-            ("finals", &["x", "y"]),
             ("counters", &["largest_body=13", "open_bytes=413", "live=1", "open=1"]),
         ],
     );
+    // It is cancelled, and sent again: a second entry is of a past end.
+    assert_eq!(f.cancelled(&[('a', 2, 1)]).await, ["7", "1"]);
+    let again = |call: &mut Call| {
+        enqueue_bodies(call, 1000, &[("6-0", 'a', body(2))]);
+        call.arg(1).arg(2).arg(0).arg("").arg(2);
+    };
+    f.run(&scripts::ENQUEUE, again).await.expect("enqueue");
+    let twice = f.state().await;
+    assert_eq!(twice["records"], [r#"a=["L",2,0,[],["w","0"],[],0,4,[],[],2,false,2]"#]);
+    assert_eq!(twice["finals"], ["x", "a", "y", "a"]);
 }
 
 #[tokio::test]
@@ -429,7 +438,7 @@ async fn enqueue_keeps_the_credits_of_an_earlier_epoch_whose_reports_are_on_thei
     f.seed("RPUSH", "finals", &[&id('a')]).await;
     let credited = rmp_serde::to_vec(&["u", "x"]).expect("packed");
     f.run(&scripts::ENQUEUE, |call| enqueue_again(call, 'a', 4, 1, &credited)).await.expect("enqueue");
-    let expected = r#"a=["L",4,0,[],["u","0","x","0","v","0"],[],0,1,[],[],1]"#;
+    let expected = r#"a=["L",4,0,[],["u","0","x","0","v","0"],[],0,1,[],[],1,false,1]"#;
     assert_eq!(f.state().await["records"], [expected]);
 }
 

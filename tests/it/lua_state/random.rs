@@ -13,13 +13,14 @@ use super::{Fixture, NOW, body, claim::claim, id, lease, report::complete};
 const CASES: usize = 300;
 
 /// Records that a script wrote.
-const SAMPLES: [&[u8]; 6] = [
+const SAMPLES: [&[u8]; 7] = [
     b"3",
     b"h5:w",
     b"m\x03\x01\x01w\th5\nv\tc2\n",
     b"e\x02w\tc1\n",
     b"\x97\xa1L\x05\x01\x90\x90\x90\x00",
     b"\x9a\xa1L\x05\x03\x91\xa19\x92\xa1u\xa11\x94\xa1w\xa12\xa1v\xa13\x00\x02\x92\xa1x\xff\x93\x01\xa1x\xa1y",
+    b"\x9d\xa1D\x01\x02\x90\x90\x90\x05\x00\x90\x90\x01\xc2\x02",
 ];
 
 /// Random bytes, or a record in which some bytes are others.
@@ -58,13 +59,21 @@ async fn no_record_of_any_bytes_raises_an_error() {
     };
     let claim: fn(&mut Call) = |call| claim(call, &[("w", 9), ("v", 9)]);
     let complete: fn(&mut Call) = |call| complete(call, &[('a', "7", 5, "w"), ('a', "7", 2, "v")]);
-    let steps: [Step; 6] = [
+    let finals: fn(&mut Call) = |call| {
+        call.arg(100).arg(10);
+    };
+    let forget: fn(&mut Call) = |call| {
+        call.arg("1").arg(100).arg(id('a'));
+    };
+    let steps: [Step; 8] = [
         (&scripts::EXPLAIN, explain),
         (&scripts::CLAIM, claim),
         (&scripts::COMPLETE, complete),
         (&scripts::EXPIRE, expire),
         (&scripts::PROMOTE, promote),
         (&scripts::DEADLINE, deadline),
+        (&scripts::FINALS, finals),
+        (&scripts::FORGET, forget),
     ];
     let redis = f.redis.clone();
     for case in 0..CASES {
@@ -77,6 +86,7 @@ async fn no_record_of_any_bytes_raises_an_error() {
             f.seed("HSET", "bodies", &[&id('a'), &if case % 3 == 0 { record.clone() } else { body(2) }]).await;
             f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('a', 5)]).await;
             f.seed("ZADD", "delayed", &[b"5", &lease('a', 1)]).await;
+            f.seed("RPUSH", "finals", &[&id('a')]).await;
             for step in 0..steps.len() {
                 let (script, args) = steps[(turn + step) % steps.len()];
                 let answer = f.run(script, args).await;

@@ -86,6 +86,48 @@ async fn sweep_moves_a_stuck_tail_so_that_the_spent_ones_behind_it_leave() {
     changed(&before, &f.state().await, &[("m:T", &["2/0/a"]), ("m:C", &["101"])]);
 }
 
+/// Dead for the third time long ago; of its earlier ends, two are listed.
+const PAST_OLD: &[u8] = b"\x9d\xa1D\x01\x02\x90\x90\x90\x05\x00\x90\x90\x02\xc2\x02";
+/// Sent again, and live; its end is listed.
+const PAST_LIVE: &[u8] = b"\x9d\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01\xc2\x01";
+/// Dead a moment ago; an earlier end is listed, and it is reserved for v.
+const PAST_YOUNG: &[u8] = b"\x9d\xa1D\x01\x02\x90\x90\x90\xce\x00\x0f\x42\x3f\x00\x90\x90\x01\x92\xa1v\x07\x01";
+
+#[tokio::test]
+async fn finals_drops_entries_of_past_ends_and_passes_none_that_is_young() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('a'), PAST_OLD, &id('b'), PAST_LIVE, &id('c'), PAST_YOUNG]).await;
+    f.seed("HSET", "records", &[&id('x'), b"f5:1:w", &id('y'), b"f6:2:w"]).await;
+    let list = ['b', 'a', 'x', 'c', 'a', 'y', 'a', 'c', 'x'];
+    for letter in list {
+        f.seed("RPUSH", "finals", &[&id(letter)]).await;
+    }
+    let before = f.state().await;
+    // The script looks at no more than its page.
+    let finals = |most: u64| {
+        move |call: &mut Call| {
+            call.arg(60_000).arg(most);
+        }
+    };
+    assert_eq!(flat(f.run(&scripts::FINALS, finals(4)).await.expect("finals")), ["x"]);
+    let records = [
+        r#"a=["D",1,2,[],[],[],5,0,[],[],2,false,1]"#,
+        r#"b=["L",1,0,[],[],[],0,0,[],[],1]"#,
+        r#"c=["D",1,2,[],[],[],999999,0,[],[],1,["v",7]]"#,
+        "x=f5:1:w",
+        "y=f6:2:w",
+    ];
+    changed(&before, &f.state().await, &[("records", &records), ("finals", &["x", "a", "y", "a", "c", "x"])]);
+    // The entry of its own end is named: all before it were dropped.
+    assert_eq!(flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")), ["x", "y", "a"]);
+    let state = f.state().await;
+    assert_eq!(state["records"][0], r#"a=["D",1,2,[],[],[],5,0,[],[],2]"#);
+    assert_eq!(state["finals"], ["x", "y", "a", "c", "x"]);
+    let before = f.state().await;
+    assert_eq!(flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")), ["x", "y", "a"]);
+    assert_eq!(f.state().await, before);
+}
+
 #[tokio::test]
 async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
     let f = Fixture::new().await;
@@ -134,6 +176,21 @@ async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
         };
         assert_eq!(flat(f.run(&scripts::FORGET, later).await.expect("forget")), ["1"]);
         assert!(!f.state().await.contains_key("records"));
+    }
+    // An entry of a past end leaves alone.
+    for (record, left) in
+        [(PAST_OLD, r#"["D",1,2,[],[],[],5,0,[],[],2,false,1]"#), (PAST_LIVE, r#"["L",1,0,[],[],[],0,0,[],[],1]"#)]
+    {
+        let f = Fixture::new().await;
+        f.seed("HSET", "records", &[&id('a'), record]).await;
+        f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('a')]).await;
+        let before = f.state().await;
+        let forget = |call: &mut Call| {
+            call.arg("1").arg(60_000).arg(id('a'));
+        };
+        assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+        let record = format!("a={left}");
+        changed(&before, &f.state().await, &[("records", &[&record]), ("finals", &["b", "a"])]);
     }
     // A live record stays, and is not listed any more.
     let f = Fixture::new().await;
