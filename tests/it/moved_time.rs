@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use taskd::{
-    bus::{Bus, Topic},
+    bus::{Bus, Reading, Topic},
     model::{InsertStatus, NewTask, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate},
     pipelines::publishing,
     queue::{Claim, Code, Completion, Leased},
-    wire::pb::{self, report::What},
+    store::Turn,
+    wire::{
+        self,
+        pb::{self, report::What},
+    },
 };
 
 use crate::{
@@ -82,6 +86,36 @@ async fn rows_go_to_the_bus_when_their_time_has_come() {
     assert_eq!(published().await, 2);
     fixture.clock.advance(day - HOUR);
     until("the row of a day is published", async || published().await > 2).await;
+    // SQL is asked about each of them: a watchdog that led before may have been killed ahead of its mark.
+    assert_eq!(flags(&fixture, 3).await, [true; 3]);
+    fixture.stop().await;
+}
+
+/// Whether each record of `pipeline` is flagged `again`.
+async fn flags(fixture: &Fixture, count: usize) -> Vec<bool> {
+    let (mut reader, mut flags) = (fixture.bus.subscribe(Topic::Pipeline, Reading::Shared).await.unwrap(), Vec::new());
+    while flags.len() < count {
+        let read = reader.next(10).await.unwrap();
+        flags.extend(read.iter().map(|message| wire::read_pipeline_record(&message.value).unwrap().again));
+    }
+    flags
+}
+
+#[tokio::test]
+async fn rows_that_the_watchdog_may_have_published_go_out_as_again() {
+    let fixture = Fixture::start().await;
+    let settings = &fixture.state.settings;
+    let process = Process::with_clock(&fixture.redis, &fixture.store, fixture.bus.clone(), fixture.clock.clone());
+    let (publisher, now) = (process.publisher(settings), fixture.clock.now_unix_ms());
+    let row = |at| {
+        let task = NewTask { queue: "q".into(), key: "k".to_owned().into(), ..Default::default() };
+        validate::task_row(task, TaskId::at(now, at), &settings.task_rules("q"), 1, now).unwrap()
+    };
+    for at in 0..2 {
+        publisher.publish(&[(&row(at), Turn::FIRST)], false).await.unwrap();
+        fixture.clock.advance(settings.watchdog.republish_after + Duration::from_millis(1));
+    }
+    assert_eq!(flags(&fixture, 2).await, [false, true]);
     fixture.stop().await;
 }
 

@@ -91,8 +91,9 @@ impl Process {
         shortcut
     }
 
-    pub(crate) fn publisher(&self) -> Publisher {
-        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone())
+    pub(crate) fn publisher(&self, settings: &Settings) -> Publisher {
+        let late = settings.watchdog.republish_after;
+        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone(), late)
     }
 
     fn letters(&self) -> DeadLetters {
@@ -111,7 +112,7 @@ impl Process {
             store: Arc::clone(&self.store),
             bus: Arc::clone(&self.bus),
             filter: self.filter.clone(),
-            publisher: self.publisher(),
+            publisher: self.publisher(settings),
             letters: self.letters(),
             gates: self.gates.clone(),
             shortcut: self.shortcut.clone(),
@@ -145,7 +146,7 @@ impl Process {
             queue: self.queue.upkeep.clone(),
             coordination: self.coordination.clone(),
             filter: self.filter.clone(),
-            publisher: self.publisher(),
+            publisher: self.publisher(settings),
             letters: self.letters(),
             gates: self.gates.clone(),
             shortcut: self.shortcut.clone(),

@@ -65,15 +65,13 @@ impl Context {
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
-        let shortcut = self.shortcut.as_ref().filter(|_| !self.are_late(rows)).zip(stored_behind);
+        let shortcut = self.shortcut.as_ref().filter(|_| !self.publisher.are_late(rows)).zip(stored_behind);
         let Sent { mut published, rest, again } = match shortcut {
             Some((shortcut, stored_behind)) => shortcut.send(rows, stored_behind).await,
             None => Sent { rest: rows.to_vec(), ..Sent::default() },
         };
         let mut done = Ok(());
-        // The process may have been held up on the shortcut, too.
-        let late = self.are_late(&rest);
-        for (rows, again) in [(rest, late), (again, true)].iter().filter(|(rows, _)| !rows.is_empty()) {
+        for (rows, again) in [(rest, false), (again, true)].iter().filter(|(rows, _)| !rows.is_empty()) {
             let (by_bus, all) = self.publisher.publish_unmarked(rows, *again).await;
             if let Some(shortcut) = &self.shortcut {
                 shortcut.went_by_bus(&by_bus);
@@ -88,14 +86,6 @@ impl Context {
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }
         Ok(())
-    }
-
-    /// After some time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are done
-    /// and forgotten by now.
-    fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
-        let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
-        let now = self.clock.now_unix_ms();
-        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)))
     }
 
     /// Starts the loop that writes marks.

@@ -4,7 +4,7 @@ mod letters;
 mod rows;
 mod traced;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use self::traced::Publishes;
 pub use self::{
@@ -73,11 +73,21 @@ pub struct Publisher {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     clock: Clock,
+    late_ms: i64,
 }
 
 impl Publisher {
-    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { store, bus, clock }
+    /// The watchdog publishes rows that are older than `republish_after`.
+    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock, republish_after: Duration) -> Self {
+        let late_ms = i64::try_from(republish_after.as_millis()).unwrap_or(i64::MAX);
+        Self { store, bus, clock, late_ms }
+    }
+
+    /// Whether the watchdog may have published some of the rows: after some time, or after a step of the clock. Perhaps
+    /// their tasks are done and forgotten by now.
+    pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
+        let (now, late) = (self.clock.now_unix_ms(), self.late_ms);
+        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)))
     }
 
     /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per partition.
@@ -100,7 +110,8 @@ impl Publisher {
         Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
 
-    /// Publishes rows to `pipeline`. Answers what the caller has to mark, also when a part failed.
+    /// Publishes rows to `pipeline`, those of a part that is late as `again`. Answers what the caller has to mark, also
+    /// when a part failed.
     pub async fn publish_unmarked(
         &self,
         rows: &[(&TaskRow, Turn)],
@@ -126,7 +137,8 @@ impl Publisher {
                 bytes <= PUBLISH_BYTES
             });
             let (now, later) = rest.split_at(fits.count().max(1));
-            self.publish_some(now, again, published).await?;
+            // Each part may have waited for the bus.
+            self.publish_some(now, again || self.are_late(now), published).await?;
             rest = later;
         }
         Ok(())
@@ -139,16 +151,17 @@ impl Publisher {
         Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
 
-    /// Publishes like [`Self::publish`], but a refused row does not hold up the others.
-    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Outcome, Error> {
-        match self.publish(rows, again).await {
+    /// Publishes rows of the outbox and marks them; a refused row does not hold up the others.
+    ///
+    /// All go as `again`: each may have been published just before its mark, or by a watchdog that led before.
+    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)]) -> Result<Outcome, Error> {
+        match self.publish(rows, true).await {
             Err(error) if error.is_refusal() => {}
             other => return other.map(|last| Outcome { last, ..Outcome::default() }),
         }
         let mut outcome = Outcome::default();
         for row in rows {
             let id = row.0.id;
-            // The first try may have published a part of the batch, so all of it goes as `again`.
             match self.publish(std::slice::from_ref(row), true).await {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
