@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, ItemStatus, tasks_client::TasksClient};
+use tokio::time::timeout;
 use tonic::Code;
 
 use crate::support::{
@@ -52,6 +54,24 @@ async fn a_session_gets_what_it_asks_for_and_never_more() {
     assert_eq!(daemon.complete("puller", &pulled).await, vec!["OK"; 2]);
     worker.close().await;
     until("SQL has all reports", async || daemon.unfinished("q").await == 0).await;
+    assert!(daemon.stop().await.success());
+}
+
+/// With one master of a cluster away, workers of the others go on.
+#[tokio::test]
+async fn a_session_opens_while_redis_does_not_answer_and_gets_its_tasks_later() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 2).await;
+    waiting(&daemon, 2).await;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    // Clients do not wait longer.
+    let opened = timeout(Duration::from_secs(10), Worker::open(daemon.grpc_port(), opening("w", 2))).await;
+    let mut worker = opened.expect("it opens in time").unwrap();
+    assert_eq!(worker.opened.granted, 0);
+    assert!(daemon.signal_redis(Signal::SIGCONT));
+    worker.ask(pb::WorkerFrame { want: 2, ..Default::default() }).await.unwrap();
+    assert_eq!(worker.tasks(2).await.len(), 2);
+    worker.close().await;
     assert!(daemon.stop().await.success());
 }
 

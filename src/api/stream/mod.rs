@@ -27,6 +27,8 @@ use crate::{
 
 /// How long the first frame may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
+/// How long a session waits to be open while Redis does not answer: workers give up after ten seconds.
+const OPENED_WITHIN: Duration = Duration::from_secs(3);
 
 impl Api {
     /// Runs a stream beside its connection. A stop of the process waits for it.
@@ -58,7 +60,7 @@ impl Api {
         let granted = match tasks.want(&attached, want) {
             Some(granted) => granted,
             None => tokio::select! {
-                granted = tasks.want_more(&attached, want, || true) => granted,
+                granted = timeout(OPENED_WITHIN, tasks.want_more(&attached, want, || true)) => granted.unwrap_or(0),
                 cut = attached.cut() => return Err(cut.into()),
                 () = out.closed() => return Err(StreamEnd::Broken),
                 // It hears of the stop in a moment.

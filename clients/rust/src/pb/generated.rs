@@ -781,7 +781,8 @@ pub struct SessionOpened {
     /// them by extending them on this stream: taskd then counts them to this session.
     #[prost(bool, tag = "2")]
     pub resumed: bool,
-    /// How much of `want` taskd took; less where `max_tasks` is reached.
+    /// How much of `want` taskd took; less where `max_tasks` is reached, and 0 where Redis does not answer within three
+    /// seconds: a later frame may want the rest.
     #[prost(uint32, tag = "3")]
     pub granted: u32,
     /// The most tasks that the session may have in hand and on demand, together.
