@@ -12,7 +12,10 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::trust::{self, Token, Trust};
+use super::{
+    probe::speaks_http_1,
+    trust::{self, Token, Trust},
+};
 
 /// The address of taskd's gRPC port, and the way to call it.
 #[derive(Args)]
@@ -114,6 +117,9 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
     })?;
+    if speaks_http_1(endpoint.uri()).await {
+        anyhow::bail!("{url} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)");
+    }
     Ok(InterceptedService::new(channel, trust.token()))
 }
 

@@ -17,6 +17,7 @@ pub mod load;
 mod manual;
 mod patience;
 mod print;
+mod probe;
 mod queues;
 mod run;
 mod stats;
@@ -307,13 +308,30 @@ fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
     let line = lines.join("; ").trim_start_matches("error: ").replace(":; ", ": ");
     let line = line.replace("invalid digit found in string", "not a whole number");
+    if error.kind() == ErrorKind::MissingRequiredArgument && args.iter().all(|arg| arg != "--queue") {
+        return line.replace("<ID>...", "<ID>... (or --queue with --key)");
+    }
     if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
         return format!("{line}; put the options behind the command");
     }
     match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => {
+            // Nobody means it so.
+            let line = line.split("; tip: to pass").next().unwrap_or_default();
+            is_negative(arg, args).unwrap_or_else(|| line.to_owned())
+        }
         Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
         _ => line,
     }
+}
+
+/// The line for a number or a time below zero, which clap takes for a flag.
+fn is_negative(arg: &str, args: &[OsString]) -> Option<String> {
+    let place = args.iter().position(|given| given.to_string_lossy().starts_with(arg))?;
+    let (flag, value) = (args.get(place.checked_sub(1)?)?.to_string_lossy(), args[place].to_string_lossy());
+    let is_number = value.strip_prefix('-').is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
+    (is_number && flag.starts_with("--"))
+        .then(|| format!("invalid value '{value}' for '{flag}': it must not be negative"))
 }
 
 fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
@@ -351,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 8] = [
+        let cases: [(&[&str], &str); 12] = [
             (&["--data-dir", "x", "migrate"], "put the options behind the command"),
             (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
             (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
@@ -360,6 +378,10 @@ mod tests {
             (&["--grace-period", "5"], "\"5\" is not a duration"),
             (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
             (&["insrt"], "insrt"),
+            (&["bench", "--rate", "-5"], "invalid value '-5' for '--rate': it must not be negative"),
+            (&["stats", "--every", "-1s"], "invalid value '-1s' for '--every': it must not be negative"),
+            (&["tasks", "change"], "were not provided: <--priority <PRIORITY>|--replicas <NUM>>"),
+            (&["cancel"], "were not provided: <ID>... (or --queue with --key)"),
         ];
         for (args, want) in cases {
             let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };

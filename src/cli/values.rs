@@ -7,10 +7,10 @@ use crate::{config::Time, wire::pb};
 
 /// The new values of tasks.
 #[derive(Args, Clone)]
-#[group(skip)]
+#[group(required = true, multiple = true)]
 pub(super) struct Values {
     /// high, medium or low
-    #[arg(long, value_enum, required_unless_present = "replicas")]
+    #[arg(long, value_enum)]
     priority: Option<Level>,
 
     /// How many distinct workers do it

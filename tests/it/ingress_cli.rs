@@ -452,14 +452,24 @@ async fn insert_gives_up_on_a_server_that_never_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn insert_takes_host_and_port_and_asks_whether_it_is_that_for_grpc() {
+async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(ingress::http::serve(listener, idle_state(|_| {})));
+    // A server that speaks HTTP/1 answers in this way; one that speaks nothing may be a proxy whose taskd is away.
+    for args in [&["fsck"][..], &["insert", "--queue", "q", "/dev/null"], &["work", "--queue", "q", "--", "true"]] {
+        let args = [&args[..1], &["--grpc", &address], &args[1..]].concat();
+        let (code, stdout, stderr) = tokio::task::block_in_place(|| run(&args, &[]));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}");
+        let said = format!("taskd: http://{address} answers HTTP/1, so it is not taskd's gRPC port; ");
+        assert!(stderr.starts_with(&said) && stderr.lines().count() == 1, "{args:?}: {stderr}");
+    }
+    let closing = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = closing.local_addr().unwrap().to_string();
+    tokio::spawn(async move { while closing.accept().await.is_ok() {} });
     let (code, _, stderr) = insert_at(address.clone(), &["--give-up-after", "300ms"]).await;
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.starts_with(&format!("waiting for taskd at http://{address}: ")), "{stderr}");
-    // HTTP's answer to gRPC's first bytes is not the same each time.
     assert!(stderr.contains("is that taskd's gRPC port?"), "{stderr}");
 }
 
