@@ -118,8 +118,9 @@ impl Outbox {
     /// Makes fresh rows due now that are due much later. They were stored while the clock was ahead.
     async fn bring_forward(&self, cx: &Loop) -> Result<(), Error> {
         let now = self.clock.now_unix_ms();
-        let soon =
-            now.saturating_add(i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX));
+        // Twice the time: rows that are stored meanwhile are due a little later than the others.
+        let twice = 2 * self.settings.watchdog.republish_after;
+        let soon = now.saturating_add(i64::try_from(twice.as_millis()).unwrap_or(i64::MAX));
         let (mut after, mut rows) = (None, 0);
         loop {
             let page = self.store.bring_forward(soon, now, after, LOOKED_AT_ONCE).await?;
