@@ -80,7 +80,7 @@ local function check_record(id, record)
     if mends then redis.call('HDEL', BODIES, id, id .. 'h') end
   end
   local n = #tasks
-  tasks[n + 1], tasks[n + 2], tasks[n + 3] = id, state, t[OFFER] or 0
+  tasks[n + 1], tasks[n + 2], tasks[n + 3], tasks[n + 4] = id, state, t[OFFER] or 0, t[PAST] or 0
 end
 
 -- The live record of a task; nil where it has none that can be read.

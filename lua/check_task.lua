@@ -40,15 +40,17 @@ local function places(id, t)
   return (#found > 2 or not is_cut) and found or nil
 end
 
--- Whether the list of final records has the task, besides its past ends; nil: the bound came first.
+-- Whether the list of final records has the task, besides its past ends; nil: the bound came first. If it does not,
+-- how many past ends it has.
 local function is_listed(id, t)
-  local length, past = redis.call('LLEN', FINALS), t[PAST] or 0
+  local length, past, found = redis.call('LLEN', FINALS), t[PAST] or 0, 0
   local most = math.min(length, budget)
   if most > 0 then
     budget = budget - most
-    if #redis.call('LPOS', FINALS, id, 'COUNT', past + 1, 'MAXLEN', most) > past then return true end
+    found = #redis.call('LPOS', FINALS, id, 'COUNT', past + 1, 'MAXLEN', most)
+    if found > past then return true end
   end
-  if most == length then return false end
+  if most == length then return false, found end
 end
 
 local function lane_for(id, t) return lane_of(head_of(id), (t[OFFER] or 0) > 0) end
@@ -71,10 +73,16 @@ local function check_listed(id, t)
 end
 
 local function check_unlisted(id, t)
-  local listed = is_listed(id, t)
+  local listed, past = is_listed(id, t)
   if listed == false then
     find('final_not_listed', id, 'the task is final, and no list says so: its record would stay for ever')
-    if mends then redis.call('RPUSH', FINALS, id) end
+    if mends then
+      redis.call('RPUSH', FINALS, id)
+      if (t[PAST] or 0) > past then
+        t[PAST] = past > 0 and past or nil
+        redis.call('HSET', RECORDS, id, save(t))
+      end
+    end
   end
   return listed ~= nil
 end

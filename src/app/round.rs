@@ -166,12 +166,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     }
     let shortcut = components::shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
-        publisher: Publisher::new(
-            Arc::clone(store),
-            Arc::clone(&bus),
-            clock.clone(),
-            settings.watchdog.republish_after,
-        ),
+        publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone(), Arc::clone(settings)),
         letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
         settings: Arc::clone(settings),
         store: Arc::clone(store),

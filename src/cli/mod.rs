@@ -318,20 +318,23 @@ fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => {
             // Nobody means it so.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
-            is_negative(arg, args).unwrap_or_else(|| line.to_owned())
+            with_value(line, arg, args)
         }
         Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
         _ => line,
     }
 }
 
-/// The line for a number or a time below zero, which clap takes for a flag.
-fn is_negative(arg: &str, args: &[OsString]) -> Option<String> {
-    let place = args.iter().position(|given| given.to_string_lossy().starts_with(arg))?;
-    let (flag, value) = (args.get(place.checked_sub(1)?)?.to_string_lossy(), args[place].to_string_lossy());
-    let is_number = value.strip_prefix('-').is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
-    (is_number && flag.starts_with("--"))
-        .then(|| format!("invalid value '{value}' for '{flag}': it must not be negative"))
+/// The same with the way to write a value that clap takes for a flag, as a number below zero or a key.
+fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
+    let Some(place) = args.iter().position(|given| given.to_string_lossy().starts_with(arg)) else {
+        return line.into();
+    };
+    let (before, value) = (args[..place].last().map(|arg| arg.to_string_lossy()), args[place].to_string_lossy());
+    match before.filter(|flag| flag.starts_with("--") && !value.starts_with("--")) {
+        Some(flag) => format!("{line}; if it is the value of {flag}, write {flag}={value}"),
+        None => line.to_owned(),
+    }
 }
 
 fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
@@ -378,8 +381,8 @@ mod tests {
             (&["--grace-period", "5"], "\"5\" is not a duration"),
             (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
             (&["insrt"], "insrt"),
-            (&["bench", "--rate", "-5"], "invalid value '-5' for '--rate': it must not be negative"),
-            (&["stats", "--every", "-1s"], "invalid value '-1s' for '--every': it must not be negative"),
+            (&["bench", "--rate", "-5"], "if it is the value of --rate, write --rate=-5"),
+            (&["stats", "--every", "-1s"], "if it is the value of --every, write --every=-1s"),
             (&["tasks", "change"], "were not provided: <--priority <PRIORITY>|--replicas <NUM>>"),
             (&["cancel"], "were not provided: <ID>... (or --queue with --key)"),
         ];

@@ -61,9 +61,18 @@ pub enum Checked {
 pub struct Slice {
     pub finds: Vec<ShardFind>,
     /// Of records and bodies only.
-    pub tasks: Vec<(TaskId, Checked)>,
+    pub tasks: Vec<CheckedTask>,
     /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call may.
     pub next: Option<String>,
+}
+
+/// A task of a slice.
+#[derive(Debug)]
+pub struct CheckedTask {
+    pub id: TaskId,
+    pub state: Checked,
+    /// How often the list of final records has it besides: for ends ahead of the present one.
+    pub past_ends: u64,
 }
 
 /// The finds among tasks that were looked at again.
@@ -126,13 +135,13 @@ impl Shards {
         let mut fields = list(answer.next())?.into_iter();
         while let Some(id) = fields.next() {
             let Some(id) = task(&bytes(Some(id))?) else { continue };
-            let (state, offer) = (text(fields.next())?, number(fields.next())?);
+            let (state, offer, past_ends) = (text(fields.next())?, number(fields.next())?, number(fields.next())?);
             let state = match state.as_str() {
                 "o" => Checked::Open(offer),
                 "l" => Checked::Live,
                 _ => Checked::Final,
             };
-            tasks.push((id, state));
+            tasks.push(CheckedTask { id, state, past_ends });
         }
         let again = number::<u8>(answer.next())? == 1;
         Ok(Slice { finds, tasks, next: (again || next != "0").then_some(next) })

@@ -47,7 +47,7 @@ pub use self::{
     announce::{Announcer, Full, Interest, Told, Watch},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
-    check::{Checked, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},
+    check::{Checked, CheckedTask, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},
@@ -67,7 +67,7 @@ pub use self::{
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
         Rejection, Source, Stats,
     },
-    upkeep::{FailedRound, Failing, LookFor, Upkeep},
+    upkeep::{FailedRound, Failing, Finals, LookFor, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},
     worker::WorkerQueue,
 };

@@ -259,6 +259,11 @@ async fn a_final_record_that_no_list_has_found_and_mended() {
 async fn a_live_task_among_the_final_ones_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let _: i64 = tasks.redis.rpush(key("finals"), bytes(&tasks.waiting)).await.unwrap();
+    // ["L", 1, 0, [], [], [], 0, 0, [], [], 1, false, 1]: it was sent again, and the entry is of its past end.
+    let again = b"\x9d\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01\xc2\x01";
+    let _: i64 = tasks.redis.hset(key("records"), bytes(&tasks.waiting), again).await.unwrap();
+    assert_eq!(fsck(&tasks.daemon, &[]), (0, Vec::new()));
+    let _: i64 = tasks.redis.rpush(key("finals"), bytes(&tasks.waiting)).await.unwrap();
     let waiting = tasks.waiting.clone();
     tasks.found_and_mended(&["live_among_finals"], Some(&waiting), 3).await;
 }

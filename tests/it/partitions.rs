@@ -69,17 +69,17 @@ async fn a_task_of_a_partition_that_a_process_does_not_know_is_left_to_others() 
     let turns: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
 
     // In partition 0 it would be handed out a second time when it stands in 4 already.
-    let refused = old.publisher(&Settings::default()).publish(&turns, true).await.unwrap_err();
+    let refused = old.publisher(&Arc::default()).publish(&turns, true).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
     assert_eq!(old.bus.backlog(Topic::Pipeline).await.unwrap(), 0);
     let new = fixture.process(2).await;
-    let last = new.publisher(&Settings::default()).publish(&turns, true).await.unwrap();
+    let last = new.publisher(&Arc::default()).publish(&turns, true).await.unwrap();
     assert_eq!(last.into_keys().collect::<Vec<_>>(), [0, 4]);
 
     // On a bus that began anew with fewer it goes to one of those.
     redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
     let anew = fixture.process(2).await;
-    let last = anew.publisher(&Settings::default()).publish(&turns, true).await.unwrap();
+    let last = anew.publisher(&Arc::default()).publish(&turns, true).await.unwrap();
     assert_eq!(last.into_keys().collect::<Vec<_>>(), [0]);
 }
 
@@ -99,7 +99,7 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     fixture.store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
     let row = task(&settings, "a", 0);
     fixture.store.insert(&[publishing::new_row(row.clone(), &process.gates, &settings)]).await.unwrap();
-    process.publisher(&Settings::default()).publish(&[(&row, Turn::FIRST)], false).await.unwrap();
+    process.publisher(&Arc::default()).publish(&[(&row, Turn::FIRST)], false).await.unwrap();
     assert!(fixture.store.due(i64::MAX, 10, &std::collections::HashSet::new()).await.unwrap().is_empty());
 
     let supervisor = Supervisor::new();

@@ -177,7 +177,7 @@ async fn a_process_that_was_held_up_is_refused() {
     let f = Fixture::start(|_| {}).await;
     let before = f.shortcut.moment();
     let rows = f.stored(2).await;
-    f.process.publisher(&Settings::default()).publish(&borrowed(&rows), true).await.unwrap();
+    f.process.publisher(&Arc::default()).publish(&borrowed(&rows), true).await.unwrap();
     f.has_open(4).await;
     for id in ids(&rows) {
         let () = f.redis.conn().hdel("t:{q:0}:bodies", &id.as_bytes()[..]).await.unwrap();
@@ -193,7 +193,7 @@ async fn a_process_that_was_held_up_is_refused() {
 #[tokio::test]
 async fn a_fence_that_moves_keeps_tasks_away_for_a_moment() {
     let f = Fixture::start(|_| {}).await;
-    f.process.publisher(&Settings::default()).publish(&borrowed(&f.stored(1).await), true).await.unwrap();
+    f.process.publisher(&Arc::default()).publish(&borrowed(&f.stored(1).await), true).await.unwrap();
     f.has_open(3).await;
     let before = f.end().await;
     f.insert("refused").await;
@@ -251,7 +251,7 @@ async fn what_a_full_queue_does_not_take_goes_by_the_bus() {
     let sent = f.send(&rows, now).await;
     assert_eq!(sent, Outcome { taken: ids(&rows[..2]), rest: ids(&rows[2..]), again: vec![] });
     // The fanout parks it.
-    f.process.publisher(&Settings::default()).publish(&borrowed(&rows[2..]), false).await.unwrap();
+    f.process.publisher(&Arc::default()).publish(&borrowed(&rows[2..]), false).await.unwrap();
     until("the queue is closed", async || f.process.gates.is_closed(&f.shard.queue)).await;
     let now = f.shortcut.moment();
     assert_eq!(f.send(&rows[2..], now).await, Outcome::left(&rows[2..]));

@@ -42,8 +42,8 @@ pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
     }
     let entries = queue.upkeep.outbox(shard, 10, 1 << 20).await.unwrap();
     queue.upkeep.forwarded(shard, &entries).await.unwrap();
-    let done: Vec<_> = queue.upkeep.finals(shard, Duration::ZERO, 10).await.unwrap();
-    let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
+    let done = queue.upkeep.finals(shard, Duration::ZERO, 10).await.unwrap();
+    let done: Vec<_> = done.ids.into_iter().map(|id| (id, true)).collect();
     queue.upkeep.forget(shard, Duration::ZERO, &done).await.unwrap();
 }
 
@@ -91,9 +91,8 @@ impl Process {
         shortcut
     }
 
-    pub(crate) fn publisher(&self, settings: &Settings) -> Publisher {
-        let late = settings.watchdog.republish_after;
-        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone(), late)
+    pub(crate) fn publisher(&self, settings: &Arc<Settings>) -> Publisher {
+        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone(), Arc::clone(settings))
     }
 
     fn letters(&self) -> DeadLetters {

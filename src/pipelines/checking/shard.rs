@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     model::{FindKind, ShardId, StoredStatus, TaskId},
-    queue::{self, Checked, Part, ShardFind, Suspicion},
+    queue::{self, Checked, CheckedTask, Part, ShardFind, Suspicion},
     store::Unpublished,
 };
 
@@ -41,7 +41,8 @@ struct Portion {
 struct Pass {
     /// Tasks with a replica to claim: the newest offer, and how often a lane had it.
     open: HashMap<TaskId, (u64, u32)>,
-    live: HashSet<TaskId>,
+    /// Live tasks: how many past ends the list has to show.
+    live: HashMap<TaskId, u64>,
     /// Final records that the list has not shown yet.
     unlisted: HashSet<TaskId>,
 }
@@ -117,13 +118,14 @@ impl<'a> Walk<'a> {
                 self.publish_dropped(&slice.finds).await?;
                 self.add(slice.finds);
             }
-            slice.tasks.into_iter().filter(|(id, _)| portion.has(*id)).for_each(|(id, state)| self.keep(id, state));
+            slice.tasks.into_iter().filter(|task| portion.has(task.id)).for_each(|task| self.keep(&task));
             let Some(next) = slice.next else { return Ok(()) };
             cursor = next;
         }
     }
 
-    fn keep(&mut self, id: TaskId, state: Checked) {
+    fn keep(&mut self, task: &CheckedTask) {
+        let CheckedTask { id, state, past_ends } = *task;
         let Pass { open, live, unlisted } = &mut self.pass;
         if live.len() + unlisted.len() >= 2 * self.checker.pace.kept {
             self.found.unchecked += 1;
@@ -135,7 +137,7 @@ impl<'a> Walk<'a> {
             Checked::Live => {}
         }
         if state != Checked::Final {
-            live.insert(id);
+            live.insert(id, past_ends);
         }
     }
 
@@ -171,8 +173,10 @@ impl<'a> Walk<'a> {
             let page = self.checker.paced(queue.check_order(self.shard, 0, at, pace.entries)).await?;
             for (id, _) in page.listed {
                 self.pass.unlisted.remove(&id);
-                if self.pass.live.contains(&id) {
-                    listed.insert(id);
+                match self.pass.live.get_mut(&id) {
+                    Some(0) => drop(listed.insert(id)),
+                    Some(past_ends) => *past_ends -= 1,
+                    None => {}
                 }
             }
             from = page.next;
@@ -211,7 +215,7 @@ impl<'a> Walk<'a> {
     /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will never end here, unless
     /// it was sent again in between: SQL is asked a second time.
     async fn confirm_ended(&mut self) -> Result<(), Error> {
-        let live: Vec<TaskId> = std::mem::take(&mut self.pass.live).into_iter().collect();
+        let live: Vec<TaskId> = std::mem::take(&mut self.pass.live).into_keys().collect();
         for ids in live.chunks(self.checker.pace.entries) {
             let ended = self.ended(ids).await?;
             let found = self.look_again(&ended, Looks::ToTell).await?;

@@ -4,7 +4,7 @@ mod letters;
 mod rows;
 mod traced;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use self::traced::Publishes;
 pub use self::{
@@ -14,6 +14,7 @@ pub use self::{
 
 use crate::{
     bus::{self, Bus, Record, Topic},
+    config::Settings,
     model::{Offset, TaskId, TaskRow},
     runtime::{Clock, LoopError},
     store::{self, Published, Store, Turn},
@@ -73,21 +74,20 @@ pub struct Publisher {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     clock: Clock,
-    late_ms: i64,
+    settings: Arc<Settings>,
 }
 
 impl Publisher {
-    /// The watchdog publishes rows that are older than `republish_after`.
-    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock, republish_after: Duration) -> Self {
-        let late_ms = i64::try_from(republish_after.as_millis()).unwrap_or(i64::MAX);
-        Self { store, bus, clock, late_ms }
+    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock, settings: Arc<Settings>) -> Self {
+        Self { store, bus, clock, settings }
     }
 
-    /// Whether the watchdog may have published some of the rows: after some time, or after a step of the clock. Perhaps
-    /// their tasks are done and forgotten by now.
+    /// Whether another process may have published some of the rows as the watchdog: they were to go out some time ago,
+    /// or the clock made a step. Perhaps their tasks are done and forgotten by now.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
-        let (now, late) = (self.clock.now_unix_ms(), self.late_ms);
-        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)))
+        let (now, late) = (self.clock.now_unix_ms(), rows::ms(self.settings.watchdog.republish_after));
+        let was_due = |row| rows::publish_at(row, &self.settings).max(row.created_unix_ms);
+        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))
     }
 
     /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per partition.
@@ -151,17 +151,16 @@ impl Publisher {
         Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
 
-    /// Publishes rows of the outbox and marks them; a refused row does not hold up the others.
-    ///
-    /// All go as `again`: each may have been published just before its mark, or by a watchdog that led before.
-    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)]) -> Result<Outcome, Error> {
-        match self.publish(rows, true).await {
+    /// Publishes like [`Self::publish`], but a refused row does not hold up the others.
+    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Outcome, Error> {
+        match self.publish(rows, again).await {
             Err(error) if error.is_refusal() => {}
             other => return other.map(|last| Outcome { last, ..Outcome::default() }),
         }
         let mut outcome = Outcome::default();
         for row in rows {
             let id = row.0.id;
+            // The first try may have published a part of the batch, so all of it goes as `again`.
             match self.publish(std::slice::from_ref(row), true).await {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {

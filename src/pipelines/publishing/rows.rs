@@ -30,10 +30,10 @@ pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool 
 }
 
 /// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL until then.
-fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
+pub(super) fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
     task.not_before_unix_ms - ms(settings.watchdog.horizon)
 }
 
-fn ms(duration: Duration) -> i64 {
+pub(super) fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

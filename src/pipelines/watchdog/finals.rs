@@ -17,7 +17,7 @@ use crate::{
     config::Settings,
     model::{ShardId, TaskId},
     pipelines::changing::Changing,
-    queue::{Failing, Upkeep},
+    queue::{self, Failing, Upkeep},
     runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
@@ -77,9 +77,9 @@ impl Finals {
     /// Forgets some final records. Answers whether it was a full page.
     async fn settle(&mut self, shard: &ShardId) -> Result<bool, Error> {
         let most = self.settings.watchdog.batch_max;
-        let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
+        let queue::Finals { past_ends, ids } = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
         if ids.is_empty() {
-            return Ok(false);
+            return Ok(past_ends > 0);
         }
         let states = self.store.states(&ids).await?;
         // A task that SQL does not have was final for so long that it was removed.
@@ -97,6 +97,6 @@ impl Finals {
         let _alone = self.forgets.lock().await;
         let forgotten = self.queue.forget(shard, self.settings.watchdog.grace, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
-        Ok(count(forgotten) == most)
+        Ok(count(past_ends + forgotten) == most)
     }
 }

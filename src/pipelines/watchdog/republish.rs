@@ -27,15 +27,18 @@ impl Republish {
         Self { store, publisher, letters, filter, clock }
     }
 
-    /// Publishes rows as `again`, and ends tasks that are too large for the bus. Adds rows that SQL refuses to mark to
-    /// `refused`. Answers the last offset per partition.
+    /// Publishes rows, and ends tasks that are too large for the bus. Adds rows that SQL refuses to mark to `refused`.
+    /// Answers the last offset per partition.
     pub(super) async fn publish(
         &self,
         rows: &[(&TaskRow, Turn)],
         why: Republished,
         refused: &mut HashSet<TaskId>,
     ) -> Result<Last, Error> {
-        let outcome = self.publisher.publish_around_refused(rows).await?;
+        // A scheduled row was not published before, unless it is late. Any other may have been, a fresh one just before
+        // its mark.
+        let again = why != Republished::Scheduled;
+        let outcome = self.publisher.publish_around_refused(rows, again).await?;
         let published = rows.len() - outcome.stay.len() - outcome.too_large.len();
         metrics::outbox_republished(why, published);
         refused.extend(outcome.stay);

@@ -50,6 +50,14 @@ impl Deref for Upkeep {
     }
 }
 
+/// The answer of `lua/finals.lua`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finals {
+    /// Entries of past ends, which have left the list.
+    pub past_ends: u64,
+    pub ids: Vec<TaskId>,
+}
+
 impl Upkeep {
     /// The side of the queue that changes live work.
     pub fn changer(&self) -> Changer {
@@ -136,14 +144,16 @@ impl Upkeep {
         Ok(moved)
     }
 
-    /// Final records older than `grace`, the earliest first.
-    pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Vec<TaskId>> {
+    /// Final records older than `grace`, the earliest first, of the first `most` entries of the list.
+    pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Finals> {
         let value = self
             .call(&scripts::FINALS, shard, 1, |call| {
                 call.arg(ms(grace)).arg(most);
             })
             .await?;
-        items(value)?.into_iter().map(|id| task_id(Some(id))).collect()
+        let mut answer = items(value)?.into_iter();
+        let past_ends = number(answer.next())?;
+        Ok(Finals { past_ends, ids: answer.map(|id| task_id(Some(id))).collect::<Result<_>>()? })
     }
 
     /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its `grace`.

@@ -74,9 +74,9 @@ async fn mended(f: &Fixture, damage: impl AsyncFnOnce(), expected: &[&str]) -> (
 async fn a_whole_shard_has_no_finds_and_tells_its_tasks() {
     let f = whole().await;
     let answer = flat(f.run(&scripts::CHECK, check("records", 0)).await.expect("check"));
-    let mut tasks: Vec<_> = answer[1..answer.len() - 1].chunks(3).map(|task| task.join(" ")).collect();
+    let mut tasks: Vec<_> = answer[1..answer.len() - 1].chunks(4).map(|task| task.join(" ")).collect();
     tasks.sort();
-    assert_eq!(tasks, ["a o 0", "b l 0", "c l 0", "d l 0", "e f 0", "f l 0"]);
+    assert_eq!(tasks, ["a o 0 0", "b l 0 0", "c l 0 0", "d l 0 0", "e f 0 0", "f l 0 0"]);
     assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 0, 100)).await.expect("recount")), ["1"]);
 }
 
@@ -411,10 +411,17 @@ async fn the_list_of_final_records_has_all_of_them_and_no_other() {
     f.seed("LREM", "finals", &[b"1", &id('w')]).await;
     assert_eq!(look(&f, 1, "u", "w").await, ["final_not_listed w"]);
     assert_eq!(f.state().await, twin);
+    // Nor does it count past ends that are gone.
+    f.seed("DEL", "finals", &[]).await;
+    f.seed("RPUSH", "finals", &[&id('v')]).await;
+    assert_eq!(look(&f, 1, "u", "w").await, ["final_not_listed w"]);
+    let records = [twin["records"][0].as_str(), r#"w=["D",1,2,[],[],[],5,0,[],[],1]"#];
+    changed(&twin, &f.state().await, &[("records", &records), ("finals", &["v", "w"])]);
+    let twin = f.state().await;
     f.seed("RPUSH", "finals", &[&id('v')]).await;
     assert_eq!(look(&f, 1, "l", "v").await, ["live_among_finals v"]);
     let record = r#"v=["L",1,0,[""],[],[],0,0,[],[],1]"#;
-    changed(&twin, &f.state().await, &[("records", &[record, &twin["records"][1]]), ("finals", &["w", "w"])]);
+    changed(&twin, &f.state().await, &[("records", &[record, &twin["records"][1]]), ("finals", &["w"])]);
 }
 
 #[tokio::test]

@@ -216,7 +216,7 @@ async fn fsck_knows_a_task_by_its_body_alone() {
     f.seed("HDEL", "records", &[&id('a')]).await;
     let before = f.state().await;
     let answer = flat(f.run(&scripts::CHECK, check("bodies", 1)).await.expect("check"));
-    assert_eq!(answer, ["0", "a", "o", "0", "0"]);
+    assert_eq!(answer, ["0", "a", "o", "0", "0", "0"]);
     assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 1, 100)).await.expect("recount")), ["1"]);
     assert_eq!(f.state().await, before);
 

@@ -75,7 +75,7 @@ impl Shard<'_> {
                 let name = |call: &mut Call| {
                     call.arg(u8::from(young)).arg(most);
                 };
-                self.named = flat(self.f.run(&scripts::FINALS, name).await.expect("finals"));
+                self.named = flat(self.f.run(&scripts::FINALS, name).await.expect("finals")).split_off(1);
             }
             Step::Forget { settled, young } => {
                 let flags: String =

@@ -432,7 +432,7 @@ async fn a_task_that_was_sent_again_keeps_its_epoch_to_its_end() {
     let finals = |call: &mut Call| {
         call.arg(-1).arg(10);
     };
-    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["a", "b"]);
+    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["0", "a", "b"]);
 }
 
 #[tokio::test]

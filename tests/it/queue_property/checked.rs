@@ -541,7 +541,7 @@ impl Checked {
 
     /// By two watchdogs that have read the same final records.
     pub(super) async fn forget(&mut self, most: usize, settled: u8) {
-        let finals = self.queue.upkeep.finals(&self.shard, Duration::ZERO, most).await.expect("finals");
+        let finals = self.queue.upkeep.finals(&self.shard, Duration::ZERO, most).await.expect("finals").ids;
         assert!(finals.iter().eq(self.model.finals.iter().take(most)));
         let finals: Vec<_> = finals.into_iter().enumerate().map(|(i, id)| (id, settled >> (i % 8) & 1 == 1)).collect();
         for _ in 0..2 {
