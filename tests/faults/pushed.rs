@@ -25,6 +25,8 @@ pub(crate) struct Pushed {
     asked: Sent,
     spoke: Instant,
     tells_started: bool,
+    /// Redis did not answer while it was opened, so that taskd may take nothing of a wish, or take it later.
+    is_unsure: bool,
 }
 
 impl Pushed {
@@ -33,7 +35,7 @@ impl Pushed {
         let opening = async { Worker::open_on(try_channel(port).await?, open, None).await };
         let worker = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(no_answer()))?;
         let wanted = worker.opened.granted;
-        Ok(Self { worker, wanted, asked, spoke: Instant::now(), tells_started })
+        Ok(Self { worker, wanted, asked, spoke: Instant::now(), tells_started, is_unsure: wanted == 0 })
     }
 
     pub(crate) fn opened(&self) -> &pb::SessionOpened {
@@ -74,7 +76,11 @@ impl Pushed {
 
     /// Wants tasks if none is on its way, and waits a while for some. Beside them, when it asked for them.
     pub(crate) async fn tasks(&mut self, most: u32, ledger: &Ledger) -> Result<(Vec<pb::LeasedTask>, Sent), Status> {
-        if self.wanted == 0 {
+        if self.wanted == 0 && self.is_unsure {
+            let asked = ledger.sending();
+            let answer = self.ask(pb::WorkerFrame { want: most, ..Default::default() }).await?;
+            (self.asked, self.wanted, self.is_unsure) = (asked, answer.granted, answer.granted == 0);
+        } else if self.wanted == 0 {
             (self.asked, self.wanted) = (ledger.sending(), most);
             self.send(pb::WorkerFrame { want: most, ..Default::default() }).await?;
         } else if self.spoke.elapsed() > HEARTBEAT {
