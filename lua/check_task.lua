@@ -40,8 +40,8 @@ local function places(id, t)
   return (#found > 2 or not is_cut) and found or nil
 end
 
--- Whether the list of final records has the task, besides its past ends; nil: the bound came first. If it does not,
--- how many past ends it has.
+-- Answers true if the list of final records has the task besides its past ends. Otherwise it answers false, and how
+-- many past ends the list has. It answers nil if the bound came first.
 local function is_listed(id, t)
   local length, past, found = redis.call('LLEN', FINALS), t[PAST] or 0, 0
   local most = math.min(length, budget)

@@ -17,7 +17,8 @@ const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const HTTP_1: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
-/// Whether the server answers HTTP/1 and not HTTP/2. False where it does not answer at all, and over TLS.
+/// Asks whether the server speaks HTTP/1 and not HTTP/2. A server that does not answer, or that has TLS, counts as one
+/// that does not.
 pub(super) async fn speaks_http_1(url: &Uri) -> bool {
     let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else { return false };
     let at = (host.trim_matches(['[', ']']), url.port_u16().unwrap_or(80));

@@ -91,7 +91,7 @@ async fn rows_go_to_the_bus_when_their_time_has_come() {
     fixture.stop().await;
 }
 
-/// Whether each record of `pipeline` is flagged `again`.
+/// Reads so many records of `pipeline`; answers for each whether discovery or the watchdog flagged it `again`.
 async fn flags(fixture: &Fixture, count: usize) -> Vec<bool> {
     let (mut reader, mut flags) = (fixture.bus.subscribe(Topic::Pipeline, Reading::Shared).await.unwrap(), Vec::new());
     while flags.len() < count {

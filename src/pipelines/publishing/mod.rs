@@ -82,8 +82,8 @@ impl Publisher {
         Self { store, bus, clock, settings }
     }
 
-    /// Whether another process may have published some of the rows as the watchdog: they were to go out some time ago,
-    /// or the clock made a step. Perhaps their tasks are done and forgotten by now.
+    /// Answers true if a watchdog may have published some of the rows: they were to go out some time ago, or the clock
+    /// made a step. Workers may have done these tasks, and Redis may have forgotten them.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
         let (now, late) = (self.clock.now_unix_ms(), rows::ms(self.settings.watchdog.republish_after));
         let was_due = |row| rows::publish_at(row, &self.settings).max(row.created_unix_ms);

@@ -140,8 +140,8 @@ impl Parked {
         queues
     }
 
-    /// Whether other rows have their turn, or Redis has little memory left: a task with room in its queue may have none
-    /// there.
+    /// Answers true if other rows have their turn, or Redis has little memory left: a task with room in its queue may
+    /// have none there.
     fn is_over(&self, round: &Round<'_>) -> bool {
         self.gates.is_short() || Instant::now() >= round.until || round.cx.stop.is_cancelled()
     }
