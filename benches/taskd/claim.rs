@@ -141,7 +141,7 @@ impl Bed {
         let payload = Bytes::from_static(&[b'x'; 100]);
         let key = Bytes::from_static(b"https://www.example.org/pages/000000000000");
         let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned();
-        let body = pb::TaskBody { key, payload, traceparent, replicas: 1, priority: 2, ..Default::default() };
+        let body = pb::TaskBody { key, payload, traceparent, ..Default::default() };
         let body = body.encode_to_vec().into();
         let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, body, ..Default::default() };
         let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query_async(&mut redis.conn()).await?;

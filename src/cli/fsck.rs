@@ -27,7 +27,7 @@ Examples:
 A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does.
 Tasks that move are no difference. If the command breaks off, repeat it: it finds the rest.
 Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be
-looked at, 2 if the request is wrong or the server cannot be reached.")]
+looked at, 2 if the request is wrong, nothing of the queue is there or the server cannot be reached.")]
 pub struct Fsck {
     /// Only this queue
     #[arg(long, value_name = "NAME")]
@@ -71,6 +71,9 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
             break;
         }
         request.cursor = page.cursor;
+    }
+    if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0) {
+        bail!("queue {queue} has no shard and no published task; taskd stats lists the queues");
     }
     eprintln!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended");
     if more > 0 {

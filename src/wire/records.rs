@@ -18,16 +18,26 @@ fn id_bytes(id: TaskId) -> Bytes {
     Bytes::copy_from_slice(id.as_bytes())
 }
 
+/// NUM and priority as a body has them. Those of most tasks take no byte.
+fn in_body(replicas: u32, priority: Priority) -> (u32, i32) {
+    let priority = match priority {
+        Priority::Medium => pb::Priority::Unspecified,
+        other => other.into(),
+    };
+    (if replicas == 1 { 0 } else { replicas }, priority.into())
+}
+
 /// The body of a task, for its worker.
 fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
+    let (replicas, priority) = in_body(row.replicas, row.priority);
     pb::TaskBody {
         key: row.key.clone(),
         payload: row.payload.clone(),
         payload_encoding: pb::Encoding::from(row.payload_encoding).into(),
         headers: row.headers.iter().cloned().collect(),
         traceparent: traceparent.to_owned(),
-        replicas: row.replicas,
-        priority: pb::Priority::from(row.priority).into(),
+        replicas,
+        priority,
         // `backoff::put_before` has it.
         backoff: Bytes::new(),
     }
@@ -140,7 +150,7 @@ pub fn read_body(id: TaskId, blob: &Bytes) -> Result<TaskBody, prost::DecodeErro
             "" => TraceContext::of_id(id.as_bytes()).to_string(),
             _ => body.traceparent,
         },
-        replicas: body.replicas,
+        replicas: body.replicas.max(1),
         priority: Priority::from_number(body.priority.into()),
     })
 }
@@ -351,6 +361,18 @@ mod tests {
         assert_eq!(framed_reports(frames.clone().into()).unwrap().0, reports);
         assert_eq!(framed_reports(frames.split_off(2).into()).unwrap().0, reports[1..]);
         assert!(framed_reports(Bytes::from_static(b"\x1a\x05one")).is_err());
+    }
+
+    #[test]
+    fn num_and_priority_of_most_tasks_take_no_byte_of_a_body() {
+        for (num, of, bytes) in [(1, Priority::Medium, 0), (1, Priority::High, 2), (3, Priority::Low, 4)] {
+            let (replicas, priority) = in_body(num, of);
+            let body = pb::TaskBody { replicas, priority, ..Default::default() }.encode_to_vec();
+            assert_eq!(body.len(), bytes);
+            let blob = body_blob(&pb::PipelineRecord { body: body.into(), ..Default::default() });
+            let read = read_body(TaskId::new(), &blob).unwrap();
+            assert_eq!((read.replicas, read.priority), (num, of));
+        }
     }
 
     #[test]

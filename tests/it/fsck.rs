@@ -78,6 +78,7 @@ impl Tasks {
         let daemon = Daemon::start(config, &[]).await;
         let of = |key: &str| json!({"queue": "q", "key": key});
         let ids = daemon.insert(&["held", "backoff", "done"].map(of)).await;
+        daemon.insert(&[json!({"queue": "other", "key": "sound"})]).await;
         let leased = daemon.lease_all("w", "q", 3).await;
         let of_key = |key: &str| leased.iter().find(|task| task["key"] == key).unwrap().clone();
         assert_eq!(daemon.complete("w", &[of_key("done")]).await, ["OK"]);
@@ -432,6 +433,9 @@ async fn wrong_questions_are_one_line() {
     let grpc = daemon.grpc();
     let (code, _, stderr) = taskd(&["fsck", "--grpc", &grpc, "--queue", "a b"]);
     assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+    let (code, _, stderr) = taskd(&["fsck", "--grpc", &grpc, "--queue", "nowhere"]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("queue nowhere has no shard and no published task"), "{stderr}");
     let (status, problem) = daemon.post("/v1/fsck", &json!({"cursor": "elsewhere"})).await;
     let detail = "cursor \"elsewhere\" is none; send the one of the answer before";
     assert_eq!((status, &problem["detail"]), (400, &json!(detail)));

@@ -61,16 +61,29 @@ async fn a_session_gets_what_it_asks_for_and_never_more() {
 #[tokio::test]
 async fn a_session_opens_while_redis_does_not_answer_and_gets_its_tasks_later() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
-    insert(&daemon, 0, 2).await;
+    insert(&daemon, 0, 1).await;
+    let mut broken = Worker::open(daemon.grpc_port(), opening("v", 1)).await.unwrap();
+    let missing = broken.tasks(1).await.remove(0);
+    let session = broken.opened.session.clone();
+    drop(broken);
+    insert(&daemon, 1, 3).await;
     waiting(&daemon, 2).await;
     assert!(daemon.signal_redis(Signal::SIGSTOP));
     // Clients do not wait longer.
-    let opened = timeout(Duration::from_secs(10), Worker::open(daemon.grpc_port(), opening("w", 2))).await;
+    let within = Duration::from_secs(10);
+    // The task of this one did not arrive. It goes back when Redis answers.
+    let open = pb::OpenSession { session, ..opening("v", 0) };
+    let resumed = timeout(within, Worker::open(daemon.grpc_port(), open)).await;
+    let resumed = resumed.expect("it goes on in time").unwrap();
+    assert!(resumed.opened.resumed);
+    let opened = timeout(within, Worker::open(daemon.grpc_port(), opening("w", 2))).await;
     let mut worker = opened.expect("it opens in time").unwrap();
     assert_eq!(worker.opened.granted, 0);
     assert!(daemon.signal_redis(Signal::SIGCONT));
-    worker.ask(pb::WorkerFrame { want: 2, ..Default::default() }).await.unwrap();
-    assert_eq!(worker.tasks(2).await.len(), 2);
+    worker.ask(pb::WorkerFrame { want: 3, ..Default::default() }).await.unwrap();
+    let tasks = worker.tasks(3).await;
+    assert!(tasks.iter().any(|task| task.id == missing.id && task.attempt == 1), "{tasks:?}");
+    resumed.close().await;
     worker.close().await;
     assert!(daemon.stop().await.success());
 }

@@ -37,11 +37,9 @@ impl Checker {
         limit: u32,
         mends: bool,
     ) -> Result<(Found, u64, Option<TaskId>), Error> {
-        let page = self.published.page(after, limit).await?;
-        let mut lost = page.missing;
-        lost.retain(|(shard, _)| queue.is_none_or(|queue| shard.queue == *queue));
+        let page = self.published.page(queue, after, limit).await?;
         // The fanout, or another watchdog, may have dealt with them since.
-        let lost = self.published.still_missing(lost).await?;
+        let lost = self.published.still_missing(page.missing).await?;
         let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();
         if mends {
             self.store.unpublish(&ids, Unpublished::Missing).await?;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::error::Error;
 use crate::{
     bus::{Bus, Topic},
-    model::{Offset, ShardId, TaskId},
+    model::{Offset, QueueName, ShardId, TaskId},
     queue::{self, Shards},
     store::{PublishedTask, Store},
 };
@@ -36,12 +36,17 @@ impl Published {
         Self { store, queue, bus }
     }
 
-    /// Compares a page behind `after` with Redis.
-    pub async fn page(&self, after: Option<TaskId>, limit: u32) -> Result<PublishedPage, Error> {
-        let page = self.store.published(self.bus.generation(), after, limit).await?;
-        let tasks = page.len() as u64;
+    /// Compares a page behind `after` with Redis: the tasks of one queue in it, or all.
+    pub async fn page(
+        &self,
+        queue: Option<&QueueName>,
+        after: Option<TaskId>,
+        limit: u32,
+    ) -> Result<PublishedPage, Error> {
+        let mut page = self.store.published(self.bus.generation(), after, limit).await?;
         let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
-        Ok(PublishedPage { tasks, missing: self.compare(page).await?, next })
+        page.retain(|task| queue.is_none_or(|queue| task.shard.queue == *queue));
+        Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page).await?, next })
     }
 
     /// Those of published tasks that are missing.

@@ -78,7 +78,7 @@ impl Reconcile {
 
     /// Compares a page of SQL with Redis. Answers where the next page begins.
     async fn compare_page(&self, after: Option<TaskId>) -> Result<Option<TaskId>, Error> {
-        let page = self.published.page(after, PAGE).await?;
+        let page = self.published.page(None, after, PAGE).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());

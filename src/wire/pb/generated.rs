@@ -2274,8 +2274,10 @@ pub struct TaskBody {
     /// Empty: the task's id is the trace, and nobody records it.
     #[prost(string, tag = "4")]
     pub traceparent: ::prost::alloc::string::String,
+    /// NUM; 0 means 1.
     #[prost(uint32, tag = "5")]
     pub replicas: u32,
+    /// Unspecified means MEDIUM.
     #[prost(enumeration = "::taskd_client::pb::Priority", tag = "6")]
     pub priority: i32,
     #[prost(enumeration = "::taskd_client::pb::Encoding", tag = "7")]

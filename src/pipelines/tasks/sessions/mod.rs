@@ -118,7 +118,7 @@ impl Handle {
     pub async fn open_session(&self, open: OpenSession) -> Result<Opened, Error> {
         let plan = self.plan(&open)?;
         let worker = plan.claim.worker.clone();
-        let opened = match self.resume(&worker, &open, &plan).await {
+        let opened = match self.resume(&worker, &open, &plan) {
             Some(attached) => Opened { attached, resumed: true },
             None => Opened { attached: self.open_anew(plan, &open).await?, resumed: false },
         };
@@ -146,14 +146,19 @@ impl Handle {
         Ok(Plan { queues, claim, timeout, tells_started, keep_leases })
     }
 
-    async fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
+    fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
         let id: Uuid = open.session.parse().ok()?;
         let session = self.sessions.by_id.lock().get(&(worker.clone(), id)).cloned()?;
         let holding: HashSet<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
         let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
         // These did not arrive, whatever the process believed.
-        let missing = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
-        self.give_back(&session.worker, missing, "it did not reach its worker").await;
+        let missing: Vec<_> = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
+        if !missing.is_empty() {
+            // The worker does not wait for it: a Redis that stalls would hold up all that it has in hand.
+            let (handle, worker) = (self.clone(), worker.clone());
+            let gives_back = async move { handle.give_back(&worker, missing, "it did not reach its worker").await };
+            self.sessions.streams.spawn(gives_back);
+        }
         Some(attached)
     }
 
