@@ -63,8 +63,10 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
         None => Some(DataDir::lock(&settings.data_dir)?),
         Some(_) => None,
     };
+    let is_new = !has_run(&settings);
     let store = connect::store(&settings).await?;
-    println!("the database is up to date: {}", connect::store_name(&settings));
+    let is = if is_new { "new" } else { "up to date" };
+    println!("the database is {is}: {}", connect::store_name(&settings));
     store.close().await;
     Ok(())
 }
@@ -84,11 +86,21 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
 
 /// The same, where there is one: a folder that is not the one of the running taskd has none.
 pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
-    let folder = &settings.data_dir;
-    if settings.database_url.is_none() && !connect::sqlite_file(settings).exists() {
-        bail!("no taskd has run in {}; --data-dir or --config names that of the running one", folder.display());
-    }
+    must_have_run(settings)?;
     open_store(settings).await
+}
+
+/// False if the database is a file that is not there yet. Nobody knows it of a server.
+pub fn has_run(settings: &Settings) -> bool {
+    settings.database_url.is_some() || connect::sqlite_file(settings).exists()
+}
+
+fn must_have_run(settings: &Settings) -> anyhow::Result<()> {
+    if !has_run(settings) {
+        let folder = settings.data_dir.display();
+        bail!("no taskd has run in {folder}; --data-dir or --config names that of the running one");
+    }
+    Ok(())
 }
 
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.

@@ -18,6 +18,7 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
         let url = match &settings.redis_url {
             Some(url) => url.as_str().to_owned(),
             None => {
+                super::must_have_run(&settings)?;
                 let data = DataDir::lock(&settings.data_dir)?;
                 let started = RedisServer::start_with(&data, settings.redis.max_memory).await?;
                 server.insert(started).url().to_owned()

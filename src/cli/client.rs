@@ -13,7 +13,7 @@ use tonic::{
 };
 
 use super::{
-    probe::speaks_http_1,
+    probe::{self, speaks_other},
     trust::{self, Token, Trust},
 };
 
@@ -117,8 +117,14 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
     })?;
-    if speaks_http_1(endpoint.uri()).await {
-        anyhow::bail!("{url} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)");
+    match speaks_other(endpoint.uri()).await {
+        None => {}
+        Some(probe::Other::Http1) => {
+            anyhow::bail!("{url} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)")
+        }
+        Some(probe::Other::Tls) => {
+            anyhow::bail!("{url} wants TLS; write https://{}", url.trim_start_matches("http://"))
+        }
     }
     Ok(InterceptedService::new(channel, trust.token()))
 }

@@ -81,17 +81,24 @@ impl HttpPort {
 
     async fn call(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let unreachable = || format!("cannot reach taskd's HTTP at {}; {} names another place", self.url, self.flag);
+        let another = || {
+            let (url, flag) = (&self.url, self.flag);
+            format!(
+                "{url} does not answer as taskd's HTTP port does; {flag} names that one (7600), with https:// for TLS"
+            )
+        };
         let socket = TcpStream::connect(&self.host).await.with_context(unreachable)?;
         let mut driver = JoinSet::new();
         let mut sender = if self.is_tls {
             let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;
             let connector = TlsConnector::from(self.trust.over_http()?);
-            let encrypted = connector.connect(name, socket).await.with_context(unreachable)?;
-            let (sender, connection) = http1::handshake(TokioIo::new(encrypted)).await.with_context(unreachable)?;
+            let encrypted = connector.connect(name, socket).await;
+            let encrypted = encrypted.with_context(|| format!("no TLS connection with {}", self.url))?;
+            let (sender, connection) = http1::handshake(TokioIo::new(encrypted)).await.with_context(another)?;
             driver.spawn(connection);
             sender
         } else {
-            let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(unreachable)?;
+            let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(another)?;
             driver.spawn(connection);
             sender
         };
@@ -100,7 +107,7 @@ impl HttpPort {
             request = request.header(header::AUTHORIZATION, bearer);
         }
         let request = request.body(Body::empty())?;
-        let answer = sender.send_request(request).await.with_context(unreachable)?;
+        let answer = sender.send_request(request).await.with_context(another)?;
         let status = answer.status();
         let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES).await.with_context(unreachable)?;
         Ok((status, body))

@@ -16,23 +16,37 @@ const WITHIN: Duration = Duration::from_secs(1);
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const HTTP_1: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
+/// What a server with TLS answers to these: an alert of TLS 1.0 to 1.3 (RFC 8446, section 5.1).
+const ALERT: &[u8] = &[21, 3];
 
-/// Asks whether the server speaks HTTP/1 and not HTTP/2. A server that does not answer, or that has TLS, counts as one
-/// that does not.
-pub(super) async fn speaks_http_1(url: &Uri) -> bool {
-    let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else { return false };
-    let at = (host.trim_matches(['[', ']']), url.port_u16().unwrap_or(80));
-    let look = async {
-        let speaks_http_2 = ask(at, HTTP_2).await.is_ok_and(|answer| answer[3] == SETTINGS);
-        !speaks_http_2 && ask(at, HTTP_1).await.is_ok_and(|answer| answer.starts_with(b"HTTP/1"))
-    };
-    timeout(WITHIN, look).await.unwrap_or(false)
+/// What a server speaks that does not speak HTTP/2.
+pub(super) enum Other {
+    Http1,
+    Tls,
 }
 
-/// The first bytes of an answer.
-async fn ask(at: (&str, u16), question: &[u8]) -> std::io::Result<[u8; 9]> {
+/// What the server at a URL without TLS speaks, if that is not HTTP/2. `None`, too, for one that does not answer.
+pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
+    let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else { return None };
+    let at = (host.trim_matches(['[', ']']), url.port_u16().unwrap_or(80));
+    let look = async {
+        let first = ask(at, HTTP_2).await.ok()?;
+        if first.starts_with(ALERT) {
+            return Some(Other::Tls);
+        }
+        if first.get(3) == Some(&SETTINGS) {
+            return None;
+        }
+        ask(at, HTTP_1).await.ok()?.starts_with(b"HTTP/1").then_some(Other::Http1)
+    };
+    timeout(WITHIN, look).await.ok().flatten()
+}
+
+/// The first bytes of an answer: nine, or all.
+async fn ask(at: (&str, u16), question: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(at).await?;
     stream.write_all(question).await?;
-    let mut answer = [0; 9];
-    stream.read_exact(&mut answer).await.map(|_| answer)
+    let mut answer = Vec::new();
+    stream.take(9).read_to_end(&mut answer).await?;
+    Ok(answer)
 }

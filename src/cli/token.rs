@@ -155,6 +155,10 @@ fn me() -> String {
 }
 
 pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
+    if matches!(command, Command::Create(_)) && !app::has_run(&settings) {
+        let folder = settings.data_dir.display();
+        eprintln!("no taskd has run in {folder} yet; the token is for one that will (--data-dir, --config)");
+    }
     let store = match command {
         Command::Create(_) => app::open_store(&settings).await?,
         Command::List(_) | Command::Revoke(_) => app::open_present_store(&settings).await?,

@@ -21,14 +21,19 @@ pub(super) const CALLS: usize = 2;
 const WORTH_A_CALL: usize = 4;
 /// Callers that wait before those that have given up are looked for.
 const FEW: usize = 256;
+/// The same, by their weights: what so many calls take at most.
+const FEW_CALLS: usize = 4;
 
 type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
 
 struct Waiting<Q, A> {
     callers: VecDeque<(Q, usize, oneshot::Sender<Result<A>>)>,
-    /// The number of callers at which those that have given up are dropped. The request of a caller that waits is
-    /// counted; what the others asked for must not pile up.
+    /// The sum of the callers' weights.
+    weight: usize,
+    /// The number of callers, and the weight, at which those that have given up are dropped. The request of a caller
+    /// that waits is counted; what the others asked for must not pile up.
     many: usize,
+    heavy: usize,
     /// Calls under way.
     running: usize,
     /// Their callers.
@@ -53,7 +58,9 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
-        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), many: FEW, running: 0, under_way: 0 });
+        let (many, heavy) = (FEW, FEW_CALLS * max_weight);
+        let waiting = Waiting { callers: VecDeque::new(), weight: 0, many, heavy, running: 0, under_way: 0 };
+        let waiting = Mutex::new(waiting);
         Arc::new(Self { waiting, calls, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
     }
 
@@ -63,13 +70,13 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let (sender, receiver) = oneshot::channel();
         let start = {
             let mut waiting = self.waiting.lock();
-            if waiting.callers.len() >= waiting.many {
-                waiting.callers.retain(|(_, _, sender)| !sender.is_closed());
-                waiting.many = FEW.max(2 * waiting.callers.len());
+            if waiting.callers.len() >= waiting.many || waiting.weight >= waiting.heavy {
+                waiting.forget_those_that_gave_up(self.max_weight);
             }
             if waiting.callers.len() >= MAX_WAITING {
                 return Err(Error::Busy);
             }
+            waiting.weight += weight;
             waiting.callers.push_back((question, weight, sender));
             let start = waiting.are_enough(self.calls);
             waiting.running += usize::from(start);
@@ -128,14 +135,23 @@ impl<Q, A> Waiting<Q, A> {
         }
     }
 
+    /// Looks at all, and so again only when twice as many wait.
+    fn forget_those_that_gave_up(&mut self, max_weight: usize) {
+        self.callers.retain(|(_, _, sender)| !sender.is_closed());
+        self.weight = self.callers.iter().map(|(_, weight, _)| weight).sum();
+        self.many = FEW.max(2 * self.callers.len());
+        self.heavy = (FEW_CALLS * max_weight).max(2 * self.weight);
+    }
+
     fn take(&mut self, max_weight: usize) -> Option<(Vec<Q>, Askers<A>)> {
         let (mut questions, mut senders, mut weight) = (Vec::new(), Vec::new(), 0);
-        while let Some((_, next, _)) = self.callers.front() {
+        while let Some(&(_, next, _)) = self.callers.front() {
             if !senders.is_empty() && weight + next > max_weight {
                 break;
             }
             weight += next;
             let Some((question, _, sender)) = self.callers.pop_front() else { break };
+            self.weight -= next;
             // A caller that has given up meanwhile needs no call.
             if !sender.is_closed() {
                 questions.push(question);
@@ -283,6 +299,11 @@ mod tests {
             assert!(combiner.call(number, 1).now_or_never().is_none());
         }
         assert!(combiner.waiting.lock().callers.len() <= 2 * FEW);
+        for number in 0..100 {
+            assert!(combiner.call(number, 9).now_or_never().is_none());
+        }
+        let heavy: Vec<_> = combiner.waiting.lock().callers.iter().map(|(_, weight, _)| *weight).collect();
+        assert!(heavy.iter().sum::<usize>() <= FEW_CALLS * 10 + 9, "few large ones are many, too");
         drop(held);
         assert_eq!(waits.await.unwrap(), 1);
     }

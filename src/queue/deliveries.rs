@@ -1,6 +1,6 @@
 //! Leases on their way to their workers: those that arrived are reported, the others are released.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,8 +24,9 @@ const DELIVERIES_GATHER: Duration = Duration::from_millis(30);
 const DELIVERIES_AGAIN: Duration = Duration::from_secs(1);
 
 impl WorkerQueue {
-    /// Releases what could not be delivered and reports what was; at the stop, what is left. Runs once.
-    pub async fn settle_deliveries(&self, beat: &Beat, stop: &CancellationToken) {
+    /// Releases what could not be delivered and reports what was; at the stop, what is left when nobody claims any more
+    /// (`claims_end`). Runs once.
+    pub async fn settle_deliveries(&self, beat: &Beat, stop: &CancellationToken, claims_end: impl Future<Output = ()>) {
         let Some(mut released) = self.released() else { return };
         loop {
             tokio::select! {
@@ -41,6 +42,9 @@ impl WorkerQueue {
                 () = stop.cancelled() => break,
             }
         }
+        claims_end.await;
+        // A claim goes on without its caller, and leases for nobody.
+        self.drained().await;
         while let Ok((shard, items)) = released.try_recv() {
             self.release(&shard, &items).await;
         }

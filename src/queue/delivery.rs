@@ -73,7 +73,7 @@ impl Drop for Delivery {
             let mode = RejectMode::Release;
             Rejection { id, token, worker: worker.clone(), mode, reason: String::new() }
         });
-        // The receiver is gone only when the process ends; the leases run out then.
+        // The receiver goes last, when no call is under way. Without one the leases run out.
         drop(self.release.send((self.shard.clone(), back.collect())));
     }
 }

@@ -2,6 +2,7 @@
 
 mod acts;
 mod backoff;
+mod body;
 mod books;
 mod call;
 pub mod changes;
@@ -19,13 +20,13 @@ mod session;
 mod shared;
 pub mod time;
 
+pub use body::{blob_of_row, body_blob, body_values, read_body, with_body_values};
 pub use events::{
     event_record, insert_wait, kept_events, numbered_event, read_event_record, read_kept_events, read_status_changes,
     short_event, status_changes,
 };
 pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
-    Reports, blob_of_row, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,
-    framed_reports, one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports,
-    report_batch, with_body_values, with_time,
+    Reports, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
+    pipeline_record, read_dead_letter, read_pipeline_record, read_reports, report_batch, with_time,
 };

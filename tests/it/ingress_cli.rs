@@ -74,12 +74,14 @@ fn a_command_whose_stdout_is_closed_ends_quietly_with_its_own_exit_code() {
 }
 
 #[test]
-fn tokens_are_not_asked_of_a_folder_in_which_no_taskd_has_run() {
+fn nothing_is_asked_of_a_folder_in_which_no_taskd_has_run() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("elsewhere");
-    for args in [&["token", "list"][..], &["token", "revoke", "ci"], &["acts"]] {
+    let cases =
+        [(&["token", "list"][..], 2), (&["token", "revoke", "ci"], 2), (&["acts"], 2), (&["partitions", "2"], 1)];
+    for (args, expected) in cases {
         let (code, stdout, stderr) = run(args, &[("TASKD_DATA_DIR", folder.to_str().unwrap())]);
-        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{args:?}: {stderr}");
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (expected, "", 1), "{args:?}: {stderr}");
         assert!(stderr.contains("no taskd has run in") && stderr.contains("--data-dir"), "{stderr}");
         assert!(!folder.exists(), "{args:?}");
     }

@@ -599,7 +599,10 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     let (stop, process) = (CancellationToken::new(), queue.clone());
     let stopped = stop.clone();
     let releases = tokio::spawn(async move {
-        process.worker.settle_deliveries(&Progress::default().register("release"), &stopped).await;
+        process
+            .worker
+            .settle_deliveries(&Progress::default().register("release"), &stopped, std::future::ready(()))
+            .await;
     });
     let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
     let start = |n: u64| {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::poll;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
@@ -312,6 +313,23 @@ impl Service {
         self.supervisor.stop();
         self.supervisor.wait().await;
     }
+}
+
+#[tokio::test]
+async fn a_stop_gives_back_what_a_claim_leased_for_a_caller_that_had_left() {
+    let service = Service::start(&["q"]).await;
+    // Redis answers behind the time that a stop takes.
+    service.redis("CLIENT", &["PAUSE", "1000"]).await;
+    let mut get = Box::pin(service.get(&["q"], 1, 0));
+    for _ in 0..10 {
+        assert!(poll!(&mut get).is_pending());
+        tokio::task::yield_now().await;
+    }
+    drop(get);
+    service.supervisor.stop();
+    service.supervisor.wait().await;
+    let stats = service.queue.stats(&shard("q")).await.unwrap();
+    assert_eq!((stats.open, stats.leases), (1, 0));
 }
 
 #[tokio::test]

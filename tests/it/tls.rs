@@ -130,7 +130,10 @@ async fn both_ports_speak_tls_and_nothing_else() {
     assert_eq!(explain(&[]).status.code(), Some(2), "an authority that nobody knows");
     let stranger = insert(&grpc, &[]);
     assert_eq!(stranger.status.code(), Some(2), "an authority that nobody knows: {stranger:?}");
-    assert_eq!(insert(&daemon.grpc(), &[]).status.code(), Some(2), "plain text");
+    let plain = insert(&daemon.grpc(), &[]);
+    assert_eq!(plain.status.code(), Some(2), "{plain:?}");
+    let said = format!("taskd: {} wants TLS; write https://127.0.0.1:{}\n", daemon.grpc(), daemon.grpc_port());
+    assert_eq!(String::from_utf8_lossy(&plain.stderr), said);
     for port in [daemon.http_port(), daemon.grpc_port()] {
         let mut plain = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
         plain.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();

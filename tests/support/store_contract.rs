@@ -170,6 +170,7 @@ macro_rules! store_contract {
             published_tasks_are_found_by_id,
             queues_are_paused_and_resumed_with_their_acts,
             tokens_come_and_go_with_their_acts,
+            old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
             the_oldest_that_waits_in_sql_is_told,

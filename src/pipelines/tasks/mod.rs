@@ -12,13 +12,13 @@ mod traced;
 
 use std::{convert::Infallible, sync::Arc};
 
-use self::forward::Reported;
 pub use self::{
     error::Error,
     get::Leases,
     handle::Handle,
     sessions::{Attached, Cut, Opened, Reports, Shared, SharedTasks, heartbeat},
 };
+use self::{forward::Reported, sessions::registry::Sessions};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -38,16 +38,16 @@ pub fn start(
     let reported = Arc::<Reported>::default();
     forward::start(queue.upkeep, bus, Arc::clone(&reported), settings, supervisor);
     let queue = queue.worker;
-    let deliveries = queue.clone();
+    let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::<Sessions>::default());
+    let (deliveries, streams) = (queue.clone(), sessions.streams.clone());
     supervisor.spawn_loop("tasks/deliveries", Policy::Restart, move |cx| {
-        let queue = deliveries.clone();
+        let (queue, streams) = (deliveries.clone(), streams.clone());
         async move {
-            queue.settle_deliveries(&cx.beat, &cx.stop).await;
+            queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;
             Ok::<_, Infallible>(())
         }
     });
     let stop = supervisor.stop_token();
-    let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::default());
     let handle = Handle { queue, store, settings, reported, turn, sessions, stop };
     sessions::start(&handle, supervisor);
     handle

@@ -15,6 +15,9 @@ use super::{
 use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
 use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
 
+/// Old acts that go with a new one.
+const OLD_ACTS: u32 = 2000;
+
 /// The columns of a token and its [`AccessToken`].
 pub(super) type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
@@ -156,11 +159,17 @@ async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     remove_old(session, act).await
 }
 
-/// Removes the acts that have been there for long before this one.
+/// Removes acts that have been there for long before this one, a thousand more than a call adds at most. A job leaves
+/// an act for each task, so millions may come of age together.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let old_ms = act.at_unix_ms().unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
-    let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
-    session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old)).await.map(drop)
+    let mut old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0)).as_bytes().to_vec();
+    let too_many = Statement::new("SELECT id FROM acts WHERE id < ? ORDER BY id LIMIT 1 OFFSET ?");
+    let too_many: Vec<(Vec<u8>,)> = session.fetch(too_many.bind(&old[..]).bind(OLD_ACTS)).await?;
+    if let Some((first,)) = too_many.into_iter().next() {
+        old = first;
+    }
+    session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old[..])).await.map(drop)
 }
 
 pub(super) async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {

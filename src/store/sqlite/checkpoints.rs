@@ -13,11 +13,16 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
+use rusqlite::Connection as Db;
 
 use super::connection::Connection;
 
 /// The time in which commits gather for a checkpoint.
 const EVERY: Duration = Duration::from_millis(250);
+/// Pages of the log that are not in the file, from which on something must hold checkpoints up: 64 MiB, twice the log
+/// after which the writer copies itself.
+const HELD_UP: i64 = 16_384;
+const PAGE_BYTES: i64 = 4096;
 
 /// The thread, and what it waits for. Clones are the same.
 #[derive(Clone, Default)]
@@ -66,6 +71,7 @@ impl Checkpoints {
 
 impl Shared {
     fn run(&self, connection: &Connection) {
+        let mut is_held_up = false;
         let mut state = self.state.lock();
         loop {
             self.changed.wait_while(&mut state, |state| !state.is_due && !state.is_stopped);
@@ -75,11 +81,46 @@ impl Shared {
             }
             state.is_due = false;
             drop(state);
-            // Passive: it waits for nobody, and nobody for it.
-            if let Err(error) = connection.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |_| Ok(())) {
-                tracing::debug!("a checkpoint of SQLite failed, the next one comes: {error}");
+            match checkpoint(&connection.db) {
+                Ok(left) => {
+                    if left > HELD_UP && !is_held_up {
+                        let mib = left * PAGE_BYTES >> 20;
+                        tracing::warn!(
+                            "the log of SQLite (taskd.db-wal) has {mib} MiB that are not in the file, and grows: does \
+                             another program hold a transaction open on taskd.db?"
+                        );
+                    }
+                    is_held_up = left > HELD_UP;
+                }
+                Err(error) => tracing::debug!("a checkpoint of SQLite failed, the next one comes: {error}"),
             }
             state = self.state.lock();
         }
+    }
+}
+
+/// Copies what it may; answers how many pages of the log are not in the file. Passive: it waits for nobody, and nobody
+/// for it.
+fn checkpoint(db: &Db) -> rusqlite::Result<i64> {
+    db.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |row| Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_stays_is_seen_by_what_is_left_of_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Db::open(dir.path().join("taskd.db")).unwrap();
+        let (writer, reader) = (open(), open());
+        writer.execute_batch("PRAGMA journal_mode = wal; CREATE TABLE t (x); INSERT INTO t VALUES (1)").unwrap();
+        assert_eq!(checkpoint(&writer).unwrap(), 0);
+        reader.execute_batch("BEGIN; SELECT * FROM t").unwrap();
+        writer.execute_batch("INSERT INTO t VALUES (zeroblob(100000))").unwrap();
+        let left = checkpoint(&writer).unwrap();
+        assert!(left > 20, "{left}");
+        reader.execute_batch("COMMIT").unwrap();
+        assert_eq!(checkpoint(&writer).unwrap(), 0);
     }
 }

@@ -46,11 +46,19 @@ enum State {
 }
 
 impl Filters {
+    fn may_have(&self, key: &[u8; 32]) -> bool {
+        self.all.iter().any(|filter| filter.contains(key))
+    }
+
     fn add<'k>(&mut self, keys: impl Iterator<Item = &'k [u8; 32]>) {
         if self.state == State::GivenUp {
             return;
         }
         for key in keys {
+            // Keys of a transaction that was undone come again.
+            if self.may_have(key) {
+                continue;
+            }
             if self.room == 0 {
                 self.room = FIRST << self.all.len();
                 let bits = BloomFilter::with_num_bits(BITS * self.room).seed(&0);
@@ -65,6 +73,13 @@ impl Filters {
 }
 
 impl Known {
+    /// One that says of every key that it may be there.
+    pub(super) fn of_every_key() -> Self {
+        let known = Self::default();
+        known.give_up();
+        known
+    }
+
     /// Notes that these keys come to `seen`.
     pub(super) fn add<'k>(&self, keys: impl Iterator<Item = &'k KeyHash>) {
         self.0.lock().add(keys.map(|key| &key.0));
@@ -74,7 +89,7 @@ impl Known {
     pub(super) fn retain(&self, keys: &mut Vec<KeyHash>) {
         let filters = self.0.lock();
         if filters.state == State::Whole {
-            keys.retain(|key| filters.all.iter().any(|filter| filter.contains(&key.0)));
+            keys.retain(|key| filters.may_have(&key.0));
         }
     }
 

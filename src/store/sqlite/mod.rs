@@ -37,6 +37,7 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 ///
 /// - `cache_size`: 16 MiB of pages in memory.
 /// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
+/// - `journal_size_limit`: a log that grew beyond 64 MiB, because a reader held it up, gives the rest back.
 /// - `temp_store`: statements of many rows without `OR FAIL` keep a journal of their own, so that they can be undone
 ///   alone. In a file, that would be bytes to write.
 const WRITES: &str = "\
@@ -44,6 +45,7 @@ const WRITES: &str = "\
     PRAGMA synchronous = full; \
     PRAGMA cache_size = -16384; \
     PRAGMA wal_autocheckpoint = 8192; \
+    PRAGMA journal_size_limit = 67108864; \
     PRAGMA temp_store = memory";
 
 /// The file: the thread that writes, and connections that read.
@@ -100,7 +102,7 @@ impl SqliteStore {
             let file = File {
                 #[cfg(test)]
                 asked: connection.asked.clone(),
-                writer: Writer::start(connection, move || open(Known::default()), checkpoints)?,
+                writer: Writer::start(connection, move || open(Known::of_every_key()), checkpoints)?,
                 readers,
                 keys,
                 old_keys: old_keys.map_err(|error| Error::Other(error.into()))?,

@@ -304,7 +304,7 @@ impl Checked {
         drop(granted);
         let stop = CancellationToken::new();
         stop.cancel();
-        process.worker.settle_deliveries(&Progress::default().register("release"), &stop).await;
+        process.worker.settle_deliveries(&Progress::default().register("release"), &stop, std::future::ready(())).await;
         for lease in leases {
             self.model.reject(lease.id, lease.grant, RejectMode::Release, "");
         }

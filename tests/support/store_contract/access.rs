@@ -1,10 +1,13 @@
 //! Access tokens, and operators' acts.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use futures::future::join_all;
 use taskd::{
     model::{AccessToken, Act, Secret, WorkerName},
-    store::AddedToken,
+    store::{ACTS_STAY, AddedToken},
 };
+use uuid::{Timestamp, Uuid};
 
 use super::{Database, NOW};
 
@@ -58,6 +61,23 @@ pub(crate) async fn tokens_come_and_go_with_their_acts(db: &impl Database) {
     assert_eq!(store.acts(None, 2).await.unwrap(), [end_b.clone(), make_a.clone()]);
     assert_eq!(store.acts(Some(end_b.id), 10).await.unwrap(), [make_a.clone(), make_b.clone()]);
     assert_eq!(store.acts(Some(make_b.id), 10).await.unwrap(), []);
+}
+
+pub(crate) async fn old_acts_go_a_few_at_a_time(db: &impl Database) {
+    let store = db.open().await;
+    let before = |seconds: u64| {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - ACTS_STAY - Duration::from_secs(seconds);
+        let id = Uuid::new_v7(Timestamp::from_unix_time(at.as_secs(), 0, 0, 0));
+        Act { id, ..Act::new("me", "cancel", "a task") }
+    };
+    let old: Vec<Act> = (0..2500).map(|n| before(10_000 - n)).collect();
+    store.keep_acts(&old).await.unwrap();
+    let left = async || store.acts(None, 10_000).await.unwrap().len();
+    assert_eq!(left().await, 2500, "each is as old as those before it");
+    for expected in [501, 2] {
+        store.keep_act(&Act::new("me", "pause", "a queue")).await.unwrap();
+        assert_eq!(left().await, expected);
+    }
 }
 
 pub(crate) async fn of_concurrent_tokens_one_gets_the_name(db: &impl Database) {

@@ -29,7 +29,7 @@ pub(in crate::pipelines::tasks) struct Sessions {
     /// Takeovers by sessions without streams.
     pub(super) told: Told,
     /// The streams under way.
-    pub(super) streams: TaskTracker,
+    pub(in crate::pipelines::tasks) streams: TaskTracker,
     pub(super) slots: Slots,
     pub(super) allotments: Allotments,
 }
