@@ -318,7 +318,11 @@ fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => {
             // Nobody means it so.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
-            with_value(line, arg, args)
+            match &arg[..] {
+                "--server" => format!("{line}; this command speaks gRPC: --grpc names the port (7601)"),
+                "--grpc" => format!("{line}; this command speaks HTTP: --server names the port (7600)"),
+                _ => with_value(line, arg, args),
+            }
         }
         Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
         _ => line,

@@ -16,16 +16,16 @@ const WITHIN: Duration = Duration::from_secs(1);
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const HTTP_1: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
-/// What a server with TLS answers to these: an alert of TLS 1.0 to 1.3 (RFC 8446, section 5.1).
+/// A server with TLS answers these with an alert of TLS 1.0 to 1.3 (RFC 8446, section 5.1).
 const ALERT: &[u8] = &[21, 3];
 
-/// What a server speaks that does not speak HTTP/2.
+/// The protocol of a server that does not speak HTTP/2.
 pub(super) enum Other {
     Http1,
     Tls,
 }
 
-/// What the server at a URL without TLS speaks, if that is not HTTP/2. `None`, too, for one that does not answer.
+/// Asks the server at a URL without TLS. `None`: it speaks HTTP/2, or does not answer.
 pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
     let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else { return None };
     let at = (host.trim_matches(['[', ']']), url.port_u16().unwrap_or(80));

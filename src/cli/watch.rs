@@ -7,6 +7,7 @@ use backon::BackoffBuilder as _;
 use clap::Args;
 use serde_json::json;
 use tonic::{Code, Status, Streaming};
+use uuid::Uuid;
 
 use super::{
     client::{self, Server, Taskd, WAITS, is_transient},
@@ -72,7 +73,13 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
                 Err(status) => return refused(&status),
             }
         }
-        (None, task) => Target::Task(task.unwrap_or_default()),
+        (None, task) => {
+            let task = task.unwrap_or_default();
+            if Uuid::parse_str(&task).is_err() {
+                bail!("{task:?} is not a task id; watch QUEUE KEY watches one task, watch --queue NAME a queue");
+            }
+            Target::Task(task)
+        }
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
     let (mut last, mut waits) = (String::new(), waits());

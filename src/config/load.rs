@@ -116,12 +116,21 @@ fn located_as(path: &Path, text: &str, error: &toml::de::Error, message: &str) -
 fn in_one_line(message: &str) -> String {
     let message = message.lines().collect::<Vec<_>>().join("; ");
     match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected ")) {
+        Some((key, expected)) if expected.starts_with("one of `pipelines`") && is_of_queues(key) => {
+            format!("{key} is a setting of queues; write it below [queues.default], or [queues.NAME] for one queue")
+        }
         Some((key, expected)) => {
             let expected = expected.trim_start_matches("one of ").replace('`', "");
             format!("unknown key {key:?}; expected {expected}")
         }
         None => message,
     }
+}
+
+/// Whether the settings of a queue have this key.
+fn is_of_queues(key: &str) -> bool {
+    let read = toml::from_str::<QueueOptions>(&format!("{key} = []"));
+    read.err().is_none_or(|error| !error.message().starts_with("unknown field"))
 }
 
 #[cfg(test)]
@@ -191,6 +200,10 @@ mod tests {
     fn what_is_wrong_is_said_in_one_line_with_its_place_and_the_alternatives() {
         let cases = [
             ("a = 1\n", "t.toml:1: unknown key \"a\"; expected pipelines, data_dir, "),
+            (
+                "lease = \"5s\"\n",
+                "t.toml:1: lease is a setting of queues; write it below [queues.default], or [queues.",
+            ),
             ("partitions = 4\npartitons = 3\n", "t.toml:2: unknown key \"partitons\"; expected "),
             ("[queues.q]\nreplica = 1\n", "t.toml:2: unknown key \"replica\"; expected replicas, priority, lease, "),
             (

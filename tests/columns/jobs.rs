@@ -139,6 +139,8 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     assert_eq!(stopped.state(), pb::JobState::Done, "it has ended before");
 
     // The command starts a job and watches it.
+    let (code, _, why) = taskd(&daemon, &["tasks", "retry"]);
+    assert!(code == 2 && why.starts_with("taskd: name the ids of tasks, or a queue"), "{why}");
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other"]);
     assert_eq!((code, said.as_str()), (2, ""));
     assert_eq!(why.trim(), "taskd: this may change many tasks: say --dry-run to count them, or --yes to go on");

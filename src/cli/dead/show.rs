@@ -24,7 +24,7 @@ fn at(letter: &pb::Letter) -> String {
 pub(super) fn table(letters: &[pb::Letter]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "ATTEMPTS", "REASON"]);
+    table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
     for letter in letters {
         let what = match &letter.task {
             Some(task) => text(&task.key),

@@ -211,6 +211,9 @@ pub(super) async fn requeue(args: &Requeue) -> anyhow::Result<bool> {
 }
 
 async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
+    if args.ids.is_empty() && args.filter.queue.is_none() {
+        bail!("name the ids of tasks, or a queue and what is meant in it: --queue NAME --status dead");
+    }
     if args.ids.is_empty() && !args.dry_run && !args.yes {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
     }

@@ -26,7 +26,7 @@ fn shown(text: &str) -> String {
 pub(super) fn table(tasks: &[pb::Task]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "ATTEMPTS", "REASON"]);
+    table.set_header(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
         let (key, reason) = (shown(&String::from_utf8_lossy(&task.key)), shown(&task.reason));

@@ -189,7 +189,7 @@ async fn index() -> String {
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
          GET   /healthz, /readyz          for probes\n\n\
          /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
-         gRPC has the same on a port of its own, with reflection: grpcurl HOST:7601 list\n\
+         gRPC has the same on a port of its own, with reflection: grpcurl HOST:PORT list\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
          taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
     )

@@ -55,7 +55,11 @@ pub(super) async fn json_body(
 ) -> Result<Bytes, Problem> {
     let given = content_type(headers)?;
     if given != "application/json" {
-        let given = if given.is_empty() { "no content type".into() } else { format!("content type {given:?}") };
+        let given = if given.is_empty() {
+            "a request without a content type".into()
+        } else {
+            format!("content type {given:?}")
+        };
         let why = format!("{given} is not understood; send {expected}");
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     }
