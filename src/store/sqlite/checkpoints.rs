@@ -84,7 +84,7 @@ impl Shared {
             match checkpoint(&connection.db) {
                 Ok(left) => {
                     if left > HELD_UP && !is_held_up {
-                        let mib = left * PAGE_BYTES >> 20;
+                        let mib = (left * PAGE_BYTES) >> 20;
                         tracing::warn!(
                             "the log of SQLite (taskd.db-wal) has {mib} MiB that are not in the file, and grows: does \
                              another program hold a transaction open on taskd.db?"
