@@ -127,7 +127,7 @@ fn in_one_line(message: &str) -> String {
     }
 }
 
-/// Whether the settings of a queue have this key.
+/// True if queues have a setting of this name.
 fn is_of_queues(key: &str) -> bool {
     let read = toml::from_str::<QueueOptions>(&format!("{key} = []"));
     read.err().is_none_or(|error| !error.message().starts_with("unknown field"))
