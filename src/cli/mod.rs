@@ -319,8 +319,8 @@ fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
             // Nobody means it so.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
             match &arg[..] {
-                "--server" => format!("{line}; this command speaks gRPC: --grpc names the port (7601)"),
-                "--grpc" => format!("{line}; this command speaks HTTP: --server names the port (7600)"),
+                "--server" => format!("{line}; commands that speak gRPC take --grpc URL (port 7601)"),
+                "--grpc" => format!("{line}; commands that speak HTTP take --server URL (port 7600)"),
                 _ => with_value(line, arg, args),
             }
         }
