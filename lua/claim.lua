@@ -157,6 +157,8 @@ for r = 1, #workers do
   local worker, ask = workers[r], asks[r]
   local most, is_full, has_more = ask.most, false, false
   local weigh, weight = weigh_all or most * big > ask.bytes, 0
+  -- One that passes many tasks leaves their part of the budget to those behind it.
+  local part = math.max(most, math.floor(budget / (#workers - r + 1)))
   local before, grant, held, name = #taken, nil, nil, nil
 
   -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A
@@ -186,7 +188,7 @@ for r = 1, #workers do
       if at > lane.length then at = lane.gone end
       local at_tail = at == lane.gone
       while #taken - before < most and at < lane.length do
-        if budget <= 0 then has_more = true break end
+        if budget <= 0 or part <= 0 then has_more = true break end
         local id = lane.ids[at + 1]
         if not id then
           read(i, lane, at)
@@ -240,7 +242,7 @@ for r = 1, #workers do
           if not is_spent then is_left[place] = true end
           if attempt > 1 then attempts[#attempts + 1], attempts[#attempts + 2] = place, attempt end
         end
-        if at_tail and is_spent then lane.gone = at else at_tail = false end
+        if at_tail and is_spent then lane.gone = at else at_tail, part = false, part - 1 end
       end
       lane.passed[worker] = at
     end

@@ -113,6 +113,22 @@ async fn claim_finds_a_task_behind_many_spent_elements() {
 }
 
 #[tokio::test]
+async fn claim_of_a_worker_that_passes_many_tasks_leaves_the_others_their_part() {
+    let f = Fixture::new().await;
+    for letter in 'a'..='i' {
+        f.waiting(letter, 2, b"m\x02\x01\0\nw\th1\n").await;
+    }
+    let ten = |call: &mut Call| {
+        call.arg(10).arg(10).arg(1000).arg(1 << 20).arg("").arg(0);
+        call.arg("w").arg(ask(1, 1000, true, 0)).arg("v").arg(ask(2, 1000, true, 0));
+    };
+    let answer = f.run(&scripts::CLAIM, ten).await.expect("claim");
+    let tasks = ["a", "b", "body2", "body2"];
+    assert_eq!(flat(answer)[4..], [&tasks[..], &["0", "2", "1", "2"]].concat(), "w asks again");
+    assert_eq!(f.state().await["m:P"], ["w=5"], "half of the budget");
+}
+
+#[tokio::test]
 async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     let f = Fixture::new().await;
     f.waiting('a', 2, b"2").await;
