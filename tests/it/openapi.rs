@@ -134,7 +134,9 @@ async fn the_schemas_say_what_the_readers_take() {
 async fn the_page_loads_nothing_from_elsewhere() {
     let url = start(Auth::Tokens).await;
     let index = get(&url, "/").await.text().await.unwrap();
-    assert!(index.contains("/openapi.json") && index.contains("/docs/"), "{index}");
+    for path in ["/openapi.json", "/docs/", "/v1/jobs/{id}:stop", "/v1/queues/{queue}:pause, :resume"] {
+        assert!(index.contains(path), "{index}");
+    }
     // The redirect leads to the page.
     let page = get(&url, "/docs").await;
     assert!(page.url().path() == "/docs/", "{}", page.url());

@@ -181,13 +181,18 @@ async fn authenticate_caller(
 
 /// Says what this is, and where to go. It names nothing that only a token may see.
 async fn index() -> String {
-    let routes = table()
-        .into_iter()
-        .map(|Route { method, path, role, .. }| format!("  {:<5} {path:<26} for the role {role}\n", method.as_str()));
-    let routes: String = routes.collect();
+    let route = |Route { method, path, role, .. }: Route| {
+        let verbs = match path {
+            "/v1/jobs/{id}" if method == Method::POST => ":stop",
+            "/v1/queues/{queue}" => ":pause, :resume",
+            _ => "",
+        };
+        format!("  {:<5} {:<34} for the role {role}\n", method.as_str(), [path, verbs].concat())
+    };
+    let routes: String = table().into_iter().map(route).collect();
     format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
-         GET   /healthz, /readyz          for probes\n\n\
+         GET   /healthz, /readyz                  for probes\n\n\
          /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
          gRPC has the same on a port of its own, with reflection: grpcurl HOST:PORT list\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\

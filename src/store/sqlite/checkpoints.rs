@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection as Db;
 
 use super::connection::Connection;
+use crate::telemetry::metrics;
 
 /// The time in which commits gather for a checkpoint.
 const EVERY: Duration = Duration::from_millis(250);
@@ -83,6 +84,7 @@ impl Shared {
             drop(state);
             match checkpoint(&connection.db) {
                 Ok(left) => {
+                    metrics::sqlite_log(left * PAGE_BYTES);
                     if left > HELD_UP && !is_held_up {
                         let mib = (left * PAGE_BYTES) >> 20;
                         tracing::warn!(

@@ -10,6 +10,7 @@ pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
 pub const SQL_DURATION: &str = "taskd_sql_operation_duration_seconds";
 pub const SQL_RETRIES: &str = "taskd_sql_operation_retries_total";
+pub const SQLITE_LOG: &str = "taskd_sqlite_log_bytes";
 
 pub(super) fn describe() {
     describe_gauge!(REDIS_USED, Unit::Bytes, "Memory that counts for the limit, by server");
@@ -22,6 +23,7 @@ pub(super) fn describe() {
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
     describe_histogram!(SQL_DURATION, Unit::Seconds, "Operations of the store, by operation, retries included");
     describe_counter!(SQL_RETRIES, Unit::Count, "Retries of operations of the store, by operation");
+    describe_gauge!(SQLITE_LOG, Unit::Bytes, "What SQLite's log has and its file has not");
 }
 
 /// A script was called for `items` callers' items at once.
@@ -44,4 +46,9 @@ pub fn sql_operation(operation: &'static str, elapsed: Duration) {
 /// An operation on the database is repeated.
 pub fn sql_retry(operation: &'static str) {
     counter!(SQL_RETRIES, "operation" => operation).increment(1);
+}
+
+/// So much of SQLite's log is not in its file yet.
+pub fn sqlite_log(bytes: i64) {
+    gauge!(SQLITE_LOG).set(bytes as f64);
 }
