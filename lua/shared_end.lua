@@ -1,7 +1,8 @@
 -- Begins the end of a shared session, or goes on with an end whose process died: no call finds it any more. Its leases
 -- end in their shards; then `shared_forget` removes it.
 --
--- ARGV[4] 1: only if it is due   ARGV[5] when another process may go on with the end (ms from now)
+-- ARGV[4] 0 now | 1 only if it is due | 2 not yet: if it is due, it gets its time-out once more
+-- ARGV[5] when another process may go on with the end (ms from now)
 -- Returns {1 it ends now | 0 there is none, or it is not due, id, started and token, deadline, …}
 local packed = redis.call('HGET', SESSIONS, session)
 if not packed then
@@ -10,8 +11,12 @@ if not packed then
   return {0}
 end
 local due = redis.call('ZSCORE', DUE, member)
-if ARGV[4] == '1' and due and tonumber(due) > now then return {0} end
+if ARGV[4] ~= '0' and due and tonumber(due) > now then return {0} end
 local s = cmsgpack.unpack(packed)
+if ARGV[4] == '2' then
+  if s[ENDING] == 0 then redis.call('ZADD', DUE, now + s[TIMEOUT], member) end
+  return {0}
+end
 s[ENDING], s[DEMAND] = 1, 0
 redis.call('HSET', SESSIONS, session, cmsgpack.pack(s))
 redis.call('ZADD', DUE, now + tonumber(ARGV[5]), member)

@@ -48,8 +48,10 @@ impl Api {
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
         let counted = query.watchers.admit(caller, tasks.len())?;
         let queues: Vec<Option<QueueName>> = tasks.iter().map(queue_of).collect();
-        // The processes hear of the interest while SQL stores the tasks.
-        let early = queues.iter().flatten().filter(|queue| caller.access.reaches(queue.as_str()));
+        // The processes hear of the interest while SQL stores the tasks; not of a queue that the insert may not make.
+        let is_known =
+            |queue: &&QueueName| caller.access.reaches(queue.as_str()) && !query.queue.shards_of(queue).is_empty();
+        let early = queues.iter().flatten().filter(is_known);
         let early: BTreeMap<QueueName, Vec<TaskId>> = early.map(|queue| (queue.clone(), Vec::new())).collect();
         let early = query.watch_ends(early)?;
         let answers = self.insert(caller, tasks).await?;

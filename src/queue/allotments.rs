@@ -41,8 +41,15 @@ impl WorkerQueue {
     }
 
     /// Asks for an allotment of the worker's cap. It is at least what the process uses already; 0 gives it back.
-    pub async fn allot(&self, worker: &WorkerName, asked: usize, used: usize, most: usize) -> Result<Allotment> {
-        let (slot, process) = (slot_of(worker), self.process());
+    pub async fn allot(
+        &self,
+        process: &str,
+        worker: &WorkerName,
+        asked: usize,
+        used: usize,
+        most: usize,
+    ) -> Result<Allotment> {
+        let slot = slot_of(worker);
         let keys = [self.worker_key(slot, worker.as_str()), self.processes_key(slot), self.workers_key(slot, process)];
         let mut call = scripts::SHARED_ALLOT.call(&keys).now(self.clock().moved_unix_ms());
         call.arg(worker.as_str()).arg(process).arg(ms(LIVES)).arg(asked).arg(used).arg(most);
@@ -50,11 +57,11 @@ impl WorkerQueue {
         Ok(Allotment { allotment: number(answer.next())?, streams_hold: number::<u8>(answer.next())? == 1 })
     }
 
-    /// Says that this process lives, and has so many allotments. True: Redis took it for dead, or lacks some of them.
-    pub async fn live(&self, slot: u32, allotments: usize) -> Result<bool> {
-        let keys = [self.processes_key(slot), self.workers_key(slot, self.process())];
+    /// Says that a process lives, and has so many allotments. True: Redis took it for dead, or lacks some of them.
+    pub async fn live(&self, process: &str, slot: u32, allotments: usize) -> Result<bool> {
+        let keys = [self.processes_key(slot), self.workers_key(slot, process)];
         let mut call = scripts::SHARED_LIVE.call(&keys).now(self.clock().moved_unix_ms());
-        call.arg(self.process()).arg(ms(LIVES)).arg(allotments);
+        call.arg(process).arg(ms(LIVES)).arg(allotments);
         self.one(call).await.map(|lacks| lacks == 1)
     }
 

@@ -24,8 +24,8 @@ pub(super) const LIVES: Duration = Duration::from_secs(10);
 const DUE_AT_ONCE: usize = 100;
 /// Tasks that one call notes: far below what Lua's stack holds.
 const NOTED_AT_ONCE: usize = 1000;
-/// The most shared sessions of a worker: each `want` reads all of them.
-pub const WORKER_SESSIONS: usize = 1000;
+/// The most shared sessions of a worker: each `want` reads all of them, with their plans.
+pub const WORKER_SESSIONS: usize = 100;
 
 /// A shared session, by its worker and its own name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,6 +278,13 @@ impl WorkerQueue {
             return Ok(None);
         }
         leases(answer, &session.worker).map(Some)
+    }
+
+    /// Gives a session that is due its time-out once more.
+    pub async fn spare_shared(&self, session: &SharedSession) -> Result<()> {
+        let mut call = self.shared(&scripts::SHARED_END, session);
+        call.arg(2).arg(0);
+        self.run_shared(call).await.map(drop)
     }
 
     /// The shared sessions of a worker.

@@ -135,3 +135,22 @@ async fn watchers_of_a_queue_are_told_that_announcements_got_lost() {
     supervisor.stop();
     supervisor.wait().await;
 }
+
+#[tokio::test]
+async fn an_insert_that_waits_watches_no_queue_that_it_may_not_make() {
+    let mut daemon = Daemon::start("max_queues = 1", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    let stray: Vec<_> = (0..50).map(|n| json!({"queue": format!("stray-{n}"), "key": "k"})).collect();
+    let (_, answer) = daemon.post("/v1/tasks?wait=1ms", &json!(stray)).await;
+    assert_eq!(answer["results"][49]["status"], "REJECTED", "{answer}");
+    daemon.post("/v1/tasks?wait=1ms", &json!({"queue": "q", "key": "k"})).await;
+    let mut watched: Vec<String> = Vec::new();
+    until("a queue is watched", async || {
+        let mut read = redis::cmd("ZRANGE");
+        watched = read.arg("taskd:watched").arg(0).arg(-1).query_async(&mut daemon.redis().await).await.unwrap();
+        !watched.is_empty()
+    })
+    .await;
+    assert_eq!(watched, ["ends:q"]);
+    assert!(daemon.stop().await.success());
+}

@@ -1,5 +1,6 @@
 //! Sessions without streams, by the running binary. tests/full/sessions.rs has several processes.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use taskd::wire::pb;
 use tonic::Code;
@@ -158,6 +159,28 @@ async fn a_silent_session_ends_and_what_was_started_has_failed() {
     assert_eq!((status, answer["detail"].as_str().unwrap().contains("open another one")), (404, true), "{answer}");
     let answer = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": leases(&tasks)})).await.1;
     assert_eq!(answer["results"][0]["status"], "LEASE_LOST");
+    assert!(daemon.stop().await.success());
+}
+
+/// While Redis does not answer, no call of a worker is a sign of life.
+#[tokio::test]
+async fn a_session_outlives_a_redis_that_is_away_for_longer_than_its_time_out() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 1).await;
+    let (session, _) = Session::open(&daemon, "w", json!({"timeout": "2s", "want": 1})).await;
+    session.want(&daemon, 0, 1).await;
+    let due = async || -> Vec<(String, u64)> {
+        let mut read = redis::cmd("ZRANGE");
+        read.arg("taskd:{sessions:6}:due").arg(0).arg(-1).arg("WITHSCORES");
+        read.query_async(&mut daemon.redis().await).await.unwrap()
+    };
+    let before = due().await[0].1;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    until("it is due for three seconds", async || now() > u128::from(before) + 3000).await;
+    assert!(daemon.signal_redis(Signal::SIGCONT));
+    until("the process has looked", async || due().await.first().is_none_or(|(_, at)| *at > before)).await;
+    assert_eq!(session.pending(&daemon).await, (0, 1));
     assert!(daemon.stop().await.success());
 }
 

@@ -369,6 +369,68 @@ async fn leases_are_kept_while_the_worker_lives() {
 }
 
 #[tokio::test]
+async fn the_shortest_leases_are_kept_as_well() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"300ms\"", &[]).await;
+    insert(&daemon, 0, 5).await;
+    let open = pb::OpenSession { keep_leases: true, timeout: seconds(6), ..opening("w", 5) };
+    let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let tasks = worker.tasks(5).await;
+    // It comes two seconds later, after six leases.
+    let spoken = worker.read().await.unwrap().expect("a heartbeat");
+    assert_eq!(spoken.ended, []);
+    assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::Ok; 5]);
+    worker.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+/// The end of a session leaves alone a lease that was extended by another way. It must know those of its own.
+#[tokio::test]
+async fn a_stream_that_breaks_amid_an_extension_gives_its_task_back() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 1).await;
+    let open = pb::OpenSession { timeout: seconds(2), ..opening("w", 1) };
+    let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let task = worker.tasks(1).await.remove(0);
+    let mut redis = daemon.redis().await;
+    let () = redis::cmd("CLIENT").arg("PAUSE").arg(1000).arg("WRITE").query_async(&mut redis).await.unwrap();
+    let (id, lease_token) = (task.id.clone(), task.lease_token);
+    let extensions = vec![pb::Extension { id, lease_token, by: seconds(3600) }];
+    worker.send(pb::WorkerFrame { extensions, ..Default::default() }).await;
+    until("Redis holds it up", async || {
+        let info: String = redis::cmd("INFO").arg("clients").query_async(&mut redis).await.unwrap();
+        !info.contains("blocked_clients:0")
+    })
+    .await;
+    drop(worker);
+    let other = daemon.lease_all("other", "q", 1).await;
+    assert_eq!(other[0]["id"], json!(task.id));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn what_a_process_was_allotted_does_not_outlive_it() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let worker = Worker::open(daemon.grpc_port(), opening("w1", 1)).await.unwrap();
+    // At once: Redis must not find the process dead.
+    daemon.kill9_and_restart();
+    assert!(worker.end().await.is_err());
+    daemon.ready().await;
+    // Of the same part of Redis.
+    let other = Worker::open(daemon.grpc_port(), opening("z", 1)).await.unwrap();
+    let of_both: Vec<String> =
+        redis::cmd("KEYS").arg("taskd:{sessions:5}:of:*").query_async(&mut daemon.redis().await).await.unwrap();
+    assert!(of_both.len() == 2, "{of_both:?}");
+    until("only the other one has an allotment", async || {
+        let of: Vec<String> =
+            redis::cmd("KEYS").arg("taskd:{sessions:5}:of:*").query_async(&mut daemon.redis().await).await.unwrap();
+        of == ["taskd:{sessions:5}:of:z"]
+    })
+    .await;
+    other.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn a_worker_that_does_not_read_costs_bounded_memory_and_holds_up_nobody() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     let payload = "x".repeat(900 << 10);

@@ -13,7 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    Stream, StreamExt,
+    future::{self, BoxFuture},
+    stream::FuturesUnordered,
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, sleep_until, timeout},
@@ -41,8 +45,8 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long tasks wait for the answer that tells of their demand. Nobody keeps their leases meanwhile, and other
 /// workers may be idle.
 const HELD_FOR: Duration = Duration::from_secs(1);
-/// How long the end of a session waits for an extension of its leases.
-const KEPT_WITHIN: Duration = Duration::from_secs(3);
+/// How long the end of a session waits for reports and for an extension of its leases.
+const SETTLED_WITHIN: Duration = Duration::from_secs(3);
 
 pub(super) struct Streaming<'a> {
     pub(super) api: &'a Api,
@@ -172,11 +176,20 @@ impl<'a> Streaming<'a> {
     fn look_at(&self) -> Instant {
         let due = (self.heard + self.timeout).min(self.spoke + heartbeat(self.timeout));
         let due = self.held.as_ref().map_or(due, |held| due.min(held.since + HELD_FOR));
-        let keeps = self.keeps && self.attached.has_tasks();
-        match keeps || self.closing.is_some() || self.caller.access.token().is_some() {
-            true => due.min(self.looked + TICK),
-            false => due,
-        }
+        self.looks_every().map_or(due, |every| due.min(self.looked + every))
+    }
+
+    /// How often the stream looks at the time while it must.
+    fn looks_every(&self) -> Option<Duration> {
+        let looks = self.closing.is_some() || self.caller.access.token().is_some();
+        // A lease is extended when half of it is over.
+        let kept = self.shortest_kept().map(|lease| TICK.min(lease / 8));
+        kept.or(looks.then_some(TICK))
+    }
+
+    /// The shortest of the leases that taskd extends.
+    fn shortest_kept(&self) -> Option<Duration> {
+        self.attached.shortest_lease().filter(|_| self.keeps)
     }
 
     pub(super) fn frame(&self) -> TaskdFrame {
@@ -263,7 +276,7 @@ impl<'a> Streaming<'a> {
         let closes = frame.close;
         self.take(frame, room)?;
         // A worker that sends frame after frame must not keep taskd from the time.
-        if self.looked.elapsed() >= TICK {
+        if self.looked.elapsed() >= self.looks_every().unwrap_or(TICK) {
             self.look()?;
         }
         Ok(closes)
@@ -278,14 +291,13 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end
-    /// needs the deadlines that Redis has.
+    /// Gives back what a claim leased, and waits for reports and for an extension under way: the session's end needs
+    /// the deadlines that Redis has. A lease that Redis extends later than that runs out.
     pub(super) async fn settle(&mut self) {
         (self.claim, self.held) = (None, None);
-        self.answers.clear();
-        if let Some(keeping) = self.keeping.take() {
-            drop(timeout(KEPT_WITHIN, keeping).await);
-        }
+        let (reports, keeping) = (std::mem::take(&mut self.answers), self.keeping.take());
+        let keeping = async { OptionFuture(&mut { keeping }).await };
+        drop(timeout(SETTLED_WITHIN, future::join(reports.for_each(|_| future::ready(())), keeping)).await);
     }
 
     /// The process stops: no more tasks, and the worker may say what it has.
@@ -301,7 +313,7 @@ impl<'a> Streaming<'a> {
     pub(super) fn look(&mut self) -> Result<(), StreamEnd> {
         self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
-        if self.keeps && self.keeping.is_none() && self.attached.has_tasks() {
+        if self.shortest_kept().is_some() && self.keeping.is_none() {
             self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
         }
         Ok(())

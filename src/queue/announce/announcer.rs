@@ -120,17 +120,25 @@ impl Announcer {
     pub fn watch(&self, of: Vec<(QueueName, Option<Vec<TaskId>>)>, interest: Interest) -> Result<Watch, Full> {
         let queues: Vec<QueueName> = of.iter().map(|(queue, _)| queue.clone()).collect();
         let watch = Watch::new(self.0.watchers.clone(), of, interest)?;
-        // Steps of this process tell at once, before Redis knows.
-        queues.iter().for_each(|queue| self.want(queue, interest));
-        self.0.look.notify_one();
+        if self.want(&queues, interest) {
+            self.0.look.notify_one();
+        }
         Ok(watch)
     }
 
-    fn want(&self, queue: &QueueName, interest: Interest) {
+    /// Steps of this process tell at once, before Redis knows. True: it may not know of this yet.
+    fn want(&self, queues: &[QueueName], interest: Interest) -> bool {
         let mut wanted = self.0.wanted.write();
-        let known = wanted.entry(queue.clone()).or_insert(interest);
-        *known = (*known).max(interest);
-        self.0.is_wanted.store(true, Ordering::Relaxed);
+        let mut is_new = false;
+        for queue in queues {
+            let known = wanted.insert(queue.clone(), interest);
+            match known.filter(|known| *known >= interest) {
+                Some(known) => _ = wanted.insert(queue.clone(), known),
+                None => is_new = true,
+            }
+        }
+        self.0.is_wanted.store(!wanted.is_empty(), Ordering::Relaxed);
+        is_new
     }
 
     // --- for the process's reader of SQL and Redis

@@ -187,27 +187,33 @@ impl Announcer {
                 in_time(sink.unsubscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
                 heard.remove(&queue);
             }
-            let message = tokio::select! {
-                message = cx.idle(messages.next()) => message,
-                () = self.0.watchers.changed() => continue,
-                _ = ping.tick() => {
-                    // Without a ping, a connection whose server vanished looks like one on which nothing happens.
-                    in_time(sink.ping::<redis::Value>()).await?;
-                    continue;
-                }
-                () = cx.stop.cancelled() => return Ok(true),
-            };
-            let Some(message) = message else { return Err(Error::WakesClosed) };
-            let queue = message.get_channel_name().strip_prefix(&prefix).and_then(|name| QueueName::new(name).ok());
-            let news = wire::read_status_changes(message.get_payload_bytes());
-            match (queue, news) {
-                (Some(queue), Ok(news)) if news.is_empty() => self.0.watchers.missed(&queue),
-                (Some(queue), Ok(news)) => {
-                    let news = news.into_iter().map(|(id, status, at_unix_ms)| News { id, status, at_unix_ms });
-                    self.0.watchers.hear(&queue, news.collect());
-                }
-                (_, news) => tracing::warn!("ignored an announcement that cannot be read: {:?}", news.err()),
+            loop {
+                let message = tokio::select! {
+                    message = cx.idle(messages.next()) => message,
+                    () = self.0.watchers.changed() => break,
+                    _ = ping.tick() => {
+                        // Without a ping, a connection whose server vanished looks like one on which nothing happens.
+                        in_time(sink.ping::<redis::Value>()).await?;
+                        break;
+                    }
+                    () = cx.stop.cancelled() => return Ok(true),
+                };
+                self.take_in(&message.ok_or(Error::WakesClosed)?, &prefix);
             }
+        }
+    }
+
+    /// Tells the watchers of a message.
+    fn take_in(&self, message: &redis::Msg, prefix: &str) {
+        let queue = message.get_channel_name().strip_prefix(prefix).and_then(|name| QueueName::new(name).ok());
+        let news = wire::read_status_changes(message.get_payload_bytes());
+        match (queue, news) {
+            (Some(queue), Ok(news)) if news.is_empty() => self.0.watchers.missed(&queue),
+            (Some(queue), Ok(news)) => {
+                let news = news.into_iter().map(|(id, status, at_unix_ms)| News { id, status, at_unix_ms });
+                self.0.watchers.hear(&queue, news.collect());
+            }
+            (_, news) => tracing::warn!("ignored an announcement that cannot be read: {:?}", news.err()),
         }
     }
 }

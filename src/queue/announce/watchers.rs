@@ -27,6 +27,8 @@ const ROOM: usize = 64;
 const MOST_ASKED: usize = 20_000;
 /// How long a queue stays watched without a watcher: the next one may come soon.
 const LINGER: Duration = Duration::from_secs(30);
+/// The watched queues up to which one lingers. All processes read the names of all.
+const MOST_LINGERING: usize = 1_000;
 /// The last events of a watched queue, for watchers that come again.
 const RECENT: usize = 1_000;
 
@@ -340,6 +342,7 @@ impl Drop for Watch {
         map.watchers -= 1;
         metrics::watchers(map.watchers);
         let is_other = |mailbox: &Arc<Mailbox>| !Arc::ptr_eq(mailbox, &self.mailbox);
+        let lingers = map.queues.len() <= MOST_LINGERING;
         for (queue, ids) in &self.of {
             for id in ids.iter().flatten() {
                 if let Some(of_task) = map.tasks.get_mut(id) {
@@ -354,7 +357,10 @@ impl Drop for Watch {
                 let before = of_queue.interest();
                 *of_queue.count(self.interest) -= 1;
                 if of_queue.interest() != before {
-                    of_queue.left = Some((Instant::now(), before));
+                    of_queue.left = lingers.then(|| (Instant::now(), before));
+                }
+                if of_queue.interest().is_none() {
+                    map.queues.remove(queue);
                 }
             }
         }

@@ -283,6 +283,23 @@ async fn a_session_ends_when_it_is_due_and_any_process_may_go_on_with_the_end() 
 }
 
 #[tokio::test]
+async fn a_session_that_is_due_gets_its_time_out_once_more_unless_it_ends_already() {
+    let f = Fixture::new().await;
+    let before = f.open_with_two().await;
+    assert_eq!(f.end(2).await, ["0"]);
+    assert_eq!(f.state().await, before, "it is not due");
+    f.due_at(NOW).await;
+    assert_eq!(f.end(2).await, ["0"]);
+    assert_eq!(f.state().await, before, "it is due in fifteen seconds");
+    f.due_at(NOW).await;
+    f.end(1).await;
+    f.due_at(NOW).await;
+    let before = f.state().await;
+    assert_eq!(f.end(2).await, ["0"]);
+    assert_eq!(f.state().await, before, "it ends");
+}
+
+#[tokio::test]
 async fn the_end_of_a_session_that_is_lost_leaves_nothing() {
     let f = Fixture::new().await;
     f.open_with_two().await;

@@ -154,9 +154,10 @@ impl Handle {
     /// Asks Redis for an allotment. The caller has the turn.
     async fn allot(&self, worker: &WorkerName, asked: usize, used: usize) -> queue::Result<queue::Allotment> {
         let allotments = &self.sessions.allotments;
+        let most = self.settings.limits.max_worker_tasks;
         // Redis may do it, and the answer may get lost, or the call that waits for it.
         allotments.change(worker, |allotment| allotment.is_unwritten = true);
-        let answer = self.queue.allot(worker, asked, used, self.settings.limits.max_worker_tasks).await?;
+        let answer = self.queue.allot(&self.sessions.process.0, worker, asked, used, most).await?;
         allotments.change(worker, |allotment| {
             (allotment.allowed, allotment.is_unwritten) = (answer.allotment, false);
         });
@@ -216,7 +217,7 @@ impl Handle {
             if !workers.iter().any(of_slot) {
                 continue;
             }
-            match self.queue.live(slot, self.sessions.allotments.count(of_slot)).await {
+            match self.queue.live(&self.sessions.process.0, slot, self.sessions.allotments.count(of_slot)).await {
                 Ok(lacks) => {
                     for worker in workers.iter().filter(|worker| of_slot(worker)) {
                         self.write_again(worker, lacks).await;

@@ -32,25 +32,39 @@ impl Held {
 
 /// The leases by their tasks: a worker holds no task twice.
 #[derive(Debug, Default)]
-pub(super) struct Book(HashMap<TaskId, Held>);
+pub(super) struct Book {
+    leases: HashMap<TaskId, Held>,
+    /// The shortest lease since there was none.
+    shortest: Duration,
+}
 
 impl Book {
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.leases.len()
+    }
+
+    /// The shortest lease since the book was empty; `None`: it is.
+    pub(super) fn shortest(&self) -> Option<Duration> {
+        (!self.is_empty()).then_some(self.shortest)
+    }
+
+    fn insert(&mut self, id: TaskId, held: Held) {
+        self.shortest = self.shortest().map_or(held.lease, |shortest| shortest.min(held.lease));
+        self.leases.insert(id, held);
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.leases.is_empty()
     }
 
     /// Notes a task on its way to the worker.
     pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
         let (token, deadline_unix_ms, lease) = (task.token.clone(), task.expires_unix_ms, task.lease);
-        self.0.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, started });
+        self.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, started });
     }
 
     pub(super) fn start(&mut self, id: TaskId) {
-        if let Some(held) = self.0.get_mut(&id) {
+        if let Some(held) = self.leases.get_mut(&id) {
             held.started = Started::Yes;
         }
     }
@@ -69,11 +83,11 @@ impl Book {
         for (item, answer) in items.iter().zip(answers) {
             match (&item.lease, answer.status, answer.lease_expires_unix_ms) {
                 (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
-                    let same = self.0.remove(id).filter(|held| held.token.lease() == token.lease());
+                    let same = self.leases.remove(id).filter(|held| held.token.lease() == token.lease());
                     // A worker that extends a lease which came by another way may have started the task.
                     let started = same.map_or(Started::Perhaps, |held| held.started);
                     let (token, lease) = (token.clone(), item.report);
-                    self.0.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
+                    self.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
                 }
                 (lease, status, _) if !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid) => {
                     self.forget(lease.as_ref());
@@ -85,7 +99,7 @@ impl Book {
 
     /// Notes that taskd extended a lease, unless it is another one by now.
     pub(super) fn kept(&mut self, id: TaskId, token: &LeaseToken, deadline_unix_ms: i64, now: Instant) {
-        if let Some(held) = self.0.get_mut(&id).filter(|held| held.token.lease() == token.lease()) {
+        if let Some(held) = self.leases.get_mut(&id).filter(|held| held.token.lease() == token.lease()) {
             (held.deadline_unix_ms, held.set) = (deadline_unix_ms, now);
         }
     }
@@ -93,39 +107,39 @@ impl Book {
     /// Removes the lease, if the book has it; whether it had.
     pub(super) fn forget(&mut self, lease: Option<&(TaskId, LeaseToken)>) -> bool {
         let Some((id, token)) = lease else { return false };
-        let is_here = self.0.get(id).is_some_and(|held| is_same(&held.token, token));
-        is_here && self.0.remove(id).is_some()
+        let is_here = self.leases.get(id).is_some_and(|held| is_same(&held.token, token));
+        is_here && self.leases.remove(id).is_some()
     }
 
     /// Takes out those that an operator or a deadline ended; answers their tasks. It looks at the smaller of the two.
     pub(super) fn take_ended(&mut self, ended: &EndedLeases) -> Vec<TaskId> {
-        if self.0.len() < ended.grants.len() {
-            return self.0.extract_if(|id, held| ended.has(*id, held)).map(|(id, _)| id).collect();
+        if self.leases.len() < ended.grants.len() {
+            return self.leases.extract_if(|id, held| ended.has(*id, held)).map(|(id, _)| id).collect();
         }
-        let is_here = |id: &TaskId| self.0.get(id).is_some_and(|held| ended.has(*id, held));
+        let is_here = |id: &TaskId| self.leases.get(id).is_some_and(|held| ended.has(*id, held));
         let ids: Vec<TaskId> = ended.grants.keys().copied().filter(is_here).collect();
-        ids.iter().for_each(|id| drop(self.0.remove(id)));
+        ids.iter().for_each(|id| drop(self.leases.remove(id)));
         ids
     }
 
     /// The leases of which half is over.
     pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, Held)> {
-        let due = self.0.iter().filter(|(_, held)| now.saturating_duration_since(held.set) * 2 >= held.lease);
+        let due = self.leases.iter().filter(|(_, held)| now.saturating_duration_since(held.set) * 2 >= held.lease);
         due.map(|(id, held)| (*id, held.clone())).collect()
     }
 
     /// Removes the leases that are over, wherever they were extended or not.
     pub(super) fn drop_lapsed(&mut self, now: Instant) {
-        self.0.retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
+        self.leases.retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
     }
 
     /// Takes out the leases that the worker does not have.
     pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, Held)> {
-        self.0.extract_if(|id, _| !holding.contains(id)).collect()
+        self.leases.extract_if(|id, _| !holding.contains(id)).collect()
     }
 
     pub(super) fn take(&mut self) -> Vec<(TaskId, Held)> {
-        std::mem::take(&mut self.0).into_iter().collect()
+        std::mem::take(&mut self.leases).into_iter().collect()
     }
 }
 

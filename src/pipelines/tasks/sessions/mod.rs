@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use self::{
     book::{EndedLeases, Held},
-    session::{LONGEST_TIMEOUT, Plan, Session, reason},
+    session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, Session, reason},
 };
 pub use self::{
     session::{Attached, Cut, Opened, Reports, heartbeat},
@@ -55,7 +55,6 @@ use crate::{
 
 /// The time without a frame after which a session ends.
 const TIMEOUT: Duration = Duration::from_secs(15);
-const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a claim waits before it asks all shards once more: a wake may get lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.

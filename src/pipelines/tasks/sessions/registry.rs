@@ -32,6 +32,17 @@ pub(in crate::pipelines::tasks) struct Sessions {
     pub(in crate::pipelines::tasks) streams: TaskTracker,
     pub(super) slots: Slots,
     pub(super) allotments: Allotments,
+    pub(super) process: ProcessName,
+}
+
+/// The name by which Redis knows the allotments here. It is made anew with the sessions, when the process starts over:
+/// allotments of before would count on under a name that lives on.
+pub(super) struct ProcessName(pub(super) String);
+
+impl Default for ProcessName {
+    fn default() -> Self {
+        Self(Uuid::new_v4().to_string())
+    }
 }
 
 /// The slots in which this process has opened sessions since its last look.
@@ -97,14 +108,16 @@ impl Sessions {
         let want = want.min(attached.session.room(most));
         // One at a time: two sessions of a worker must not count on the same room.
         let allotments = self.allotments.0.lock();
-        let left = self.left(&allotments, &attached.session.worker);
-        (left >= want as usize).then(|| attached.want(want, most))
+        let worker = &attached.session.worker;
+        let has_room = self.left(&allotments, worker, Session::noted) >= want as usize
+            || self.left(&allotments, worker, Session::taken) >= want as usize;
+        has_room.then(|| attached.want(want, most))
     }
 
     /// The same with what is left of the allotment.
     pub(super) fn want_rest(&self, attached: &Attached, want: u32, most: u32) -> u32 {
         let allotments = self.allotments.0.lock();
-        let left = self.left(&allotments, &attached.session.worker);
+        let left = self.left(&allotments, &attached.session.worker, Session::taken);
         attached.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
     }
 
@@ -119,9 +132,15 @@ impl Sessions {
         has_left
     }
 
-    fn left(&self, allotments: &BTreeMap<WorkerName, Allotment>, worker: &WorkerName) -> usize {
+    fn left(
+        &self,
+        allotments: &BTreeMap<WorkerName, Allotment>,
+        worker: &WorkerName,
+        taken: impl Fn(&Session) -> usize,
+    ) -> usize {
         let allowed = allotments.get(worker).map_or(0, |allotment| allotment.allowed);
-        allowed.saturating_sub(self.taken_by(worker))
+        let taken: usize = of_worker(&self.by_id.lock(), worker).map(|session| taken(session)).sum();
+        allowed.saturating_sub(taken)
     }
 
     /// The tasks that all sessions of the worker have in hand and on demand.

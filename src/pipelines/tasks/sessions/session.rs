@@ -23,6 +23,7 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
+pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The heartbeat of a session: three of them fit into the time-out.
@@ -173,6 +174,13 @@ impl Session {
         state.end.is_none() && state.took_over.as_mut().is_some_and(|took_over| took_over.is_due(now))
     }
 
+    /// The tasks in hand and on demand, and leases that are over perhaps.
+    pub(super) fn noted(&self) -> usize {
+        let state = self.state();
+        state.book.len() + state.demand as usize
+    }
+
+    /// The tasks in hand and on demand.
     pub(super) fn taken(&self) -> usize {
         let mut state = self.state();
         state.drop_lapsed(Instant::now());
@@ -254,9 +262,9 @@ impl Attached {
         self.session.demand()
     }
 
-    /// True while the worker has tasks in hand.
-    pub fn has_tasks(&self) -> bool {
-        !self.session.state().book.is_empty()
+    /// The shortest lease since the worker had no task in hand; `None`: it has none.
+    pub fn shortest_lease(&self) -> Option<Duration> {
+        self.session.state().book.shortest()
     }
 
     /// Waits until the stream is no longer the session's.

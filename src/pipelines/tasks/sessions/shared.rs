@@ -29,7 +29,7 @@ use super::{
     },
     book::Reported,
     opening::{Written, named},
-    session::{LONGEST_TIMEOUT, Plan, Reports, heartbeat, reason},
+    session::{LONGEST_TIMEOUT, Plan, Reports, SHORTEST_TIMEOUT, heartbeat, reason},
 };
 use crate::{
     model::{
@@ -59,15 +59,24 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     supervisor.spawn_loop("tasks/shared_sessions", Policy::Restart, move |cx| {
         let handle = handle.clone();
         async move {
-            let mut next = [Instant::now(); SESSION_SLOTS as usize];
+            let mut slots = [Slot { next: Instant::now(), was_away: true }; SESSION_SLOTS as usize];
             while cx.pause(LOOK_EVERY).await {
-                let looks = (0..SESSION_SLOTS).zip(&mut next).map(|(slot, next)| handle.look_at(slot, next));
+                let looks = (0..SESSION_SLOTS).zip(&mut slots).map(|(number, slot)| handle.look_at(number, slot));
                 future::join_all(looks).await;
                 cx.beat();
             }
             Ok::<_, Infallible>(())
         }
     });
+}
+
+/// A process's looks at a slot.
+#[derive(Clone, Copy)]
+struct Slot {
+    next: Instant,
+    /// The process has not looked yet, or Redis did not answer the last look. It may have answered no worker either, so
+    /// who is silent is not known yet.
+    was_away: bool,
 }
 
 /// A session in the middle of a call.
@@ -235,8 +244,8 @@ impl Handle {
                 _ => {}
             }
         }
-        let noted = self.queue.note_shared(&shared.session, &notes).await?;
-        let noted = noted.ok_or_else(|| Error::NoSession(shared.session.id.to_string()))?;
+        // The session may have ended meanwhile. The reports count all the same, and its next call hears of the end.
+        let noted = self.queue.note_shared(&shared.session, &notes).await?.unwrap_or_default();
         answer.counted = noted.counted;
         answer.pending = Pending { demand: noted.demand, in_hand: noted.in_hand };
         Ok(answer)
@@ -269,18 +278,26 @@ impl Handle {
     }
 
     /// Looks at a slot, if it is time for it.
-    async fn look_at(&self, slot: u32, next: &mut Instant) {
-        if !self.sessions.slots.take(slot) && *next > Instant::now() {
+    async fn look_at(&self, number: u32, slot: &mut Slot) {
+        if !self.sessions.slots.take(number) && slot.next > Instant::now() {
             return;
         }
-        let wait = match self.queue.due_shared(slot, LONGEST_TIMEOUT).await {
+        let asked = Instant::now();
+        let looked = self.queue.due_shared(number, LONGEST_TIMEOUT).await;
+        let was_away = std::mem::replace(&mut slot.was_away, looked.is_err()) || asked.elapsed() >= SHORTEST_TIMEOUT;
+        let wait = match looked {
             Ok(SharedDue { next: wait, dead, due }) => {
                 for process in dead {
-                    if let Err(error) = self.queue.forget_allotments(slot, &process).await {
+                    if let Err(error) = self.queue.forget_allotments(number, &process).await {
                         tracing::debug!("cannot remove the allotments of a process that died: {error}");
                     }
                 }
-                let ends = due.iter().map(|session| self.end_shared(session, SessionEnd::Silent));
+                let ends = due.iter().map(|session| async move {
+                    match was_away {
+                        true => Ok(self.queue.spare_shared(session).await?),
+                        false => self.end_shared(session, SessionEnd::Silent).await.map(drop),
+                    }
+                });
                 for error in future::join_all(ends).await.into_iter().filter_map(Result::err) {
                     tracing::warn!("could not end a session whose worker is silent: {error}");
                 }
@@ -291,7 +308,7 @@ impl Handle {
                 LOOK_EVERY
             }
         };
-        *next = Instant::now() + wait;
+        slot.next = Instant::now() + wait;
     }
 }
 
