@@ -383,30 +383,6 @@ async fn the_shortest_leases_are_kept_as_well() {
     assert!(daemon.stop().await.success());
 }
 
-/// The end of a session leaves alone a lease that was extended by another way. It must know those of its own.
-#[tokio::test]
-async fn a_stream_that_breaks_amid_an_extension_gives_its_task_back() {
-    let mut daemon = Daemon::start(CONFIG, &[]).await;
-    insert(&daemon, 0, 1).await;
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("w", 1) };
-    let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
-    let task = worker.tasks(1).await.remove(0);
-    let mut redis = daemon.redis().await;
-    let () = redis::cmd("CLIENT").arg("PAUSE").arg(1000).arg("WRITE").query_async(&mut redis).await.unwrap();
-    let (id, lease_token) = (task.id.clone(), task.lease_token);
-    let extensions = vec![pb::Extension { id, lease_token, by: seconds(3600) }];
-    worker.send(pb::WorkerFrame { extensions, ..Default::default() }).await;
-    until("Redis holds it up", async || {
-        let info: String = redis::cmd("INFO").arg("clients").query_async(&mut redis).await.unwrap();
-        !info.contains("blocked_clients:0")
-    })
-    .await;
-    drop(worker);
-    let other = daemon.lease_all("other", "q", 1).await;
-    assert_eq!(other[0]["id"], json!(task.id));
-    assert!(daemon.stop().await.success());
-}
-
 #[tokio::test]
 async fn what_a_process_was_allotted_does_not_outlive_it() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
