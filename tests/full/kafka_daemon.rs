@@ -93,6 +93,7 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
         ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
     let results = format!("{}{}", config.topic_prefix, Topic::TaskResults);
     let by_age = NewTopic::new(&results, 1, TopicReplication::Fixed(1)).set("retention.ms", "3600000");
+    let by_age = by_age.set("max.message.bytes", "1048576");
     within("create", admin.create_topics([&by_age], &AdminOptions::new())).await.expect("created");
 
     let (bus_url, dir) = (format!("kafka://{}", config.brokers), tempfile::tempdir().expect("a folder"));
@@ -110,6 +111,7 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
             .log()
             .contains(&format!("kafka may delete records of {results} before they are read (retention.ms = 3600000)"))
     );
+    assert!(daemon.log().contains(&format!("kafka takes no record of more than 1048576 bytes for {results}")));
     assert!(!daemon.log().contains("pipeline before"), "taskd made that one: {}", daemon.log());
     let retention = async |topic: Topic| {
         let name = format!("{}{topic}", config.topic_prefix);

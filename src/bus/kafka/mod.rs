@@ -84,7 +84,7 @@ impl Kafka {
             Topic::ALL.into_iter().filter(|topic| *topic != Topic::Events || needs_events).collect();
         let look = Look { configs: &configs, producer: &producer, events: &events, wanted: &wanted };
         let (generation, partitions) = look.find_or_create(&admin, partitions, retention).await?;
-        topics::warn_of_retention(&configs, &admin).await;
+        topics::warn_of_settings(&configs, &admin).await;
         events.opened();
         let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
         let clients = Detached::new(clients);

@@ -161,8 +161,9 @@ async fn create(
     Ok(())
 }
 
-/// Warns of a retention with which the broker may delete records before taskd reads them.
-pub(super) async fn warn_of_retention(configs: &ClientConfigs, admin: &AdminClient<ClientEvents>) {
+/// Warns of a retention with which the broker may delete records before taskd reads them, and of a size below that of
+/// taskd's records: a report that is larger stays in its shard, with those behind it.
+pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClient<ClientEvents>) {
     let read: Vec<String> = Topic::ALL.into_iter().filter(|topic| topic.is_read()).map(|t| configs.topic(t)).collect();
     let asked: Vec<_> = read.iter().map(|name| ResourceSpecifier::Topic(name)).collect();
     let answers = match admin.describe_configs(&asked, &options()).await {
@@ -173,6 +174,14 @@ pub(super) async fn warn_of_retention(configs: &ClientConfigs, admin: &AdminClie
     for (name, answer) in read.iter().zip(answers) {
         let Ok(config) = answer else { continue };
         let value = |key: &str| config.get(key).and_then(|entry| entry.value.as_deref()).unwrap_or_default();
+        let [most, wanted] = [value("max.message.bytes"), MAX_RECORD_BYTES].map(|bytes| bytes.parse::<u64>().ok());
+        if most.is_some_and(|most| Some(most) < wanted) {
+            tracing::warn!(
+                "kafka takes no record of more than {} bytes for {name}: set max.message.bytes={MAX_RECORD_BYTES} \
+                 there, or payloads and results that are larger get no further",
+                value("max.message.bytes")
+            );
+        }
         let by_age_or_size =
             ["retention.ms", "retention.bytes"].into_iter().find(|key| !matches!(value(key), "-1" | ""));
         let key = by_age_or_size.or_else(|| value("cleanup.policy").contains("compact").then_some("cleanup.policy"));

@@ -6,17 +6,22 @@ use crate::bus::Message;
 
 /// Roughly the most bytes of one read of all partitions. Records have up to a few MiB, and a read asks by number.
 const READ_BYTES: usize = 16 << 20;
+/// A record counts as no smaller: the next ones may be larger.
+const SMALLEST: usize = 4 << 10;
+/// Records of the first read of all partitions.
+const FIRST: usize = 64;
 
 pub(super) struct Buffer {
     messages: VecDeque<Message>,
     partitions: usize,
-    /// How many records to ask of each partition: few at first, then as many of the latest size as [`READ_BYTES`] hold.
+    /// How many records to ask of each partition: few at first, then as many of the latest size as
+    /// [`READ_BYTES`] hold.
     count: usize,
 }
 
 impl Buffer {
     pub(super) fn new(partitions: usize) -> Self {
-        Self { messages: VecDeque::new(), partitions: partitions.max(1), count: 64 }
+        Self { messages: VecDeque::new(), partitions: partitions.max(1), count: (FIRST / partitions.max(1)).max(1) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -36,8 +41,8 @@ impl Buffer {
     pub(super) fn add(&mut self, messages: Vec<Message>) {
         let bytes: usize = messages.iter().map(|m| m.value.len()).sum();
         if let Some(size) = bytes.checked_div(messages.len()) {
-            let fits = READ_BYTES / self.partitions / size.max(1);
-            self.count = fits.clamp(1, self.count * 2).min(10_000);
+            let fits = READ_BYTES / self.partitions / size.max(SMALLEST);
+            self.count = fits.clamp(1, self.count * 2);
         }
         self.messages.extend(messages);
     }

@@ -1,6 +1,10 @@
 //! Batches: the tasks of concurrent callers go into SQL in one transaction, then to the bus.
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -21,6 +25,9 @@ use crate::{
 
 /// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
 pub(super) const TO_PUBLISH: usize = 8;
+/// How long it waits. A bus that takes nothing for longer must not hold up inserts: the watchdog publishes what is
+/// stored.
+const WAIT: Duration = Duration::from_secs(2);
 
 /// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less work per task, and
 /// one wait for the disk instead of four.
@@ -70,7 +77,7 @@ pub(super) async fn insert(
     stored: mpsc::Sender<ToPublish>,
     cx: Loop,
 ) {
-    let mut asking = Asking::default();
+    let (mut asking, mut wait) = (Asking::default(), WAIT);
     loop {
         let first = tokio::select! {
             biased;
@@ -81,8 +88,13 @@ pub(super) async fn insert(
         let batch = gather(&context, first, receiver).await;
         let before = context.moment();
         let new = store(&context, batch, &mut asking).await;
-        if !new.is_empty() && stored.send((new, before)).await.is_err() {
-            tracing::debug!("nobody publishes any more: the watchdog will");
+        if !new.is_empty() {
+            let sent = stored.send_timeout((new, before), wait).await;
+            // Behind one that waited in vain none waits, until there is room again.
+            wait = if sent.is_ok() { WAIT } else { Duration::ZERO };
+            if let Err(error) = sent {
+                tracing::debug!("the watchdog publishes some new tasks: {error}");
+            }
         }
         cx.beat();
     }

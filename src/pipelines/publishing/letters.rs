@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Error, PUBLISH_BYTES};
+use super::{Error, PUBLISH_BYTES, reporting::Reporting};
 use crate::{
     bus::{self, Bus, Record, Topic},
     model::{DeadLetter, MAX_RECORD_BYTES},
@@ -35,38 +35,48 @@ const SHORTER: [Shorten; 3] = [
 pub struct DeadLetters {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
+    topic: Arc<Reporting>,
     clock: Clock,
 }
 
 impl DeadLetters {
     pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { store, bus, clock }
+        Self { store, bus, topic: Arc::new(Reporting::new(Topic::DeadLetters)), clock }
     }
 
-    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once.
+    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once. Those
+    /// that SQL has do not wait for a topic that takes none.
     pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
         // A task that died has got its letter in the transaction in which it died.
         let others = letters.iter().filter(|letter| letter.task_id.is_none());
-        self.keep(others.cloned().collect()).await?;
-        Ok(self.publish(letters).await?)
+        match self.keep(others.cloned().collect()).await? {
+            true => self.topic.publish(letters.len(), self.publish(letters)).await?,
+            false => self.publish(letters).await?,
+        }
+        Ok(())
     }
 
-    async fn keep(&self, letters: Vec<DeadLetter>) -> store::Result<()> {
+    /// Keeps letters in SQL; whether it has all of them.
+    async fn keep(&self, letters: Vec<DeadLetter>) -> store::Result<bool> {
         if letters.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         match self.store.keep_letters(&letters).await {
             Err(error) if error.is_refusal() => {}
-            kept => return kept,
+            kept => return kept.map(|()| true),
         }
+        let mut has_all = true;
         for letter in letters {
             match self.store.keep_letters(std::slice::from_ref(&letter)).await {
-                // The topic has it.
-                Err(error) if error.is_refusal() => tracing::warn!("SQL does not keep a dead letter: {error}"),
+                // Only the topic has it.
+                Err(error) if error.is_refusal() => {
+                    tracing::warn!("SQL does not keep a dead letter: {error}");
+                    has_all = false;
+                }
                 kept => kept?,
             }
         }
-        Ok(())
+        Ok(has_all)
     }
 
     async fn publish(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {

@@ -1,6 +1,7 @@
 //! From SQL to the bus: the step that discovery takes after an insert, and the watchdog for rows that stayed.
 
 mod letters;
+mod reporting;
 mod rows;
 mod traced;
 
@@ -9,6 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use self::traced::Publishes;
 pub use self::{
     letters::DeadLetters,
+    reporting::Reporting,
     rows::{goes_out_now, new_row},
 };
 

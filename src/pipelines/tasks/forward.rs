@@ -20,6 +20,7 @@ use crate::{
     bus::{self, Bus, Topic},
     config::Settings,
     model::ShardId,
+    pipelines::publishing::Reporting,
     queue::{self, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
     runtime::{Loop, LoopError, Policy, Supervisor, tick},
     telemetry::metrics,
@@ -91,7 +92,7 @@ enum Error {
         step: &'static str,
         shard: ShardId,
         #[source]
-        cause: queue::Error,
+        cause: Box<Error>,
     },
 }
 
@@ -101,9 +102,9 @@ impl LoopError for Error {
     }
 }
 
-impl From<FailedRound<queue::Error>> for Error {
-    fn from(FailedRound { step, shard, cause }: FailedRound<queue::Error>) -> Self {
-        Self::AllShards { step, shard, cause }
+impl From<FailedRound<Error>> for Error {
+    fn from(FailedRound { step, shard, cause }: FailedRound<Error>) -> Self {
+        Self::AllShards { step, shard, cause: Box::new(cause) }
     }
 }
 
@@ -117,7 +118,8 @@ pub(super) fn start(
     // Where leases are tended, too, their looks will do.
     let max_age = 2 * LOOK_EVERY;
     let look_for = LookFor { max_age, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
-    let forwarder = Forwarder { queue, bus, reported, look_for, published: Arc::default() };
+    let expirations = Arc::new(Reporting::new(Topic::Expirations));
+    let forwarder = Forwarder { queue, bus, expirations, reported, look_for, published: Arc::default() };
     supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
 }
 
@@ -125,6 +127,7 @@ pub(super) fn start(
 struct Forwarder {
     queue: Upkeep,
     bus: Arc<dyn Bus>,
+    expirations: Arc<Reporting>,
     reported: Arc<Reported>,
     look_for: LookFor,
     /// The entries that are on the bus and still in their outboxes, without their events.
@@ -187,7 +190,7 @@ impl Forwarder {
     }
 
     /// Gives each shard one turn; answers the shards that have more.
-    async fn round(&self, mut due: Due, failing: &mut Failing<queue::Error>, cx: &Loop) -> Result<Due, Error> {
+    async fn round(&self, mut due: Due, failing: &mut Failing<Error>, cx: &Loop) -> Result<Due, Error> {
         let began = Instant::now();
         due.retain(|shard, _| !failing.leaves_out(shard));
         let partitions = self.bus.partitions(Topic::TaskResults);
@@ -210,8 +213,10 @@ impl Forwarder {
                     Err(Error::Queue(queue::Error::NoGeneration)) => {}
                     // No process will ever forward anything over this bus.
                     Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
-                    // One damaged shard does not hold up the others.
-                    Err(Error::Queue(error)) => drop(failing.note::<()>(&shard, began, Err(error))),
+                    // A shard that is damaged, or has a report that is too large, does not hold up the others.
+                    Err(error @ (Error::Queue(_) | Error::Bus(_, bus::Error::TooLarge { .. }))) => {
+                        _ = failing.note::<()>(&shard, began, Err(error));
+                    }
                     Err(error) => failed = failed.and(Err(error)),
                 }
             }
@@ -323,7 +328,11 @@ impl Forwarder {
             }
         }
         for (topic, records) in records.finish() {
-            self.bus.publish(topic, &records).await?;
+            let publish = async { self.bus.publish(topic, &records).await.map(drop) };
+            match topic {
+                Topic::Expirations => self.expirations.publish(records.len(), publish).await?,
+                _ => publish.await?,
+            }
         }
         metrics::results_forwarded(count, started.elapsed());
         Ok(())

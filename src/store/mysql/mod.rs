@@ -4,7 +4,7 @@ mod error;
 mod pooled;
 mod session;
 
-use std::{str::FromStr, time::Duration};
+use std::{io, str::FromStr, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, MySql, MySqlConnection, Pool,
@@ -35,6 +35,9 @@ const IDLE: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(2);
 /// The life of a connection. The next one finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
+/// The longest that a start waits for the migration lock, with its connection. A server that accepts and says nothing
+/// is asked again then.
+const LOCKED_WITHIN: Duration = Duration::from_secs(75);
 /// The longest that one attempt to connect may take, when it looks for the reason that the pool has no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
 /// More than the shapes of all statements.
@@ -72,7 +75,8 @@ impl MysqlStore {
         check_files(url).await?;
         let options = MySqlConnectOptions::from_str(url).map_err(error)?;
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
-        let lock = migration_lock(&options).await.map_err(error)?.ok_or_else(Error::timed_out)?;
+        let lock = tokio::time::timeout(LOCKED_WITHIN, migration_lock(&options)).await;
+        let lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or_else(Error::timed_out)?;
         let pool = pool(options, connections).await.map_err(error)?;
         let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
         let store = Self::new(Server(pool), migrated);
@@ -86,7 +90,8 @@ impl MysqlStore {
 ///
 /// sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
 async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<MySqlConnection>> {
-    let mut lock = options.connect().await?;
+    let connected = tokio::time::timeout(PATIENCE, options.connect()).await;
+    let mut lock = connected.map_err(|_| sqlx::Error::Io(io::ErrorKind::TimedOut.into()))??;
     // Here an error shows at once; the pool would try until it runs out of time.
     sqlx::raw_sql(SESSION).execute(&mut lock).await?;
     sqlx::raw_sql(PATIENT_SESSION).execute(&mut lock).await?;

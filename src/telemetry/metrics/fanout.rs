@@ -15,6 +15,7 @@ pub const FANOUT_BATCH_SIZE: &str = "taskd_fanout_batch_size_records";
 pub const FANOUT_BATCH_DURATION: &str = "taskd_fanout_batch_duration_seconds";
 pub const FANOUT_OLDEST: &str = "taskd_fanout_oldest_seconds";
 pub const BUS_BACKLOG: &str = "taskd_bus_backlog_records";
+pub const BUS_LEFT_OUT: &str = "taskd_bus_left_out_reports_total";
 
 label! {
     /// Why the fanout did not enqueue a record.
@@ -42,6 +43,7 @@ pub(super) fn describe() {
     describe_histogram!(FANOUT_BATCH_DURATION, Unit::Seconds, "From reading a batch to its enqueuing");
     describe_gauge!(FANOUT_OLDEST, Unit::Seconds, "How long ago the oldest record of the last batch was published");
     describe_gauge!(BUS_BACKLOG, Unit::Count, "Records that nobody has dealt with yet, by topic");
+    describe_counter!(BUS_LEFT_OUT, Unit::Count, "Reports that their topic did not take, by topic");
 }
 
 /// A batch of records was dealt with.
@@ -72,4 +74,9 @@ pub fn fanout_oldest(age: Duration) {
 /// How much of `topic` is not dealt with.
 pub fn bus_backlog(topic: &'static str, records: u64) {
     gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
+}
+
+/// `topic` did not take some reports, and nobody sends them again.
+pub fn reports_left_out(topic: &'static str, count: usize) {
+    counter!(BUS_LEFT_OUT, "topic" => topic).increment(count as u64);
 }

@@ -1,0 +1,94 @@
+//! Topics that only report. One that takes nothing must not stop the work that it reports.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::{
+    bus::{self, Topic},
+    telemetry::metrics,
+};
+
+/// How long a topic may refuse before its reports are left out, and how often it is tried from then on.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TRY_AGAIN: Duration = Duration::from_secs(300);
+
+/// A topic that only reports, and whether it takes what it gets.
+pub struct Reporting {
+    topic: Topic,
+    refuses: Mutex<Option<Refuses>>,
+}
+
+#[derive(Clone, Copy)]
+struct Refuses {
+    since: Instant,
+    last: Instant,
+}
+
+impl Refuses {
+    fn is_given_up(self) -> bool {
+        self.last - self.since >= PATIENCE
+    }
+}
+
+impl Reporting {
+    pub fn new(topic: Topic) -> Self {
+        Self { topic, refuses: Mutex::default() }
+    }
+
+    /// Publishes `count` reports by `publish`. Where the topic has refused for [`PATIENCE`], it leaves them out; an
+    /// error before that means: try again.
+    pub async fn publish(&self, count: usize, publish: impl Future<Output = bus::Result<()>>) -> bus::Result<()> {
+        let rests = self.refuses.lock().is_some_and(|known| known.is_given_up() && known.last.elapsed() < TRY_AGAIN);
+        if rests {
+            metrics::reports_left_out(self.topic.as_str(), count);
+            return Ok(());
+        }
+        match publish.await {
+            Ok(()) => *self.refuses.lock() = None,
+            Err(error) if error.is_lost() => return Err(error),
+            Err(error) if self.note(Instant::now()) => {
+                let topic = self.topic;
+                tracing::warn!("{topic} takes nothing, so its reports are left out, and tried again later: {error}");
+                metrics::reports_left_out(topic.as_str(), count);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Notes that it has refused; whether for long enough.
+    fn note(&self, now: Instant) -> bool {
+        let mut refuses = self.refuses.lock();
+        // One that refused long ago may have taken something since, if somebody had tried.
+        let known = refuses.filter(|known| now.saturating_duration_since(known.last) < 2 * TRY_AGAIN);
+        let since = known.map_or(now, |known| known.since);
+        let known = Refuses { since, last: now };
+        *refuses = Some(known);
+        known.is_given_up()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> bus::Result<()> {
+        Err(bus::Error::Publish { topic: Topic::Expirations, cause: "no".into() })
+    }
+
+    #[tokio::test]
+    async fn a_topic_that_refuses_for_long_is_left_out_until_it_is_tried_again() {
+        let (reporting, began) = (Reporting::new(Topic::Expirations), Instant::now());
+        assert!(reporting.publish(1, async { refused() }).await.is_err(), "it may take the next");
+        assert!(!reporting.note(began + PATIENCE / 2));
+        assert!(reporting.note(began + 2 * PATIENCE), "it has refused for long");
+        reporting.publish(1, async { panic!("it rests") }).await.unwrap();
+        // A time later.
+        *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
+        reporting.publish(1, async { refused() }).await.unwrap();
+        *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
+        reporting.publish(1, async { Ok(()) }).await.unwrap();
+        assert!(reporting.publish(1, async { refused() }).await.is_err(), "it has taken something meanwhile");
+    }
+}
