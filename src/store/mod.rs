@@ -95,6 +95,9 @@ pub trait Store:
     /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a new turn.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
+    /// Puts tasks into the outbox as missing ones that are due later, unless they are final.
+    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()>;
+
     /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the earliest first.
     ///
     /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is final, and the

@@ -225,3 +225,22 @@ async fn poison_goes_to_dead_letters_with_its_origin_and_the_line_goes_on() {
     bus.close().await;
     broker.remove().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_takes_nothing_holds_up_no_other() {
+    let kafka = KafkaServer::start_three().await;
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", kafka.brokers()).create().expect("a client");
+    // Each partition on one broker.
+    let places: [&[i32]; 3] = [&[1], &[2], &[3]];
+    let pipeline = NewTopic::new("pipeline", 3, TopicReplication::Variable(&places));
+    within("create", admin.create_topics([&pipeline], &AdminOptions::new())).await.expect("created");
+    let bus = format!("kafka://{}", kafka.brokers());
+    let daemon =
+        Daemon::start("watchdog_batch_max = 1\nhorizon = \"1s\"", &["--bus-url", &bus, "--partitions", "3"]).await;
+    kafka.kill9_of_three(3);
+    let tasks: Vec<_> = (0..30).map(|n| json!({"queue": "q", "key": n.to_string(), "delay": "5s"})).collect();
+    daemon.insert(&tasks).await;
+    // Of thirty, so many are in two of three partitions.
+    daemon.work("w", "q", 12).await;
+}

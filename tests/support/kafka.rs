@@ -42,6 +42,13 @@ impl KafkaServer {
         server
     }
 
+    /// Three in one cluster, with the ids 1 to 3.
+    pub async fn start_three() -> Self {
+        let mut server = Self::reserve();
+        server.brokers = run_script_with(&[server.dir.path()], &[("TASKD_TEST_KAFKA_BROKERS", "3")]).await;
+        server
+    }
+
     /// One to which clients come through this proxy only.
     pub async fn start_behind(proxy: &Proxy) -> Self {
         let mut server = Self::reserve();
@@ -99,6 +106,12 @@ impl KafkaServer {
         }
     }
 
+    /// SIGKILL to one of three.
+    pub fn kill9_of_three(&self, id: usize) {
+        let dir = self.dir.path().join(format!("broker-{id}"));
+        kill(pid(&dir).expect("the broker has a pid"), Signal::SIGKILL).expect("the broker is ours");
+    }
+
     /// After [`Self::kill9`] or [`Self::absent`], at its old place with its old records.
     pub async fn restart(&self) {
         let brokers = run_script(&[self.dir.path()]).await;
@@ -108,7 +121,8 @@ impl KafkaServer {
 
 impl Drop for KafkaServer {
     fn drop(&mut self) {
-        if let Some(pid) = pid(self.dir.path()) {
+        let of_three = (1..=3).map(|id| self.dir.path().join(format!("broker-{id}")));
+        for pid in of_three.chain([self.dir.path().to_owned()]).filter_map(|dir| pid(&dir)) {
             kill(pid, Signal::SIGKILL).ok();
         }
     }

@@ -104,6 +104,7 @@ macro_rules! store_contract {
             a_batch_is_marked_as_a_whole,
             each_partition_of_a_batch_has_its_place,
             what_is_left_of_a_batch_stays_due,
+            what_is_put_off_is_due_later,
             a_late_mark_of_a_batch_leaves_a_task_that_came_back,
             of_two_publishers_of_a_batch_the_later_place_holds,
             many_small_batches_come_in_one_page,

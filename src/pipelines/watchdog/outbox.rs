@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
+
 use super::{
     context::{Context, Forgets},
     error::Error,
@@ -14,9 +16,10 @@ use super::{
     republish::Republish,
 };
 use crate::{
+    bus::{self, Bus, Topic},
     config::Settings,
     model::{TaskId, TaskRow},
-    pipelines::admission::Gates,
+    pipelines::{admission::Gates, publishing},
     queue::Failing,
     runtime::{Clock, Loop},
     store::{PAGE_BYTES, Store, Turn, Unpublished},
@@ -27,12 +30,15 @@ use crate::{
 const LOOKED_AT_ONCE: usize = 10_000;
 /// How often refused rows are tried again and other processes' parked queues are read.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long rows wait whose partition takes nothing while others do, before it is tried again.
+const AWAY_FOR: Duration = Duration::from_secs(30);
 /// The pause of a loop that has nothing to do.
 const IDLE: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 pub(super) struct Outbox {
     store: Arc<dyn Store>,
+    bus: Arc<dyn Bus>,
     gates: Gates,
     clock: Clock,
     settings: Arc<Settings>,
@@ -47,21 +53,23 @@ struct Rounds {
     /// Rows that SQL refuses to mark. They are left out until the next look, so the log names each every few seconds.
     refused: HashSet<TaskId>,
     failing: Failing<Error>,
+    /// Partitions of the bus that took nothing, and when.
+    away: BTreeMap<u32, Instant>,
     /// The clock's steps when rows were brought forward. At first a process before may have missed a step.
     steps: Option<u64>,
 }
 
 impl Outbox {
     pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
-        let Context { store, gates, clock, settings, .. } = context.clone();
+        let Context { store, bus, gates, clock, settings, .. } = context.clone();
         let (republish, parked) = (Republish::new(context), Parked::new(context, forgets));
-        Self { store, gates, clock, settings, republish, parked, lead: lead.clone() }
+        Self { store, bus, gates, clock, settings, republish, parked, lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
         self.parked.close_gates().await?;
-        let (refused, failing) = (HashSet::new(), Failing::default());
-        let mut rounds = Rounds { looked: self.clock.now(), refused, failing, steps: None };
+        let (refused, failing, away) = (HashSet::new(), Failing::default(), BTreeMap::new());
+        let mut rounds = Rounds { looked: self.clock.now(), refused, failing, away, steps: None };
         while self.lead.wait(&cx).await {
             if self.gates.is_short() {
                 // The fanout would park every task again.
@@ -90,7 +98,7 @@ impl Outbox {
             self.bring_forward(cx).await?;
             rounds.steps = steps;
         }
-        let is_full = self.publish_due(&mut rounds.refused).await?;
+        let is_full = self.publish_due(rounds, cx).await?;
         let has_more = self.parked.release(&mut rounds.refused, &mut rounds.failing, cx).await?;
         if self.clock.now() - rounds.looked > LOOK_EVERY {
             rounds.looked = self.clock.now();
@@ -101,18 +109,76 @@ impl Outbox {
     }
 
     /// Publishes a page of due rows. Answers whether it was full.
-    async fn publish_due(&self, refused: &mut HashSet<TaskId>) -> Result<bool, Error> {
+    async fn publish_due(&self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let limit = self.settings.watchdog.batch_max;
-        let due = self.store.due(self.clock.now_unix_ms(), limit, refused).await?;
+        let mut due = self.store.due(self.clock.now_unix_ms(), limit, &rounds.refused).await?;
         let is_full = due.len() == limit || due.iter().map(|row| row.task.weight()).sum::<usize>() >= PAGE_BYTES;
+        rounds.away.retain(|_, since| since.elapsed() < AWAY_FOR);
+        let away = due.extract_if(.., |row| rounds.away.contains_key(&row.task.partition));
+        self.put_off(away.map(|row| row.task.id).collect()).await?;
         let mut by_reason: BTreeMap<Unpublished, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
         for row in &due {
             by_reason.entry(row.unpublished).or_default().push((&row.task, row.turn));
         }
         for (reason, rows) in by_reason {
-            self.republish.publish(&rows, republished(reason), refused).await?;
+            match self.republish.publish(&rows, republished(reason), &mut rounds.refused).await {
+                Err(Error::Publish(publishing::Error::Bus(error))) if error.is_transient() => {
+                    cx.beat();
+                    self.publish_apart(&rows, republished(reason), error, rounds).await?;
+                }
+                published => _ = published?,
+            }
         }
         Ok(is_full)
+    }
+
+    /// Publishes the rows of each partition apart, and puts off those of partitions that take nothing. An error if no
+    /// partition takes anything: then the bus is away.
+    async fn publish_apart(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        why: Republished,
+        error: bus::Error,
+        rounds: &mut Rounds,
+    ) -> Result<(), Error> {
+        let mut partitions: BTreeMap<u32, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
+        for (row, turn) in rows {
+            partitions.entry(row.partition).or_default().push((*row, *turn));
+        }
+        let mut away = Vec::new();
+        if partitions.len() == 1 {
+            // It has just been tried.
+            away.extend(partitions.keys());
+        } else {
+            let publish = partitions.iter().map(|(partition, rows)| async move {
+                let mut refused = HashSet::new();
+                let published = self.republish.publish(rows, why, &mut refused).await;
+                (*partition, refused, published)
+            });
+            for (partition, refused, published) in join_all(publish).await {
+                rounds.refused.extend(refused);
+                match published {
+                    Err(Error::Publish(publishing::Error::Bus(error))) if error.is_transient() => away.push(partition),
+                    published => _ = published?,
+                }
+            }
+        }
+        if away.is_empty() {
+            return Ok(());
+        }
+        if away.len() == partitions.len() && (away.len() > 1 || self.bus.partitions(Topic::Pipeline) == 1) {
+            return Err(publishing::Error::Bus(error).into());
+        }
+        tracing::warn!("partitions {away:?} of the bus take nothing, and their tasks wait for {AWAY_FOR:?}: {error}");
+        let rows = rows.iter().filter(|(row, _)| away.contains(&row.partition));
+        self.put_off(rows.map(|(row, _)| row.id).collect()).await?;
+        rounds.away.extend(away.into_iter().map(|partition| (partition, Instant::now())));
+        Ok(())
+    }
+
+    async fn put_off(&self, ids: Vec<TaskId>) -> Result<(), Error> {
+        let until = self.clock.now_unix_ms().saturating_add(i64::try_from(AWAY_FOR.as_millis()).unwrap_or(i64::MAX));
+        if ids.is_empty() { Ok(()) } else { Ok(self.store.put_off(&ids, until).await?) }
     }
 
     /// Makes fresh rows due now that are due much later. They were stored while the clock was ahead.

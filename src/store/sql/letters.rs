@@ -262,7 +262,7 @@ async fn begin_again<S: Session>(
         const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
              on_bus = 0, updated_ms = ? WHERE id IN ";
         session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
-        outbox::unpublish(session, &again, Unpublished::Missing).await?;
+        outbox::unpublish(session, &again, Unpublished::Missing, 0).await?;
     }
     Ok(retried)
 }

@@ -174,9 +174,16 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
         let unpublish = self.sql.run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
-            Box::pin(outbox::unpublish(session, ids, *why))
+            Box::pin(outbox::unpublish(session, ids, *why, 0))
         });
         unpublish.await
+    }
+
+    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
+        let put_off = self.sql.run("put_off", (ids.to_vec(), until_unix_ms), |session, (ids, until)| {
+            Box::pin(outbox::unpublish(session, ids, Unpublished::Missing, *until))
+        });
+        put_off.await
     }
 
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {

@@ -160,8 +160,13 @@ async fn move_forward<S: Session>(
     session.execute(statement).await
 }
 
-/// Puts the unfinished tasks among `ids` into the outbox, in a new turn.
-pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: Unpublished) -> Result<()> {
+/// Puts the unfinished tasks among `ids` into the outbox, in a new turn. Fresh and missing ones are due at `due_ms`.
+pub(super) async fn unpublish<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    why: Unpublished,
+    due_ms: i64,
+) -> Result<()> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
     ids.dedup();
@@ -178,7 +183,7 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
             let due_ms = match why {
                 Unpublished::Parked => NEVER,
                 Unpublished::Scheduled => not_before_ms,
-                Unpublished::Fresh | Unpublished::Missing => 0,
+                Unpublished::Fresh | Unpublished::Missing => due_ms,
             };
             let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
             Ok(Entry {

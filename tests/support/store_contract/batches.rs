@@ -100,6 +100,21 @@ pub(crate) async fn what_is_left_of_a_batch_stays_due(db: &impl Database) {
     assert_eq!(published(&*store).await, expected);
 }
 
+pub(crate) async fn what_is_put_off_is_due_later(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 4);
+    insert(&*store, &batch).await;
+    store.settle(&[died(&batch[3])]).await.unwrap();
+    store.put_off(&ids(&batch[1..]), NOW + 9_000).await.unwrap();
+    let all = [in_outbox(&batch[0], Fresh), in_outbox(&batch[1], Missing), in_outbox(&batch[2], Missing)];
+    assert_eq!(due_rows(&*store, NOW + 8_999, 10).await, all[..1]);
+    assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all);
+    // Once more, out of the outbox itself.
+    store.put_off(&ids(&batch[2..]), NOW + 9_001).await.unwrap();
+    assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all[..2]);
+    assert_eq!(due_rows(&*store, NOW + 9_001, 10).await, all);
+}
+
 pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 4);
