@@ -26,8 +26,8 @@ use crate::{
 /// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
 pub(super) const TO_PUBLISH: usize = 8;
 /// How long it waits. A bus that takes nothing for longer must not hold up inserts: the watchdog publishes what is
-/// stored.
-const WAIT: Duration = Duration::from_secs(2);
+/// stored, some time later.
+const WAIT: Duration = Duration::from_secs(5);
 
 /// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less work per task, and
 /// one wait for the disk instead of four.
