@@ -17,8 +17,11 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks, letters or attempts that one transaction removes: few, so that nobody waits long for it.
+/// Tasks, letters or attempts that one transaction removes: few, so that nobody waits long for it; more while there are
+/// many and a page is quick, as a database on another machine needs it.
 const REMOVED_AT_ONCE: u32 = 256;
+const REMOVED_AT_MOST: u32 = 2048;
+const QUICK: Duration = Duration::from_millis(50);
 /// The shortest pause, and the longest after a full and after any other page.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST_BUSY: Duration = Duration::from_secs(10);
@@ -41,27 +44,29 @@ impl Retention {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let mut most = REMOVED_AT_ONCE;
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             // The database's clock decides, and does not know what a test has skipped.
             let age = |retention: Duration| retention.saturating_sub(cx.clock().skipped());
             let mut removed = 0;
             if !self.retention.is_zero() {
-                removed = self.store.remove_finished(age(self.retention), REMOVED_AT_ONCE).await?;
+                removed = self.store.remove_finished(age(self.retention), most).await?;
             }
             if !self.letter_retention.is_zero() {
-                let letters = self.store.remove_old_letters(age(self.letter_retention), REMOVED_AT_ONCE).await?;
+                let letters = self.store.remove_old_letters(age(self.letter_retention), most).await?;
                 removed = removed.max(letters);
             }
-            let mut is_full = removed == u64::from(REMOVED_AT_ONCE);
+            let mut is_full = removed == u64::from(most);
             if !self.history_retention.is_zero() {
-                let attempts = self.store.remove_old_failures(age(self.history_retention), REMOVED_AT_ONCE).await?;
+                let attempts = self.store.remove_old_failures(age(self.history_retention), most).await?;
                 metrics::history_removed(attempts);
-                is_full |= attempts == u64::from(REMOVED_AT_ONCE);
+                is_full |= attempts == u64::from(most);
             }
             metrics::watchdog_step("retention", started.elapsed());
             metrics::watchdog_handled(Watched::Removed, count(removed));
             cx.beat();
+            most = next_page(most, is_full, started.elapsed());
             // The loop works at most half of the time, so that others reach the database, however much is due.
             let wait = match is_full {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
@@ -74,5 +79,30 @@ impl Retention {
             cx.idle(cx.pause(wait)).await;
         }
         Ok(())
+    }
+}
+
+/// The size of the page behind one of `most`, which took so long.
+fn next_page(most: u32, is_full: bool, took: Duration) -> u32 {
+    match is_full {
+        true if took < QUICK => (2 * most).min(REMOVED_AT_MOST),
+        true if took < 2 * QUICK => most,
+        true => (most / 2).max(REMOVED_AT_ONCE),
+        false => REMOVED_AT_ONCE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_grow_while_they_are_full_and_quick() {
+        let (quick, slow) = (Duration::from_millis(10), Duration::from_millis(200));
+        assert_eq!(next_page(256, true, quick), 512);
+        assert_eq!(next_page(2048, true, quick), 2048);
+        assert_eq!(next_page(512, true, QUICK), 512);
+        assert_eq!([next_page(512, true, slow), next_page(256, true, slow)], [256, 256]);
+        assert_eq!(next_page(2048, false, quick), 256);
     }
 }
