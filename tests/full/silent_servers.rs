@@ -15,12 +15,18 @@ use crate::support::{
     until,
 };
 
-#[tokio::test]
-async fn silent_connections_to_mariadb_are_made_anew() {
-    let database = MysqlDatabase::create().await;
+/// A proxy before the database, and its URL.
+async fn way_to(database: &MysqlDatabase) -> (Proxy, url::Url) {
     let (proxy, mut url) = (Proxy::start().await, url::Url::parse(&database.url()).unwrap());
     proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", url.port().unwrap())));
     url.set_port(Some(proxy.port())).unwrap();
+    (proxy, url)
+}
+
+#[tokio::test]
+async fn silent_connections_to_mariadb_are_made_anew() {
+    let database = MysqlDatabase::create().await;
+    let (proxy, url) = way_to(&database).await;
     // So few connections that none may be lost.
     let daemon = Daemon::start("", &["--database-url", url.as_str(), "--database-pool", "2"]).await;
     for round in 0..3 {
@@ -40,9 +46,7 @@ async fn silent_connections_to_mariadb_are_made_anew() {
 #[tokio::test]
 async fn a_start_asks_again_where_mariadb_takes_its_connection_and_says_nothing() {
     let database = MysqlDatabase::create().await;
-    let (proxy, mut url) = (Proxy::start().await, url::Url::parse(&database.url()).unwrap());
-    proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", url.port().unwrap())));
-    url.set_port(Some(proxy.port())).unwrap();
+    let (proxy, url) = way_to(&database).await;
     proxy.set(Mode::Stall);
     let mut daemon = Daemon::begin("", &["--database-url", url.as_str()]);
     until("it has connected", async || proxy.silence() > 0).await;
