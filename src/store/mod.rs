@@ -95,7 +95,7 @@ pub trait Store:
     /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a new turn.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
-    /// Puts tasks into the outbox as missing ones that are due later, unless they are final.
+    /// Puts tasks into the outbox as fresh ones that are due later, unless they are final.
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()>;
 
     /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the earliest first.

@@ -181,7 +181,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
         let put_off = self.sql.run("put_off", (ids.to_vec(), until_unix_ms), |session, (ids, until)| {
-            Box::pin(outbox::unpublish(session, ids, Unpublished::Missing, *until))
+            Box::pin(outbox::unpublish(session, ids, Unpublished::Fresh, *until))
         });
         put_off.await
     }

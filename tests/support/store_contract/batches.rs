@@ -106,13 +106,16 @@ pub(crate) async fn what_is_put_off_is_due_later(db: &impl Database) {
     insert(&*store, &batch).await;
     store.settle(&[died(&batch[3])]).await.unwrap();
     store.put_off(&ids(&batch[1..]), NOW + 9_000).await.unwrap();
-    let all = [in_outbox(&batch[0], Fresh), in_outbox(&batch[1], Missing), in_outbox(&batch[2], Missing)];
+    let all: Vec<_> = batch[..3].iter().map(|row| in_outbox(row, Fresh)).collect();
     assert_eq!(due_rows(&*store, NOW + 8_999, 10).await, all[..1]);
     assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all);
     // Once more, out of the outbox itself.
     store.put_off(&ids(&batch[2..]), NOW + 9_001).await.unwrap();
     assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all[..2]);
     assert_eq!(due_rows(&*store, NOW + 9_001, 10).await, all);
+    // The clock steps back: they do not wait for the time from before.
+    store.bring_forward(NOW, NOW, None, 10).await.unwrap();
+    assert_eq!(due_rows(&*store, NOW, 10).await.len(), 3);
 }
 
 pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &impl Database) {
