@@ -15,7 +15,7 @@ use futures::{StreamExt, future::join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::records::Records;
+use self::records::{Packed, Records};
 use crate::{
     bus::{self, Bus, Topic},
     config::Settings,
@@ -282,14 +282,14 @@ impl Forwarder {
 
     /// Publishes what the shards had, however long the bus takes. Answers per shard, up to the first error.
     async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant, cx: &Loop) -> Vec<bus::Result<()>> {
-        let mut published = match self.publish(reads, partition, started).await {
+        let mut published = match self.publish(reads, partition, Packed::Together, started).await {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
-            // The reports of the others may fit.
-            Err(bus::Error::TooLarge { .. }) if reads.len() > 1 => Vec::with_capacity(reads.len()),
+            // Alone each report may fit.
+            Err(bus::Error::TooLarge { .. }) => Vec::with_capacity(reads.len()),
             Err(error) => return vec![Err(error)],
         };
         for read in reads {
-            let one = self.publish(std::slice::from_ref(read), partition, started).await;
+            let one = self.publish(std::slice::from_ref(read), partition, Packed::Alone, started).await;
             let goes_on = matches!(one, Ok(()) | Err(bus::Error::TooLarge { .. }));
             published.push(one);
             cx.beat();
@@ -312,14 +312,14 @@ impl Forwarder {
         (shard, left.map(|left| left > 0).map_err(Error::from))
     }
 
-    /// Publishes the reports of these shards in records that they share.
-    async fn publish(&self, reads: &[Read], partition: u32, started: Instant) -> bus::Result<()> {
+    /// Publishes the reports of these shards.
+    async fn publish(&self, reads: &[Read], partition: u32, packed: Packed, started: Instant) -> bus::Result<()> {
         let of = match reads {
             [] => return Ok(()),
             [alone] => Some(&alone.shard),
             _ => None,
         };
-        let mut records = Records::new(of, partition, self.queue.history().is_on());
+        let mut records = Records::new(of, partition, packed, self.queue.history().is_on());
         let mut count = 0;
         for Read { shard, entries } in reads {
             for entry in entries {
@@ -328,7 +328,17 @@ impl Forwarder {
             }
         }
         for (topic, records) in records.finish() {
-            let publish = async { self.bus.publish(topic, &records).await.map(drop) };
+            // A client of the bus may put several records into one request, which the topic refuses as one.
+            let together = match packed {
+                Packed::Together => records.len(),
+                Packed::Alone => 1,
+            };
+            let publish = async {
+                for some in records.chunks(together.max(1)) {
+                    self.bus.publish(topic, some).await?;
+                }
+                Ok(())
+            };
             match topic {
                 Topic::Expirations => self.expirations.publish(records.len(), publish).await?,
                 _ => publish.await?,

@@ -11,6 +11,15 @@ use crate::{
     wire,
 };
 
+/// How many reports a record has.
+#[derive(Clone, Copy)]
+pub(super) enum Packed {
+    /// As many as fit into [`RECORD_BYTES`].
+    Together,
+    /// One, for a topic that takes no larger record.
+    Alone,
+}
+
 /// The bytes of reports in one record, about.
 const RECORD_BYTES: usize = 512 << 10;
 
@@ -19,6 +28,8 @@ pub(super) struct Records<'a> {
     /// The shard of all of them; `None`: they are of several.
     of: Option<&'a ShardId>,
     partition: u32,
+    /// A record with this many bytes is full.
+    full: usize,
     reports: Vec<Bytes>,
     failures: Vec<Bytes>,
     bytes: usize,
@@ -28,9 +39,13 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn new(of: Option<&'a ShardId>, partition: u32, keeps_history: bool) -> Self {
+    pub(super) fn new(of: Option<&'a ShardId>, partition: u32, packed: Packed, keeps_history: bool) -> Self {
         let (reports, failures, by_topic) = Default::default();
-        Self { of, partition, reports, failures, bytes: 0, by_topic, keeps_history }
+        let full = match packed {
+            Packed::Together => RECORD_BYTES,
+            Packed::Alone => 0,
+        };
+        Self { of, partition, full, reports, failures, bytes: 0, by_topic, keeps_history }
     }
 
     /// Adds an event; answers the number of its reports.
@@ -82,7 +97,7 @@ impl<'a> Records<'a> {
     fn report(&mut self, report: Bytes) {
         self.bytes += report.len();
         self.reports.push(report);
-        if self.bytes >= RECORD_BYTES {
+        if self.bytes >= self.full {
             self.flush();
         }
     }
@@ -95,7 +110,7 @@ impl<'a> Records<'a> {
         let failure = wire::failure_with_time(failure, at_unix_ms);
         self.bytes += failure.len();
         self.failures.push(failure);
-        if self.bytes >= RECORD_BYTES {
+        if self.bytes >= self.full {
             self.flush();
         }
     }
@@ -130,7 +145,7 @@ mod tests {
     #[test]
     fn task_results_are_published_first() {
         let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
-        let mut records = Records::new(Some(&shard), 0, false);
+        let mut records = Records::new(Some(&shard), 0, Packed::Together, false);
         let id = crate::model::TaskId::new();
         let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
         let (worker, leased_unix_ms) = (String::new(), 0);
