@@ -83,10 +83,9 @@ export function timeOf(ms: number): Timestamp {
   return { seconds: Math.floor(ms / 1000), nanos: Math.round((ms % 1000) * 1e6) };
 }
 
-/** Reads a task. `lease` is the length of its lease, if the worker has asked for one. */
-export function taskOf(pb: PbTask, lease: number | undefined): LeasedTask {
+/** Reads a task. `lease` is the length that the session asked for: the clock here may not be taskd's. */
+export function taskOf(pb: PbTask, lease: number): LeasedTask {
   const encoding = pb.payload_encoding.replace("ENCODING_", "").toLowerCase();
-  const expires = millisecondsOf(pb.lease_expires_at);
   const key = pb.key.toString();
   return {
     id: pb.id,
@@ -97,9 +96,9 @@ export function taskOf(pb: PbTask, lease: number | undefined): LeasedTask {
     headers: pb.headers,
     traceparent: pb.traceparent,
     leaseToken: pb.lease_token,
-    leaseExpiresAt: new Date(expires),
-    leaseLeft: lease ?? expires - Date.now(),
-    isKept: true,
+    leaseExpiresAt: new Date(millisecondsOf(pb.lease_expires_at)),
+    leaseLeft: lease,
+    isInSession: true,
     attempt: pb.attempt,
     replicas: pb.replicas,
     priority: pb.priority.replace("PRIORITY_", "").toLowerCase() as Priority,

@@ -55,23 +55,33 @@ export class Leases {
 
   /** Keeps a lease until `release`. */
   keep(held: Held): void {
-    const { leaseLeft: left = 0, isKept = false } = held.task;
-    held.isKept = isKept;
+    const { leaseLeft: left = 0, isInSession = false } = held.task;
+    held.isInSession = isInSession;
     held.extendAt = next(left);
     // What is left of a new lease is its length, except for the way here.
     held.lease = this.#by ?? (left > 0 ? Math.ceil(left / 1000) * 1000 : DEFAULT_LEASE);
     this.#held.set(held.task.leaseToken + held.task.id, held);
-    if (!isKept && held.extendAt < this.#wakeAt) this.#changed.abort();
+    if (held.extendAt < this.#wakeAt) this.#changed.abort();
   }
 
-  /** taskd does not extend the leases any more: this worker does. */
-  keepAll(): void {
+  /** No lease belongs to a session any more. */
+  leaveSession(): void {
+    for (const held of this.#held.values()) held.isInSession = false;
+  }
+
+  /**
+   * Extends all leases at once. The session that had them leaves those alone whose ends it does not know, and another
+   * session learns of them.
+   */
+  extendAll(): void {
     for (const held of this.#held.values()) {
-      // One that goes back needs its lease only if taskd does not take the report soon.
-      if (held.isKept) held.extendAt = held.isReturned ? next(0) : 0;
-      held.isKept = false;
+      // The answer to a call under way sets the time of the next one.
+      void (held.call ?? Promise.resolve()).then(() => {
+        // One that goes back needs its lease only if taskd does not take the report soon.
+        held.extendAt = held.isReturned ? next(0) : 0;
+        this.#changed.abort();
+      });
     }
-    this.#changed.abort();
   }
 
   /** taskd says by itself that leases have ended. */
@@ -136,7 +146,7 @@ export class Leases {
   }
 
   #idle(): Held[] {
-    return this.all().filter(({ call, isKept }) => call === undefined && !isKept);
+    return this.all().filter(({ call }) => call === undefined);
   }
 
   /** The leases to extend now. */
@@ -195,6 +205,7 @@ export class Leases {
       id,
       leaseToken,
       by: by ?? Math.max(lease, Math.ceil(askedUntil - now)),
+      isAsked: by !== undefined || askedUntil > now,
     }));
     const limit = Math.min(...batch.map(limitOf));
     try {

@@ -55,6 +55,7 @@ interface Waiting {
   resolve: (answer: FrameAnswer) => void;
   reject: (error: unknown) => void;
   timer?: NodeJS.Timeout;
+  onWritten?: () => void;
 }
 
 /** One stream of a session. */
@@ -83,6 +84,8 @@ export class Link {
   #silence: NodeJS.Timeout | undefined;
   #beat: NodeJS.Timeout | undefined;
   #started: string[] = [];
+  /** Those who wait until a frame with their task's begin is written. */
+  readonly #untold = new Set<() => void>();
   #want = 0;
   #flush: NodeJS.Immediate | undefined;
   #isOver = false;
@@ -132,12 +135,17 @@ export class Link {
     });
   }
 
-  /** Says that a handler begins. */
-  start(id: string): void {
+  /**
+   * Says that a handler begins. Returns when the frame is written, so that taskd reads it even if the process dies then;
+   * or when the stream is over.
+   */
+  async start(id: string): Promise<void> {
+    if (this.#isOver) return;
     this.#started.push(id);
     this.#flush ??= setImmediate(() => {
       this.#send();
     });
+    await new Promise<void>((resolve) => this.#untold.add(resolve));
   }
 
   /** Sends reports, and waits for the answer. */
@@ -221,13 +229,28 @@ export class Link {
     this.#flush = undefined;
     if (this.#isOver || !this.isOpen) return;
     const frame: WorkerFrame = this.#started.length > 0 ? { started: this.#started.splice(0) } : {};
+    const untold = [...this.#untold];
+    const onWritten = (): void => {
+      this.#tell(untold);
+    };
+    // A begin shares the frame of a demand, but does not wait with it for answers.
+    const isShared = this.#want > 0 && this.#answers.size < MOST_FRAMES;
+    if (!isShared && (isBeat || frame.started !== undefined)) this.#call.write(frame, onWritten);
     if (this.#want > 0) {
       // An answer says how much of it taskd took.
       const [want, ignore] = [this.#want, (): void => undefined];
       this.#want = 0;
-      this.#queue.push({ frame: { ...frame, want }, resolve: ignore, reject: ignore });
+      const shared = isShared ? { frame: { ...frame, want }, onWritten } : { frame: { want } };
+      this.#queue.push({ ...shared, resolve: ignore, reject: ignore });
       this.#sendQueued();
-    } else if (isBeat || frame.started !== undefined) this.#call.write(frame);
+    }
+  }
+
+  #tell(untold: Iterable<() => void>): void {
+    for (const resolve of untold) {
+      this.#untold.delete(resolve);
+      resolve();
+    }
   }
 
   #sendQueued(): void {
@@ -236,7 +259,7 @@ export class Link {
       if (waiting === undefined) return;
       this.#number += 1;
       this.#answers.set(this.#number, waiting);
-      this.#call.write({ ...waiting.frame, number: this.#number });
+      this.#call.write({ ...waiting.frame, number: this.#number }, waiting.onWritten);
     }
   }
 
@@ -273,6 +296,7 @@ export class Link {
     clearTimeout(this.#silence);
     clearInterval(this.#beat);
     clearImmediate(this.#flush);
+    this.#tell(this.#untold);
     const sent = [...this.#answers.values()];
     this.#answers.clear();
     if (isRefused && code === grpc.status.INVALID_ARGUMENT) {

@@ -19,7 +19,10 @@ export interface WorkerOptions extends ConnectionOptions {
   prefetch?: number | undefined;
   /** How long taskd holds a call that finds no task ("30s"). */
   wait?: Duration | undefined;
-  /** The lease of each task; absent: as the task or its queue says. The worker extends leases while handlers run. */
+  /**
+   * The lease of each task; absent: as the task or its queue says, and on a stream 30 s. The worker extends leases while
+   * handlers run.
+   */
   leaseDuration?: Duration | undefined;
   /** The longest run of a handler. Then `task.signal` is aborted and the attempt has failed. */
   taskTimeout?: Duration | undefined;

@@ -35,6 +35,8 @@ export interface Extension {
   leaseToken: string;
   /** What the lease has then, in milliseconds from now. */
   by: number;
+  /** A handler asked for it: the lease is to last so long even if the process says nothing meanwhile. */
+  isAsked?: boolean;
 }
 
 /**
@@ -60,9 +62,12 @@ export interface Source {
   open?(host: SourceHost): void;
   /** The worker has room for so many tasks now. */
   room?(free: number): void;
-  /** A handler begins with a task. */
-  started?(id: string): void;
-  /** The worker has ended. Tasks with `isKept` that did not begin go back now, at no cost. */
+  /**
+   * A handler is about to begin with a task. The worker waits for the promise, so that taskd knows of a task that kills
+   * its process. It must end soon, and without an answer of taskd.
+   */
+  started?(id: string): Promise<void>;
+  /** The worker has ended. Tasks with `isInSession` that did not begin go back now, at no cost. */
   close?(): Promise<void>;
 }
 
@@ -79,8 +84,10 @@ export interface SourceHost {
   holding(): string[];
   /** Leases ended without a report. */
   onEnded(answers: readonly ItemAnswer[]): void;
-  /** taskd does not extend the leases with `isKept` any more: the worker has to. */
+  /** The stream of the session broke: the session may end before another stream goes on with it. */
   onAlone(): void;
+  /** taskd has opened another session. It learns from extensions which tasks are in hand. */
+  onMoved(): void;
 }
 
 /**

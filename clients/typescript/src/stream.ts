@@ -1,11 +1,11 @@
 /** Tasks by streams of gRPC instead of polls: `import { StreamSource } from "@taskd/client/stream"`. */
 
-import { Buffer } from "node:buffer";
 import { fileURLToPath } from "node:url";
 
 import * as grpc from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
 
+import { connectionTo, targetOf, type StreamTls } from "./connection.js";
 import { backoff, milliseconds, pause, type Duration } from "./duration.js";
 import { ConnectionError, Problem, TaskdError } from "./errors.js";
 import {
@@ -31,12 +31,7 @@ import {
 import type { ItemAnswer, LeasedTask } from "./types.js";
 import type { Json } from "./wire.js";
 
-/** Certificates for `https://` addresses, in PEM. */
-export interface StreamTls {
-  ca?: string | Uint8Array | undefined;
-  cert?: string | Uint8Array | undefined;
-  key?: string | Uint8Array | undefined;
-}
+export type { StreamTls };
 
 export interface StreamSourceOptions {
   /** The address of taskd's gRPC ("http://127.0.0.1:7601"), or several: if one ends a stream, the next one is tried. */
@@ -44,7 +39,10 @@ export interface StreamSourceOptions {
   /** The access token, or a function that knows it, which is asked for each stream. Absent: that of the worker. */
   token?: string | (() => string | Promise<string>) | undefined;
   tls?: StreamTls | undefined;
-  /** How long taskd keeps the tasks of a worker of which it hears nothing ("15s"; 2 s to 10 min). */
+  /**
+   * How long taskd keeps the tasks of a worker of which it hears nothing ("15s"; 2 s to 10 min). Make it longer than the
+   * longest time for which a handler blocks the process.
+   */
   timeout?: Duration | undefined;
   /** Ends other sessions with the worker's name at the start, for a worker that was restarted. */
   takeover?: boolean | undefined;
@@ -58,7 +56,8 @@ const POLL = 5000;
 const CLOSING = 3000;
 /** A stream that lived so long was good. */
 const GOOD = 5000;
-const MOST_MESSAGE = 80 << 20;
+/** The shortest lease that a session asks for by itself. */
+const LEASE = 30_000;
 const PROTO = fileURLToPath(new URL("../proto/taskd.proto", import.meta.url));
 
 /**
@@ -69,6 +68,8 @@ export class StreamSource implements Source {
   readonly #options: StreamSourceOptions;
   readonly #addresses: readonly string[];
   readonly #timeout: number;
+  /** The length of the leases. */
+  #lease: number;
   readonly #method: StreamTasks;
   readonly #stop = new AbortController();
   readonly #arrived: LeasedTask[] = [];
@@ -101,6 +102,8 @@ export class StreamSource implements Source {
     if (this.#addresses.length === 0) throw new TypeError("url: there is no address");
     for (const address of this.#addresses) targetOf(address);
     this.#timeout = milliseconds(timeout, "timeout");
+    // A process that is silent for less than the time-out keeps its leases.
+    this.#lease = Math.max(LEASE, 2 * this.#timeout);
     const loaded = loadSync(PROTO, { keepCase: true, longs: Number, enums: String, defaults: true });
     const service = loaded["taskd.v1.Tasks"] as unknown as grpc.ServiceDefinition;
     this.#method = service["StreamTasks"] as unknown as StreamTasks;
@@ -109,6 +112,7 @@ export class StreamSource implements Source {
   open(host: SourceHost): void {
     if (this.#host !== undefined) throw new TypeError("a StreamSource serves one worker: make a new one");
     this.#host = host;
+    this.#lease = host.leaseDuration ?? this.#lease;
     this.#polls = new HttpSource(host.client, host.logger);
     this.#loop = this.#run(host);
   }
@@ -173,9 +177,10 @@ export class StreamSource implements Source {
     else if (free === 0 && link.demand > 0) link.surrender();
   }
 
-  started(id: string): void {
+  async started(id: string): Promise<void> {
     this.#begun.add(id);
-    if (this.#link?.isOpen === true) this.#link.start(id);
+    // Without a stream the next one says it.
+    if (this.#link?.isOpen === true) await this.#link.start(id);
   }
 
   async complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
@@ -199,9 +204,17 @@ export class StreamSource implements Source {
     signal: AbortSignal,
     limit: number,
   ): Promise<ItemAnswer[]> {
-    const call = async (): Promise<ItemAnswer[]> => this.#unary().extend(worker, extensions, signal, limit);
-    if (this.#link?.isOpen !== true) return call();
-    return this.#ask("extensions", extensions.map(extensionOf), limit, call);
+    const call = async (some: readonly Extension[]): Promise<ItemAnswer[]> =>
+      this.#unary().extend(worker, some, signal, limit);
+    // A session ends no lease that was extended beside it, so these outlive its time-out.
+    const isBeside = ({ by, isAsked = false }: Extension): boolean => isAsked && by > this.#timeout;
+    const [beside, inside] = [extensions.filter(isBeside), extensions.filter((one) => !isBeside(one))];
+    if (this.#link?.isOpen !== true || inside.length === 0) return call(extensions);
+    const [answered, others] = await Promise.all([
+      this.#ask("extensions", inside.map(extensionOf), limit, async () => call(inside)),
+      beside.length > 0 ? call(beside) : [],
+    ]);
+    return extensions.map((one) => (isBeside(one) ? others : answered).shift() ?? { id: one.id, status: "TRY_LATER" });
   }
 
   /**
@@ -287,7 +300,7 @@ export class StreamSource implements Source {
 
   /** One stream, to its end. Returns the reason. */
   async #live(host: SourceHost): Promise<unknown> {
-    const client = this.#client();
+    const client = connectionTo(this.#addresses[this.#current] ?? "", this.#options.tls);
     try {
       return await this.#follow(host, await this.#connect(host, client));
     } catch (error) {
@@ -308,10 +321,14 @@ export class StreamSource implements Source {
       if (this.#isTold) host.logger.info("taskd sends tasks by a stream again");
       this.#isTold = false;
       this.#endPoll();
+      if (!opened.resumed) {
+        host.onMoved();
+        this.#extendArrived();
+      }
       // taskd may not have heard of a begin on the stream that broke.
       const holding = new Set(host.holding());
       for (const id of this.#begun) {
-        if (holding.has(id)) link.start(id);
+        if (holding.has(id)) void link.start(id);
         else this.#begun.delete(id);
       }
       this.room(this.#room);
@@ -322,8 +339,7 @@ export class StreamSource implements Source {
     this.#link = undefined;
     this.#wasOpen = link.wasOpen;
     if (link.refusedItems > 1) this.#mostItems = Math.min(this.#mostItems, Math.floor(link.refusedItems / 2));
-    // taskd keeps the session for a while, but somebody has to extend its leases.
-    for (const task of this.#arrived) delete task.isKept;
+    for (const task of this.#arrived) delete task.isInSession;
     host.onAlone();
     return error ?? new ConnectionError("taskd ended the stream");
   }
@@ -344,14 +360,16 @@ export class StreamSource implements Source {
         holding: this.#session === "" ? [] : [...host.holding(), ...this.#arrived.map(({ id }) => id)],
         takeover: this.#options.takeover === true && !this.#hasTakenOver,
         tells_started: true,
-        keep_leases: true,
+        // The worker extends its leases. taskd would go on with it for a worker that has moved to another process, and
+        // then end them with the old session.
+        keep_leases: false,
         timeout: timeOf(this.#timeout),
-        ...(host.leaseDuration === undefined ? {} : { lease_duration: timeOf(host.leaseDuration) }),
+        lease_duration: timeOf(this.#lease),
       },
     };
     return new Link(client, this.#method, metadata, first, {
       onTasks: (tasks) => {
-        this.#take(tasks, host);
+        this.#take(tasks);
       },
       onEnded: (answers) => {
         const ended = new Set(answers.map(({ id }) => id));
@@ -363,28 +381,21 @@ export class StreamSource implements Source {
       onBeat: () => {
         // taskd may have had no room for the whole demand.
         this.room(this.#room);
+        this.#extendArrived();
       },
     });
   }
 
-  #take(tasks: TaskdFrame["tasks"], host: SourceHost): void {
-    this.#arrived.push(...tasks.map((task) => taskOf(task, host.leaseDuration)));
+  #take(tasks: TaskdFrame["tasks"]): void {
+    this.#arrived.push(...tasks.map((task) => taskOf(task, this.#lease)));
     this.#changed.abort();
   }
 
-  #client(): grpc.Client {
-    const { target, isSecure } = targetOf(this.#addresses[this.#current] ?? "");
-    const { ca, cert, key } = this.#options.tls ?? {};
-    const pem = (part: string | Uint8Array | undefined): Buffer | null =>
-      part === undefined ? null : Buffer.from(part);
-    const credentials = isSecure
-      ? grpc.credentials.createSsl(pem(ca), pem(key), pem(cert))
-      : grpc.credentials.createInsecure();
-    return new grpc.Client(target, credentials, {
-      "grpc.max_receive_message_length": MOST_MESSAGE,
-      // A connection of its own for each stream: one that is half open is of no use for the next.
-      "grpc.use_local_subchannel_pool": 1,
-    });
+  /** Extends the leases of tasks that the worker has not taken yet, as of those that come during its stop. */
+  #extendArrived(): void {
+    const items = this.#arrived.map(({ id, leaseToken }) => extensionOf({ id, leaseToken, by: this.#lease }));
+    // The answers do not matter: the worker extends what it takes.
+    void this.#ask("extensions", items, ANSWER, async () => Promise.resolve([])).catch(() => undefined);
   }
 
   /** How many tasks taskd may send now. */
@@ -396,13 +407,4 @@ export class StreamSource implements Source {
     if (this.#polls === undefined) throw new TaskdError("the source is not open");
     return this.#polls;
   }
-}
-
-function targetOf(text: string): { target: string; isSecure: boolean } {
-  const url = URL.canParse(text) ? new URL(text) : undefined;
-  if (url?.protocol !== "http:" && url?.protocol !== "https:") {
-    throw new TypeError(`url: ${JSON.stringify(text)} is no address; write "http://127.0.0.1:7601"`);
-  }
-  const isSecure = url.protocol === "https:";
-  return { target: `${url.hostname}:${url.port === "" ? (isSecure ? "443" : "80") : url.port}`, isSecure };
 }

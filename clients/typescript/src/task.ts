@@ -57,7 +57,8 @@ export class Task<P = unknown> {
 
   /**
    * Prolongs the lease now, to `by` from now. The worker does so by itself before it ends; this is for a much longer
-   * lease, for example before code that blocks the process. The worker then does not make the lease shorter.
+   * lease, for example before code that blocks the process. The worker then does not make the lease shorter. On a stream
+   * the lease outlives the `timeout` of the source, but only this one: the other tasks of the process do not.
    */
   async extend(by?: Duration): Promise<void> {
     await this.#held.extend(by);
@@ -75,8 +76,8 @@ export class Held {
   extendAt = 0;
   /** The time until which the handler asked to have the lease. */
   askedUntil = 0;
-  /** taskd itself extends the lease. */
-  isKept = false;
+  /** The lease belongs to a session whose stream has not broken. */
+  isInSession = false;
   /** An extension that is under way. */
   call: Promise<void> | undefined;
   /** The failures of extensions in a row. */

@@ -100,8 +100,8 @@ export interface LeasedTask {
   leaseExpiresAt: Date;
   /** What is left of the lease at the time of the answer, in milliseconds. */
   leaseLeft?: number;
-  /** taskd itself extends the lease, as long as the session of the worker lives. */
-  isKept?: boolean;
+  /** The lease belongs to the worker's session: at its end taskd takes back what no handler has begun, at no cost. */
+  isInSession?: boolean;
   attempt: number;
   replicas: number;
   priority: Priority;

@@ -19,8 +19,37 @@ function jsonText(value: unknown, name: string): string {
   } catch (error) {
     throw new TypeError(`${name} cannot be written as JSON: ${String(error)}`, { cause: error });
   }
-  if (typeof text === "string") return text;
-  throw new TypeError(`${name} cannot be written as JSON: it is a ${typeof value}`);
+  if (typeof text !== "string") throw new TypeError(`${name} cannot be written as JSON: it is a ${typeof value}`);
+  const flaw = flawOf(value);
+  if (flaw !== undefined) throw new TypeError(`${name} cannot be written as JSON: ${name}${flaw}`);
+  return text;
+}
+
+/** Types of which JSON writes nothing but `{}`. */
+const EMPTIED = new Set(["Map", "Set", "WeakMap", "WeakSet", "RegExp", "Promise", "ArrayBuffer", "SharedArrayBuffer"]);
+
+/**
+ * The first part of a value that `JSON.stringify` changes without an error, for example ".sizes[2] has the type Map".
+ * `undefined`, functions and symbols are left out of objects, as everywhere in JavaScript.
+ */
+function flawOf(value: unknown): string | undefined {
+  if (typeof value === "number") return Number.isFinite(value) ? undefined : ` is ${String(value)}`;
+  // An object with `toJSON` says itself what it is in JSON.
+  if (typeof value !== "object" || value === null || "toJSON" in value) return undefined;
+  const kind = Object.prototype.toString.call(value).slice(8, -1);
+  if (EMPTIED.has(kind) || value instanceof Error || ArrayBuffer.isView(value)) return ` has the type ${kind}`;
+  if (Array.isArray(value)) {
+    for (const [place, inner] of value.entries()) {
+      const flaw = flawOf(inner);
+      if (flaw !== undefined) return `[${String(place)}]${flaw}`;
+    }
+    return undefined;
+  }
+  for (const name of Object.keys(value)) {
+    const flaw = flawOf((value as Json)[name]);
+    if (flaw !== undefined) return `.${name}${flaw}`;
+  }
+  return undefined;
 }
 
 /** A payload or a result as a member of a JSON object; "" if there is none. */

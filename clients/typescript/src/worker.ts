@@ -171,8 +171,12 @@ export class Worker {
         this.#leases.lose(answers);
       },
       onAlone: () => {
-        if (!this.#end.signal.aborted) this.#giveBackKept();
-        this.#leases.keepAll();
+        if (!this.#end.signal.aborted) this.#giveBackReturned();
+        this.#leases.leaveSession();
+        this.#leases.extendAll();
+      },
+      onMoved: () => {
+        this.#leases.extendAll();
       },
     });
   }
@@ -314,11 +318,13 @@ export class Worker {
 
   async #do(held: Held): Promise<void> {
     this.#running += 1;
-    this.#source.started?.(held.task.id);
     let timer: NodeJS.Timeout | undefined;
     try {
+      if (this.#source.started !== undefined) await this.#source.started(held.task.id);
+      // Meanwhile the lease may be lost, or a hard stop has said how the task ended.
+      const handling = held.isOver ? undefined : this.#handler?.(held);
       const result = await Promise.race([
-        this.#handler?.(held),
+        handling,
         new Promise<never>((_, reject) => {
           if (this.#taskTimeout === undefined) return;
           const late = new TaskTimeoutError(`the handler took longer than ${String(this.#taskTimeout)} ms`);
@@ -374,14 +380,14 @@ export class Worker {
     for (const held of this.#waiting.splice(0)) {
       if (held.isOver) continue;
       // Those of a session go back with its end.
-      if (held.isKept) held.isOver = held.isReturned = true;
+      if (held.isInSession) held.isOver = held.isReturned = true;
       else this.#reports.giveBack(held);
     }
   }
 
   /** Gives back what was to go back with the end of a session, whose stream broke before. */
-  #giveBackKept(): void {
-    for (const held of this.#leases.all()) if (held.isKept && held.isReturned) this.#reports.giveBack(held);
+  #giveBackReturned(): void {
+    for (const held of this.#leases.all()) if (held.isInSession && held.isReturned) this.#reports.giveBack(held);
   }
 
   async #drain(): Promise<void> {

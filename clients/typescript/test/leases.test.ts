@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { BadRequestError, LeaseLostError, TimeoutError, Worker } from "@taskd/client";
-import type { Extension, Handler, ItemAnswer, WorkerOptions } from "@taskd/client";
+import type { Extension, Handler, ItemAnswer, SourceHost, WorkerOptions } from "@taskd/client";
 import { MockSource, type MockTask } from "@taskd/client/testing";
 import { Gate, SILENT, bodyOf, rawServer, until } from "./support.js";
 
@@ -134,6 +134,36 @@ test("what a handler asked for is not made shorter by the worker", async () => {
   const [asked, again = 0, own = 0] = source.lengths;
   assert.equal(asked, 6000);
   assert.ok(again > 1000 && own > 1000, source.lengths.join(" "));
+});
+
+test("a session that learns of a lease does so behind the call under way", async () => {
+  const [asks, gate] = [new Gate(), new Gate()];
+  let host: SourceHost | undefined;
+  class Moving extends Extending {
+    open(of: SourceHost): void {
+      host = of;
+    }
+
+    override async extend(...call: Parameters<Extending["extend"]>): Promise<ItemAnswer[]> {
+      asks.open();
+      await gate.opened;
+      return super.extend(...call);
+    }
+  }
+  const source = new Moving(tasks(1), { lease: 30_000 });
+  const handler: Handler = async (task) => {
+    await task.extend();
+    await forEver(task);
+  };
+  await withTasks(source, handler, async () => {
+    await asks.opened;
+    const begun = performance.now();
+    host?.onMoved();
+    gate.open();
+    await until("the lease is extended once more", () => source.lengths.length >= 2);
+    // By itself the worker extends the lease again after 10 s.
+    assert.ok(performance.now() - begun < 5000);
+  });
 });
 
 test("a refused wish of a handler does not end the extensions by the worker", async () => {

@@ -52,6 +52,35 @@ test("a payload and a result stay what they were", async () => {
   assert.equal(nothing.status === "completed" && nothing.result, null);
 });
 
+test("a result that JSON would change is a failure, which names the place", async () => {
+  const reasonOf = async (result: unknown): Promise<unknown> => {
+    const outcome = await runHandler(() => result);
+    return outcome.status === "rejected" ? outcome.reason : outcome.result;
+  };
+  const cases: [unknown, string][] = [
+    [new Map([["a", 1]]), "result has the type Map"],
+    [{ sizes: [1, new Set([2])] }, "result.sizes[1] has the type Set"],
+    [{ cause: new RangeError("bad") }, "result.cause has the type Error"],
+    [{ at: /a/ }, "result.at has the type RegExp"],
+    [[Promise.resolve(1)], "result[0] has the type Promise"],
+    [{ bytes: new Uint8Array([1]) }, "result.bytes has the type Uint8Array"],
+    [NaN, "result is NaN"],
+    [{ a: { b: [-Infinity] } }, "result.a.b[0] is -Infinity"],
+  ];
+  for (const [result, flaw] of cases) {
+    assert.equal(await reasonOf(result), `TypeError: result cannot be written as JSON: ${flaw}`);
+  }
+  const plain = { at: new Date(0), none: undefined, url: new URL("http://a/"), list: [null, 1.5] };
+  assert.deepEqual(await reasonOf(plain), { at: "1970-01-01T00:00:00.000Z", url: "http://a/", list: [null, 1.5] });
+  const discovers = await runHandler((task) => {
+    task.discover({ key: "k", payload: { n: NaN } });
+  });
+  assert.equal(
+    discovers.status === "rejected" && discovers.reason,
+    "TypeError: payload cannot be written as JSON: payload.n is NaN",
+  );
+});
+
 test("what a handler throws says how its attempt failed", async () => {
   const thrown = async (error: unknown): Promise<unknown[]> => {
     const outcome = await runHandler(() => {

@@ -128,7 +128,7 @@ function isEqual(one: unknown, other: unknown): boolean {
   }
 }
 
-test("taskd never sends more than the worker has room for, and keeps the leases", async () => {
+test("taskd never sends more than the worker has room for, which keeps the leases on the stream", async () => {
   const { client } = taskd;
   const { fetch, calls } = counting();
   await client.insertBatch(Array.from({ length: 20 }, (_, n) => ({ queue: "room", key: String(n) })));
@@ -136,17 +136,17 @@ test("taskd never sends more than the worker has room for, and keeps the leases"
   const begun = Date.now();
   const handler: Handler = async () => gate.opened;
   // Some heartbeats come while the worker is full.
-  const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, stream: { timeout: "6s" } };
+  const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, leaseDuration: "2s", stream: { timeout: "6s" } };
   await withWorker(options, handler, async (worker) => {
     await until("the worker is full", () => worker.stats.running === 2 && worker.stats.waiting === 3);
     // Beyond the lease, by the clock of taskd.
     const [id] = (await client.listPage({ queue: "room", status: "ASSIGNED" })).tasks.map((task) => task.id);
-    await until("taskd extends the leases", async () => {
+    await until("the leases are extended", async () => {
       const [attempt] = (await client.getTask(id ?? "")).history;
-      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 8000;
+      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 5000;
     });
     const queue = (await client.queues()).find(({ queue }) => queue === "room");
-    assert.deepEqual([queue?.leases, worker.stats.taken, worker.stats.extended], [5, 5, 0]);
+    assert.deepEqual([queue?.leases, worker.stats.taken], [5, 5]);
     gate.open();
     await allAre(client, "room", "COMPLETED", 20);
   });
@@ -387,7 +387,9 @@ test("taskd is killed amid work, and each task counts once", async () => {
     await new Promise((resolve) => setTimeout(resolve, 5));
     return task.key;
   };
-  const workers = ["a", "b"].map((name) => workerOf({ queue: "killed", name, concurrency: 5, prefetch: 5 }, handler));
+  // What taskd had leased and not sent comes back after the lease.
+  const options = { queue: "killed", concurrency: 5, prefetch: 5, leaseDuration: "6s" };
+  const workers = ["a", "b"].map((name) => workerOf({ ...options, name }, handler));
   const running = workers.map((worker) => worker.run());
   const completed = (): number => workers.reduce((sum, { stats }) => sum + stats.completed, 0);
   for (const least of [30, 100]) {

@@ -92,6 +92,12 @@ export class Taskd {
     return taskd;
   }
 
+  /** Starts another process on the Redis and the database of one that runs. */
+  static async beside(other: Taskd): Promise<Taskd> {
+    const data = join(other.#folder, "data");
+    return Taskd.start(`redis_url = "unix://${data}/redis.sock"\ndatabase_url = "sqlite://${data}/taskd.db"\n`);
+  }
+
   /** Starts the process, again perhaps, and waits until it is ready. */
   async run(ready: (url: string) => Promise<boolean> = isReady): Promise<void> {
     const child = spawn(BIN, this.#args, { env: ENVIRONMENT, stdio: ["ignore", "pipe", "pipe"] });
@@ -141,6 +147,12 @@ async function isReady(url: string): Promise<boolean> {
   } catch {
     return false;
   }
+}
+
+/** How many sessions this taskd has ended because their workers said nothing. */
+export async function silentEnds(url: string): Promise<number> {
+  const text = await (await fetch(`${url}/metrics`)).text();
+  return Number(/^taskd_sessions_ended_total\{reason="silent"\} (\d+)/m.exec(text)?.[1] ?? 0);
 }
 
 /** Waits until all tasks of a queue have this status, and returns them. */

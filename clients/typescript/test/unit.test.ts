@@ -77,6 +77,8 @@ test("a task that has no form in JSON is an error of the caller", async () => {
   await assert.rejects(client.insert({ queue: "q", payload: circle }), /payload cannot be written as JSON/);
   await assert.rejects(client.insert({ queue: "q", payload: 1n }), /payload cannot be written as JSON/);
   await assert.rejects(client.insert({ queue: "q", payload: () => 1 }), /payload cannot be written as JSON/);
+  await assert.rejects(client.insert({ queue: "q", payload: [NaN] }), /JSON: payload\[0\] is NaN/);
+  await assert.rejects(client.insert({ queue: "q", payload: { a: new Map() } }), /JSON: payload.a has the type Map/);
   await assert.rejects(client.insert({ queue: "q", delay: "soon" }), /delay: "soon" is not a duration/);
   const unknown = { queue: "q", backoff: { kind: "linear" as const, giveUp: 1 } };
   await assert.rejects(client.insert(unknown), /a backoff has no field "giveUp"; it has kind, initial/);
