@@ -9,7 +9,10 @@ use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        stat::{Mode, umask},
+    },
     unistd::Pid,
 };
 
@@ -29,12 +32,15 @@ use crate::{
 pub fn run() -> ExitCode {
     // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made before.
     drop(rustls::crypto::ring::default_provider().install_default());
-    // Only this user may read the files that taskd makes.
-    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let command = match parse(std::env::args_os()) {
         Ok(command) => command,
         Err(refusal) => return refusal.show(),
     };
+    // Only this user may read the files that taskd makes. Those of a command that `work` runs, and the pages of the
+    // manual, are as the user has them elsewhere.
+    if !matches!(command, Command::Work(_) | Command::Man(_)) {
+        umask(Mode::from_bits_truncate(0o077));
+    }
     match command {
         Command::Run { settings, stop_with_stdin } => match app::check(&settings) {
             Ok(()) => {

@@ -144,6 +144,36 @@ async fn the_payload_comes_as_a_file_and_json_as_the_result() {
     let lines = Work::new(&daemon, ONCE).run(&["stat", "-c", "%a", "{file}"]).await;
     assert_eq!(outcomes(&lines), [("mode", "completed", "")]);
     assert_eq!(result(&daemon, &ids[0]).await["result"], "600", "only this user may read it");
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "own files"})]).await;
+    Work::new(&daemon, ONCE).run(&["sh", "-c", "umask"]).await;
+    let here = Command::new("sh").args(["-c", "umask"]).output().unwrap().stdout;
+    assert_eq!(result(&daemon, &ids[0]).await["result"], String::from_utf8(here).unwrap().trim());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_not_idle_while_a_command_runs() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "long"})]).await;
+    let work = Work::new(&daemon, &[ONCE, &["--prefetch", "1"]].concat());
+    let script = work.script("touch began; while [ ! -e end ]; do sleep 0.05; done");
+    let mut child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    let waiting = daemon.insert(&[json!({"queue": "q", "key": "cancelled"})]).await;
+    until("the other waits here", async || daemon.queue("q").await["assigned"] == 2).await;
+    assert_eq!(daemon.post("/v1/tasks:cancel", &json!({"ids": waiting})).await.0, 200);
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("lost") {
+        line.clear();
+        assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the worker is there");
+    }
+    let lost = std::time::Instant::now();
+    until("a worker that is idle would end", async || lost.elapsed() > Duration::from_secs(1)).await;
+    daemon.insert(&[json!({"queue": "q", "key": "next"})]).await;
+    until("it waits here", async || daemon.queue("q").await["assigned"] == 2).await;
+    fs::write(work.dir.path().join("end"), "").unwrap();
+    until("all are done", async || daemon.queue("q").await["completed"] == 2).await;
+    assert!(child.wait().unwrap().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -377,6 +407,18 @@ async fn the_crate_inserts_and_works_with_a_server_that_is_away_beside_it() {
     };
     let (summary, ()) = tokio::join!(worker.run(&client, handler), done);
     assert_eq!(summary.unwrap().completed, 1300);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_crate_inserts_tasks_apart_that_are_too_large_together() {
+    let limits = "max_payload_bytes = \"1MiB\"\nmax_result_bytes = \"1MiB\"\nmax_request_bytes = \"1MiB\"\n";
+    let daemon = Daemon::start(limits, &[]).await;
+    let client = Client::new(daemon.grpc()).unwrap();
+    let task = |n: usize| NewTask::new("q", n.to_string()).bytes(vec![0; if n == 2 { 2 << 20 } else { 400 << 10 }]);
+    let inserted = client.insert((0..6).map(task)).await.unwrap();
+    let rejected: Vec<bool> = inserted.iter().map(|one| one.status == taskd_client::InsertedAs::Rejected).collect();
+    assert_eq!(rejected, [false, false, true, false, false, false], "{inserted:?}");
+    assert_eq!(daemon.unfinished("q").await, 5);
 }
 
 /// A site on loopback: two pages, a redirect, a file, and links to nothing.

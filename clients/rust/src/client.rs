@@ -132,6 +132,13 @@ impl Client {
                     let address = self.servers.current().to_owned();
                     Error::Away { address, message: "it asks to try later".to_owned() }
                 }
+                Err(error) if error.is_of_items() => {
+                    let (places, tasks): (Vec<usize>, Vec<_>) = rest.into_iter().unzip();
+                    for (place, one) in places.into_iter().zip(self.insert_apart(tasks, &error).await?) {
+                        inserted[place] = Some(one);
+                    }
+                    return Ok(inserted.into_iter().flatten().collect());
+                }
                 Err(error) => error,
             };
             if rest.is_empty() {
@@ -142,6 +149,18 @@ impl Client {
             }
             tokio::time::sleep(waits.next().unwrap_or_default()).await;
         }
+    }
+
+    /// Inserts tasks that taskd refuses together: they are too large for a call, or one of them is.
+    async fn insert_apart(&self, mut tasks: Vec<pb::NewTask>, error: &Error) -> Result<Vec<Inserted>, Error> {
+        if tasks.len() == 1 {
+            let (id, status, note) = (String::new(), InsertedAs::Rejected, error.to_string());
+            return Ok(vec![Inserted { id, status, note }]);
+        }
+        let others = tasks.split_off(tasks.len() / 2);
+        let mut inserted = Box::pin(self.insert_batch(tasks)).await?;
+        inserted.extend(Box::pin(self.insert_batch(others)).await?);
+        Ok(inserted)
     }
 
     pub(crate) fn servers(&self) -> &Servers {

@@ -20,8 +20,8 @@ pub enum Event<'a> {
         ended: Ended,
         /// Why it did not end well; else empty.
         reason: &'a str,
-        /// How long the handler ran.
-        took: Duration,
+        /// How long the handler ran; `None`: it never began.
+        took: Option<Duration>,
     },
     /// A call failed; the worker tries again.
     Away(&'a Error),

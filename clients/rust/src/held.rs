@@ -18,7 +18,7 @@ pub(crate) struct Held {
     pub(crate) info: Arc<TaskInfo>,
     place: Place,
     began: Option<Instant>,
-    pub(crate) took: Duration,
+    pub(crate) took: Option<Duration>,
     /// How the task ends if its report counts.
     pub(crate) ending: Ended,
     /// Why it did not end well.
@@ -54,7 +54,7 @@ impl Table {
             info: Arc::new(info),
             place: Place::Waiting(payload),
             began: None,
-            took: Duration::ZERO,
+            took: None,
             ending: Ended::Lost,
             reason: String::new(),
         };
@@ -102,7 +102,7 @@ impl Table {
         let number = self.by_handler.remove(&handler)?;
         let held = self.all.get_mut(&number)?;
         held.place = Place::Reported;
-        held.took = held.began.map(|began| began.elapsed()).unwrap_or_default();
+        held.took = held.began.map(|began| began.elapsed());
         Some((number, held))
     }
 
@@ -113,7 +113,7 @@ impl Table {
             Place::Waiting(_) => self.waiting.retain(|waiting| *waiting != number),
             Place::Running(handler) => {
                 handler.abort();
-                held.took = held.began.map(|began| began.elapsed()).unwrap_or_default();
+                held.took = held.began.map(|began| began.elapsed());
             }
             Place::Reported => {}
         }

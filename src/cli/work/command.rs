@@ -8,7 +8,7 @@ use std::{
         fd::OwnedFd,
         unix::{
             ffi::{OsStrExt as _, OsStringExt as _},
-            fs::PermissionsExt as _,
+            fs::{OpenOptionsExt as _, PermissionsExt as _},
             process::ExitStatusExt as _,
         },
     },
@@ -304,7 +304,7 @@ struct PayloadFile(PathBuf);
 impl PayloadFile {
     fn write(payload: &[u8]) -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("taskd-work-{}", Uuid::new_v4().simple()));
-        let mut file = File::create_new(&path)?;
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
         file.write_all(payload)?;
         Ok(written)

@@ -57,7 +57,7 @@ impl Show {
                 self.draw(&state, &task.key());
             }
             Event::Ended { task, ended, reason, took } => {
-                state.running = state.running.saturating_sub(1);
+                state.running -= u64::from(took.is_some());
                 state.at = Instant::now();
                 let (count, status) = match ended {
                     Ended::Completed => (&mut state.completed, "completed"),
@@ -74,7 +74,7 @@ impl Show {
                     None => line(&json!({
                         "event": "task", "status": status, "id": task.id(), "queue": task.queue(),
                         "key": task.key(), "attempt": task.attempt(), "reason": reason,
-                        "seconds": took.as_secs_f64(),
+                        "seconds": took.unwrap_or_default().as_secs_f64(),
                     })),
                 }
                 self.draw(&state, &task.key());
