@@ -127,7 +127,10 @@ async fn serve(
     let wait = Wait { door: Waiting::start(listeners.http()?, tls.clone()), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
-            let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
+            // A server with much data loads it for long.
+            let starts = RedisServer::start_with(data_dir, settings.redis.max_memory);
+            let Some(server) = wait.stop.run_until_cancelled(starts).await else { return Ok(()) };
+            let server = Arc::new(server?);
             let server = own_redis.get_or_init(|| server);
             server.keep_running(base);
             server.url().to_owned()

@@ -288,7 +288,8 @@ async fn end<S: Session>(
         let unfinished = target.filter(|target| !target.status.is_final());
         match (end, unfinished) {
             (Decided::Cancelled { epoch, generation }, Some(target)) => {
-                let is_present = generations.get(&target.task.shard) == Some(generation);
+                // SQL raises a generation before Redis has it. One that is behind Redis was set back.
+                let is_present = generations.get(&target.task.shard).is_some_and(|present| present <= generation);
                 if target.task.epoch == *epoch && is_present {
                     counts.moved(*id, &target.task.shard.queue, target.status, StoredStatus::Cancelled);
                     target.status = StoredStatus::Cancelled;

@@ -103,7 +103,8 @@ pub(crate) async fn a_decision_counts_in_its_epoch_and_generation_only<D: Databa
     let unfinished = [ended(&task, Unfinished)];
     assert_eq!(store.end_changes(&[cancelled(&wish, 1)], NOW).await.unwrap(), unfinished);
     assert_eq!(kept(&*store).await, [task.task.id]);
-    assert_eq!(store.end_changes(&[cancelled(&wish, 2)], NOW).await.unwrap(), [ended(&task, StoredStatus::Cancelled)]);
+    // That of a database that was set back is behind the one of Redis.
+    assert_eq!(store.end_changes(&[cancelled(&wish, 3)], NOW).await.unwrap(), [ended(&task, StoredStatus::Cancelled)]);
 
     // A cancelled task that is sent again is in its next epoch, and no wish is left of the one before.
     let retried = store.retry(&[task.task.id], NOW).await.unwrap();
