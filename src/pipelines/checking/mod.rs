@@ -37,7 +37,7 @@ impl Checker {
         limit: u32,
         mends: bool,
     ) -> Result<(Found, u64, Option<TaskId>), Error> {
-        let page = self.published.page(queue, after, limit).await?;
+        let page = self.published.page(queue, after, limit, None).await?;
         // The fanout, or another watchdog, may have dealt with them since.
         let lost = self.published.still_missing(page.missing).await?;
         let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();

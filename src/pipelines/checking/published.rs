@@ -1,12 +1,12 @@
 //! Published tasks of SQL compared with Redis: for fsck, and for the watchdog's reconciler.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use super::error::Error;
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, QueueName, ShardId, TaskId},
-    queue::{self, Shards},
+    queue::{self, Failing, Shards},
     store::{PublishedTask, Store},
 };
 
@@ -37,20 +37,27 @@ impl Published {
     }
 
     /// Compares a page behind `after` with Redis: the tasks of one queue in it, or all.
+    ///
+    /// `failing` leaves out the tasks of a shard that does not answer. Without it, such a shard is an error.
     pub async fn page(
         &self,
         queue: Option<&QueueName>,
         after: Option<TaskId>,
         limit: u32,
+        failing: Option<&mut Failing<Error>>,
     ) -> Result<PublishedPage, Error> {
         let mut page = self.store.published(self.bus.generation(), after, limit).await?;
         let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
         page.retain(|task| queue.is_none_or(|queue| task.shard.queue == *queue));
-        Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page).await?, next })
+        Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page, failing).await?, next })
     }
 
     /// Those of published tasks that are missing.
-    async fn compare(&self, page: Vec<PublishedTask>) -> Result<Vec<(ShardId, TaskId)>, Error> {
+    async fn compare(
+        &self,
+        page: Vec<PublishedTask>,
+        mut failing: Option<&mut Failing<Error>>,
+    ) -> Result<Vec<(ShardId, TaskId)>, Error> {
         // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
         let committed = self.bus.committed(Topic::Pipeline).await?;
         // Read after the page: a published task stands before the end, unless the bus has lost it.
@@ -65,11 +72,23 @@ impl Published {
                 // The partition is younger than this opening of the bus. A process that knows it compares the shard.
                 continue;
             }
-            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
-            for tasks in tasks.chunks(AT_ONCE) {
-                let ids = self.missing(&shard, tasks, at(&committed), at(&ends)).await?;
-                missing.extend(ids.into_iter().map(|id| (shard.clone(), id)));
+            if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
+                continue;
             }
+            let began = Instant::now();
+            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
+            let of_shard = async {
+                let mut missing = Vec::new();
+                for tasks in tasks.chunks(AT_ONCE) {
+                    missing.extend(self.missing(&shard, tasks, at(&committed), at(&ends)).await?);
+                }
+                Ok(missing)
+            };
+            let found = match &mut failing {
+                Some(failing) => failing.note(&shard, began, of_shard.await).unwrap_or_default(),
+                None => of_shard.await?,
+            };
+            missing.extend(found.into_iter().map(|id| (shard.clone(), id)));
         }
         Ok(missing)
     }
@@ -120,7 +139,7 @@ impl Published {
         for ids in ids.chunks(AT_ONCE) {
             // Again with their places: somebody may have published them anew.
             let tasks = self.store.published_among(self.bus.generation(), ids).await?;
-            still.extend(self.compare(tasks).await?);
+            still.extend(self.compare(tasks, None).await?);
         }
         Ok(still)
     }

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+
 use super::{
     context::{Context, MovesShards},
     error::Error,
@@ -13,10 +15,10 @@ use super::{
 };
 use crate::{
     model::TaskId,
-    pipelines::checking::Published,
-    queue::Upkeep,
+    pipelines::checking::{self, Published},
+    queue::{FailedRound, Failing, Upkeep},
     runtime::Loop,
-    store::{Store, Unpublished},
+    store::{Store, Turn, Unpublished},
     telemetry::metrics::{self, Watched},
 };
 
@@ -40,6 +42,14 @@ pub(super) struct Reconcile {
     every: Duration,
     lost_shards: LostShards,
     lead: Lead,
+    place: Arc<Mutex<Place>>,
+}
+
+/// How far a walk is. The loop goes on there after an error.
+#[derive(Default)]
+struct Place {
+    after: Option<TaskId>,
+    after_batch: Option<Turn>,
 }
 
 impl Reconcile {
@@ -48,11 +58,11 @@ impl Reconcile {
         let lost_shards = LostShards::new(context, moves_shards);
         let published = Published::new(Arc::clone(&store), (*queue).clone(), bus);
         let every = settings.watchdog.reconcile_every;
-        Self { store, published, queue, every, lost_shards, lead: lead.clone() }
+        Self { store, published, queue, every, lost_shards, lead: lead.clone(), place: Arc::default() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut after, mut after_batch) = (None, None);
+        let mut failing = Failing::default();
         let (mut next_page, mut all_asked) = (cx.clock().now(), None::<Instant>);
         while self.lead.wait(&cx).await {
             let (started, now) = (Instant::now(), cx.clock().now());
@@ -65,8 +75,10 @@ impl Reconcile {
             }
             let compares = Instant::now();
             if next_page <= cx.clock().now() {
-                after = self.compare_page(after).await?;
-                after_batch = self.store.remove_batches(after_batch, BATCHES).await?;
+                self.compare_page(&mut failing).await?;
+                let after_batch = self.place.lock().after_batch;
+                let after_batch = self.store.remove_batches(after_batch, BATCHES).await?;
+                self.place.lock().after_batch = after_batch;
                 next_page = cx.clock().now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
             }
             metrics::watchdog_step("reconcile", started.elapsed());
@@ -76,9 +88,10 @@ impl Reconcile {
         Ok(())
     }
 
-    /// Compares a page of SQL with Redis. Answers where the next page begins.
-    async fn compare_page(&self, after: Option<TaskId>) -> Result<Option<TaskId>, Error> {
-        let page = self.published.page(None, after, PAGE).await?;
+    /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other one.
+    async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
+        let after = self.place.lock().after;
+        let page = self.published.page(None, after, PAGE, Some(failing)).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
@@ -87,6 +100,10 @@ impl Reconcile {
             self.store.unpublish(missing, Unpublished::Missing).await?;
             metrics::watchdog_handled(Watched::Republished, missing.len());
         }
-        Ok(page.next)
+        failing.end_round("compare with SQL").map_err(|FailedRound { step, shard, cause }| {
+            Error::from(FailedRound { step, shard, cause: Error::from(cause) })
+        })?;
+        self.place.lock().after = page.next;
+        Ok(())
     }
 }
