@@ -54,7 +54,8 @@ impl JobChange {
         self.act().replacen(" task", " tasks", 1)
     }
 
-    fn verb(&self) -> &'static str {
+    /// The first word of [`Self::act`].
+    pub fn verb(&self) -> &'static str {
         match self {
             Self::Retry => "retry",
             Self::Cancel => "cancel",

@@ -4,16 +4,21 @@
 //! the next leader changes again. A task that was changed does not fit the filter of the job any more, or stays as it
 //! is. So each task is changed once, and the job counts fewer of them than it has changed. A requeue is made twice: it
 //! ends the leases that were given since.
+//!
+//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for these alone.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+use uuid::Uuid;
+
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
-    model::{Act, Changed, Job, JobChange, JobState, TaskAct, TaskId, Update},
+    model::{Act, Change, Changed, Job, JobChange, JobState, TaskAct, TaskCursor, TaskId, Update},
     pipelines::changing::{self, Changing},
     runtime::{Clock, Loop},
     store::{ListedTask, Store, TaskSearch},
@@ -29,18 +34,34 @@ const IDLE: Duration = Duration::from_millis(500);
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
 
+/// How long a page of a requeue waits for its last tasks. Then they stay as they are.
+const REQUEUED_WITHIN: Duration = Duration::from_secs(60);
+
+/// The tasks of a page that are not requeued yet.
+#[derive(Clone)]
+struct Rest {
+    /// The page.
+    behind: Option<TaskCursor>,
+    ids: HashSet<TaskId>,
+    /// Of the others, those that stayed as they are.
+    unchanged: Vec<(TaskId, &'static str)>,
+    since: Instant,
+}
+
 #[derive(Clone)]
 pub(super) struct Jobs {
     store: Arc<dyn Store>,
     changing: Changing,
     clock: Clock,
     lead: Lead,
+    /// Of pages that have their turn again. A process that takes over requeues the whole page once more.
+    rests: Arc<Mutex<HashMap<Uuid, Rest>>>,
 }
 
 impl Jobs {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let (store, changing, clock) = (Arc::clone(&context.store), context.changing(), context.clock.clone());
-        Self { store, changing, clock, lead: lead.clone() }
+        Self { store, changing, clock, lead: lead.clone(), rests: Arc::default() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -123,22 +144,62 @@ impl Jobs {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let act = format!("{} (job {})", job.change.act(), job.id);
         let Some(change) = job.change.live() else {
-            let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act).await?;
+            let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act_of(job)).await?;
             let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
             let stayed = ids.iter().filter(|id| !retried.contains(id));
             return Ok(stayed.map(|id| (*id, "the task is neither dead nor cancelled any more")).collect());
         };
-        let act = |id: &TaskId| (*id, Act::new(&job.who, &act, &id.to_string()));
-        let acts: Vec<TaskAct> = ids.iter().map(act).collect();
-        let changed = self.changing.change(ids, &change, &acts).await?;
-        // SQL keeps no wish to requeue: the page has its turn again.
-        if matches!(job.change, JobChange::Requeue(_)) && changed.contains(&Changed::Later) {
-            return Err(Error::NotRequeued);
+        if matches!(job.change, JobChange::Requeue(_)) {
+            return self.requeue(job, &change, ids).await;
         }
+        let changed = self.changing.change(ids, &change, &acts(job, ids)).await?;
         Ok(ids.iter().zip(changed).filter_map(|(id, changed)| Some((*id, reason(changed)?))).collect())
     }
+
+    /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says that the page has
+    /// its turn again. Answers those that stay as they are, with the reason.
+    async fn requeue(&self, job: &Job, change: &Change, ids: &[TaskId]) -> Result<Vec<(TaskId, &'static str)>, Error> {
+        let behind = job.progress.cursor;
+        let rest = self.rests.lock().get(&job.id).filter(|rest| rest.behind == behind).cloned();
+        let is_due = |id: &&TaskId| rest.as_ref().is_none_or(|rest| rest.ids.contains(id));
+        let due: Vec<TaskId> = ids.iter().filter(is_due).copied().collect();
+        let changed = self.changing.change(&due, change, &acts(job, &due)).await?;
+        let mut rest = rest.unwrap_or_else(|| Rest::new(behind));
+        rest.ids.clear();
+        let is_late = rest.since.elapsed() >= REQUEUED_WITHIN;
+        for (id, changed) in due.into_iter().zip(changed) {
+            match changed {
+                Changed::Later if is_late => rest.unchanged.push((id, "its shard did not answer for a minute")),
+                Changed::Later => drop(rest.ids.insert(id)),
+                changed => rest.unchanged.extend(reason(changed).map(|why| (id, why))),
+            }
+        }
+        let mut rests = self.rests.lock();
+        if rest.ids.is_empty() {
+            rests.remove(&job.id);
+            return Ok(rest.unchanged);
+        }
+        rests.insert(job.id, rest);
+        Err(Error::NotRequeued)
+    }
+}
+
+impl Rest {
+    fn new(behind: Option<TaskCursor>) -> Self {
+        Self { behind, ids: HashSet::new(), unchanged: Vec::new(), since: Instant::now() }
+    }
+}
+
+/// An act for each task.
+fn acts(job: &Job, ids: &[TaskId]) -> Vec<TaskAct> {
+    let act = act_of(job);
+    ids.iter().map(|id| (*id, Act::new(&job.who, &act, &id.to_string()))).collect()
+}
+
+/// The words of an act, which SQL keeps up to 64 characters long. The job has the rest.
+fn act_of(job: &Job) -> String {
+    format!("{} task (job {})", job.change.verb(), job.id)
 }
 
 /// True if SQL has the values that the job gives: from before, or since a page that was changed and not counted. The
