@@ -62,6 +62,11 @@ pub(super) fn text(value: Option<Value>) -> Result<String> {
     }
 }
 
+pub(super) fn stream_id(value: Option<Value>) -> Result<Offset> {
+    let id = text(value)?;
+    id.parse().map_err(|_| Error::Answer(format!("{id:?} where the id of an entry should be")))
+}
+
 pub(super) fn number<T: TryFrom<i64>>(value: Option<Value>) -> Result<T> {
     let number = match value {
         Some(Value::Int(number)) => number,

@@ -135,6 +135,7 @@ table! {
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [clock shard] at_full_memory [RECORDS COUNTERS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+        OUTBOX_EXTENT = "outbox_extent" [shard] with_room [OUTBOX] no_lanes;
         FORWARDED = "forwarded" [shard many] at_full_memory [COUNTERS OUTBOX] no_lanes;
     }
     others {

@@ -283,6 +283,15 @@ async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
 /// As after a failover of the bus's master, which a report had reached and its replica had not.
 #[tokio::test]
 async fn a_task_whose_report_the_bus_has_lost_is_done_again() {
+    lose_a_report(false).await;
+}
+
+#[tokio::test]
+async fn a_task_whose_report_the_bus_has_lost_is_done_again_while_others_end() {
+    lose_a_report(true).await;
+}
+
+async fn lose_a_report(others_end: bool) {
     let server = RedisServer::start(Fsync::Always);
     let database = tempfile::tempdir().unwrap();
     let backends =
@@ -311,8 +320,18 @@ async fn a_task_whose_report_the_bus_has_lost_is_done_again() {
         .unwrap();
     settling.start_again();
     settling.ready().await;
-    assert_eq!(others.work("w", "q", 1).await, ["key-2"]);
-    until("SQL has it", async || others.queue("q").await["completed"] == 3).await;
+    let (mut ended, mut done) = (3, Vec::new());
+    until("it is done again", async || {
+        if others_end {
+            settling.insert(&tasks("q", ended, ended + 1)).await;
+            ended += 1;
+        }
+        done.extend(others.work_once("w", "q").await);
+        done.iter().any(|key| key == "key-2")
+    })
+    .await;
+    others.drain("w", "q").await;
+    until("SQL has it", async || others.queue("q").await["completed"] == ended).await;
     assert!(others.log().contains("the reports of 1 tasks of q:0 are lost"));
     assert!(settling.stop().await.success());
     assert!(others.stop().await.success());

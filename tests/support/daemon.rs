@@ -319,7 +319,7 @@ impl Daemon {
         keys
     }
 
-    async fn work_once(&self, worker: &str, queue: &str) -> Vec<String> {
+    pub(crate) async fn work_once(&self, worker: &str, queue: &str) -> Vec<String> {
         let tasks = self.lease(worker, queue, 100, "100ms").await;
         assert!(self.complete(worker, &tasks).await.iter().all(|status| status == "OK"));
         tasks.iter().map(|task| task["key"].as_str().unwrap().to_owned()).collect()

@@ -88,7 +88,7 @@ impl Finals {
             let cancelled = self.changing.adopt(shard, &open).await?;
             open.retain(|id| !cancelled.contains(id));
         }
-        let lost = self.lost_reports.among(shard, &open).await?;
+        let lost = self.lost_reports.among(shard, &ids, &open).await?;
         if !lost.is_empty() {
             // Without a record these tasks are missing, and go out again.
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());

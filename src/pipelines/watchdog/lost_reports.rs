@@ -25,63 +25,98 @@ const AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// The number of such tasks that are remembered. Beyond it all are looked at again.
 const MOST_REDONE: usize = 100_000;
 
+/// How often to ask where the reports of a shard are.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
 #[derive(Clone)]
 pub(super) struct LostReports {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     clock: Clock,
-    looks: HashMap<ShardId, Look>,
+    shards: HashMap<ShardId, Unsettled>,
     /// Tasks that were done again, and when.
     redone: HashMap<TaskId, Instant>,
 }
 
-/// Final records without a final task in SQL. Their reports stood before `ends`, or were lost.
+/// Final records of a shard that SQL did not show final. Each comes round again behind the records that ended before
+/// its last turn, so those of one page are followed until all their reports are dealt with.
+#[derive(Clone, Default)]
+struct Unsettled {
+    asked: Option<Asked>,
+    /// No report of these is on its way any more.
+    read: HashSet<TaskId>,
+}
+
 #[derive(Clone)]
-struct Look {
+struct Asked {
     ids: HashSet<TaskId>,
-    /// The ends of all partitions: their number may have grown since the report.
-    ends: Vec<Option<Offset>>,
+    reports: Reports,
+    at: Instant,
+}
+
+/// Where reports are, if they are not lost.
+#[derive(Clone)]
+enum Reports {
+    /// In the shard's outbox, up to this entry, or farther.
+    InOutbox(Offset),
+    /// Before these ends of all partitions: their number may have grown since the report.
+    OnBus(Vec<Option<Offset>>),
+    Read,
+}
+
+impl Unsettled {
+    fn knows(&self, id: &TaskId) -> bool {
+        self.read.contains(id) || self.asked.as_ref().is_some_and(|asked| asked.ids.contains(id))
+    }
+
+    fn forget(&mut self, id: &TaskId) {
+        self.read.remove(id);
+        if let Some(asked) = &mut self.asked {
+            asked.ids.remove(id);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.read.is_empty() && self.asked.as_ref().is_none_or(|asked| asked.ids.is_empty())
+    }
 }
 
 impl LostReports {
     pub(super) fn new(context: &Context) -> Self {
         let Context { store, bus, queue, clock, .. } = context.clone();
-        Self { store, bus, queue, clock, looks: HashMap::new(), redone: HashMap::new() }
+        Self { store, bus, queue, clock, shards: HashMap::new(), redone: HashMap::new() }
     }
 
-    /// Of final records that SQL does not show final, those that it never will.
+    /// Of a page of final records, those that SQL does not show final and never will. `open`: those that it does not
+    /// show final now.
     ///
-    /// A shard needs two calls at least: all that was on the bus at the first must be dealt with at the second.
+    /// A task needs two calls at least: all that was on the bus at the first must be dealt with at the second.
     pub(super) async fn among(
         &mut self,
         shard: &ShardId,
-        unsettled: &HashSet<TaskId>,
+        page: &[TaskId],
+        open: &HashSet<TaskId>,
     ) -> Result<HashSet<TaskId>, Error> {
-        let none = HashSet::new();
         let now = self.clock.now();
         self.redone.retain(|_, at| now - *at < AGAIN_AFTER);
-        let unsettled: HashSet<_> = unsettled.iter().filter(|id| !self.redone.contains_key(id)).copied().collect();
-        if unsettled.is_empty() {
-            self.looks.remove(shard);
-            return Ok(none);
-        }
-        let Some(look) = self.looks.get(shard) else {
-            // In this order: a report that has left the shard's outbox stands before the end, or in a partition that
-            // is younger than this opening of the bus.
-            if self.queue.stats(shard).await?.outbox == 0 {
-                self.bus.check_partitions().await?;
-                let ends = self.bus.ends(Topic::TaskResults).await?;
-                self.looks.insert(shard.clone(), Look { ids: unsettled, ends });
-            }
-            return Ok(none);
-        };
-        if !self.is_read(look).await? {
-            return Ok(none);
+        // After an error the shard begins anew.
+        let mut shard_has = self.shards.remove(shard).unwrap_or_default();
+        page.iter().filter(|id| !open.contains(id)).for_each(|id| shard_has.forget(id));
+        self.follow(shard, &mut shard_has).await?;
+        let unsettled: HashSet<_> = open.iter().filter(|id| !self.redone.contains_key(id)).copied().collect();
+        let new: HashSet<_> = unsettled.iter().filter(|id| !shard_has.knows(id)).copied().collect();
+        if shard_has.asked.is_none() && !new.is_empty() {
+            let last = self.queue.outbox_extent(shard).await?.last;
+            let reports = self.next(shard, Reports::InOutbox(last)).await?;
+            shard_has.asked = Some(Asked { ids: new, reports, at: Instant::now() });
         }
         // All reports that were on the bus are in SQL now.
-        let mut lost: Vec<_> = unsettled.intersection(&look.ids).copied().collect();
-        self.looks.remove(shard);
+        let mut lost: Vec<_> = unsettled.intersection(&shard_has.read).copied().collect();
+        lost.iter().for_each(|id| shard_has.forget(id));
+        if !shard_has.is_empty() {
+            self.shards.insert(shard.clone(), shard_has);
+        }
         let states = self.store.states(&lost).await?;
         let open: HashSet<_> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
         lost.retain(|id| open.contains(id));
@@ -92,12 +127,49 @@ impl LostReports {
         Ok(lost.into_iter().collect())
     }
 
-    /// Whether discovery has read `task-results` to the ends of this look.
-    async fn is_read(&self, look: &Look) -> Result<bool, Error> {
+    /// Finds out whether the reports that were asked for have gone farther.
+    async fn follow(&self, shard: &ShardId, shard_has: &mut Unsettled) -> Result<(), Error> {
+        let Some(Asked { ids, reports, at }) = shard_has.asked.take().filter(|asked| !asked.ids.is_empty()) else {
+            return Ok(());
+        };
+        if at.elapsed() < ASK_EVERY {
+            shard_has.asked = Some(Asked { ids, reports, at });
+            return Ok(());
+        }
+        match self.next(shard, reports).await? {
+            Reports::Read => {
+                if shard_has.read.len() > MOST_REDONE {
+                    shard_has.read.clear();
+                }
+                shard_has.read.extend(ids);
+            }
+            reports => shard_has.asked = Some(Asked { ids, reports, at: Instant::now() }),
+        }
+        Ok(())
+    }
+
+    async fn next(&self, shard: &ShardId, reports: Reports) -> Result<Reports, Error> {
+        Ok(match reports {
+            Reports::InOutbox(last) => match self.queue.outbox_extent(shard).await?.first {
+                Some(first) if first <= last => reports,
+                // In this order: a report that has left the shard's outbox stands before the end, or in a partition
+                // that is younger than this opening of the bus.
+                _ => {
+                    self.bus.check_partitions().await?;
+                    Reports::OnBus(self.bus.ends(Topic::TaskResults).await?)
+                }
+            },
+            Reports::OnBus(ends) if self.is_read(&ends).await? => Reports::Read,
+            reports => reports,
+        })
+    }
+
+    /// Whether discovery has read `task-results` to these ends.
+    async fn is_read(&self, then: &[Option<Offset>]) -> Result<bool, Error> {
         // A bus that has fallen back meanwhile never reaches those ends, so its present ones count.
         let ends = self.bus.ends(Topic::TaskResults).await?;
         let committed = self.bus.committed(Topic::TaskResults).await?;
-        let mut partitions = look.ends.iter().zip(ends).zip(committed);
+        let mut partitions = then.iter().zip(ends).zip(committed);
         Ok(partitions.all(|((then, now), committed)| committed >= now.min(*then)))
     }
 }

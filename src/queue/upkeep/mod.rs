@@ -13,7 +13,7 @@ use super::{
     shards::Shards,
     types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wake::Wake,
-    wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
+    wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_id, unsigned},
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
@@ -36,6 +36,15 @@ pub struct LookFor {
     pub grace: Duration,
     /// How long before its time a scheduled task may come to the shard.
     pub horizon: Duration,
+}
+
+/// Where an outbox begins and ends, by the ids of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutboxExtent {
+    /// `None`: it is empty.
+    pub first: Option<Offset>,
+    /// The last that it ever had.
+    pub last: Offset,
 }
 
 /// The watchdog's and the forwarder's side of the queue.
@@ -248,6 +257,14 @@ impl Upkeep {
             }
         };
         shards.iter().map(read).collect()
+    }
+
+    /// Where the shard's outbox begins and ends.
+    pub async fn outbox_extent(&self, shard: &ShardId) -> Result<OutboxExtent> {
+        let mut answer = items(self.call(&scripts::OUTBOX_EXTENT, shard, 1, |_| {}).await?)?.into_iter();
+        let last = stream_id(answer.next())?;
+        let first = answer.next().filter(|id| *id != redis::Value::Nil);
+        Ok(OutboxExtent { first: first.map(|id| stream_id(Some(id))).transpose()?, last })
     }
 
     fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize, all_or_none: bool) -> Call {

@@ -512,6 +512,20 @@ async fn stats_count_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn the_extent_of_an_outbox_outlives_its_entries() {
+    let f = Fixture::new().await;
+    let extent = async || flat(f.run(&scripts::OUTBOX_EXTENT, |_| {}).await.expect("extent"));
+    assert_eq!(extent().await, ["0-0"]);
+    f.seed("XADD", "outbox", &[b"5-1", b"c", b"report"]).await;
+    f.seed("XADD", "outbox", &[b"7-2", b"c", b"report"]).await;
+    let before = f.state().await;
+    assert_eq!(extent().await, ["7-2", "5-1"]);
+    assert_eq!(f.state().await, before);
+    f.seed("XDEL", "outbox", &[b"5-1", b"7-2"]).await;
+    assert_eq!(extent().await[0], "7-2", "and no first one");
+}
+
+#[tokio::test]
 async fn books_count_and_change_nothing() {
     let f = Fixture::new().await;
     f.seed("HSET", "counters", &[b"grants", b"3"]).await;
