@@ -26,6 +26,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// List, show and stop jobs: changes of many tasks, which taskd makes page by page
 #[derive(Args)]
+#[command(arg_required_else_help = false)]
 #[command(after_help = "\
 Examples:
   taskd jobs list                   the latest first

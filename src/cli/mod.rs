@@ -15,6 +15,7 @@ pub mod insert;
 pub mod jobs;
 pub mod load;
 mod manual;
+mod mistake;
 mod patience;
 mod print;
 mod probe;
@@ -32,10 +33,7 @@ pub mod work;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{
-    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
-    error::{ContextKind, ContextValue, ErrorKind},
-};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 
 pub use self::run::run;
 use crate::{
@@ -223,7 +221,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let args: Vec<OsString> = args.into_iter().collect();
     let refuse = |error: clap::Error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
-        _ => Refusal::Usage(in_one_line(&error, &args)),
+        _ => Refusal::Usage(mistake::in_one_line(&error, &args)),
     };
     let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
@@ -298,59 +296,6 @@ fn innermost(matches: &ArgMatches) -> &ArgMatches {
     matches.subcommand().map_or(matches, |(_, inner)| inner)
 }
 
-/// clap's message in one line, without its usage.
-///
-/// `--help` shows the usage better. If a value came from a variable, the line names the variable.
-fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
-    let text = error.render().to_string();
-    let said =
-        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
-    let line = lines.join("; ").trim_start_matches("error: ").replace(":; ", ": ");
-    let line = line.replace("invalid digit found in string", "not a whole number");
-    if error.kind() == ErrorKind::MissingRequiredArgument && args.iter().all(|arg| arg != "--queue") {
-        return line.replace("<ID>...", "<ID>... (or --queue with --key)");
-    }
-    if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
-        return format!("{line}; put the options behind the command");
-    }
-    match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => {
-            // Nobody means it so.
-            let line = line.split("; tip: to pass").next().unwrap_or_default();
-            match &arg[..] {
-                "--server" => format!("{line}; commands that speak gRPC take --grpc URL (port 7601)"),
-                "--grpc" => format!("{line}; commands that speak HTTP take --server URL (port 7600)"),
-                _ => with_value(line, arg, args),
-            }
-        }
-        Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
-        _ => line,
-    }
-}
-
-/// The same with the way to write a value that clap takes for a flag, as a number below zero or a key.
-fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
-    let Some(place) = args.iter().position(|given| given.to_string_lossy().starts_with(arg)) else {
-        return line.into();
-    };
-    let (before, value) = (args[..place].last().map(|arg| arg.to_string_lossy()), args[place].to_string_lossy());
-    match before.filter(|flag| flag.starts_with("--") && !value.starts_with("--")) {
-        Some(flag) => format!("{line}; if it is the value of {flag}, write {flag}={value}"),
-        None => line.to_owned(),
-    }
-}
-
-fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
-    let flag = arg.split(' ').next().unwrap_or(arg);
-    let given = args.iter().any(|given| given.to_string_lossy().starts_with(flag));
-    let variable = format!("TASKD_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
-    if given || std::env::var_os(&variable).is_none() {
-        return line;
-    }
-    line.replace(&format!("'{arg}'"), &variable)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -372,28 +317,5 @@ mod tests {
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
         assert!(matches!(parse(&["migrate", "--data-dir", "x"]), Ok(Command::Migrate(_))));
         assert!(matches!(parse(&["--help"]), Err(Refusal::Asked(_))));
-    }
-
-    #[test]
-    fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 12] = [
-            (&["--data-dir", "x", "migrate"], "put the options behind the command"),
-            (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
-            (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
-            (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
-            (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),
-            (&["--grace-period", "5"], "\"5\" is not a duration"),
-            (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
-            (&["insrt"], "insrt"),
-            (&["bench", "--rate", "-5"], "if it is the value of --rate, write --rate=-5"),
-            (&["stats", "--every", "-1s"], "if it is the value of --every, write --every=-1s"),
-            (&["tasks", "change"], "were not provided: <--priority <PRIORITY>|--replicas <NUM>>"),
-            (&["cancel"], "were not provided: <ID>... (or --queue with --key)"),
-        ];
-        for (args, want) in cases {
-            let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };
-            assert!(line.contains(want), "{line:?} should say {want:?}");
-            assert_eq!(line.lines().count(), 1, "{line}");
-        }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 /// Make, list and revoke access tokens, for a taskd with auth = tokens
 #[derive(Args)]
 #[command(
-    arg_required_else_help = true,
+    arg_required_else_help = false,
     after_help = "\
 Examples:
   taskd token create ops --roles admin                        everything

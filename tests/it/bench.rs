@@ -264,7 +264,7 @@ fn mistakes_are_one_line_and_exit_code_2() {
         (&["--grpc", "::"], "is not a URL; write http://host:7601"),
         (&["--http", "127.0.0.1:1"], "not provided: --grpc <URL>"),
         (&["insrt"], "'insrt' for '[PHASE]...'"),
-        (&["--batch", "0"], "'0' for '--batch <N>': 0 is not in 1..=1000"),
+        (&["--batch", "0"], "'0' for '--batch <N>': must be 1 to 1000"),
         (&["--tasks", "many"], "not a whole number"),
         (&["--replicas", "5", "--workers", "3"], "--replicas 5 needs as many distinct workers, and --workers is 3"),
         (&["--payload", "1MiB"], "--batch 100 × --payload 1MiB is more than 16MiB in one call"),

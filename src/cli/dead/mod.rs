@@ -27,6 +27,7 @@ type Client = OperatorClient<Taskd>;
 
 /// List, show, retry and purge dead letters of a running taskd
 #[derive(Args)]
+#[command(arg_required_else_help = false)]
 #[command(after_help = "\
 Examples:
   taskd dead list --queue crawl --since 2h          the newest first
