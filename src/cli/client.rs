@@ -1,6 +1,6 @@
 //! The common part of the commands that call a running taskd: its address, a connection, and which errors pass.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use backon::ExponentialBuilder;
@@ -45,6 +45,8 @@ impl Server {
 
     /// Connects to the first of several addresses that answers.
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Taskd> {
+        // A client of all addresses calls any of them later.
+        self.trust.suits(&self.grpc)?;
         let mut first = None;
         for address in self.grpc.split(',') {
             match connect(address, &self.trust).await {
@@ -98,13 +100,18 @@ pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .without_max_times();
 
 /// A URL of taskd, or several with commas between them; host:port is enough.
-pub(super) fn with_scheme(text: &str) -> Result<String, Infallible> {
-    let url = |text: &str| if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-    Ok(text.split(',').map(|text| url(text.trim())).collect::<Vec<_>>().join(","))
+pub(super) fn with_scheme(text: &str) -> Result<String, String> {
+    let url = |text: &str| match text.split_once("://") {
+        None => Ok(format!("http://{text}")),
+        Some(("http" | "https", _)) => Ok(text.to_owned()),
+        Some(_) => Err(format!("{text:?} is not an address; write host:port, http:// or https://")),
+    };
+    Ok(text.split(',').map(|text| url(text.trim())).collect::<Result<Vec<_>, _>>()?.join(","))
 }
 
 /// Connects to the gRPC port of taskd.
 pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
+    trust.suits(url)?;
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
@@ -114,6 +121,9 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
         endpoint = endpoint.tls_config(trust.over_grpc()?).context("cannot use these certificates")?;
     }
     let channel = endpoint.connect().await.map_err(|error| {
+        if let Some(why) = trust.failure(url, &error) {
+            return anyhow::anyhow!(why);
+        }
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
     })?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, Bytes, to_bytes};
 use clap::Args;
 use hyper::{Request, StatusCode, client::conn::http1, header};
@@ -57,10 +57,10 @@ pub(super) struct HttpPort {
 impl HttpPort {
     pub(super) fn new(flag: &'static str, url: &str, trust: Trust) -> anyhow::Result<Self> {
         let wrong = || format!("{flag} {url:?} is not a URL; write http://host:7600");
+        trust.suits(url)?;
         let parsed = Url::parse(url).with_context(wrong)?;
         let host = parsed.host_str().with_context(wrong)?;
         let is_tls = parsed.scheme() == "https";
-        ensure!(is_tls || parsed.scheme() == "http", "{flag} {url:?}: taskd speaks http:// and https:// only");
         let port = parsed.port_or_known_default().with_context(wrong)?;
         let name = host.trim_matches(['[', ']']).to_owned();
         Ok(Self { url: url.to_owned(), host: format!("{host}:{port}"), name, flag, trust, is_tls })
@@ -93,7 +93,10 @@ impl HttpPort {
             let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;
             let connector = TlsConnector::from(self.trust.over_http()?);
             let encrypted = connector.connect(name, socket).await;
-            let encrypted = encrypted.with_context(|| format!("no TLS connection with {}", self.url))?;
+            let encrypted = encrypted.map_err(|error| match self.trust.failure(&self.url, &error) {
+                Some(why) => anyhow!(why),
+                None => anyhow::Error::from(error).context(format!("no TLS connection with {}", self.url)),
+            })?;
             let (sender, connection) = http1::handshake(TokioIo::new(encrypted)).await.with_context(another)?;
             driver.spawn(connection);
             sender

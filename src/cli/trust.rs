@@ -1,14 +1,15 @@
 //! The flags of commands that call taskd: the token that they show, and the certificates that they trust.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use rustls::{
-    ClientConfig, RootCertStore,
+    CertificateError, ClientConfig, InvalidMessage, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 pub(super) use taskd_client::Token;
@@ -45,13 +46,59 @@ impl Trust {
         self.token.clone().unwrap_or_default()
     }
 
+    /// Refuses certificates for an address without TLS: nobody would look at them, and the token would go in clear.
+    pub(super) fn suits(&self, urls: &str) -> anyhow::Result<()> {
+        let flag = match (&self.tls_ca, &self.client_cert) {
+            (Some(file), _) if std::env::var_os("TASKD_TLS_CA").is_some_and(|given| file == Path::new(&given)) => {
+                "TASKD_TLS_CA"
+            }
+            (Some(_), _) => "--tls-ca",
+            (None, Some(_)) => "--client-cert",
+            (None, None) => return Ok(()),
+        };
+        match urls.split(',').find_map(|url| url.strip_prefix("http://")) {
+            Some(host) => bail!("{flag} needs an https:// address; write https://{host}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Why TLS failed with the server at `url`. `None`: the error is another one.
+    pub(super) fn failure(&self, url: &str, error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        let host = url.trim_start_matches("https://");
+        let error = tls_error(error)?;
+        let why = match error {
+            // The second is that of another authority with the same name.
+            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+                let trusted = self.tls_ca.as_ref().map(|file| format!("not that of {}", file.display()));
+                let trusted = trusted.as_deref().unwrap_or("not trusted here");
+                format!("the certificate of {host}: its authority is {trusted}; name it with --tls-ca")
+            }
+            rustls::Error::InvalidCertificate(CertificateError::Other(why)) if is_authority(why) => {
+                format!(
+                    "the certificate of {host} is that of an authority (CA:TRUE); make one with \
+                     basicConstraints=CA:FALSE"
+                )
+            }
+            rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+                let instead = if self.tls_ca.is_some() { ", without --tls-ca" } else { "" };
+                format!("{host} speaks no TLS; write http://{host}{instead}")
+            }
+            other => format!("no TLS connection with {url}: {other}"),
+        };
+        Some(why)
+    }
+
     pub(super) fn over_grpc(&self) -> anyhow::Result<ClientTlsConfig> {
         let mut tls = ClientTlsConfig::new();
         tls = match &self.tls_ca {
-            Some(file) => tls.ca_certificate(Certificate::from_pem(read(file)?)),
+            Some(file) => {
+                certificates(file)?;
+                tls.ca_certificate(Certificate::from_pem(read(file)?))
+            }
             None => tls.with_native_roots(),
         };
         if let (Some(cert), Some(key)) = (&self.client_cert, &self.client_key) {
+            certificates(cert)?;
             tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
         }
         Ok(tls)
@@ -85,8 +132,25 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let certificates = CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>();
-    certificates.with_context(|| format!("{} has no certificate in PEM", file.display()))
+    let none = || format!("{} has no certificate in PEM", file.display());
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>().with_context(none)?;
+    ensure!(!certificates.is_empty(), none());
+    Ok(certificates)
+}
+
+/// True for `webpki::Error::CaUsedAsEndEntity`, whose crate is no dependency of taskd's own.
+fn is_authority(why: &rustls::OtherError) -> bool {
+    why.0.to_string() == "CaUsedAsEndEntity"
+}
+
+/// The error of rustls behind others. One in an [`io::Error`] is none of its sources.
+fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut chain = std::iter::successors(Some(error), |error| error.source());
+    chain.find_map(|error| {
+        let inner = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref()?.downcast_ref());
+        inner.or_else(|| error.downcast_ref())
+    })
 }
 
 /// The words of taskd, and the way to give a command a token.

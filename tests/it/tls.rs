@@ -34,6 +34,7 @@ impl Authority {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         fs::write(dir.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(dir.path().join("ca.key"), key.serialize_pem()).unwrap();
         Self { dir, issuer: Issuer::new(params, key) }
     }
 
@@ -99,6 +100,12 @@ async fn get(mut stream: TlsStream<TcpStream>, path: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
+/// Exit code and stderr of a command.
+fn refused(args: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_taskd")).args(args).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
 /// `taskd insert` of one task.
 fn insert(grpc: &str, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -140,6 +147,53 @@ async fn both_ports_speak_tls_and_nothing_else() {
         let mut answer = Vec::new();
         drop(plain.read_to_end(&mut answer).await);
         assert!(!String::from_utf8_lossy(&answer).contains("HTTP"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn commands_say_why_there_is_no_tls_and_what_to_do() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    authority.certify("server", 2100);
+    fs::write(authority.path("text.pem"), "text").unwrap();
+    let plain = Daemon::start("", &[]).await;
+    let daemon = Daemon::begin(&authority.settings("server"), &[]);
+    authority.ready(&daemon, None).await;
+    let of_authority = Daemon::begin(&authority.settings("ca"), &[]);
+    until("taskd listens", async || TcpStream::connect(("127.0.0.1", of_authority.grpc_port())).await.is_ok()).await;
+    let [ca, text, foreign] = [authority.path("ca.pem"), authority.path("text.pem"), other.path("ca.pem")];
+    let nobody = "its authority is not trusted here; name it with --tls-ca".to_owned();
+    let cases: [(&Daemon, &str, &[&str], String); 9] = [
+        (&daemon, "https", &[], format!("the certificate of PLACE: {nobody}")),
+        (&daemon, "https", &["--tls-ca", &foreign], format!("its authority is not that of {foreign}; name it with")),
+        (&daemon, "https", &["--tls-ca", &text], format!("{text} has no certificate in PEM")),
+        (
+            &of_authority,
+            "https",
+            &["--tls-ca", &ca],
+            "the certificate of PLACE is that of an authority (CA:TRUE); make one with basicConstraints=CA:FALSE"
+                .into(),
+        ),
+        (&plain, "https", &[], "PLACE speaks no TLS; write http://PLACE\n".into()),
+        (&plain, "https", &["--tls-ca", &ca], "PLACE speaks no TLS; write http://PLACE, without --tls-ca".into()),
+        (&plain, "http", &["--tls-ca", "/nope"], "--tls-ca needs an https:// address; write https://PLACE\n".into()),
+        (
+            &plain,
+            "http",
+            &["--client-cert", "/nope", "--client-key", "/nope"],
+            "--client-cert needs an https:// address; write https://PLACE\n".into(),
+        ),
+        (&plain, "ftp", &[], "\"ftp://PLACE\" is not an address; write host:port, http:// or https://".into()),
+    ];
+    for (daemon, scheme, args, want) in cases {
+        for (command, flag, port) in
+            [("tasks", "--grpc", daemon.grpc_port()), ("stats", "--server", daemon.http_port())]
+        {
+            let (url, want) =
+                (format!("{scheme}://127.0.0.1:{port}"), want.replace("PLACE", &format!("127.0.0.1:{port}")));
+            let (code, stderr) = refused(&[&[command, flag, &url], args].concat());
+            assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{command} {url} {args:?}: {stderr}");
+            assert!(stderr.contains(&want), "{command} {url} {args:?}: {stderr:?} should say {want:?}");
+        }
     }
 }
 
