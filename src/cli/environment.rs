@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use clap::{Arg, Command, builder::Resettable};
 
-use crate::config::Properties;
+use crate::config::{Properties, nearest};
 
 /// Checks that an option of `command` reads each of `given`.
 ///
@@ -14,9 +14,11 @@ pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) 
     let strange =
         |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name) && !is_property(name);
     let Some(name) = given.into_iter().filter(strange).min() else { return Ok(()) };
-    let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, &name));
-    let nearest = nearest.map(String::as_str).unwrap_or_default();
-    Err(format!("unknown variable {name} in the environment; the nearest that taskd knows is {nearest}"))
+    let settings = known.iter().filter_map(|known| known.strip_prefix("TASKD_"));
+    Err(match nearest(name.trim_start_matches("TASKD_"), settings) {
+        Some(near) => format!("unknown variable {name} in the environment; did you mean TASKD_{near}?"),
+        None => format!("unknown variable {name} in the environment; taskd --help lists the settings"),
+    })
 }
 
 /// `command` with empty variables unset: docker compose writes a variable without a value as empty.
@@ -71,11 +73,10 @@ mod tests {
     #[test]
     fn a_misspelt_variable_is_refused_with_the_nearest() {
         let error = check(&["PATH", "TASKD_PARTITONS", "TASKD_CONFIG"]).unwrap_err();
-        assert_eq!(
-            error,
-            "unknown variable TASKD_PARTITONS in the environment; the nearest that taskd knows is TASKD_PARTITIONS"
-        );
-        assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("is TASKD_HTTP_LISTEN"));
+        assert_eq!(error, "unknown variable TASKD_PARTITONS in the environment; did you mean TASKD_PARTITIONS?");
+        assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("did you mean TASKD_HTTP_LISTEN?"));
+        let error = check(&["TASKD_FOO"]).unwrap_err();
+        assert_eq!(error, "unknown variable TASKD_FOO in the environment; taskd --help lists the settings");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
     http::HttpServer,
     print::print,
 };
-use crate::{model::TaskId, wire::time::from_rfc_3339};
+use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
 
 /// The most characters of a payload or a reason in the table.
 const SHOWN: usize = 1000;
@@ -198,7 +198,7 @@ impl Answer {
 impl Attempt {
     fn took(&self) -> Option<String> {
         let (from, until) = (from_rfc_3339(self.from.as_ref()?)?, from_rfc_3339(self.until.as_ref()?)?);
-        Some(humantime::format_duration(Duration::from_millis(until.abs_diff(from))).to_string())
+        Some(Time(Duration::from_millis(until.abs_diff(from))).to_string())
     }
 }
 

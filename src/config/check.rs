@@ -48,7 +48,7 @@ impl Checker<'_> {
         self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
         // A reader of a Redis that was set back seeks to older records.
         self.time("topic_retention", settings.topic_retention, Duration::from_secs(60)..=3650 * DAY)?;
-        self.range("topic_retention_records", settings.topic_retention_records, 1000..=u64::MAX)?;
+        self.at_least("topic_retention_records", settings.topic_retention_records, 1000)?;
         self.time("grace_period", settings.grace_period, Duration::from_millis(1)..=DAY)?;
         // A waiting loop beats once a second.
         self.time("stall_after", settings.stall_after, Duration::from_secs(3)..=DAY)?;
@@ -229,6 +229,13 @@ impl Checker<'_> {
         self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
     }
 
+    pub(super) fn at_least(&self, key: &str, value: u64, least: u64) -> Result<(), Error> {
+        if value >= least {
+            return Ok(());
+        }
+        self.fail(key, value, &format!("must be at least {least}"))
+    }
+
     pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
@@ -317,8 +324,8 @@ mod tests {
             |s| s.kafka.set("sasl.password".into(), "p".into()),
             "kafka.sasl.password = \"***\" (the default) is for a Kafka; name one with bus_url",
         ),
-        (|s| s.topic_retention = Duration::ZERO, "topic_retention = 0s (the default) must be 1m to "),
-        (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be 1000 to "),
+        (|s| s.topic_retention = Duration::ZERO, "topic_retention = 0s (the default) must be 1m to 3650days"),
+        (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be at least 1000"),
         (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),
         (|s| s.topic_prefix = "a/".into(), "topic_prefix = \"a/\""),
         (|s| s.discovery.batch_max = 1001, "discovery_batch_max = 1001 (the default) must be 1 to 1000"),

@@ -13,7 +13,7 @@ use super::{
     properties::Rules,
     settings::Settings,
     urls,
-    wording::in_field,
+    wording::{in_backticks, in_field, nearest},
 };
 use crate::model::QueueName;
 
@@ -120,8 +120,8 @@ fn in_one_line(message: &str) -> String {
             format!("{key} is a setting of queues; write it below [queues.default], or [queues.NAME] for one queue")
         }
         Some((key, expected)) => {
-            let expected = expected.trim_start_matches("one of ").replace('`', "");
-            format!("unknown key {key:?}; expected {expected}")
+            let guess = nearest(key, in_backticks(expected)).map(|near| format!("did you mean {near}? "));
+            format!("unknown key {key:?}; {}taskd.toml lists all", guess.unwrap_or_default())
         }
         None => message,
     }
@@ -199,13 +199,29 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_in_one_line_with_its_place_and_the_alternatives() {
         let cases = [
-            ("a = 1\n", "t.toml:1: unknown key \"a\"; expected pipelines, data_dir, "),
+            ("a = 1\n", "t.toml:1: unknown key \"a\"; taskd.toml lists all"),
             (
                 "lease = \"5s\"\n",
                 "t.toml:1: lease is a setting of queues; write it below [queues.default], or [queues.",
             ),
-            ("partitions = 4\npartitons = 3\n", "t.toml:2: unknown key \"partitons\"; expected "),
-            ("[queues.q]\nreplica = 1\n", "t.toml:2: unknown key \"replica\"; expected replicas, priority, lease, "),
+            (
+                "partitions = 4\npartitons = 3\n",
+                "t.toml:2: unknown key \"partitons\"; did you mean partitions? taskd.toml lists all",
+            ),
+            ("[queue.crawl]\n", "t.toml:1: unknown key \"queue\"; did you mean queues? taskd.toml lists all"),
+            (
+                "[queues.q]\nreplica = 1\n",
+                "t.toml:2: unknown key \"replica\"; did you mean replicas? taskd.toml lists all",
+            ),
+            ("partitions = \"3\"", "t.toml:1: partitions: invalid type: string \"3\", expected a whole number"),
+            (
+                "[queues.q]\npriority = \"urgent\"",
+                "queues.q.priority: unknown value \"urgent\"; expected high, medium, low",
+            ),
+            (
+                "[queues.q]\nidempotency_window = \"31days\"",
+                "queues.q.idempotency_window = 31days (t.toml:2) must be 1s to 30days",
+            ),
             (
                 "pipelines = \"fnout\"",
                 "t.toml:1: pipelines: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
@@ -218,21 +234,15 @@ mod tests {
             ),
             ("grace_period = 5", "expected a duration such as \"30s\""),
             ("max_payload_bytes = \"1 lot\"", "t.toml:1: max_payload_bytes: \"1 lot\" is not a size"),
-            (
-                "\npartitions = -1",
-                "t.toml:2: partitions: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
-            ),
-            ("max_items = \"x\"", "t.toml:1: max_items: invalid type: string \"x\", expected a whole number from 0 to"),
+            ("\npartitions = -1", "t.toml:2: partitions: invalid value: integer `-1`, expected no negative number"),
+            ("max_items = \"x\"", "t.toml:1: max_items: invalid type: string \"x\", expected a whole number"),
             (
                 "[queues.q]\nbackoff = \"1s\"",
                 "t.toml:2: queues.q.backoff: invalid type: string \"1s\", expected a list",
             ),
             ("[queues]\nq = 3", "t.toml:2: queues.q: invalid type: integer `3`, expected a section [queues.NAME]"),
             ("\n\npartitions =\n", "t.toml:3: "),
-            (
-                "log_format = \"xml\"",
-                "t.toml:1: log_format: unknown variant `xml`, expected one of `auto`, `pretty`, `json`",
-            ),
+            ("log_format = \"xml\"", "t.toml:1: log_format: unknown value \"xml\"; expected auto, pretty, json"),
             ("[queues.\"a b\"]\n", "t.toml:1: queue \"a b\" contains ' '; use A-Z a-z 0-9 . _ -"),
         ];
         for (file, want) in cases {

@@ -41,5 +41,5 @@ pub use self::{
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
-    wording::in_field,
+    wording::{in_field, nearest},
 };

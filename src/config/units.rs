@@ -20,9 +20,28 @@ impl FromStr for Time {
     }
 }
 
+/// In units of a fixed length: humantime's months and years are no whole number of days.
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        humantime::format_duration(self.0).fmt(f)
+        const DAY: u128 = 24 * 3600 * 1_000_000_000;
+        let units =
+            [("h", DAY / 24), ("m", DAY / 1440), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000), ("ns", 1)];
+        let (days, mut rest) = (self.0.as_nanos() / DAY, self.0.as_nanos() % DAY);
+        let mut parts: Vec<String> = match days {
+            0 => Vec::new(),
+            1 => vec!["1day".to_owned()],
+            _ => vec![format!("{days}days")],
+        };
+        for (unit, length) in units {
+            if rest >= length {
+                parts.push(format!("{}{unit}", rest / length));
+                rest %= length;
+            }
+        }
+        if parts.is_empty() {
+            return f.write_str("0s");
+        }
+        f.write_str(&parts.join(" "))
     }
 }
 
@@ -276,6 +295,26 @@ mod tests {
         assert_eq!(read("").unwrap(), "");
         assert!(read("http://taskd").unwrap_err().starts_with("\"http://taskd\" is not a host"));
         assert!(read("taskd:7600").is_err());
+    }
+
+    #[test]
+    fn durations_are_shown_in_units_of_a_fixed_length() {
+        let cases = [
+            ("0s", "0s"),
+            ("31days", "31days"),
+            ("744h", "31days"),
+            ("3650days", "3650days"),
+            ("24h", "1day"),
+            ("90m", "1h 30m"),
+            ("1500ms", "1s 500ms"),
+            ("1day 1us 3ns", "1day 1us 3ns"),
+        ];
+        for (text, shown) in cases {
+            let time: Time = text.parse().unwrap();
+            assert_eq!(time.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(time));
+        }
+        Time(Duration::MAX).to_string().parse::<Time>().unwrap();
     }
 
     #[test]
