@@ -52,8 +52,8 @@ async fn a_task_costs_no_more_than_its_budget() {
     let data = folder.path().join("data");
     let args = ["taskd", "--pipelines", "all", "--http-listen", &http, "--grpc-listen", &grpc, "--data-dir"];
     let args = args.iter().map(Into::into).chain([data.clone().into_os_string()]);
-    let Ok(cli::Command::Run { settings, .. }) = cli::parse(args) else { panic!("these arguments run a taskd") };
-    let daemon = tokio::spawn(taskd::app::run(settings));
+    let Ok(cli::Command::Run { loaded, .. }) = cli::parse(args) else { panic!("these arguments run a taskd") };
+    let daemon = tokio::spawn(taskd::app::run(loaded.settings));
     until_ready(&http).await;
 
     let mut wrong = Vec::new();

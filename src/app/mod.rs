@@ -10,6 +10,7 @@ mod round;
 mod signals;
 
 use std::{
+    path::PathBuf,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -95,12 +96,13 @@ pub fn has_run(settings: &Settings) -> bool {
     settings.database_url.is_some() || connect::sqlite_file(settings).exists()
 }
 
-fn must_have_run(settings: &Settings) -> anyhow::Result<()> {
-    if !has_run(settings) {
-        let folder = settings.data_dir.display();
-        bail!("no taskd has run in {folder}; --data-dir or --config names that of the running one");
-    }
-    Ok(())
+/// The folder is not that of a running taskd: a mistake in the settings of a command.
+#[derive(Debug, thiserror::Error)]
+#[error("no taskd has run in {}; --data-dir or --config names that of the running one", .0.display())]
+pub struct NeverRan(PathBuf);
+
+fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
+    if has_run(settings) { Ok(()) } else { Err(NeverRan(settings.data_dir.clone())) }
 }
 
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.

@@ -149,7 +149,7 @@ struct CheckConfig {
 
 /// The command that the user asks for.
 pub enum Command {
-    Run { settings: Settings, stop_with_stdin: bool },
+    Run { loaded: Loaded, stop_with_stdin: bool },
     Migrate(Settings),
     Partitions(Settings, u32),
     CheckConfig(Loaded),
@@ -266,11 +266,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         }
         Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {
-            let settings = load(cli.options)?.settings;
-            if settings.pipelines.is_empty() {
+            let loaded = load(cli.options)?;
+            if loaded.settings.pipelines.is_empty() {
                 return Err(Refusal::NothingNamed);
             }
-            Command::Run { settings, stop_with_stdin: cli.stop_with_stdin }
+            Command::Run { loaded, stop_with_stdin: cli.stop_with_stdin }
         }
     })
 }
@@ -311,9 +311,8 @@ mod tests {
 
     #[test]
     fn pipelines_run_and_nothing_is_refused() {
-        assert!(
-            matches!(parse(&["--pipelines", "all"]), Ok(Command::Run { settings, .. }) if settings.pipelines.len() == 4)
-        );
+        let run = parse(&["--pipelines", "all"]);
+        assert!(matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4));
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
         assert!(matches!(parse(&["migrate", "--data-dir", "x"]), Ok(Command::Migrate(_))));
         assert!(matches!(parse(&["--help"]), Err(Refusal::Asked(_))));

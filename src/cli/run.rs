@@ -7,7 +7,7 @@
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -22,8 +22,8 @@ use super::{
     stats, task, tasks, token, top, watch, work,
 };
 use crate::{
-    app,
-    config::{self, Settings},
+    app::{self, NeverRan},
+    config::{self, Loaded, Settings},
     runtime::in_short,
     telemetry::logging,
 };
@@ -42,8 +42,9 @@ pub fn run() -> ExitCode {
         umask(Mode::from_bits_truncate(0o077));
     }
     match command {
-        Command::Run { settings, stop_with_stdin } => match app::check(&settings) {
+        Command::Run { loaded, stop_with_stdin } => match check(&loaded) {
             Ok(()) => {
+                let settings = loaded.settings;
                 let ready = if stop_with_stdin { stop_with(std::io::stdin()) } else { Ok(()) };
                 exit(ready.and_then(|()| with_logging(&settings)).and_then(|()| block_on(app::run(settings))?), 1)
             }
@@ -82,11 +83,18 @@ pub fn run() -> ExitCode {
         Command::Requeue(args) => exit_as(block_on(change::requeue(args))),
         Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
-            let text = config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
-            let printed = print(text.trim_end()).map_err(Into::into);
-            exit(printed.and_then(|()| app::check(&loaded.settings)), USAGE)
+            let text = || config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
+            exit(check(&loaded).and_then(|()| Ok(print(text().trim_end())?)), USAGE)
         }
     }
+}
+
+/// Checks what a backend has to judge. An error begins with the place of the setting.
+fn check(loaded: &Loaded) -> anyhow::Result<()> {
+    app::check(&loaded.settings).map_err(|error| {
+        let said = in_short(&*error);
+        anyhow!("{}{said}", loaded.origins.place(&said))
+    })
 }
 
 /// The exit code of a command that answers whether all went well.
@@ -104,7 +112,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("taskd: {}", in_short(&*error));
-            ExitCode::from(code_of_failure)
+            ExitCode::from(if error.is::<NeverRan>() { USAGE } else { code_of_failure })
         }
     }
 }

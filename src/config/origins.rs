@@ -62,6 +62,12 @@ impl Origins {
         self.describe(key).map(|origin| format!("{origin}: ")).unwrap_or_default()
     }
 
+    /// The place of the setting with which a message of a backend begins, as the beginning of the line.
+    pub fn place(&self, message: &str) -> String {
+        let message = message.replacen("kafka: ", "kafka.", 1);
+        self.prefix(message.split([' ', ':']).next().unwrap_or_default())
+    }
+
     /// A value of `key` is wrong: `partitions = 2000 (taskd.toml:3) must be …`
     pub(super) fn fault(&self, key: &str, value: impl Display, why: &str) -> Error {
         Error::Value(format!("{} {why}", self.shown(key, value)))
