@@ -1,6 +1,6 @@
 //! A question to taskd's HTTP port, about something that may not be there.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use axum::body::Bytes;
 use hyper::StatusCode;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -15,13 +15,20 @@ pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> a
         let answer = serde_json::from_slice(&body).with_context(unreadable)?;
         return Ok(Some((body, answer)));
     }
-    let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
     if status != StatusCode::NOT_FOUND {
-        let detail = printable(&problem.detail);
-        bail!("{}", with_hint(&detail, status == StatusCode::UNAUTHORIZED));
+        return Err(refusal(server, status, &body));
     }
+    let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
     eprintln!("taskd: {}", printable(&problem.detail));
     Ok(None)
+}
+
+/// The words of taskd in an answer that is an error.
+pub(super) fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
+    match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) => anyhow!(with_hint(&printable(&problem.detail), status == StatusCode::UNAUTHORIZED)),
+        Err(error) => anyhow::Error::from(error).context(server.is_another()),
+    }
 }
 
 /// Escapes what a terminal would obey: keys and reasons come from users.

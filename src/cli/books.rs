@@ -8,14 +8,13 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use hyper::StatusCode;
 use indicatif::HumanCount;
 use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::{
+    ask::refusal,
     http::{HttpPort, HttpServer},
-    trust::with_hint,
 };
 
 /// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
@@ -32,8 +31,8 @@ Examples:
 
 stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished
 with its report on the way to SQL; at rest it is 0.
-Exit code: 0, 1 if the books of a queue are UNBALANCED, 2 if the server cannot be reached or the
-question is wrong.")]
+Exit code: 0, 1 if the books of a queue are UNBALANCED, 2 if the server cannot be reached, the \
+question is wrong or the queue named has no task.")]
 pub struct Books {
     /// Only this queue
     #[arg(value_name = "QUEUE")]
@@ -73,6 +72,15 @@ struct Queue {
     held: Held,
 }
 
+impl Queue {
+    /// True if nothing ever came in, as of a queue that is not there.
+    fn is_blank(&self) -> bool {
+        let In { stored, duplicates, rejected } = self.came_in;
+        let Redis { queued, assigned, delayed, reports } = self.held.redis;
+        [stored, duplicates, rejected, queued, assigned, delayed, reports].iter().all(|count| *count == 0)
+    }
+}
+
 #[derive(Deserialize)]
 struct In {
     stored: u64,
@@ -110,11 +118,6 @@ struct Redis {
     reports: u64,
 }
 
-#[derive(Deserialize)]
-struct Problem {
-    detail: String,
-}
-
 /// Prints the books. False if those of a queue are unbalanced.
 pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     let server = args.server.port()?;
@@ -122,6 +125,11 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     loop {
         let body = look(&server, args.queue.as_deref()).await?;
         let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+        if let (Some(name), false) = (&args.queue, args.watch)
+            && answer.queues.iter().all(Queue::is_blank)
+        {
+            bail!("queue {name} has no task; taskd stats lists the queues");
+        }
         let text = match args.json {
             true => String::from_utf8_lossy(&body).into_owned(),
             false => table(&answer),
@@ -144,8 +152,7 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<hyper::b
     }
     let (status, body) = server.get(&path).await?;
     if !status.is_success() {
-        let problem: Problem = serde_json::from_slice(&body).with_context(|| server.is_another())?;
-        bail!("{}", with_hint(&problem.detail, status == StatusCode::UNAUTHORIZED));
+        return Err(refusal(server, status, &body));
     }
     Ok(body)
 }

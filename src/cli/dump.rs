@@ -2,12 +2,16 @@
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use hyper::StatusCode;
+use hyper::body::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded;
 
-use super::{ask::printable, http::HttpServer, print::print, trust::with_hint};
+use super::{
+    ask::{printable, refusal},
+    http::{HttpPort, HttpServer},
+    print::print,
+};
 use crate::wire::time::to_rfc_3339;
 
 /// Show what Redis holds of a queue: counters, lanes, records, leases
@@ -18,7 +22,7 @@ Examples:
   taskd dump crawl --shard 3 --limit 10
   taskd dump crawl --json | jq '.shards[].holds.counters'
 
-Exit code: 0, 2 if the server cannot be reached or the question is wrong.")]
+Exit code: 0, 2 if the server cannot be reached, the question is wrong or the queue has no open shard.")]
 pub struct Dump {
     /// Name of the queue
     queue: String,
@@ -50,11 +54,6 @@ struct Shard {
     holds: Value,
 }
 
-#[derive(Deserialize)]
-struct Problem {
-    detail: String,
-}
-
 pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     let server = args.server.port()?;
     let mut query = form_urlencoded::Serializer::new(String::new());
@@ -62,14 +61,34 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     if let Some(shard) = args.shard {
         query.append_pair("shard", &shard.to_string());
     }
-    let (status, body) = server.get(&format!("/v1/dump?{}", query.finish())).await?;
-    if !status.is_success() {
-        let problem: Problem = serde_json::from_slice(&body).with_context(|| server.is_another())?;
-        bail!("{}", with_hint(&problem.detail, status == StatusCode::UNAUTHORIZED));
+    let (body, answer) = look(&server, &query.finish()).await?;
+    if answer.shards.is_empty() {
+        // A look at all shards needs only their numbers.
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("queue", &args.queue).append_pair("limit", "1");
+        let open = if args.shard.is_some() { look(&server, &query.finish()).await?.1.shards } else { Vec::new() };
+        bail!("{}", absent(&args.queue, args.shard, &open));
     }
-    let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
     let text = if args.json { String::from_utf8_lossy(&body).into_owned() } else { text(&args.queue, &answer) };
     Ok(print(text)?)
+}
+
+async fn look(server: &HttpPort, query: &str) -> anyhow::Result<(Bytes, Answer)> {
+    let (status, body) = server.get(&format!("/v1/dump?{query}")).await?;
+    if !status.is_success() {
+        return Err(refusal(server, status, &body));
+    }
+    let answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+    Ok((body, answer))
+}
+
+/// Why there is nothing to show. `open`: the shards that the queue has.
+fn absent(queue: &str, shard: Option<u32>, open: &[Shard]) -> String {
+    let has: Vec<_> = open.iter().map(|shard| shard.shard.to_string()).collect();
+    match shard.filter(|_| !has.is_empty()) {
+        Some(shard) => format!("queue {queue} has no open shard {shard}; it has {}", has.join(", ")),
+        None => format!("queue {queue} has no open shard; taskd stats lists the queues"),
+    }
 }
 
 /// A line for each entry, deeper ones indented.
@@ -83,9 +102,6 @@ fn text(queue: &str, answer: &Answer) -> String {
                 fields.iter().for_each(|(name, value)| show(name, value, 1, &mut lines));
             }
         }
-    }
-    if lines.is_empty() {
-        return format!("queue {} has no open shard", printable(queue));
     }
     lines.join("\n")
 }
@@ -146,6 +162,9 @@ mod tests {
                         records\n    held=[grant=7 worker=w] id=61\nshard q:1 has no generation in Redis";
         let shown = text("q", &serde_json::from_str(answer).unwrap());
         assert_eq!(shown.replace(".000Z", "Z").replace("length=1 lane=m", "lane=m length=1"), expected);
-        assert_eq!(text("q", &Answer { shards: Vec::new() }), "queue q has no open shard");
+        assert_eq!(absent("q", None, &[]), "queue q has no open shard; taskd stats lists the queues");
+        assert_eq!(absent("q", Some(7), &[]), absent("q", None, &[]));
+        let open = [0, 2].map(|shard| Shard { shard, holds: Value::Null });
+        assert_eq!(absent("q", Some(7), &open), "queue q has no open shard 7; it has 0, 2");
     }
 }

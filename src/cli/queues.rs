@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use hyper::{StatusCode, body::Bytes};
+use anyhow::Context as _;
+use hyper::body::Bytes;
 use serde::Deserialize;
 
-use super::{http::HttpPort, trust::with_hint};
+use super::{ask::refusal, http::HttpPort};
 
 /// A queue, as `GET /v1/queues` answers it.
 #[derive(Clone, Debug, Deserialize)]
@@ -75,8 +75,9 @@ pub(super) fn per_second(events: u64, elapsed: Duration) -> f64 {
 /// The answer to `path`, which is none of an error.
 pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = server.get(path).await?;
-    let said = || with_hint(String::from_utf8_lossy(&body).trim(), status == StatusCode::UNAUTHORIZED);
-    ensure!(status.is_success(), "{}{path} answers {status}: {}", server.url, said());
+    if !status.is_success() {
+        return Err(refusal(server, status, &body));
+    }
     Ok(body)
 }
 

@@ -436,6 +436,11 @@ async fn wrong_questions_are_one_line() {
     let (code, _, stderr) = taskd(&["fsck", "--grpc", &grpc, "--queue", "nowhere"]);
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.contains("queue nowhere has no shard and no published task"), "{stderr}");
+    for (command, want) in [("books", "queue nowhere has no task;"), ("dump", "queue nowhere has no open shard;")] {
+        let (code, stdout, stderr) = taskd(&[command, "nowhere", "--server", &daemon.http()]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+        assert!(stderr.contains(want) && stderr.contains("; taskd stats lists the queues"), "{stderr}");
+    }
     let (status, problem) = daemon.post("/v1/fsck", &json!({"cursor": "elsewhere"})).await;
     let detail = "cursor \"elsewhere\" is none; send the one of the answer before";
     assert_eq!((status, &problem["detail"]), (400, &json!(detail)));
@@ -527,4 +532,6 @@ async fn a_dump_shows_what_redis_holds() {
     );
     let (_, dump) = tasks.daemon.get("/v1/dump?queue=q&shard=7").await;
     assert_eq!(dump["shards"], json!([]));
+    let (code, _, stderr) = taskd(&["dump", "q", "--shard", "7", "--server", &http]);
+    assert_eq!((code, &*stderr), (2, "taskd: queue q has no open shard 7; it has 0\n"));
 }

@@ -131,6 +131,9 @@ async fn stats_of_no_terminal_are_json_and_the_front_page_says_where_to_go() {
     assert_eq!((code, &shown["queues"][0]["queue"]), (0, &serde_json::json!("q")));
     let (code, _, stderr) = run(&["stats", "--server", "127.0.0.1:1"], &[]);
     assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+    let closed = Daemon::start("auth = \"tokens\"\n", &[]).await;
+    let (code, _, stderr) = run(&["stats", "--server", &closed.http(), "--token", "wrong"], &[]);
+    assert!(code == 2 && stderr.contains("--token or TASKD_TOKEN") && !stderr.contains('{'), "{stderr}");
     let page = reqwest::get(daemon.http()).await.unwrap().text().await.unwrap();
     for (method, path, role) in taskd::ingress::http::routes() {
         let is_listed = |line: &str| [method.as_str(), path, role.as_str()].iter().all(|part| line.contains(part));

@@ -157,7 +157,7 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
     // A mistake is one line, and no screen.
     let mut top = Terminal::start(&["top", "--server", &server, "--token", "taskd_wrong"]);
     assert_eq!(top.end().await.code(), Some(2));
-    until("it says why", async || top.written().contains("401")).await;
+    until("it says why", async || top.written().contains("give the command one with --token")).await;
     assert!(!top.written().contains(ENTER) && top.written().trim_end().lines().count() == 1, "{}", top.written());
     assert!(daemon.stop().await.success());
 }
