@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
 use serde::Deserialize;
 use url::form_urlencoded;
@@ -11,7 +12,7 @@ use super::{
     http::HttpServer,
     print::print,
 };
-use crate::wire::time::from_rfc_3339;
+use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
 
 /// Say where a task is, what happens to it next, and why a worker does not get it
 #[derive(Args)]
@@ -46,6 +47,12 @@ pub struct Explain {
 
 /// Asks, and prints the answer. False if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
+    if args.key.is_none() && args.task.parse::<TaskId>().is_err() {
+        let name = &args.task;
+        bail!(
+            "{name:?} is not a task id; ids are UUIDs; with a queue, name the key behind it: taskd explain {name} KEY"
+        );
+    }
     let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else { return Ok(false) };
     match args.json {
         true => print(String::from_utf8_lossy(&body))?,
@@ -146,7 +153,7 @@ impl Answer {
     fn at(&self, time: &str) -> String {
         let (Some(at), Some(now)) = (from_rfc_3339(time), from_rfc_3339(&self.now)) else { return time.to_owned() };
         let away = Duration::from_secs(at.abs_diff(now) / 1000);
-        let away = humantime::format_duration(away);
+        let away = Time(away);
         if at > now { format!("{time} (in {away})") } else { format!("{time} ({away} ago)") }
     }
 }

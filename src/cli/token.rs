@@ -127,6 +127,9 @@ fn name(text: &str) -> Result<String, String> {
 
 /// An empty list is a mistake, such as a variable that is not set: it would be every queue.
 fn scope(text: &str) -> Result<Scope, String> {
+    if text.split(',').any(|part| part.trim().trim_end_matches('*').contains('*')) {
+        return Err("a * may only stand at the end, as in crawl.*".to_owned());
+    }
     let scope: Scope = text.parse()?;
     match scope == Scope::default() {
         true => Err("it names no queue; * is every queue".to_owned()),

@@ -185,7 +185,7 @@ async fn a_deadline_is_given_in_every_way_and_a_wrong_one_is_named() {
     let (code, said) = taskd(&daemon, &["insert", "--queue", "soon", "--finish-within", "1s"]);
     assert_eq!(code, 0, "{said}");
     let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "2020-01-02T03:04:05Z"]);
-    assert!(code == 1 && said.contains("the deadline of 2020-01-02T03:04:05.000Z passed"), "{code}: {said}");
+    assert!(code == 2 && said.contains("the deadline of 2020-01-02T03:04:05.000Z passed"), "{code}: {said}");
     let (code, said) = taskd(&daemon, &["insert", "--queue", "late", "--deadline", "tomorrow"]);
     assert!(code == 2 && said.contains("write 2030-01-31T12:00:00Z"), "{code}: {said}");
     until_books(&daemon, "soon", |books| books["out"]["dead"] == 1).await;

@@ -308,6 +308,51 @@ fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
 }
 
 #[test]
+fn a_wrong_question_is_told_without_a_server() {
+    let (_dir, lines) = file("a\nb\n");
+    let cases: [(&[&str], &str); 6] = [
+        (
+            &["insert", "--queue", "q", "--replicas", "0", &lines],
+            "taskd: the flags suit no task: replicas is 0; must be 1 to 10000\n",
+        ),
+        (&["insert", "--queue", "a b", &lines], "the flags suit no task: queue \"a b\" contains ' '"),
+        (
+            &["insert", "--queue", "q", "--deadline", "2000-01-01T00:00:00Z", &lines],
+            "the flags suit no task: the deadline of 2000-01-01T00:00:00.000Z passed\n",
+        ),
+        (&["insert", "--queue", "q", "--backoff", "{\"kind\": \"linear\"}", &lines], "backoff.initial is missing"),
+        (
+            &["explain", "demo"],
+            "taskd: \"demo\" is not a task id; ids are UUIDs; with a queue, name the key behind it: taskd explain demo \
+             KEY\n",
+        ),
+        (
+            &["token", "create", "x", "--roles", "work", "--queues", "a*b"],
+            "a * may only stand at the end, as in crawl.*\n",
+        ),
+    ];
+    for (args, want) in cases {
+        let (code, stdout, stderr) = run(args, &[("TASKD_GRPC_URL", "127.0.0.1:1"), ("TASKD_HTTP_URL", "127.0.0.1:1")]);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{args:?}: {stderr}");
+        assert!(stderr.contains(want), "{args:?}: {stderr:?} should say {want:?}");
+    }
+}
+
+#[test]
+fn a_mistake_of_a_variable_names_the_variable() {
+    for (env, want) in [
+        (
+            [("TASKD_GRPC_URL", "127.0.0.1:1"), ("TASKD_TLS_CA", "/nope")],
+            "taskd: TASKD_TLS_CA needs an https:// address;",
+        ),
+        ([("TASKD_GRPC_URL", "ftp://a"), ("TASKD_LOG", "")], "taskd: invalid value 'ftp://a' for TASKD_GRPC_URL: "),
+    ] {
+        let (code, _, stderr) = run(&["tasks"], &env);
+        assert!(code == 2 && stderr.starts_with(want), "{stderr:?} should say {want:?}");
+    }
+}
+
+#[test]
 fn insert_without_a_server_says_so_with_exit_code_2() {
     let (_dir, path) = file("https://example.org/\n");
     // Port 1 is reserved and never served.

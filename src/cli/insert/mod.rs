@@ -23,12 +23,12 @@ pub use self::progress::Summary;
 use super::client::{self, Server, Taskd, WAITS, is_transient};
 use super::print::print;
 use crate::{
-    config::Time,
+    config::{Settings, Time},
     ingress::{
         json,
         lines::{Line, Lines},
     },
-    model::NewBackoff,
+    model::{MAX_REPLICAS, NewBackoff, NewTask, TaskRules, now_unix_ms, validate},
     wire::{
         pb::{self, discovery_client::DiscoveryClient},
         time::{from_rfc_3339, timestamp},
@@ -128,6 +128,7 @@ enum Format {
 ///
 /// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
+    check(&args)?;
     let client = DiscoveryClient::new(args.server.connect().await?);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
@@ -142,6 +143,25 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
         None => drop(print(&shown)),
     }
     sent.map(|()| summary)
+}
+
+/// Checks the flags that are for all lines: taskd would tell of a wrong one at each line. Its limits may be stricter.
+fn check(args: &Insert) -> anyhow::Result<()> {
+    let rules = TaskRules { max_replicas: MAX_REPLICAS, ..Settings::default().task_rules("default") };
+    let task = NewTask {
+        queue: args.queue.clone().unwrap_or_else(|| "default".to_owned()),
+        key: Bytes::from_static(b"key"),
+        replicas: args.replicas,
+        backoff: args.backoff,
+        deadline_unix_ms: args.deadline,
+        finish_within: args.finish_within.map(|Time(within)| within),
+        idempotency_key: args.idempotency.as_ref().map(|name| format!("{name}:1")).unwrap_or_default(),
+        ..Default::default()
+    };
+    match validate::check(&task, &rules, now_unix_ms()) {
+        Ok(_) => Ok(()),
+        Err(why) => bail!("the flags suit no task: {why}"),
+    }
 }
 
 /// Opens the input; with its length, if it is known.
