@@ -29,7 +29,7 @@ Examples:
   taskd books crawl --watch       one queue, each second until Ctrl-C
   taskd books --json | jq '.queues[] | {queue, state, in, out}'
 
-stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished
+stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished \
 with its report on the way to SQL; at rest it is 0.
 Exit code: 0, 1 if the books of a queue are UNBALANCED, 2 if the server cannot be reached, the \
 question is wrong or the queue named has no task.")]

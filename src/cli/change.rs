@@ -50,7 +50,7 @@ Examples:
   taskd cancel 0199… 0199…                          the tasks with these ids
   taskd cancel --queue crawl --key https://e.org/   the task with this queue and key
 
-A worker that holds such a task is told CANCELLED. Its key stays taken. taskd tasks retry sends the task again.
+A worker that holds such a task is told CANCELLED. Its key stays taken. taskd tasks retry sends the task again. \
 A cancelled task stays so if the command is interrupted: the same command goes on with the rest.
 Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Cancel {
@@ -74,10 +74,10 @@ pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
 #[command(after_help = "\
 Examples:
   taskd change --priority high 0199…                 workers get it before others
-  taskd change --replicas 3 0199…                    three distinct workers do it; reopens a completed task
+  taskd change --replicas 3 0199…                    three workers do it; reopens a completed task
   taskd change --replicas 1 --queue crawl --key https://e.org/
 
-A lower number ends the latest leases at no cost; if as many workers have completed the task, it is completed.
+A lower number ends the latest leases at no cost; if as many workers have completed the task, it is completed. \
 taskd tasks change changes all tasks of a filter.
 Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Change {
@@ -131,7 +131,7 @@ pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
 /// Pause a queue: no worker gets anything of it until `taskd resume`
 #[derive(Args)]
 #[command(after_help = "\
-Leases go on, and so do inserts; workers wait as for an empty queue. Each process knows it within a second.
+Leases go on, and so do inserts; workers wait as for an empty queue. Each process knows it within half a second.
 Exit code: 0, also if the queue was paused before; 2 if the request is wrong or the server cannot be reached.")]
 pub struct Pause {
     /// Name of the queue

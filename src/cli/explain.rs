@@ -22,7 +22,7 @@ Examples:
   taskd explain crawl https://example.org/ --worker w7  the task with this queue and key
   taskd explain crawl https://example.org/ --json | jq .place
 
-Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the
+Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the \
 question is wrong.")]
 pub struct Explain {
     /// Id of the task; with a key behind it, the name of its queue

@@ -24,9 +24,9 @@ Examples:
   taskd fsck --queue crawl        the shards and tasks of one queue
   taskd fsck --repair             mend what is found, while taskd runs
 
-A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does.
+A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does. \
 Tasks that move are no difference. If the command breaks off, repeat it: it finds the rest.
-Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be
+Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be \
 looked at, 2 if the request is wrong, nothing of the queue is there or the server cannot be reached.")]
 pub struct Fsck {
     /// Only this queue

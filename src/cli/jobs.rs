@@ -34,8 +34,8 @@ Examples:
   taskd jobs show 0199… --watch     until it ends
   taskd jobs stop 0199…             what it has changed stays changed
 
-`taskd tasks retry --queue NAME --yes` starts one. A job can be read for 30 days after its end.
-Exit code: 0, or 1 if the job that was watched could not change some tasks, 2 if the request is wrong or the
+`taskd tasks retry --queue NAME --yes` starts one. A job can be read for 30 days from its start.
+Exit code: 0, or 1 if the job that was watched could not change some tasks, 2 if the request is wrong or the \
 server cannot be reached.")]
 pub struct Jobs {
     #[command(subcommand)]

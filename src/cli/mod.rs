@@ -64,8 +64,8 @@ Examples:
   taskd load                                  send it made-up work and count what becomes of it
   taskd check-config --config prod.toml       print the effective settings and their origins
 
-Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the
-configuration file (http_listen). A flag overrides the environment, and the environment overrides
+Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the \
+configuration file (http_listen). A flag overrides the environment, and the environment overrides \
 the file. taskd.toml in the source documents every key.";
 
 const HINT: &str = "\
@@ -307,6 +307,22 @@ mod tests {
     #[test]
     fn the_commands_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// clap breaks paragraphs at the width of the terminal: a break by hand leaves a word alone.
+    #[test]
+    fn helps_break_no_paragraph_and_their_examples_fit() {
+        fn check(command: &clap::Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let (name, is_text) = (command.get_name(), |line: &str| !line.is_empty() && !line.starts_with(' '));
+            for (line, next) in text.lines().zip(text.lines().skip(1).chain([""])) {
+                assert!(is_text(line) || line.chars().count() <= 100, "{name}: {line:?} is too long");
+                let is_broken = is_text(line) && is_text(next) && !next.starts_with("Exit code");
+                assert!(!is_broken, "{name}: clap breaks {line:?}");
+            }
+            command.get_subcommands().filter(|command| command.get_name() != "work").for_each(check);
+        }
+        check(&Cli::command());
     }
 
     #[test]

@@ -33,8 +33,8 @@ Examples:
   taskd stats | jq '.queues[] | {queue, dead}'
   taskd top                       the same on a whole screen, sorted, with the latencies of calls
 
-pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left;
-delayed: nothing is due yet; (paused): no worker gets anything; in/s, done/s: tasks inserted and completed a second
+pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left; \
+delayed: nothing is due yet; (paused): no worker gets anything; in/s, done/s: tasks inserted and completed a second \
 since the look before.")]
 pub struct Stats {
     /// The time between two looks

@@ -27,7 +27,7 @@ Examples:
   taskd task crawl https://example.org/              the task with this queue and key
   taskd task crawl https://example.org/ --json | jq .history
 
-Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the
+Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the \
 question is wrong.")]
 pub struct Task {
     /// Id of the task; with a key behind it, the name of its queue

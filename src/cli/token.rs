@@ -34,8 +34,8 @@ Examples:
   taskd token create acme --roles insert,work,read --queues acme,acme.*
   TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
 
-A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops
-a revoked one, within a second. The command needs the database of the running taskd: the same
+A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops \
+a revoked one, within a second. The command needs the database of the running taskd: the same \
 --config or --data-dir."
 )]
 pub(super) struct Token {

@@ -31,7 +31,7 @@ Examples:
   taskd watch --queue crawl | jq -r .status           JSON lines where stdout is no terminal
 
 A watch outlives a taskd that starts again; for a task it then shows the status of that time.
-Exit code of a task: 0 if it is completed, 1 if it died, was cancelled, or is not there. 2 if the server
+Exit code of a task: 0 if it is completed, 1 if it died, was cancelled, or is not there. 2 if the server \
 cannot be reached or the question is wrong.")]
 pub struct Watch {
     /// Id of the task; with a key behind it, the name of its queue

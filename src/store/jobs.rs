@@ -11,13 +11,14 @@ use crate::model::{Act, Job, TaskCursor, TaskId};
 /// The most jobs that run at a time.
 pub const MOST_JOBS: u32 = 100;
 
-/// How long a job that has ended can be read.
+/// How long a job can be read, from its start. A job that runs stays.
 pub const JOBS_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The part of the store that keeps jobs. Every method is one transaction, and may be repeated as those of `Store`.
 #[async_trait]
 pub trait Jobs: Send + Sync {
-    /// Adds a job, and records its act. Removes jobs that ended [`JOBS_STAY`] ago. False if [`MOST_JOBS`] run.
+    /// Adds a job, and records its act. Removes jobs that ended and began [`JOBS_STAY`] ago. False if [`MOST_JOBS`]
+    /// run.
     async fn add_job(&self, job: &Job, act: &Act) -> Result<bool>;
 
     async fn job(&self, id: Uuid) -> Result<Option<Job>>;

@@ -40,19 +40,19 @@ Only when named, and only with a taskd of its own:
   start        the time to ready in an empty folder; how fast all tasks can be claimed again after
                Redis has lost everything
 
-Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder
+Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder \
 under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
 
-With --grpc the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay
-there as completed tasks until its retention removes them. TASKD_GRPC_URL does not count here: no
+With --grpc the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay \
+there as completed tasks until its retention removes them. TASKD_GRPC_URL does not count here: no \
 variable turns a benchmark against a server.
 
-CPU is that of taskd, of its Redis and of this command, in µs per task. It is unknown for a taskd
+CPU is that of taskd, of its Redis and of this command, in µs per task. It is unknown for a taskd \
 on another machine, and for a Redis that --redis does not name.
 
-Each phase ends when its tasks are completed. bench counts that exactly NUM distinct workers have
+Each phase ends when its tasks are completed. bench counts that exactly NUM distinct workers have \
 completed each of them, and that SQL agrees.
-Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong
+Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
     /// The measurements: insert, duplicates, process, latency, flat, start; without one, the first four

@@ -38,7 +38,7 @@ Examples:
   taskd dead retry --queue crawl --reason timeout --yes
   taskd dead purge --kind record --until 7d --yes
 
-A task that is sent again keeps its id and the results that it has. What retry or purge has done stays
+A task that is sent again keeps its id and the results that it has. What retry or purge has done stays \
 done if it is interrupted: the same command goes on with the rest.
 Exit code: 0, or 1 if some letters could not be changed, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Dead {

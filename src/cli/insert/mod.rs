@@ -50,15 +50,16 @@ type Client = DiscoveryClient<Taskd>;
 #[command(after_help = "\
 Examples:
   taskd insert --queue crawl urls.txt                   each line is a key
-  zcat tasks.ndjson.gz | taskd insert -                 each line is a task:
-                                                        {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
+  zcat tasks.ndjson.gz | taskd insert -                 each line is a task, such as
+      {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
   taskd insert --queue crawl --json urls.txt | jq .created
   taskd insert --queue check --wait 1m urls.txt | jq -c '[.key, .status, .results[].result]'
 
-A key is the whole line, with the blanks in it and around it. JSON comes one task per line, not as one array.
-taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice.
+A key is the whole line, with the blanks in it and around it, without the CR of a file with CRLF. \
+JSON comes one task per line, not as one array. \
+taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice. \
 With --wait, the lines on stdout are about tasks, and the summary goes to stderr.
-Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server
+Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server \
 cannot be reached or takes no lines.")]
 pub struct Insert {
     /// File of lines to insert; - is stdin

@@ -16,10 +16,10 @@ Examples:
   taskd load --duplicates 50% --failing 10% --dying 1% --slow 5%
   taskd load --json | jq '{wrong, latency_ms}'
 
-Of the tasks, the share --duplicates has the key of an earlier one; --failing is rejected at its first attempt;
+Of the tasks, the share --duplicates has the key of an earlier one; --failing is rejected at its first attempt; \
 --dying is rejected for good; --slow takes --slow-time. Their order is the same each time.
 
-The tasks go into a queue of their own, load-…, and stay there as finished tasks until taskd's retention removes
+The tasks go into a queue of their own, load-…, and stay there as finished tasks until taskd's retention removes \
 them; those that die have dead letters. The workers are in this process, each with a name and calls of its own.
 
 It ends when each task has ended, and then compares its own count with the books of the queue in SQL.

@@ -30,7 +30,7 @@ Examples:
   taskd tasks retry --queue crawl --status cancelled --yes --detach
 
 With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
-Exit code: 0, or 1 if some tasks could not be sent again, 2 if the request is wrong or the server cannot be
+Exit code: 0, or 1 if some tasks could not be sent again, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub(super) struct Retry {
     #[command(flatten)]
@@ -45,9 +45,9 @@ Examples:
   taskd tasks cancel --queue crawl --until 2days --yes start a job, and watch it
   taskd tasks cancel --queue crawl --yes --detach      all unfinished tasks of a queue
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd cancel` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be
+Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub(super) struct Cancel {
     #[command(flatten)]
@@ -63,9 +63,9 @@ Examples:
   taskd tasks change --queue crawl --status completed --replicas 3 --yes --detach
                                                        reopens completed tasks
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd change` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be
+Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub(super) struct Update {
     #[command(flatten)]
@@ -81,12 +81,12 @@ Examples:
   taskd tasks requeue --queue crawl --away-from w7 --dry-run
                                                        count those of the filter
   taskd tasks requeue --queue crawl --away-from w7 --yes
-                                                       w7 loses its tasks of the queue, and gets none of them again
-  taskd tasks requeue --queue crawl --yes --detach     every worker may get the tasks that are in the queue now
+                                                       w7 loses its tasks, and never gets them again
+  taskd tasks requeue --queue crawl --yes --detach     every worker may get its tasks now
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd requeue` names single tasks by their keys. A time of --for begins when the job begins.
-Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be
+Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub(super) struct Requeue {
     #[command(flatten)]

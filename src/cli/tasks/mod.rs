@@ -35,9 +35,9 @@ Examples:
   taskd tasks --worker w7                              what this worker has completed
   taskd tasks retry --queue crawl --since 2h --dry-run count what would be sent again
 
-A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first
+A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first \
 four. --status, --key, --key-prefix and --header need --queue.
-Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be
+Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub struct Tasks {
     #[command(subcommand)]

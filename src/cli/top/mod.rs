@@ -35,8 +35,8 @@ Examples:
   taskd top
   taskd top --server https://taskd.example:7600 --sort dead --every 5s
 
-Keys: s sorts by the next column; p pauses and goes on; q ends. A token needs the role read; one
-that does not reach all queues sees its queues, without latencies.
+Keys: s sorts by the next column; p pauses and goes on; q ends. A token needs the role read; one \
+that does not reach all queues sees its queues, without latencies. \
 `taskd stats` writes the same as JSON where there is no terminal.")]
 pub struct Top {
     /// The time between two looks
