@@ -140,7 +140,7 @@ struct Partitions {
     options: Options,
 }
 
-/// Print the effective settings as TOML (passwords hidden), with the origin of each
+/// Print the effective settings as TOML (passwords hidden), and where each that is no default comes from
 #[derive(Args)]
 struct CheckConfig {
     #[command(flatten)]
