@@ -1,7 +1,7 @@
 //! Counts the parts of a request before they are built: a few bytes of JSON or protobuf become hundreds in memory.
 
 use super::budget::{NoRoom, Share};
-use crate::config::Settings;
+use crate::{config::Settings, model::TaskFilter};
 
 /// The most discovered tasks in all completions of a call.
 pub(super) const MAX_DISCOVERED: usize = 50_000;
@@ -26,6 +26,8 @@ pub enum Excess {
     Discovered,
     #[error("more than {0} queues")]
     Queues(usize),
+    #[error("more than {0} {1} in a filter")]
+    Filter(usize, &'static str),
     #[error("its parts would take more than {0} bytes of memory; send fewer at once")]
     Memory(usize),
     #[error(transparent)]
@@ -34,6 +36,8 @@ pub enum Excess {
 
 /// The most queues of one call.
 pub(super) const MAX_QUEUES: usize = 100;
+/// The most bytes of a filter's statuses. There are seven, and a client may repeat them.
+const MAX_STATUSES: usize = 100;
 
 /// The counts of one request so far.
 pub(super) struct Tally<'a> {
@@ -45,6 +49,8 @@ pub(super) struct Tally<'a> {
     items: usize,
     discovered: usize,
     queues: usize,
+    filter_statuses: usize,
+    filter_headers: usize,
     memory: usize,
     /// The part of `memory` that the budget has given.
     taken: usize,
@@ -63,6 +69,8 @@ impl<'a> Tally<'a> {
             items: 0,
             discovered: 0,
             queues: 0,
+            filter_statuses: 0,
+            filter_headers: 0,
             memory: 0,
             taken: 0,
         }
@@ -88,6 +96,17 @@ impl<'a> Tally<'a> {
     pub(super) fn queue(&mut self) -> Result<(), Excess> {
         self.queues += 1;
         if self.queues > MAX_QUEUES { Err(Excess::Queues(MAX_QUEUES)) } else { Ok(()) }
+    }
+
+    pub(super) fn filter_statuses(&mut self, count: usize) -> Result<(), Excess> {
+        self.filter_statuses += count;
+        if self.filter_statuses > MAX_STATUSES { Err(Excess::Filter(MAX_STATUSES, "statuses")) } else { Ok(()) }
+    }
+
+    pub(super) fn filter_header(&mut self) -> Result<(), Excess> {
+        self.filter_headers += 1;
+        let max = TaskFilter::MOST_HEADERS;
+        if self.filter_headers > max { Err(Excess::Filter(max, "headers")) } else { Ok(()) }
     }
 
     pub(super) fn header(&mut self) -> Result<(), Excess> {

@@ -11,36 +11,41 @@ pub(super) enum Refused {
     Malformed(&'static str),
 }
 
-type Count = fn(&mut Tally<'_>) -> Result<(), Excess>;
+/// Counts a field of so many bytes.
+type Count = fn(&mut Tally<'_>, usize) -> Result<(), Excess>;
 
 /// The repeated fields of a message: number, count, and the shape of its own fields.
 pub(super) struct Shape(&'static [(u64, Count, Option<&'static Shape>)]);
 
 const NOTHING: Shape = Shape(&[]);
-const TASK: Shape = Shape(&[(10, |tally| tally.header(), None)]);
-const COMPLETION: Shape = Shape(&[(4, |tally| tally.discovered(), Some(&TASK))]);
-const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
-const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
-const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION)), (3, |_| Ok(()), Some(&GET))]);
-const OPEN_SESSION: Shape = Shape(&[(2, |tally| tally.queue(), None), (5, |tally| tally.header(), None)]);
+const TASK: Shape = Shape(&[(10, |tally, _| tally.header(), None)]);
+const COMPLETION: Shape = Shape(&[(4, |tally, _| tally.discovered(), Some(&TASK))]);
+const INSERT: Shape = Shape(&[(1, |tally, _| tally.task(), Some(&TASK))]);
+const GET: Shape = Shape(&[(2, |tally, _| tally.queue(), None)]);
+const COMPLETE: Shape = Shape(&[(2, |tally, _| tally.item(), Some(&COMPLETION)), (3, |_, _| Ok(()), Some(&GET))]);
+const OPEN_SESSION: Shape = Shape(&[(2, |tally, _| tally.queue(), None), (5, |tally, _| tally.header(), None)]);
 const REPORT: Shape = Shape(&[
-    (3, |tally| tally.item(), Some(&COMPLETION)),
-    (4, |tally| tally.item(), None),
-    (5, |tally| tally.item(), None),
-    (6, |tally| tally.header(), None),
+    (3, |tally, _| tally.item(), Some(&COMPLETION)),
+    (4, |tally, _| tally.item(), None),
+    (5, |tally, _| tally.item(), None),
+    (6, |tally, _| tally.header(), None),
 ]);
 const STREAM: Shape = Shape(&[
-    (1, |_| Ok(()), Some(&OPEN_SESSION)),
-    (3, |tally| tally.item(), Some(&COMPLETION)),
-    (4, |tally| tally.item(), None),
-    (5, |tally| tally.item(), None),
-    (6, |tally| tally.header(), None),
+    (1, |_, _| Ok(()), Some(&OPEN_SESSION)),
+    (3, |tally, _| tally.item(), Some(&COMPLETION)),
+    (4, |tally, _| tally.item(), None),
+    (5, |tally, _| tally.item(), None),
+    (6, |tally, _| tally.header(), None),
 ]);
-const IDS: Shape = Shape(&[(1, |tally| tally.item(), None)]);
-const TASK_FILTER: Shape = Shape(&[(5, |tally| tally.header(), None)]);
-const LIST_TASKS: Shape = Shape(&[(1, |_| Ok(()), Some(&TASK_FILTER))]);
-const CHANGE_TASKS: Shape = Shape(&[(1, |tally| tally.item(), None), (2, |_| Ok(()), Some(&TASK_FILTER))]);
-const ITEMS: Shape = Shape(&[(2, |tally| tally.item(), None)]);
+const IDS: Shape = Shape(&[(1, |tally, _| tally.item(), None)]);
+// Packed or not, a status takes a byte at least.
+const TASK_FILTER: Shape =
+    Shape(&[(2, |tally, bytes| tally.filter_statuses(bytes), None), (5, |tally, _| tally.filter_header(), None)]);
+const LIST_TASKS: Shape = Shape(&[(1, |_, _| Ok(()), Some(&TASK_FILTER))]);
+const CHOSEN_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (2, |_, _| Ok(()), Some(&TASK_FILTER))]);
+const CHANGE_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (4, |_, _| Ok(()), Some(&TASK_FILTER))]);
+const REQUEUE_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (5, |_, _| Ok(()), Some(&TASK_FILTER))]);
+const ITEMS: Shape = Shape(&[(2, |tally, _| tally.item(), None)]);
 
 /// The shape of a method's request.
 pub(super) fn shape(path: &str) -> &'static Shape {
@@ -53,10 +58,10 @@ pub(super) fn shape(path: &str) -> &'static Shape {
         "/taskd.v1.Tasks/OpenSession" => &OPEN_SESSION,
         "/taskd.v1.Tasks/ReportTasks" => &REPORT,
         "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
-        "/taskd.v1.Operator/RetryTasks" => &CHANGE_TASKS,
+        "/taskd.v1.Operator/RetryTasks" | "/taskd.v1.Discovery/CancelTasks" => &CHOSEN_TASKS,
         "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &IDS,
-        "/taskd.v1.Operator/ChangeTasks" | "/taskd.v1.Operator/RequeueTasks" => &IDS,
-        "/taskd.v1.Discovery/CancelTasks" => &CHANGE_TASKS,
+        "/taskd.v1.Operator/ChangeTasks" => &CHANGE_TASKS,
+        "/taskd.v1.Operator/RequeueTasks" => &REQUEUE_TASKS,
         _ => &NOTHING,
     }
 }
@@ -67,8 +72,9 @@ pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) ->
         let key = varint(&mut message)?;
         let field = match key & 7 {
             0 => {
+                let before = message;
                 varint(&mut message)?;
-                continue;
+                &before[..before.len() - message.len()]
             }
             1 => bytes(&mut message, 8)?,
             2 => {
@@ -82,7 +88,7 @@ pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) ->
             }
         };
         if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {
-            one(tally)?;
+            one(tally, field.len())?;
             inner.map_or(Ok(()), |inner| count(field, inner, tally))?;
         }
     }
@@ -112,9 +118,12 @@ fn varint(message: &mut &[u8]) -> Result<u64, Refused> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use bytes::Bytes;
     use proptest::prelude::*;
     use prost::Message as _;
+    use prost_types::{DescriptorProto, field_descriptor_proto::Label};
 
     use super::{
         super::{
@@ -149,6 +158,13 @@ mod tests {
         let completion = pb::Completion { id: "i".into(), discovered: vec![task; 50], ..Default::default() };
         let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000], next: None };
         counted("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
+        let filter = pb::TaskFilter {
+            statuses: (1..=7).collect(),
+            headers: [("a".into(), "b".into())].into(),
+            ..Default::default()
+        };
+        let change = pb::ChangeTasksRequest { filter: Some(filter), ..Default::default() };
+        counted("/taskd.v1.Operator/ChangeTasks", &change.encode_to_vec()).unwrap();
         let queues = vec!["q".into(); 100];
         let get = pb::GetTasksRequest { worker: "w".into(), queues, ..Default::default() };
         counted("/taskd.v1.Tasks/GetTasks", &get.encode_to_vec()).unwrap();
@@ -172,6 +188,63 @@ mod tests {
         let task = pb::NewTask { headers, ..Default::default() };
         let said = refused(insert, &pb::InsertTasksRequest { tasks: vec![task], wait: None }.encode_to_vec());
         assert!(said.contains("bytes of memory; send fewer at once"), "{said}");
+    }
+
+    #[test]
+    fn the_parts_of_a_filter_are_bounded_packed_or_not() {
+        let filter = |method: &str, number: u32, filter: &[u8]| {
+            let mut message = Vec::new();
+            prost::encoding::bytes::encode(number, &filter.to_vec(), &mut message);
+            refused(&format!("/taskd.v1.{method}"), &message)
+        };
+        let mut packed = Vec::new();
+        prost::encoding::bytes::encode(2, &vec![1; 101], &mut packed);
+        let headers = [0x2a, 0].repeat(17);
+        for (method, number) in [
+            ("Discovery/ListTasks", 1),
+            ("Discovery/CancelTasks", 2),
+            ("Operator/RetryTasks", 2),
+            ("Operator/ChangeTasks", 4),
+            ("Operator/RequeueTasks", 5),
+        ] {
+            for statuses in [&packed, &[0x10, 1].repeat(101)] {
+                assert_eq!(filter(method, number, statuses), "more than 100 statuses in a filter", "{method}");
+            }
+            assert_eq!(filter(method, number, &headers), "more than 16 headers in a filter", "{method}");
+        }
+    }
+
+    #[test]
+    fn every_repeated_field_of_a_request_has_a_count() {
+        let files = prost_types::FileDescriptorSet::decode(pb::DESCRIPTORS).unwrap().file;
+        let messages: HashMap<String, &DescriptorProto> = files
+            .iter()
+            .flat_map(|file| {
+                file.message_type.iter().map(|message| (format!(".{}.{}", file.package(), message.name()), message))
+            })
+            .collect();
+        let services = files.iter().flat_map(|file| file.service.iter().map(move |service| (file.package(), service)));
+        let mut methods = 0;
+        for (package, service) in services {
+            for method in &service.method {
+                methods += 1;
+                let path = format!("/{package}.{}/{}", service.name(), method.name());
+                complete(&path, messages[method.input_type()], shape(&path), &messages);
+            }
+        }
+        assert_eq!(methods, METHODS.len());
+    }
+
+    /// Asserts that the shape has each repeated field of the message.
+    fn complete(of: &str, message: &DescriptorProto, shape: &Shape, messages: &HashMap<String, &DescriptorProto>) {
+        for field in &message.field {
+            let of = format!("{of}, {}", field.name());
+            let found = shape.0.iter().find(|(number, ..)| i64::try_from(*number) == Ok(field.number().into()));
+            assert!(found.is_some() || field.label() != Label::Repeated, "{of}");
+            // A map's entries are no messages of their own.
+            let Some(inner) = messages.get(field.type_name()) else { continue };
+            complete(&of, inner, found.and_then(|(.., inner)| *inner).unwrap_or(&NOTHING), messages);
+        }
     }
 
     #[test]

@@ -27,12 +27,13 @@ pub struct TaskFilter {
     pub until_unix_ms: Option<i64>,
 }
 
-/// The most headers of a filter.
-const MOST_HEADERS: usize = 16;
 /// The longest key of a task.
 const LONGEST_KEY: usize = 4096;
 
 impl TaskFilter {
+    /// The most headers of a filter.
+    pub const MOST_HEADERS: usize = 16;
+
     /// The reason why no index can serve the filter, or why it can choose nothing.
     pub fn check(&self) -> Result<(), String> {
         let of_queue = [
@@ -52,8 +53,8 @@ impl TaskFilter {
         if self.key.is_some() && self.worker.is_some() {
             return Err("key and worker are both given; use one".into());
         }
-        if self.headers.len() > MOST_HEADERS {
-            return Err(format!("{} headers are given; at most {MOST_HEADERS}", self.headers.len()));
+        if self.headers.len() > Self::MOST_HEADERS {
+            return Err(format!("{} headers are given; at most {}", self.headers.len(), Self::MOST_HEADERS));
         }
         match self.key.as_ref().unwrap_or(&self.key_prefix).len() {
             ..=LONGEST_KEY => Ok(()),
@@ -123,14 +124,23 @@ impl TaskStatus {
         }
     }
 
-    /// Reads a comma list. UNFINISHED means the first four.
+    /// Adds the status to a list that has each one once.
+    pub fn add_to(self, list: &mut Vec<Self>) {
+        if !list.contains(&self) {
+            list.push(self);
+        }
+    }
+
+    /// Reads a comma list, each status once. UNFINISHED means the first four.
     pub fn list(text: &str) -> Result<Vec<Self>, String> {
         let mut list = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
             let known = Self::ALL.into_iter().find(|status| status.as_str().eq_ignore_ascii_case(name));
             match known {
-                Some(status) => list.push(status),
-                None if name.eq_ignore_ascii_case("UNFINISHED") => list.extend(Self::UNFINISHED),
+                Some(status) => status.add_to(&mut list),
+                None if name.eq_ignore_ascii_case("UNFINISHED") => {
+                    Self::UNFINISHED.into_iter().for_each(|status| status.add_to(&mut list));
+                }
                 None => {
                     let name: String = name.chars().take(100).collect();
                     let known = Self::ALL.map(Self::as_str).join(", ");
@@ -187,6 +197,7 @@ mod tests {
     fn a_list_of_statuses_is_read_in_any_case() {
         assert_eq!(TaskStatus::list("dead, COMPLETED,"), Ok(vec![TaskStatus::Dead, TaskStatus::Completed]));
         assert_eq!(TaskStatus::list("unfinished"), Ok(TaskStatus::UNFINISHED.to_vec()));
+        assert_eq!(TaskStatus::list("pending,unfinished,Pending"), Ok(TaskStatus::UNFINISHED.to_vec()));
         assert!(TaskStatus::list("gone").unwrap_err().contains("unknown status \"gone\"; expected PENDING, QUEUED"));
     }
 

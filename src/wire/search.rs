@@ -10,9 +10,13 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
         let pb::TaskFilter { queue, statuses, key, key_prefix, headers, worker, since, until } = filter;
         let queue = (!queue.is_empty()).then(|| QueueName::new(&queue)).transpose();
         let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
+        let mut distinct = Vec::new();
+        for number in statuses {
+            status(number)?.add_to(&mut distinct);
+        }
         Ok(Self {
             queue: queue.map_err(|error| error.to_string())?,
-            statuses: statuses.into_iter().map(status).collect::<Result<_, _>>()?,
+            statuses: distinct,
             key: (!key.is_empty()).then_some(key),
             key_prefix,
             headers: headers.into_iter().collect(),
@@ -56,7 +60,7 @@ mod tests {
     fn a_filter_is_read_and_a_wrong_one_is_named() {
         let filter = pb::TaskFilter {
             queue: "q".into(),
-            statuses: vec![pb::TaskStatus::Dead.into(), pb::TaskStatus::Queued.into()],
+            statuses: [pb::TaskStatus::Dead.into(), pb::TaskStatus::Queued.into()].repeat(2),
             key: "k".into(),
             ..Default::default()
         };

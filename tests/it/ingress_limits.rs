@@ -63,6 +63,8 @@ async fn four_mib_of_hostile_json_cost_little_memory() {
     let item = "{\"id\":\"1\",\"lease_token\":\"t\",";
     let worker = |list: &str| format!("{{\"worker\":\"w\",\"{list}\":[");
     let (json, lines) = ("application/json", "application/x-ndjson");
+    // Of the headers of a task.
+    let filter = |task: String| format!("{{\"yes\":true,\"filter\":{}}}", task.replace("\"key\":\"k\",", ""));
     let cases = [
         ("/v1/tasks", json, list("[", "0", "]"), 413, "more than 20000 tasks in one request"),
         ("/v1/tasks", json, list("[", "{}", "]"), 413, "more than 20000 tasks in one request"),
@@ -71,6 +73,8 @@ async fn four_mib_of_hostile_json_cost_little_memory() {
         ("/v1/tasks", json, format!("[{}]", headers(400).join(",")), 413, "bytes of memory; send fewer at once"),
         ("/v1/tasks", lines, headers(400).join("\n"), 200, "CREATED"),
         ("/v1/tasks", lines, list("", "0", "").replace(',', "\n"), 200, "line 1: expected a task"),
+        ("/v1/tasks:change", json, filter(headers(1).remove(0)), 400, "more than 16 headers"),
+        ("/v1/tasks:requeue", json, filter(headers(1).remove(0)), 400, "more than 16 headers"),
         ("/v1/tasks:get", json, list("{\"worker\":\"w\",\"queues\":[", "\"\"", "]}"), 400, "more than 100 entries"),
         ("/v1/tasks:complete", json, list(&worker("completions"), "0", "]}"), 400, "more than 1000 entries"),
         ("/v1/tasks:reject", json, list(&worker("rejections"), "0", "]}"), 400, "more than 1000 entries"),
@@ -171,8 +175,17 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
         Bytes::from(message)
     };
     let headers: HashMap<_, _> = (0..4 * MIB / 12).map(|n| (format!("{n:06}"), String::new())).collect();
+    let filter = pb::TaskFilter { queue: "q".into(), headers: headers.clone(), ..Default::default() };
+    // As many statuses as bytes: a list of tasks would compare each task with all of them.
+    let statuses = pb::TaskFilter { queue: "q".into(), statuses: vec![1; 4 * MIB], ..Default::default() };
+    let list = pb::ListTasksRequest { filter: Some(statuses), ..Default::default() };
+    let change = pb::ChangeTasksRequest { filter: Some(filter.clone()), yes: true, ..Default::default() };
+    let requeue = pb::RequeueTasksRequest { filter: Some(filter), yes: true, ..Default::default() };
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
     let cases = [
+        ("/taskd.v1.Discovery/ListTasks", list.encode_to_vec().into(), "more than 100 statuses in a filter"),
+        ("/taskd.v1.Operator/ChangeTasks", change.encode_to_vec().into(), "more than 16 headers in a filter"),
+        ("/taskd.v1.Operator/RequeueTasks", requeue.encode_to_vec().into(), "more than 16 headers in a filter"),
         ("/taskd.v1.Discovery/InsertTasks", repeated(&[0x0a, 0]), "more than 20000 tasks in one request"),
         ("/taskd.v1.Tasks/CompleteTasks", repeated(&[0x12, 0]), "more than 1000 items in one call (max_items)"),
         ("/taskd.v1.Tasks/RejectTasks", repeated(&[0x12, 0]), "more than 1000 items in one call (max_items)"),

@@ -93,7 +93,9 @@ impl From<Excess> for Problem {
         match excess {
             Excess::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, excess),
             Excess::Tasks(_) | Excess::Memory(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, excess.to_string()),
-            Excess::Items(_) | Excess::Discovered | Excess::Queues(_) => Self::bad_request(excess.to_string()),
+            Excess::Items(_) | Excess::Discovered | Excess::Queues(_) | Excess::Filter(..) => {
+                Self::bad_request(excess.to_string())
+            }
         }
     }
 }

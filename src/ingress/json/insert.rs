@@ -4,14 +4,14 @@ use std::{borrow::Cow, collections::HashMap, fmt};
 
 use bytes::Bytes;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer as _, de};
 use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, Tally},
     Unread,
     backoff::Backoff,
-    first_byte, item,
+    first_byte, headers, item,
     text::{Instant, Priority, Time},
     utf8, value,
 };
@@ -51,7 +51,7 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// Failures until the task is dead.
     max_attempts: Option<u32>,
     backoff: Option<Backoff>,
-    #[serde(default, deserialize_with = "headers")]
+    #[serde(default, deserialize_with = "headers::<_, MAX_HEADERS>")]
     #[schemars(with = "HashMap<String, String>", extend("maxProperties" = MAX_HEADERS))]
     headers: HashMap<String, String>,
     #[serde(default)]
@@ -195,31 +195,6 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         traceparent: task.traceparent,
         idempotency_key: task.idempotency_key,
     })
-}
-
-/// Reads headers, up to the limit of a task.
-fn headers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
-    struct Headers;
-
-    impl<'de> de::Visitor<'de> for Headers {
-        type Value = HashMap<String, String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map")
-        }
-
-        fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-            let mut headers = HashMap::new();
-            while let Some((name, value)) = entries.next_entry()? {
-                headers.insert(name, value);
-                if headers.len() > MAX_HEADERS {
-                    return Err(de::Error::custom(format_args!("more than {MAX_HEADERS} headers")));
-                }
-            }
-            Ok(headers)
-        }
-    }
-    deserializer.deserialize_map(Headers)
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(super) fn chosen(
     for _ in &ids.0 {
         tally.item()?;
     }
-    let filter = filter.map(|filter| filter.read()).transpose();
+    let filter = filter.map(Filter::read).transpose();
     Ok(filter.and_then(|filter| ChangeTasks::new(ids.0, filter, dry_run, yes)))
 }
 

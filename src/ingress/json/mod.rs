@@ -90,6 +90,31 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
+/// Reads a map of at most `N` headers. One more is an error, and is not kept.
+fn headers<'de, D: Deserializer<'de>, const N: usize>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
+    struct Headers<const N: usize>;
+
+    impl<'de, const N: usize> de::Visitor<'de> for Headers<N> {
+        type Value = HashMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut headers = HashMap::new();
+            while let Some((name, value)) = entries.next_entry()? {
+                headers.insert(name, value);
+                if headers.len() > N {
+                    return Err(de::Error::custom(format_args!("more than {N} headers")));
+                }
+            }
+            Ok(headers)
+        }
+    }
+    deserializer.deserialize_map(Headers::<N>)
+}
+
 /// Reads an object. serde alone would also take an array, field by field.
 fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
     if first_byte(body).is_some_and(|byte| byte != b'{') {

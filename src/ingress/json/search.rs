@@ -1,12 +1,15 @@
 //! Lists of tasks: the question in a query or a filter, and the answer.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
-use super::{read::Task, text::Instant};
+use super::{headers, read::Task, text::Instant};
 use crate::{
     api::{ECHO, shorten},
     model::{self, QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName},
@@ -47,7 +50,9 @@ pub(super) struct Filter {
     key: String,
     /// The beginning of the key.
     key_prefix: String,
-    headers: BTreeMap<String, String>,
+    #[serde(deserialize_with = "headers::<_, { TaskFilter::MOST_HEADERS }>")]
+    #[schemars(extend("maxProperties" = TaskFilter::MOST_HEADERS))]
+    headers: HashMap<String, String>,
     /// A worker with a result of the task.
     worker: String,
     /// Inserted at this time or later; empty: any.
@@ -57,7 +62,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    pub(super) fn read(&self) -> Result<TaskFilter, String> {
+    pub(super) fn read(self) -> Result<TaskFilter, String> {
         let Self { queue, status, key, key_prefix, headers, worker, since, until } = self;
         let mut filter = TaskFilter::default();
         for (name, value) in [
@@ -70,10 +75,11 @@ impl Filter {
             ("until", until),
         ] {
             if !value.is_empty() {
-                set(&mut filter, name, value)?;
+                set(&mut filter, name, &value)?;
             }
         }
-        filter.headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        filter.headers = headers.into_iter().collect();
+        filter.headers.sort_unstable();
         Ok(filter)
     }
 }
