@@ -33,6 +33,10 @@ impl Api {
             access::may_take_over(caller)?;
         }
         open.worker = get.worker;
+        if !open.session.is_empty() {
+            let call = SessionCall { worker: open.worker.clone(), session: open.session.clone() };
+            self.reaches_session(caller, &call).await?;
+        }
         Ok(self.tasks()?.open_shared(open).await?)
     }
 
@@ -46,7 +50,9 @@ impl Api {
         let tasks = self.tasks()?;
         let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
         access::as_worker(caller, &mut call.worker)?;
+        self.reaches_session(caller, &call).await?;
         let shared = tasks.want_shared(&call, want).await?;
+        // It may have other queues than a moment ago.
         shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
         let (granted, pending) = shared.granted();
         // Tasks that do not reach the worker must not be in its book.
@@ -66,18 +72,21 @@ impl Api {
     /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.
     pub async fn surrender_tasks(&self, caller: &Caller, mut call: SessionCall) -> Result<(u32, u32), Error> {
         access::as_worker(caller, &mut call.worker)?;
+        self.reaches_session(caller, &call).await?;
         Ok(self.tasks()?.surrender_shared(&call).await?)
     }
 
     /// The tasks that a session wants and has.
     pub async fn pending_count(&self, caller: &Caller, mut call: SessionCall) -> Result<Pending, Error> {
         access::as_worker(caller, &mut call.worker)?;
+        self.reaches_session(caller, &call).await?;
         Ok(self.tasks()?.live_shared(&call, &[]).await?.1)
     }
 
     /// Ends a session.
     pub async fn close_session(&self, caller: &Caller, mut call: SessionCall) -> Result<SessionClosed, Error> {
         access::as_worker(caller, &mut call.worker)?;
+        self.reaches_session(caller, &call).await?;
         Ok(self.tasks()?.close_shared(&call).await?)
     }
 
@@ -90,6 +99,7 @@ impl Api {
         }
         let ReportTasks { mut call, completions, rejections, extensions, started } = report;
         access::as_worker(caller, &mut call.worker)?;
+        self.reaches_session(caller, &call).await?;
         let (shared, pending) = tasks.live_shared(&call, &started).await?;
         let mut answer = TasksReported { pending, ..TasksReported::default() };
         if count == 0 {
@@ -101,6 +111,15 @@ impl Api {
         answer.rejections = answers(worker, rejections, async |batch| self.reject(caller, batch).await).await?;
         answer.extensions = answers(worker, extensions, async |batch| self.extend(caller, batch).await).await?;
         Ok(tasks.reported_shared(&shared, &reports, answer).await?)
+    }
+
+    /// Refuses a caller that does not reach the queues of a session, before the call changes anything.
+    async fn reaches_session(&self, caller: &Caller, call: &SessionCall) -> Result<(), Error> {
+        if access::is_scoped(caller) {
+            let queues = self.tasks()?.queues_of_shared(call).await?;
+            queues.iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
+        }
+        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redis::Value;
+use serde::{Deserialize, de::IgnoredAny};
 use uuid::Uuid;
 
 use super::{
@@ -294,6 +295,15 @@ impl WorkerQueue {
         fields.iter().filter(|field| !field.starts_with('p')).map(|field| session_id(field)).collect()
     }
 
+    /// The plan of a session. `None`: there is no such session.
+    pub async fn shared_plan(&self, session: &SharedSession) -> Result<Option<String>> {
+        let [of_worker, ..] = shared_keys(self.prefix(), session);
+        let mut read = redis::cmd("HGET");
+        read.arg(of_worker).arg(session.id.to_string());
+        let entry: Option<Vec<u8>> = read.query_async(&mut self.conn()).await?;
+        entry.map(|entry| read_plan(&entry)).transpose()
+    }
+
     /// Removes a session whose leases have ended.
     pub async fn forget_shared(&self, session: &SharedSession) -> Result<()> {
         self.shared(&scripts::SHARED_FORGET, session).run(&mut self.conn()).await?;
@@ -317,6 +327,16 @@ impl WorkerQueue {
 
 fn session_id(text: &str) -> Result<Uuid> {
     text.parse().map_err(|_| Error::Answer(format!("{text:?} where a session should be")))
+}
+
+/// The plan in an entry of `lua/lib/shared.lua`. An earlier version leaves out the number behind it.
+fn read_plan(entry: &[u8]) -> Result<String> {
+    #[derive(Deserialize)]
+    struct Entry(IgnoredAny, IgnoredAny, IgnoredAny, IgnoredAny, String, #[serde(default)] IgnoredAny);
+
+    let Entry(.., plan, _) = rmp_serde::from_slice(entry)
+        .map_err(|error| Error::Answer(format!("a session that cannot be read: {error}")))?;
+    Ok(plan)
 }
 
 /// A session and its worker, as one text.
@@ -354,6 +374,16 @@ mod tests {
     fn a_workers_sessions_have_one_slot_in_all_versions() {
         let slot = |name: &str| slot_of(&WorkerName::new(name).unwrap());
         assert_eq!(["w", "py-1", "a worker", "}{"].map(slot), [6, 4, 2, 1]);
+    }
+
+    #[test]
+    fn a_plan_is_read_from_the_entries_of_all_versions() {
+        let plan = "{}".repeat(100);
+        let entries = [rmp_serde::to_vec(&(15_000, 3, 0.5, 0, &plan)), rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9))];
+        for entry in entries {
+            assert_eq!(read_plan(&entry.unwrap()).unwrap(), plan);
+        }
+        assert!(read_plan(b"x").is_err());
     }
 
     #[test]

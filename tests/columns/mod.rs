@@ -2,6 +2,7 @@
 //! on MariaDB, Kafka and a Redis Cluster. `crate::column` starts taskd.
 
 pub(crate) mod access;
+mod access_names;
 mod acts;
 mod backoff;
 mod bitmap;

@@ -172,6 +172,12 @@ async fn a_token_binds_its_sessions_and_its_end_is_theirs() {
     // The token names the worker.
     let mut worker = Worker::open_with(port, opening("", 1), Some(&own)).await.unwrap();
     worker.tasks(1).await;
+    // Nobody goes on with a session of queues that its token does not reach.
+    let others = token(&daemon, "others", &["--roles", "work", "--queues", "other"]).await;
+    let queues = vec!["other".into()];
+    let steal = pb::OpenSession { session: worker.opened.session.clone(), queues, ..opening("w", 1) };
+    let status = Worker::open_with(port, steal, Some(&others)).await.err().expect("refused");
+    assert_eq!(status.code(), tonic::Code::PermissionDenied, "{status}");
     let (code, _, stderr) = taskd(&daemon, &["token", "revoke", "own"]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(worker.end().await.unwrap_err().code(), tonic::Code::Unauthenticated);

@@ -47,7 +47,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{GetTasks, OpenSession, ShardId, TaskId, WorkerName},
+    model::{GetTasks, OpenSession, QueueName, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::{Policy, Supervisor},
     telemetry::metrics::{self, SessionEnd},
@@ -126,6 +126,13 @@ impl Handle {
             self.take_over(&worker, opened.attached.session.id).await?;
         }
         Ok(opened)
+    }
+
+    /// The queues of the session with which `open` goes on; none, if there is no such session in this process.
+    pub fn queues_to_go_on(&self, open: &OpenSession) -> Vec<QueueName> {
+        let (Ok(worker), Ok(id)) = (WorkerName::new(&open.worker), open.session.parse()) else { return Vec::new() };
+        let session = self.sessions.by_id.lock().get(&(worker, id)).cloned();
+        session.map_or_else(Vec::new, |session| session.plan().queues)
     }
 
     /// Tells workers of leases that an operator ended.

@@ -30,6 +30,13 @@ pub(super) struct Written {
     pub(super) max_bytes: u64,
 }
 
+impl Written {
+    pub(super) fn read(plan: &[u8]) -> Result<Self, Error> {
+        serde_json::from_slice(plan)
+            .map_err(|error| Error::Invalid(format!("the session cannot be read by this version: {error}")))
+    }
+}
+
 impl Handle {
     /// Opens a session that any process serves, or goes on with one.
     pub async fn open_shared(&self, open: OpenSession) -> Result<SessionOpened, Error> {

@@ -115,9 +115,7 @@ impl Handle {
     async fn called(&self, call: &SessionCall, wish: SharedWish, started: &[TaskId]) -> Result<Shared, Error> {
         let session = named(&worker(&call.worker)?, &call.session)?;
         let called = self.call(&session, wish, started).await?;
-        let read: Result<Written, _> = serde_json::from_slice(&called.plan);
-        let Written { queues: names, timeout_ms, tells_started, lease_ms, max_bytes } =
-            read.map_err(|error| Error::Invalid(format!("the session cannot be read by this version: {error}")))?;
+        let Written { queues: names, timeout_ms, tells_started, lease_ms, max_bytes } = Written::read(&called.plan)?;
         let (worker, lease_duration) = (call.worker.clone(), lease_ms.map(Duration::from_millis));
         let (claim, _) = self.claim(&GetTasks { worker, lease_duration, max_bytes, ..GetTasks::default() })?;
         let (queues, timeout) = (queues(&names)?, Duration::from_millis(timeout_ms));
@@ -135,6 +133,15 @@ impl Handle {
         let limits = SharedLimits { session: limits.max_session_tasks, worker: limits.max_worker_tasks };
         let called = self.queue.call_shared(session, wish, limits, started).await?;
         called.ok_or_else(|| Error::NoSession(session.id.to_string()))
+    }
+
+    /// The queues of a session; none, if there is no such session. Changes nothing.
+    pub async fn queues_of_shared(&self, call: &SessionCall) -> Result<Vec<QueueName>, Error> {
+        let session = named(&worker(&call.worker)?, &call.session)?;
+        match self.queue.shared_plan(&session).await? {
+            Some(plan) => queues(&Written::read(plan.as_bytes())?.queues),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Adds to the demand of a session.

@@ -1,0 +1,52 @@
+//! Tokens of some queues: the sessions that they may use.
+
+use serde_json::{Value, json};
+
+use super::access::{TOKENS, post, token};
+use crate::column;
+
+#[tokio::test]
+async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let acme = token(&daemon, "acme", &["--roles", "work", "--queues", "acme"]).await;
+    post(&daemon, "/v1/tasks", &all, json!({"queue": "other", "key": "1"})).await;
+    let open = json!({"worker": "bob", "queues": ["other"], "want": 1});
+    let (_, opened) = post(&daemon, "/v1/sessions:open", &all, open).await;
+    let session = |more: Value| {
+        let mut call = json!({"worker": "bob", "session": opened["session"]});
+        call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        call
+    };
+    let (_, wanted) = post(&daemon, "/v1/sessions:want", &all, session(json!({"wait": "30s"}))).await;
+    let task = &wanted["tasks"][0];
+    assert_eq!(task["key"], "1", "{wanted}");
+    let more_in_hand = |answer: &Value| (answer["demand"].clone(), answer["in_hand"].clone());
+    for (method, more) in [
+        ("open", json!({"queues": ["acme"]})),
+        ("want", json!({"want": 7})),
+        ("surrender", json!({})),
+        ("pending", json!({})),
+        ("report", json!({"started": [task["id"]]})),
+        ("close", json!({})),
+    ] {
+        let (status, answer) = post(&daemon, &format!("/v1/sessions:{method}"), &acme, session(more)).await;
+        assert_eq!(status, 403, "{method}: {answer}");
+        let (_, pending) = post(&daemon, "/v1/sessions:pending", &all, session(json!({}))).await;
+        assert_eq!(more_in_hand(&pending), (json!(0), json!(1)), "{method} changed something");
+    }
+    let completion = json!({"id": task["id"], "lease_token": task["lease_token"]});
+    let report = session(json!({"completions": [completion]}));
+    let (_, answer) = post(&daemon, "/v1/sessions:report", &all, report).await;
+    assert_eq!((&answer["completions"][0]["status"], &answer["counted"]), (&json!("OK"), &json!(1)));
+
+    // Its own sessions are its own; one that is over is opened anew.
+    let (_, own) = post(&daemon, "/v1/sessions:open", &acme, json!({"worker": "bob", "queues": ["acme"]})).await;
+    let own = json!({"worker": "bob", "session": own["session"]});
+    assert_eq!(post(&daemon, "/v1/sessions:pending", &acme, own.clone()).await.0, 200);
+    assert_eq!(post(&daemon, "/v1/sessions:close", &acme, own.clone()).await.0, 200);
+    assert_eq!(post(&daemon, "/v1/sessions:close", &acme, own.clone()).await.0, 404);
+    let again = json!({"worker": "bob", "queues": ["acme"], "session": own["session"]});
+    let (status, answer) = post(&daemon, "/v1/sessions:open", &acme, again).await;
+    assert_eq!((status, &answer["resumed"]), (200, &json!(false)));
+}
