@@ -18,7 +18,7 @@ use super::text::{ECHO, shorten};
 use crate::{
     model::{
         Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
-        TaskFilter,
+        TaskFilter, WorkerName,
     },
     runtime::{Clock, Policy, Supervisor},
     store::{self, Store},
@@ -212,6 +212,17 @@ pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
 /// Refuses a caller that does not reach the queues of a filter.
 pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
     filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+}
+
+/// Refuses a caller that may not use a filter: for the sake of its queue, or of its worker.
+pub(super) fn may_choose(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
+    reaches_all_of(caller, filter)?;
+    filter.worker.as_ref().map_or(Ok(()), |worker| may_name(caller, worker))
+}
+
+/// Refuses a caller with the token of another worker.
+pub(super) fn may_name(caller: &Caller, worker: &WorkerName) -> Result<(), Denied> {
+    as_worker(caller, &mut worker.as_str().to_owned())
 }
 
 /// True if the caller must not know what other queues than its own have.

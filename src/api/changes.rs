@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use tracing::Instrument as _;
 
 use super::{
+    access::may_name,
     error::Error,
     handle::{Api, span},
     text::{ECHO, shorten},
@@ -56,6 +57,9 @@ impl Api {
                 Requeue::To { worker, until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)) }
             }
         };
+        if let Requeue::AwayFrom(worker) | Requeue::To { worker, .. } = &requeue {
+            may_name(caller, worker)?;
+        }
         let change = JobChange::Requeue(requeue);
         self.change_chosen(caller, change, request).instrument(span("requeue_tasks", caller)).await
     }

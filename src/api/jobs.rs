@@ -6,7 +6,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
-    access::{is_scoped, reaches_all_of, who},
+    access::{is_scoped, may_choose, reaches_all_of, who},
     changes::TOO_MANY,
     error::Error,
     handle::{Api, span},
@@ -63,7 +63,7 @@ impl Api {
             ChosenTasks::Ids(ids) => return self.change_ids(caller, &change, ids, dry_run).await,
             ChosenTasks::Filter(filter) => change.filter(*filter).map_err(Error::Invalid)?,
         };
-        reaches_all_of(caller, &filter)?;
+        may_choose(caller, &filter)?;
         if let (Some(live), Some(queue)) = (change.live(), &filter.queue)
             && self.exceeds(&live, queue)?
         {

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use tracing::Instrument as _;
 
 use super::{
-    access::{is_scoped, reaches_all_of},
+    access::{is_scoped, may_choose},
     error::Error,
     handle::{Api, span},
     reader::{Reader, status},
@@ -33,7 +33,7 @@ impl Api {
     /// A page of tasks without payloads, the newest first.
     pub async fn list_tasks(&self, caller: &Caller, pages: Result<TaskPages, String>) -> Result<TaskList, Error> {
         let pages = pages.and_then(bounded).map_err(Error::Invalid)?;
-        reaches_all_of(caller, &pages.filter)?;
+        may_choose(caller, &pages.filter)?;
         self.query()?.list(pages, is_scoped(caller)).instrument(span("list_tasks", caller)).await
     }
 }

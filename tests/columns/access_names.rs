@@ -1,8 +1,9 @@
-//! Tokens of some queues: the sessions that they may use.
+//! Tokens of some queues, and of a worker: what they may name.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::access::{TOKENS, post, token};
+use super::access::{TOKENS, call, post, token};
 use crate::column;
 
 #[tokio::test]
@@ -49,4 +50,36 @@ async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
     let again = json!({"worker": "bob", "queues": ["acme"], "session": own["session"]});
     let (status, answer) = post(&daemon, "/v1/sessions:open", &acme, again).await;
     assert_eq!((status, &answer["resumed"]), (200, &json!(false)));
+}
+
+#[tokio::test]
+async fn a_workers_token_names_that_worker_only_in_filters_too() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let own = token(&daemon, "w1", &["--roles", "admin", "--worker", "w1"]).await;
+    for (worker, want) in [("w1", 200), ("w2", 403)] {
+        let path = format!("/v1/tasks?worker={worker}");
+        let (status, answer) = call(&daemon, Method::GET, &path, Some(&own), Value::Null).await;
+        assert_eq!(status, want, "{answer}");
+        let filter = json!({"queue": "q", "worker": worker});
+        for (method, more) in [
+            ("retry", json!({})),
+            ("cancel", json!({})),
+            ("change", json!({"priority": "HIGH"})),
+            ("requeue", json!({})),
+        ] {
+            for way in ["dry_run", "yes"] {
+                let mut body = json!({"filter": filter, way: true});
+                body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                let (status, answer) = post(&daemon, &format!("/v1/tasks:{method}"), &own, body).await;
+                assert_eq!(status, want, "{method} {way}: {answer}");
+            }
+        }
+        for side in ["to", "away_from"] {
+            let body = json!({"filter": {"queue": "q"}, side: worker, "dry_run": true});
+            let (status, answer) = post(&daemon, "/v1/tasks:requeue", &own, body).await;
+            assert_eq!(status, want, "{side}: {answer}");
+        }
+    }
+    // A filter without a worker is about all of them.
+    assert_eq!(call(&daemon, Method::GET, "/v1/tasks", Some(&own), Value::Null).await.0, 200);
 }
