@@ -598,3 +598,49 @@ async fn max_connections_bounds_each_listener() {
     drop(polls);
     assert!(daemon.stop().await.success());
 }
+
+#[tokio::test]
+async fn a_call_that_waits_for_tasks_keeps_no_room_of_its_request() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let open = json!({"worker": "w", "queues": ["q"]});
+    let session = daemon.post("/v1/sessions:open", &open).await.1["session"].as_str().unwrap().to_owned();
+    let get = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
+    let want = json!({"worker": "w", "session": session, "want": 1, "wait": "60s"}).to_string();
+    // A large body says no more than a small one.
+    let spaces = " ".repeat(4 * MIB);
+    let post = |path: &str, body: String| {
+        let request = crate::support::http_client().post(format!("{}{path}", daemon.http()));
+        tokio::spawn(request.header("content-type", "application/json").body(format!("{body}{spaces}")).send())
+    };
+    let calls = [post("/v1/tasks:get", get), post("/v1/sessions:want", want)];
+    let wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+    let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], wait, ..Default::default() };
+    let want = pb::WantTasksRequest { worker: "w".into(), session: session.clone(), want: 1, wait };
+    let channel = channel(&daemon).await;
+    let grpc = [("/taskd.v1.Tasks/GetTasks", get.encode_to_vec()), ("/taskd.v1.Tasks/WantTasks", want.encode_to_vec())]
+        .map(|(method, mut message)| {
+            // A field that taskd does not know.
+            prost::encoding::bytes::encode(1000, &vec![0; 4 * MIB], &mut message);
+            tokio::spawn(call(channel.clone(), method, message.into()))
+        });
+    let call = json!({"worker": "w", "session": session});
+    until("the session's calls wait", async || daemon.post("/v1/sessions:pending", &call).await.1["demand"] == 2).await;
+    // Nothing tells when the others wait, so the room must stay free for a second.
+    let mut free = 0;
+    until("their room is free again", async || {
+        free = if held_bytes(&daemon).await < MIB { free + 1 } else { 0 };
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        free == 20
+    })
+    .await;
+    assert!(calls.iter().all(|call| !call.is_finished()) && grpc.iter().all(|call| !call.is_finished()));
+    daemon.insert(&(0..4).map(|n| json!({"queue": "q", "key": n.to_string()})).collect::<Vec<_>>()).await;
+    for call in calls {
+        let answer: Value = call.await.unwrap().unwrap().json().await.unwrap();
+        assert_eq!(answer["tasks"].as_array().unwrap().len(), 1, "{answer}");
+    }
+    for call in grpc {
+        assert!(!call.await.unwrap().unwrap().is_empty());
+    }
+    assert!(daemon.stop().await.success());
+}

@@ -4,7 +4,7 @@ use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    super::delivery::Deliveries,
+    super::{budget::Share, delivery::Deliveries},
     Service, open, results,
     stream::{self, Frames},
 };
@@ -22,6 +22,7 @@ const TAKEN_BY_DEFAULT: usize = 4 << 20;
 #[tonic::async_trait]
 impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
+        give_room_back(&request);
         let (caller, request) = open(request);
         let is_default = request.max_bytes == 0;
         let Leases { tasks, deliveries } = self.0.api.get(&caller, GetTasks::try_from(request)).await?;
@@ -86,6 +87,7 @@ impl Tasks for Service {
         &self,
         request: Request<pb::WantTasksRequest>,
     ) -> Result<Response<pb::WantTasksResponse>, Status> {
+        give_room_back(&request);
         let (caller, request) = open(request);
         let room = |bytes| self.0.budget.answer(bytes).map_err(|no_room| no_room.to_string());
         let (next, room) = self.0.api.want_tasks(&caller, WantTasks::try_from(request), room).await?;
@@ -133,6 +135,11 @@ impl Tasks for Service {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.close_session(&caller, request.into()).await?.into()))
     }
+}
+
+/// Gives back the room of a call that may wait: its message is decoded, and has names only.
+fn give_room_back<T>(request: &Request<T>) {
+    request.extensions().get::<Share>().expect("each request has a share").become_answer(0);
 }
 
 impl Service {

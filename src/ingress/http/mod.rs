@@ -265,10 +265,13 @@ async fn get_queues(Extract(state): Extract<State>, Extension(caller): Extension
 async fn get_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
+    Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
     let request = json::work::get_tasks(&json_body(&state, &headers, body, JSON).await?)?;
+    // The call may wait, and its body is gone.
+    share.become_answer(0);
     let leases = state.api.get(&caller, Ok(request)).await?;
     leased(&state.budget, leases, |tasks| list("tasks", tasks.iter().map(json::work::LeasedTask::from)))
 }

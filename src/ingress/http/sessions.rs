@@ -26,10 +26,13 @@ pub(super) async fn open_session(
 pub(super) async fn want_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
+    Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
     let want = json::sessions::want_tasks(&json_body(&state, &headers, body, JSON).await?)?;
+    // The call may wait, and its body is gone.
+    share.become_answer(0);
     let room = |bytes| state.budget.answer(bytes).map_err(|no_room| no_room.to_string());
     let (mut wanted, room) = state.api.want_tasks(&caller, Ok(want), room).await?;
     let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
