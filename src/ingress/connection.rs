@@ -38,6 +38,7 @@ use super::{
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Socket, WRITE_TIMEOUT},
+    staying::OfConnection,
     tls::Tls,
 };
 use crate::model::{Client, Protocol};
@@ -108,7 +109,7 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering<impl Handlers>
     let socket = Socket::new(stream, Arc::clone(&record));
     let stop = answering.stop.clone();
     let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
-    let requests = Requests { answering, client, record };
+    let requests = Requests { answering, client, record, staying: OfConnection::default() };
     match acceptor {
         None => converse(socket, requests, patience).await,
         Some(acceptor) => match stop.run_until_cancelled(timeout(patience, acceptor.accept(socket))).await {
@@ -197,6 +198,7 @@ struct Requests<H> {
     answering: Answering<H>,
     client: Client,
     record: Arc<Record>,
+    staying: OfConnection,
 }
 
 impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
@@ -214,6 +216,9 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
         let (in_hand, unread) = (self.record.begin(!is_small), Unread::default());
         let stop = if stay == Stay::Stream { CancellationToken::new() } else { stop.clone() };
         let body = Counted::new(body, unread.clone(), share.clone(), passing, stop, pace(&parts), *wrap);
+        if is_small {
+            parts.extensions.insert(self.staying.clone());
+        }
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
         let answer = handlers.clone().answer(Request::from_parts(parts, body));

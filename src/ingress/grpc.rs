@@ -16,6 +16,7 @@ use axum::{
     Router,
     http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request},
 };
+use http_body_util::BodyExt as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -31,6 +32,7 @@ use super::{
     descriptors,
     listener::{self, Door},
     measure,
+    staying::{OfConnection, OfProcess},
     tally::{Excess, Tally},
     traced,
     wire::{self, Refused},
@@ -64,7 +66,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
         tls: state.tls.clone(),
         handlers: Arc::new(services),
         budget: state.budget.clone(),
-        pace: |head| (stay(head) == Stay::No).then_some(PACE),
+        pace: |head| (stay(head) == Stay::No || is_probe(head.uri.path())).then_some(PACE),
         stay,
         wrap: |cut| Box::new(Status::from(cut)),
         stop: state.stop.clone(),
@@ -92,6 +94,11 @@ fn stay(head: &request::Parts) -> Stay {
 /// True for a call that is none of taskd.
 fn may_stay_at(path: &str) -> bool {
     !path.starts_with("/taskd.v1.")
+}
+
+/// True for the call of a probe, which asks once.
+fn is_probe(path: &str) -> bool {
+    path == "/grpc.health.v1.Health/Check"
 }
 
 /// The methods of taskd, and the role that a caller needs.
@@ -142,6 +149,7 @@ struct Services {
     operator: OperatorServer<Service>,
     /// Reflection and health.
     others: Router,
+    staying: OfProcess,
 }
 
 impl Handlers for Arc<Services> {
@@ -160,8 +168,7 @@ impl Handlers for Arc<Services> {
         let known = METHODS.iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
         let Some(&(method, role)) = known else {
             if may_stay_at(path) {
-                let answer = async { self.others.clone().answer(request).await.map(Body::new) };
-                return measured(measure::OTHER, answer).await;
+                return measured(measure::OTHER, self.other(request)).await;
             }
             return Status::unimplemented(format!("there is no method {path}")).into_http();
         };
@@ -170,6 +177,22 @@ impl Handlers for Arc<Services> {
 }
 
 impl Services {
+    /// Answers a call without a token. Its place is taken until its answer ends.
+    async fn other(&self, request: HttpRequest<Counted>) -> HttpResponse<Body> {
+        let connection: &OfConnection = request.extensions().get().expect("each call that may stay has its connection");
+        let place = match self.staying.admit(connection, is_probe(request.uri().path())) {
+            Ok(place) => place,
+            Err(why) => return Status::resource_exhausted(why).into_http(),
+        };
+        let answer = self.others.clone().answer(request).await;
+        answer.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _taken = &place;
+                frame
+            }))
+        })
+    }
+
     async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
         let shape = wire::shape(request.uri().path());
         let (mut head, body) = request.into_parts();
@@ -231,6 +254,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
         tasks: TasksServer::new(Service(state.clone())).max_decoding_message_size(max),
         operator: OperatorServer::new(Service(state.clone())).max_decoding_message_size(max),
         others: others.into_axum_router(),
+        staying: OfProcess::default(),
     };
     Ok((services, reporter))
 }

@@ -471,6 +471,37 @@ async fn a_stream_of_reflection_takes_nothing_from_the_budget_and_sends_little()
 }
 
 #[tokio::test]
+async fn calls_without_a_token_that_stay_are_few_and_probes_are_answered_beside_them() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let watch = async |channel: &Channel| {
+        HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await.map(tonic::Response::into_inner)
+    };
+    let one = channel(&daemon).await;
+    let mut open = Vec::new();
+    for _ in 0..10 {
+        open.push(watch(&one).await.unwrap());
+    }
+    let status = watch(&one).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    open.pop();
+    until("there is a place again", async || watch(&one).await.map(|stream| open.push(stream)).is_ok()).await;
+    let mut channels = Vec::new();
+    for _ in 1..100 {
+        let another = channel(&daemon).await;
+        for _ in 0..10 {
+            open.push(watch(&another).await.unwrap());
+        }
+        channels.push(another);
+    }
+    let another = channel(&daemon).await;
+    let status = watch(&another).await.unwrap_err();
+    assert_eq!(status.message(), "1000 calls without a token are open here; try again later");
+    HealthClient::new(another).check(HealthCheckRequest::default()).await.unwrap();
+    drop(open);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn messages_and_bodies_share_the_budget() {
     let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
     let held = [unfinished(daemon.http_port(), 31 * MIB).await, unfinished(daemon.http_port(), 31 * MIB).await];
