@@ -10,6 +10,7 @@ use super::{
     changes::TOO_MANY,
     error::Error,
     handle::{Api, span},
+    query::{MOST_LISTED, bounded},
     text::{ECHO, shorten},
 };
 use crate::{
@@ -25,9 +26,6 @@ const MOST_IDS: usize = 1000;
 /// The tasks that a count looks at, in all and at once.
 const COUNTED: u64 = 100_000;
 const COUNTED_AT_ONCE: u32 = 1000;
-/// The jobs of an answer, where the caller does not say, and at most.
-const LISTED: u32 = 100;
-const MOST_LISTED: u32 = 1000;
 /// The pages that an answer reads, at most. A caller may not reach the queues of most jobs.
 const MOST_PAGES: usize = 20;
 
@@ -176,7 +174,7 @@ impl Api {
     /// Jobs before the job `before`, the latest first, of queues that the caller reaches.
     pub async fn jobs(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Job>, Error> {
         let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
-        let limit = if limit == 0 { LISTED } else { limit.min(MOST_LISTED) } as usize;
+        let limit = bounded(limit)? as usize;
         let (query, mut jobs) = (self.query()?, Vec::new());
         for _ in 0..MOST_PAGES {
             let page = query.store().jobs(before, MOST_LISTED).instrument(span("jobs", caller)).await?;

@@ -14,8 +14,9 @@ use crate::model::{
     Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, TaskView, WorkerName,
 };
 
-/// The most acts of an answer.
-const MOST_ACTS: u32 = 1000;
+/// The entries of a list, where the caller does not say, and at most.
+const LISTED: u32 = 100;
+pub(super) const MOST_LISTED: u32 = 1000;
 
 impl Api {
     /// A task with its status.
@@ -91,13 +92,23 @@ impl Api {
     pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
         // They name queues and tokens.
         reaches_everything(caller)?;
+        let limit = bounded(limit)?;
         let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
-        let acts = self.query()?.acts(before.transpose()?, limit.clamp(1, MOST_ACTS));
+        let acts = self.query()?.acts(before.transpose()?, limit);
         acts.instrument(span("acts", caller)).await
     }
 
     pub(super) fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
+    }
+}
+
+/// The entries of a list for which a caller asks; 0: as many as usual.
+pub(super) fn bounded(limit: u32) -> Result<u32, Error> {
+    match limit {
+        0 => Ok(LISTED),
+        1..=MOST_LISTED => Ok(limit),
+        _ => Err(Error::Invalid(format!("limit is {limit}; must be 1 to {MOST_LISTED}"))),
     }
 }
 

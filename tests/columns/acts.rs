@@ -1,5 +1,6 @@
-//! The acts of operators over gRPC, page by page. `access.rs` asks for them over HTTP.
+//! The acts of operators over gRPC, page by page, and how many a list has. `access.rs` asks for them over HTTP.
 
+use serde_json::json;
 use taskd::wire::pb::{ListActsRequest, operator_client::OperatorClient};
 use tonic::{Code, Request};
 
@@ -28,4 +29,24 @@ async fn acts_are_listed_over_grpc_page_by_page() {
     assert_eq!(list(&admin, "x", 1).await.unwrap_err().code(), Code::InvalidArgument);
     // They name queues and tokens of others.
     assert_eq!(list(&scoped, "", 1).await.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_list_of_acts_or_jobs_has_as_many_as_asked() {
+    let daemon = column::start("", &[]).await;
+    for _ in 0..2 {
+        assert_eq!(daemon.post("/v1/queues/q:pause", &json!({})).await.0, 200);
+        assert_eq!(daemon.post("/v1/queues/q:resume", &json!({})).await.0, 200);
+        let change = json!({"filter": {"queue": "q"}, "yes": true});
+        assert_eq!(daemon.post("/v1/tasks:cancel", &change).await.0, 200);
+    }
+    for (list, all) in [("acts", 6), ("jobs", 2)] {
+        for (limit, count) in [("0", all), ("", all), ("1", 1), ("1000", all)] {
+            let query = if limit.is_empty() { String::new() } else { format!("?limit={limit}") };
+            let (status, answer) = daemon.get(&format!("/v1/{list}{query}")).await;
+            assert_eq!((status, answer[list].as_array().map(Vec::len)), (200, Some(count)), "{list} {limit}: {answer}");
+        }
+        let (status, answer) = daemon.get(&format!("/v1/{list}?limit=1001")).await;
+        assert_eq!((status, &answer["detail"]), (400, &json!("limit is 1001; must be 1 to 1000")), "{list}");
+    }
 }

@@ -11,9 +11,6 @@ use crate::{
     },
 };
 
-/// The acts of an answer where the caller names no limit.
-const USUAL_ACTS: u32 = 100;
-
 #[tonic::async_trait]
 impl Operator for Service {
     async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
@@ -88,8 +85,7 @@ impl Operator for Service {
     async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
         let (caller, request) = open(request);
         let before = Some(&request.before[..]).filter(|id| !id.is_empty());
-        let limit = if request.limit == 0 { USUAL_ACTS } else { request.limit };
-        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, limit).await?) })
+        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, request.limit).await?) })
     }
 
     async fn change_tasks(

@@ -345,14 +345,8 @@ async fn answered<T>(
 #[serde(deny_unknown_fields)]
 struct Acts {
     before: Option<String>,
-    #[serde(default = "Acts::limit")]
+    #[serde(default)]
     limit: u32,
-}
-
-impl Acts {
-    fn limit() -> u32 {
-        100
-    }
 }
 
 async fn get_acts(
