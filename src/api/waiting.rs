@@ -93,8 +93,7 @@ fn queue_of(task: &Result<NewTask, String>) -> Option<QueueName> {
 
 impl Reader {
     fn watch_ends(&self, of: BTreeMap<QueueName, Vec<TaskId>>) -> Result<Watch, Error> {
-        let of = of.into_iter().map(|(queue, ids)| (queue, Some(ids))).collect();
-        Ok(self.queue.announcer().watch(of, Interest::Ends)?)
+        Ok(self.queue.announcer().watch(of.into_iter().collect(), Interest::Ends)?)
     }
 
     /// The statuses of tasks when all are final, or at the deadline, or at the stop. Without a watch: now.
@@ -114,9 +113,8 @@ impl Reader {
             while ids.iter().any(|id| !is_final(&statuses, id)) {
                 let (told, is_incomplete) = watch.told().await;
                 for told in told {
-                    if let Told::Hint(event) | Told::Truth(event) = told
-                        && !is_final(&statuses, &event.id)
-                    {
+                    let (Told::Hint(event) | Told::Truth(event)) = told;
+                    if !is_final(&statuses, &event.id) {
                         statuses.insert(event.id, event.status);
                     }
                 }

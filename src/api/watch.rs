@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use futures::FutureExt as _;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::Instrument as _;
 
 use super::{
@@ -16,11 +16,12 @@ use super::{
 };
 use crate::{
     model::{Caller, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched},
-    queue::{Interest, Told, Watch},
+    queue::{Interest, QueueWatch, Told, TooSlow, Watch},
     telemetry::metrics::{self, WatchOver},
 };
 
-/// How long news wait, at least, for earlier news of other steps and of other processes, which have ticks of their own.
+/// How long news of a task wait, at least, for earlier news of other steps and of other processes, which have ticks of
+/// their own. Those of a queue wait in `queue/announce/ring.rs`.
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
@@ -28,6 +29,8 @@ const SKEW_MS: i64 = 50;
 const LONGEST_STEP_MS: i64 = 1_000;
 /// The silence after which a watcher is told that taskd is there.
 const BEAT_EVERY: Duration = Duration::from_secs(15);
+/// How long a watch of a queue waits until this process hears the queue.
+const BEGIN_WITHIN: Duration = Duration::from_secs(2);
 /// How often a watch checks its token.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
@@ -41,15 +44,18 @@ impl Api {
             let task = query.task(id).await?.filter(|task| caller.access.reaches(task.queue.as_str()));
             let queue = task.ok_or(Error::NoSuchTask(id))?.queue;
             let announcer = query.queue.announcer();
-            let watch = announcer.watch(vec![(queue, Some(vec![id]))], Interest::All)?;
+            let watch = announcer.watch(vec![(queue, vec![id])], Interest::All)?;
             // Behind the watch: what happens from here on is heard.
             let now = query.statuses(&[id]).await?.pop().ok_or(Error::NoSuchTask(id))?;
             Ok::<_, Error>((watch, now))
         };
         let (watch, now) = begin.instrument(span("watch_task", caller)).await?;
-        let mut watching = self.watching(caller, watch, counted, Some(Life::new(id)));
         let is_seen = last.is_some_and(|last| last.task == id && last.status == now.status);
-        watching.take(now, true, !is_seen);
+        let life = Life { id, last: Some(now.clone()) };
+        let of_task = OfTask { watch, life, held: Vec::new(), hear_at: Instant::now() };
+        let mut watching = self.watching(caller, Source::Task(of_task), counted);
+        watching.over = now.status.is_final().then_some(WatchOver::Final);
+        watching.ready.extend((!is_seen).then_some(Watched::Event(now)));
         Ok(watching)
     }
 
@@ -60,27 +66,25 @@ impl Api {
         let last = event_id(last)?;
         let query = self.query()?;
         let counted = query.watchers.admit(caller, 0)?;
-        let watch = query.queue.announcer().watch(vec![(queue, None)], Interest::All)?;
-        let missed = last.map(|last| watch.since(&last));
-        let mut watching = self.watching(caller, watch, counted, None);
-        match missed {
-            Some(Some(events)) => watching.ready.extend(events.into_iter().map(Watched::Event)),
-            Some(None) => watching.ready.push_back(Watched::Gap),
-            None => {}
+        let mut watch = query.queue.announcer().watch_queue(queue)?;
+        let has_resumed = last.is_some_and(|last| watch.resume(&last));
+        if !has_resumed {
+            // The caller takes the answer for the beginning. If it comes before the queue is heard, a gap follows.
+            let begin = timeout(BEGIN_WITHIN, watch.begin());
+            _ = self.stop.run_until_cancelled(begin).await;
         }
+        let mut watching = self.watching(caller, Source::Queue(watch), counted);
+        watching.ready.extend((last.is_some() && !has_resumed).then_some(Watched::Gap));
         Ok(watching)
     }
 
-    fn watching(&self, caller: &Caller, watch: Watch, counted: Counted, life: Option<Life>) -> Watching {
+    fn watching(&self, caller: &Caller, source: Source, counted: Counted) -> Watching {
         let now = Instant::now();
         Watching {
             authentication: self.authentication.clone(),
             caller: caller.clone(),
             stop: self.stop.clone(),
-            watch,
-            life,
-            held: Vec::new(),
-            hear_at: now,
+            source,
             ready: VecDeque::new(),
             over: None,
             beat_at: now + BEAT_EVERY,
@@ -106,10 +110,6 @@ struct Life {
 }
 
 impl Life {
-    fn new(id: TaskId) -> Self {
-        Self { id, last: None }
-    }
-
     /// True for what is new, and not older than what was seen.
     fn is_news(&self, event: &TaskEvent, is_truth: bool) -> bool {
         let Some(last) = &self.last else { return true };
@@ -127,18 +127,86 @@ impl Life {
     }
 }
 
+/// A watch of one task.
+struct OfTask {
+    watch: Watch,
+    life: Life,
+    /// News that wait for earlier ones; true for what was read.
+    held: Vec<(TaskEvent, bool)>,
+    /// When they have waited, while there are any.
+    hear_at: Instant,
+}
+
+impl OfTask {
+    /// The next events, perhaps none. It may be dropped at any time.
+    async fn next(&mut self) -> Vec<TaskEvent> {
+        if self.held.is_empty() {
+            let (told, has_overflowed) = self.watch.told().await;
+            self.hold(told, has_overflowed);
+        }
+        sleep_until(self.hear_at).await;
+        self.hear()
+    }
+
+    /// Holds what came.
+    fn hold(&mut self, told: Vec<Told>, has_overflowed: bool) {
+        if has_overflowed {
+            // The task is read anew.
+            self.watch.ask(&[self.life.id]);
+        }
+        self.hear_at = Instant::now() + HOLD;
+        self.held.extend(told.into_iter().map(|told| match told {
+            Told::Hint(event) => (event, false),
+            Told::Truth(event) => (event, true),
+        }));
+    }
+
+    /// Takes what was held, in order, with what has come since and belongs before it. The rest is held in its turn.
+    fn hear(&mut self) -> Vec<TaskEvent> {
+        let upto = self.held.iter().map(|(event, _)| event.order()).max();
+        if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
+            self.hold(more, has_overflowed);
+        }
+        let mut events = std::mem::take(&mut self.held);
+        events.sort_by_key(|(event, _)| event.order());
+        self.held = events.split_off(events.partition_point(|(event, _)| Some(event.order()) <= upto));
+        let mut news = Vec::new();
+        for (event, is_truth) in events {
+            if self.life.is_news(&event, is_truth) {
+                self.life.last = Some(event.clone());
+                news.push(event);
+            }
+        }
+        news
+    }
+}
+
+/// The source of the events.
+enum Source {
+    Task(OfTask),
+    Queue(QueueWatch),
+}
+
+impl Source {
+    /// The next parts, perhaps none. It may be dropped at any time.
+    async fn next(&mut self) -> Result<Vec<Watched>, TooSlow> {
+        match self {
+            Self::Task(of_task) => Ok(of_task.next().await.into_iter().map(Watched::Event).collect()),
+            Self::Queue(watch) => watch.next().await,
+        }
+    }
+
+    fn is_end(&self, part: &Watched) -> bool {
+        matches!((self, part), (Self::Task(_), Watched::Event(event)) if event.status.is_final())
+    }
+}
+
 /// A watch that goes on. Its events come from [`Self::next`].
 pub struct Watching {
     authentication: Authentication,
     caller: Caller,
     stop: tokio_util::sync::CancellationToken,
-    watch: Watch,
-    /// Of one task; `None`: of a queue.
-    life: Option<Life>,
-    /// News that wait for earlier ones; true for what was read.
-    held: Vec<(TaskEvent, bool)>,
-    /// When they have waited, while there are any.
-    hear_at: Instant,
+    source: Source,
     ready: VecDeque<Watched>,
     /// Nothing comes behind what is ready.
     over: Option<WatchOver>,
@@ -166,7 +234,6 @@ impl Watching {
             if self.over.is_some() {
                 return None;
             }
-            let is_holding = !self.held.is_empty();
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => self.end(WatchEnd::Stopping),
@@ -176,61 +243,24 @@ impl Watching {
                         self.end(WatchEnd::Unauthenticated);
                     }
                 }
-                () = sleep_until(self.hear_at), if is_holding => self.hear(),
-                (told, has_overflowed) = self.watch.told(), if !is_holding => self.hold(told, has_overflowed),
+                next = self.source.next() => match next {
+                    Ok(parts) => self.take(parts),
+                    Err(TooSlow) => self.end(WatchEnd::TooSlow),
+                },
                 () = sleep_until(self.beat_at) => self.ready.push_back(Watched::Beat),
             }
         }
     }
 
-    /// Holds what came.
-    fn hold(&mut self, told: Vec<Told>, has_overflowed: bool) {
-        let is_gap = has_overflowed || told.contains(&Told::Gap);
-        match &self.life {
-            // The task is read anew.
-            Some(life) if is_gap => self.watch.ask(&[life.id]),
-            None if has_overflowed => return self.end(WatchEnd::TooSlow),
-            None if is_gap => self.ready.push_back(Watched::Gap),
-            _ => {}
-        }
-        self.hear_at = Instant::now() + HOLD;
-        self.held.extend(told.into_iter().filter_map(|told| match told {
-            Told::Hint(event) => Some((event, false)),
-            Told::Truth(event) => Some((event, true)),
-            Told::Gap => None,
-        }));
-    }
-
-    /// Takes what was held, in order, with what has come since and belongs before it. The rest is held in its turn.
-    fn hear(&mut self) {
-        let upto = self.held.iter().map(|(event, _)| event.order()).max();
-        if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
-            self.hold(more, has_overflowed);
-        }
-        let mut events = std::mem::take(&mut self.held);
-        events.sort_by_key(|(event, _)| event.order());
-        self.held = events.split_off(events.partition_point(|(event, _)| Some(event.order()) <= upto));
-        for (event, is_truth) in events {
-            self.take(event, is_truth, true);
-        }
-    }
-
-    /// Takes an event, which the watcher gets if it `is_shown`.
-    fn take(&mut self, event: TaskEvent, is_truth: bool, is_shown: bool) {
-        if self.over.is_some() {
-            return;
-        }
-        if let Some(life) = &mut self.life {
-            if !life.is_news(&event, is_truth) {
+    /// Takes parts up to the end of the task.
+    fn take(&mut self, parts: Vec<Watched>) {
+        for part in parts {
+            let is_end = self.source.is_end(&part);
+            self.ready.push_back(part);
+            if is_end {
+                self.over = Some(WatchOver::Final);
                 return;
             }
-            if event.status.is_final() {
-                self.over = Some(WatchOver::Final);
-            }
-            life.last = Some(event.clone());
-        }
-        if is_shown {
-            self.ready.push_back(Watched::Event(event));
         }
     }
 
@@ -262,7 +292,7 @@ mod tests {
     fn a_watcher_of_a_task_sees_what_is_new_and_no_step_back() {
         use TaskStatus::{Assigned, Completed, Delayed, Pending, Queued};
         let id = TaskId::new();
-        let mut life = Life::new(id);
+        let mut life = Life { id, last: None };
         assert!(life.is_news(&event(id, Queued, 1000), true), "the first");
         life.last = Some(event(id, Assigned, 1000));
         for (status, at, is_truth, is_news) in [

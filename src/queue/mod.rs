@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 pub use self::{
     allotments::Allotment,
-    announce::{Announcer, Full, Interest, Told, Watch},
+    announce::{Announcer, Full, Interest, QueueWatch, Told, TooSlow, Watch},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
     check::{Checked, CheckedTask, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},

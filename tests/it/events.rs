@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::json;
 use taskd::{
-    model::{QueueName, ShardId, TaskId, TaskStatus},
-    queue::{Interest, Queue, Told, Watch},
+    model::{QueueName, ShardId, TaskId, TaskStatus, Watched},
+    queue::{Queue, QueueWatch},
     redis_pool::Redis,
     runtime::Supervisor,
 };
@@ -20,10 +20,8 @@ use crate::{
 };
 
 /// The next words to a watcher.
-async fn told(watch: &Watch) -> Vec<Told> {
-    let (told, has_overflowed) = tokio::time::timeout(Duration::from_secs(60), watch.told()).await.expect("a word");
-    assert!(!has_overflowed);
-    told
+async fn told(watch: &mut QueueWatch) -> Vec<Watched> {
+    tokio::time::timeout(Duration::from_secs(60), watch.next()).await.expect("a word").unwrap()
 }
 
 async fn stat(redis: &Redis, command: &str) -> u64 {
@@ -48,13 +46,13 @@ async fn nothing_is_announced_while_nobody_watches_and_little_while_somebody_doe
         announce();
     }
     let other = QueueName::new("other").unwrap();
-    let of_other = watches.announcer().watch(vec![(other, None)], Interest::All).unwrap();
+    let of_other = watches.announcer().watch_queue(other).unwrap();
     until("the process that works knows of the watcher", async || works.announcer().is_wanted()).await;
     announce();
     assert_eq!(stat(&redis, "publish").await, 0);
 
     // A hundred steps of a hundred tasks each.
-    let ends = watches.announcer().watch(vec![(shard.queue.clone(), None)], Interest::All).unwrap();
+    let ends = watches.announcer().watch_queue(shard.queue.clone()).unwrap();
     until("announcements go out", async || {
         announce();
         stat(&redis, "publish").await > 0
@@ -119,8 +117,8 @@ async fn watchers_of_a_queue_are_told_that_announcements_got_lost() {
     works.start_listening(&supervisor);
     watches.start_listening(&supervisor);
     let queue = QueueName::new("q").unwrap();
-    let watch = watches.announcer().watch(vec![(queue.clone(), None)], Interest::All).unwrap();
-    assert_eq!(told(&watch).await, [Told::Gap], "what was before the subscription");
+    let mut watch = watches.announcer().watch_queue(queue.clone()).unwrap();
+    tokio::time::timeout(Duration::from_secs(60), watch.begin()).await.expect("the queue is heard");
     until("the process that works knows of the watcher", async || works.announcer().is_wanted()).await;
     works.announcer().announce(&queue, 1, std::iter::once((TaskId::new(), Some(TaskStatus::Completed))));
     let refused = async || {
@@ -129,9 +127,9 @@ async fn watchers_of_a_queue_are_told_that_announcements_got_lost() {
     };
     until("an announcement is refused", refused).await;
     acl(&["allchannels"]).await;
-    assert_eq!(told(&watch).await, [Told::Gap]);
+    assert_eq!(told(&mut watch).await, [Watched::Gap], "the first word");
     works.announcer().announce(&queue, 2, std::iter::once((TaskId::new(), Some(TaskStatus::Completed))));
-    assert!(matches!(&told(&watch).await[..], [Told::Hint(event)] if event.at_unix_ms == 2));
+    assert!(matches!(&told(&mut watch).await[..], [Watched::Event(event)] if event.at_unix_ms == 2));
     supervisor.stop();
     supervisor.wait().await;
 }

@@ -11,7 +11,10 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-use super::watchers::{Full, Interest, News, Watch, Watchers};
+use super::{
+    queue_watch::QueueWatch,
+    watchers::{Full, Interest, News, Watch, Watchers},
+};
 use crate::{
     config::EventQueues,
     model::{QueueName, TaskEvent, TaskId, TaskStatus},
@@ -116,18 +119,23 @@ impl Announcer {
         self.0.is_wanted.load(Ordering::Relaxed) || self.0.always.get().is_some()
     }
 
-    /// Watches tasks, or whole queues. Take it, *then* read the tasks.
-    pub fn watch(&self, of: Vec<(QueueName, Option<Vec<TaskId>>)>, interest: Interest) -> Result<Watch, Full> {
+    /// Watches tasks. Take it, *then* read the tasks.
+    pub fn watch(&self, of: Vec<(QueueName, Vec<TaskId>)>, interest: Interest) -> Result<Watch, Full> {
         let queues: Vec<QueueName> = of.iter().map(|(queue, _)| queue.clone()).collect();
         let watch = Watch::new(self.0.watchers.clone(), of, interest)?;
-        if self.want(&queues, interest) {
-            self.0.look.notify_one();
-        }
+        self.want(&queues, interest);
         Ok(watch)
     }
 
-    /// Steps of this process tell at once, before Redis knows. True: it may not know of this yet.
-    fn want(&self, queues: &[QueueName], interest: Interest) -> bool {
+    /// Watches all tasks of a queue.
+    pub fn watch_queue(&self, queue: QueueName) -> Result<QueueWatch, Full> {
+        let watch = QueueWatch::new(self.0.watchers.clone(), queue.clone())?;
+        self.want(&[queue], Interest::All);
+        Ok(watch)
+    }
+
+    /// Steps of this process tell at once, before Redis knows. It hears of what is new.
+    fn want(&self, queues: &[QueueName], interest: Interest) {
         let mut wanted = self.0.wanted.write();
         let mut is_new = false;
         for queue in queues {
@@ -138,7 +146,10 @@ impl Announcer {
             }
         }
         self.0.is_wanted.store(!wanted.is_empty(), Ordering::Relaxed);
-        is_new
+        drop(wanted);
+        if is_new {
+            self.0.look.notify_one();
+        }
     }
 
     // --- for the process's reader of SQL and Redis
@@ -155,6 +166,6 @@ impl Announcer {
 
     /// Tells the watchers what SQL and Redis say.
     pub fn tell(&self, events: Vec<TaskEvent>) {
-        self.0.watchers.tell(events.into_iter(), false);
+        self.0.watchers.tell(events, false);
     }
 }

@@ -157,7 +157,9 @@ impl Announcer {
                     () = cx.stop.cancelled() => return Ok(()),
                 }
             }
-            if self.hear_while_watched(cx).await? {
+            let heard = self.hear_while_watched(cx).await;
+            self.0.watchers.hears_nothing();
+            if heard? {
                 return Ok(());
             }
         }
@@ -167,25 +169,18 @@ impl Announcer {
     async fn hear_while_watched(&self, cx: &Loop) -> Result<bool> {
         let (mut sink, mut messages) = self.0.redis.pubsub().await?.split();
         let prefix = keys::events_channel_prefix(self.0.redis.prefix());
-        let mut heard: HashSet<QueueName> = HashSet::new();
         let mut ping = tokio::time::interval(PING_EVERY);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let watched = self.0.watchers.watched();
-            if watched.is_empty() {
+            if self.0.watchers.watched().is_empty() {
                 return Ok(false);
             }
-            let new: Vec<QueueName> = watched.keys().filter(|queue| !heard.contains(*queue)).cloned().collect();
-            for queue in new {
+            for queue in self.0.watchers.unheard() {
                 in_time(sink.subscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
-                // Announcements of before were missed.
-                self.0.watchers.missed(&queue);
-                heard.insert(queue);
+                self.0.watchers.hears(queue);
             }
-            let left: Vec<QueueName> = heard.iter().filter(|queue| !watched.contains_key(*queue)).cloned().collect();
-            for queue in left {
+            for queue in self.0.watchers.take_left() {
                 in_time(sink.unsubscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
-                heard.remove(&queue);
             }
             loop {
                 let message = tokio::select! {

@@ -7,13 +7,19 @@
 //! because its process asks SQL and Redis, too (`api/watching.rs`).
 //!
 //! `announcer.rs` is what steps and watchers call, `watchers.rs` has the watchers of this process, `listening.rs` the
-//! exchange with Redis.
+//! exchange with Redis. The watchers of a queue (`queue_watch.rs`) share its events (`ring.rs`).
 
 mod announcer;
 mod listening;
+mod mailbox;
+mod queue_watch;
+mod ring;
 mod watchers;
 
 pub use self::{
     announcer::Announcer,
-    watchers::{Full, Interest, Told, Watch},
+    mailbox::Told,
+    queue_watch::QueueWatch,
+    ring::TooSlow,
+    watchers::{Full, Interest, Watch},
 };

@@ -1,0 +1,61 @@
+//! The words that wait for one watcher of tasks.
+
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::{model::TaskEvent, telemetry::metrics};
+
+/// The words that may wait, beside two for each task. The watcher reads the tasks anew behind that.
+const ROOM: usize = 64;
+
+/// A word to a watcher of tasks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A step said so.
+    Hint(TaskEvent),
+    /// SQL and Redis say so.
+    Truth(TaskEvent),
+}
+
+pub(super) struct Mailbox {
+    told: Mutex<VecDeque<Told>>,
+    room: usize,
+    has_overflowed: AtomicBool,
+    notify: Notify,
+}
+
+impl Mailbox {
+    pub(super) fn new(tasks: usize) -> Self {
+        let (told, has_overflowed, notify) = Default::default();
+        Self { told, room: ROOM + 2 * tasks, has_overflowed, notify }
+    }
+
+    pub(super) fn put(&self, told: Told) {
+        let mut waiting = self.told.lock();
+        if waiting.len() < self.room {
+            waiting.push_back(told);
+        } else {
+            self.has_overflowed.store(true, Ordering::Relaxed);
+            metrics::events_dropped(1);
+        }
+        drop(waiting);
+        self.notify.notify_one();
+    }
+
+    /// The words since the last call; waits until there is one. The second part: some were dropped.
+    pub(super) async fn told(&self) -> (Vec<Told>, bool) {
+        loop {
+            let told: Vec<_> = self.told.lock().drain(..).collect();
+            let has_overflowed = self.has_overflowed.swap(false, Ordering::Relaxed);
+            if !told.is_empty() || has_overflowed {
+                return (told, has_overflowed);
+            }
+            self.notify.notified().await;
+        }
+    }
+}

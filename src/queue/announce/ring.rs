@@ -1,0 +1,353 @@
+//! The events of a queue, kept once for all of its watchers.
+//!
+//! Each watcher has a place in the ring. An event waits [`HOLD`] for earlier ones, because processes have ticks of
+//! their own; then it is told, and all watchers see the same order.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    model::{EventId, TaskEvent, TaskId, TaskStatus, Watched},
+    telemetry::metrics,
+};
+
+/// How long an event waits, at least, for earlier ones of other steps and of other processes.
+pub(super) const HOLD: Duration = Duration::from_millis(50);
+/// The told events of a queue, and those that are held. A watcher whose next event is no longer here is too slow.
+pub(super) const ROOM: usize = 10_000;
+/// The events of all queues, some 60 bytes each. While there are more, a queue keeps its share of them only.
+const ROOM_OF_ALL: usize = 500_000;
+/// The events among which one that was told before is known.
+const KNOWN: usize = 1_000;
+/// The words that a watcher takes at a time. The others wait here, where all share them.
+const AT_ONCE: usize = 32;
+
+/// A watcher's next event was dropped before the watcher read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSlow;
+
+/// The events in all rings of a process.
+#[derive(Default)]
+pub(super) struct Total {
+    rings: AtomicUsize,
+    events: AtomicUsize,
+}
+
+impl Total {
+    pub(super) fn is_crowded(&self) -> bool {
+        self.events.load(Ordering::Relaxed) >= ROOM_OF_ALL
+    }
+
+    #[cfg(test)]
+    pub(super) fn events(&self) -> usize {
+        self.events.load(Ordering::Relaxed)
+    }
+
+    fn share(&self) -> usize {
+        (ROOM_OF_ALL / self.rings.load(Ordering::Relaxed).max(1)).clamp(1, ROOM)
+    }
+
+    fn room(&self) -> usize {
+        if self.is_crowded() { self.share() } else { ROOM }
+    }
+}
+
+/// A watcher's place in a ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The next word.
+    next: u64,
+    /// The first event that counts, by arrival: those that came before the watcher do not.
+    from: u64,
+}
+
+/// The words at a place, or the time to look again.
+#[derive(Debug)]
+pub(super) enum Found {
+    Words(Vec<Watched>),
+    /// Nothing before this time.
+    NotBefore(Instant),
+    Nothing,
+}
+
+enum Word {
+    /// An event, and the number of its arrival.
+    Event(TaskEvent, u64),
+    Gap,
+}
+
+/// An event that waits for earlier ones.
+struct Held {
+    event: TaskEvent,
+    arrival: u64,
+    since: Instant,
+}
+
+/// The last events, and what each of their tasks came to last.
+#[derive(Default)]
+struct Known {
+    events: VecDeque<(TaskId, TaskStatus, i64)>,
+    last: HashMap<TaskId, (TaskStatus, i64)>,
+}
+
+impl Known {
+    /// True for what was told before, and for what came before the end of its task.
+    fn has(&self, event: &TaskEvent) -> bool {
+        let is_known = |(status, at): &(TaskStatus, i64)| {
+            *status == event.status || (status.is_final() && event.at_unix_ms <= *at)
+        };
+        self.last.get(&event.id).is_some_and(is_known)
+    }
+
+    fn note(&mut self, event: &TaskEvent) {
+        self.keep(KNOWN - 1);
+        self.last.insert(event.id, (event.status, event.at_unix_ms));
+        self.events.push_back((event.id, event.status, event.at_unix_ms));
+    }
+
+    fn keep(&mut self, count: usize) {
+        while self.events.len() > count
+            && let Some((id, status, at)) = self.events.pop_front()
+        {
+            if self.last.get(&id) == Some(&(status, at)) {
+                self.last.remove(&id);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    told: VecDeque<Word>,
+    /// The place of the first of them.
+    first: u64,
+    held: Vec<Held>,
+    /// When those have waited, while there are any.
+    hear_at: Option<Instant>,
+    /// The number of the next arrival.
+    arrival: u64,
+    /// The place behind the last gap. Nobody goes on behind an event that arrived before it.
+    behind_gap: Place,
+    known: Known,
+}
+
+impl State {
+    fn len(&self) -> usize {
+        self.told.len() + self.held.len()
+    }
+
+    fn end(&self) -> Place {
+        Place { next: self.first + self.told.len() as u64, from: self.arrival }
+    }
+
+    fn keep(&mut self, count: usize) {
+        let more = self.told.len().saturating_sub(count);
+        self.told.drain(..more);
+        self.first += more as u64;
+    }
+
+    /// Tells what was held up to this place in the order, sorted.
+    fn release(&mut self, upto: Option<(i64, u8)>) {
+        self.held.sort_by_key(|held| held.event.order());
+        let count = self.held.partition_point(|held| Some(held.event.order()) <= upto);
+        self.told.extend(self.held.drain(..count).map(|held| Word::Event(held.event, held.arrival)));
+    }
+
+    /// Tells what has waited, with what came since and belongs before it.
+    fn hear(&mut self, now: Instant) {
+        if self.hear_at.is_some_and(|at| at <= now) {
+            let have_waited = self.held.iter().filter(|held| held.since + HOLD <= now);
+            let upto = have_waited.map(|held| held.event.order()).max();
+            self.release(upto);
+            self.hear_at = (!self.held.is_empty()).then(|| now + HOLD);
+        }
+    }
+
+    fn hold(&mut self, event: TaskEvent, room: usize, now: Instant) {
+        if self.held.len() >= room {
+            // Too many to wait: the earlier half goes on.
+            self.held.sort_by_key(|held| held.event.order());
+            let middle = self.held.get(self.held.len() / 2).map(|held| held.event.order());
+            self.release(middle);
+        }
+        self.known.note(&event);
+        self.held.push(Held { event, arrival: self.arrival, since: now });
+        self.arrival += 1;
+        self.hear_at.get_or_insert(now + HOLD);
+    }
+}
+
+pub(super) struct Ring {
+    state: Mutex<State>,
+    wake: Notify,
+    total: Arc<Total>,
+}
+
+impl Ring {
+    pub(super) fn new(total: Arc<Total>) -> Self {
+        total.rings.fetch_add(1, Ordering::Relaxed);
+        Self { state: Mutex::default(), wake: Notify::new(), total }
+    }
+
+    /// Changes the state, and counts its events.
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let before = state.len();
+        let answer = change(&mut state);
+        let after = state.len();
+        if after >= before {
+            self.total.events.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.total.events.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Takes events. Costs the same for any number of watchers, but for one wake.
+    pub(super) fn tell(&self, events: Vec<TaskEvent>, now: Instant) {
+        let room = self.total.room();
+        let is_new = self.with(|state| {
+            // Also where no watcher reads.
+            state.hear(now);
+            let were_held = !state.held.is_empty();
+            for event in events {
+                if !state.known.has(&event) {
+                    state.hold(event, room, now);
+                }
+            }
+            state.keep(room);
+            !were_held && !state.held.is_empty()
+        });
+        // Later, they know the time at which they look.
+        if is_new {
+            self.wake.notify_waiters();
+        }
+    }
+
+    /// Events before this may be missing.
+    pub(super) fn gap(&self) {
+        let room = self.total.room();
+        self.with(|state| {
+            state.told.push_back(Word::Gap);
+            state.keep(room);
+            state.behind_gap = state.end();
+            state.known = Known::default();
+        });
+        self.wake.notify_waiters();
+    }
+
+    /// Gives back memory while all rings together have too much.
+    pub(super) fn shrink(&self) {
+        let share = self.total.share() / 2;
+        self.with(|state| {
+            state.keep(share);
+            state.told.shrink_to(share);
+            state.held.shrink_to(share);
+            state.known.keep(share);
+            state.known.events.shrink_to(share);
+            state.known.last.shrink_to(share);
+        });
+    }
+
+    /// The place of a watcher that comes now.
+    pub(super) fn end(&self) -> Place {
+        self.state.lock().end()
+    }
+
+    pub(super) fn behind_gap(&self) -> Place {
+        self.state.lock().behind_gap
+    }
+
+    /// The place behind an event, if the ring has it.
+    pub(super) fn behind(&self, last: &EventId) -> Option<Place> {
+        let state = self.state.lock();
+        let counts = |event: &TaskEvent, arrival: u64| arrival >= state.behind_gap.from && event.event_id() == *last;
+        let place = state.told.iter().position(|word| match word {
+            Word::Event(event, arrival) => counts(event, *arrival),
+            Word::Gap => false,
+        });
+        if let Some(place) = place {
+            return Some(Place { next: state.first + place as u64 + 1, from: 0 });
+        }
+        // Another process has told it already.
+        let held = state.held.iter().find(|held| counts(&held.event, held.arrival))?;
+        Some(Place { from: held.arrival + 1, ..state.end() })
+    }
+
+    /// Takes the next words at a place.
+    pub(super) fn read(&self, place: &mut Place, now: Instant) -> Result<Found, TooSlow> {
+        self.with(|state| {
+            state.hear(now);
+            state.keep(ROOM);
+            let Some(skip) = place.next.checked_sub(state.first) else {
+                metrics::events_dropped(usize::try_from(state.first - place.next).unwrap_or(usize::MAX));
+                return Err(TooSlow);
+            };
+            let mut words = Vec::new();
+            for word in state.told.iter().skip(usize::try_from(skip).unwrap_or(usize::MAX)) {
+                if words.len() >= AT_ONCE {
+                    break;
+                }
+                place.next += 1;
+                match word {
+                    Word::Event(event, arrival) if *arrival >= place.from => words.push(Watched::Event(event.clone())),
+                    Word::Event(..) => {}
+                    Word::Gap => words.push(Watched::Gap),
+                }
+            }
+            Ok(match (words.is_empty(), state.hear_at) {
+                (false, _) => Found::Words(words),
+                (true, Some(at)) => Found::NotBefore(at),
+                (true, None) => Found::Nothing,
+            })
+        })
+    }
+
+    /// The next words at a place; waits until there are some. It may be dropped at any time.
+    pub(super) async fn next(&self, place: &mut Place) -> Result<Vec<Watched>, TooSlow> {
+        loop {
+            // Before the look: it hears of what comes behind that.
+            let woken = self.wake.notified();
+            match self.read(place, Instant::now())? {
+                Found::Words(words) => return Ok(words),
+                Found::Nothing => woken.await,
+                Found::NotBefore(at) => {
+                    tokio::select! {
+                        () = woken => {}
+                        () = tokio::time::sleep_until(at) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until this is true; it looks at each gap.
+    pub(super) async fn until(&self, is_true: impl Fn() -> bool) {
+        loop {
+            let woken = self.wake.notified();
+            if is_true() {
+                return;
+            }
+            woken.await;
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.with(|state| *state = State::default());
+        self.total.rings.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
