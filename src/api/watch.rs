@@ -31,6 +31,8 @@ const LONGEST_STEP_MS: i64 = 1_000;
 const BEAT_EVERY: Duration = Duration::from_secs(15);
 /// How long a watch of a queue waits until this process hears the queue.
 const BEGIN_WITHIN: Duration = Duration::from_secs(2);
+/// The parts that a watch gives before it lets other calls go first. Thousands of watches may have as much to give.
+const GIVE_AT_ONCE: u32 = 16;
 /// How often a watch checks its token.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
@@ -86,6 +88,7 @@ impl Api {
             stop: self.stop.clone(),
             source,
             ready: VecDeque::new(),
+            given: 0,
             over: None,
             beat_at: now + BEAT_EVERY,
             check_at: now + CHECK_EVERY,
@@ -208,6 +211,8 @@ pub struct Watching {
     stop: tokio_util::sync::CancellationToken,
     source: Source,
     ready: VecDeque<Watched>,
+    /// The parts that it gave since it let others go first.
+    given: u32,
     /// Nothing comes behind what is ready.
     over: Option<WatchOver>,
     beat_at: Instant,
@@ -224,7 +229,12 @@ impl Watching {
     /// The next part; `None` behind the last.
     pub async fn next(&mut self) -> Option<Watched> {
         loop {
+            if self.given >= GIVE_AT_ONCE {
+                self.given = 0;
+                tokio::task::yield_now().await;
+            }
             if let Some(next) = self.ready.pop_front() {
+                self.given += 1;
                 if matches!(next, Watched::Event(_)) {
                     metrics::event_sent();
                 }
