@@ -94,6 +94,17 @@ def test_a_generator_that_fails_ends_the_insert(taskd: Taskd, queue: str) -> Non
         client.insert_many(tasks())
 
 
+def test_priorities_and_statuses_may_be_text(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        client.insert(queue, "k", priority="high")  # type: ignore[arg-type]
+        (task,) = client.list_tasks(queue, statuses=["QUEUED", "PENDING"])  # type: ignore[list-item]
+        assert task.priority is Priority.HIGH
+        with pytest.raises(ValueError, match="'urgent' is not a valid Priority"):
+            client.insert(queue, "k", priority="urgent")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="'GONE' is not a valid TaskStatus"):
+            list(client.list_tasks(queue, statuses=["GONE"]))  # type: ignore[list-item]
+
+
 def test_large_tasks_go_in_small_batches(taskd: Taskd, queue: str) -> None:
     # 40 MiB: more than taskd takes in one call.
     tasks = (NewTask(queue=queue, key=str(n), payload=b"x" * (1 << 20)) for n in range(40))

@@ -172,7 +172,7 @@ class Filter:
     def to_message(self) -> pb.TaskFilter:
         message = pb.TaskFilter(
             queue=self.queue,
-            statuses=[TO_STATUS[status] for status in self.statuses],
+            statuses=[TO_STATUS[TaskStatus(status)] for status in self.statuses],
             key=key_bytes(self.key),
             key_prefix=key_bytes(self.key_prefix),
             headers=self.headers,

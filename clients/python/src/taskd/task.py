@@ -158,7 +158,7 @@ class NewTask:
         if self.replicas is not None:
             message.replicas = self.replicas
         if self.priority is not None:
-            message.priority = _TO_PRIORITY[self.priority]
+            message.priority = _TO_PRIORITY[Priority(self.priority)]
         if self.delay is not None:
             message.delay.CopyFrom(to_duration(self.delay))
         if self.not_before is not None:
