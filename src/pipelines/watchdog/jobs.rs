@@ -68,6 +68,7 @@ impl Jobs {
         while self.lead.wait(&cx).await {
             let running = self.store.running_jobs().await?;
             cx.beat();
+            self.rests.lock().retain(|id, _| running.iter().any(|job| job.id == *id));
             if running.is_empty() {
                 cx.idle(cx.pause(IDLE)).await;
                 continue;
