@@ -145,7 +145,7 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
 
 /// Brokers have 1 MiB for a topic that somebody made with their defaults; taskd packs reports more densely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reports_that_fit_only_alone_go_alone() {
+async fn reports_that_fit_only_alone_go_alone_beside_small_ones() {
     let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
     let config = broker.config();
     let admin: AdminClient<DefaultClientContext> =
@@ -158,22 +158,23 @@ async fn reports_that_fit_only_alone_go_alone() {
         [["--redis-url", &redis_url], ["--bus-url", &bus_url], ["--topic-prefix", &config.topic_prefix]].concat();
     let mut daemon = Daemon::start("", &args).await;
 
-    daemon.insert(&tasks(0, 8)).await;
-    let leased = daemon.lease_all("w", "q", 8).await;
+    daemon.insert(&tasks(0, 500)).await;
+    let leased = daemon.lease_all("w", "q", 500).await;
     // Compression makes nothing of it smaller than the record may be.
     let mut random = 1_u64;
-    let mut result = || -> String {
+    let mut result = |n: usize| -> String {
         let mut next = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             char::from(b'0' + (random >> 40) as u8 % 64)
         };
-        (0..150_000).map(|_| next()).collect()
+        (0..if n.is_multiple_of(100) { 180_000 } else { 100 }).map(|_| next()).collect()
     };
-    let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": result()});
-    let completions: Vec<_> = leased.iter().map(completion).collect();
+    let completion =
+        |(n, task): (usize, &Value)| json!({"id": task["id"], "lease_token": task["lease_token"], "result": result(n)});
+    let completions: Vec<_> = leased.iter().enumerate().map(completion).collect();
     let (status, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": completions})).await;
     assert_eq!(status, 200, "{answer}");
-    until("all results are in SQL", async || daemon.queue("q").await["completed"] == 8).await;
+    until("all results are in SQL", async || daemon.queue("q").await["completed"] == 500).await;
     assert!(daemon.stop().await.success());
     broker.remove().await;
 }

@@ -282,14 +282,14 @@ impl Forwarder {
 
     /// Publishes what the shards had, however long the bus takes. Answers per shard, up to the first error.
     async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant, cx: &Loop) -> Vec<bus::Result<()>> {
-        let mut published = match self.publish(reads, partition, Packed::Together, started).await {
+        let mut published = match self.publish(reads, partition, Packed::Densely, started).await {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
-            // Alone each report may fit.
+            // In smaller records, they may fit.
             Err(bus::Error::TooLarge { .. }) => Vec::with_capacity(reads.len()),
             Err(error) => return vec![Err(error)],
         };
         for read in reads {
-            let one = self.publish(std::slice::from_ref(read), partition, Packed::Alone, started).await;
+            let one = self.publish(std::slice::from_ref(read), partition, Packed::Loosely, started).await;
             let goes_on = matches!(one, Ok(()) | Err(bus::Error::TooLarge { .. }));
             published.push(one);
             cx.beat();
@@ -330,8 +330,8 @@ impl Forwarder {
         for (topic, records) in records.finish() {
             // A client of the bus may put several records into one request, which the topic refuses as one.
             let together = match packed {
-                Packed::Together => records.len(),
-                Packed::Alone => 1,
+                Packed::Densely => records.len(),
+                Packed::Loosely => 1,
             };
             let publish = async {
                 for some in records.chunks(together.max(1)) {

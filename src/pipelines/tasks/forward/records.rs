@@ -15,13 +15,15 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(super) enum Packed {
     /// As many as fit into [`RECORD_BYTES`].
-    Together,
-    /// One, for a topic that takes no larger record.
-    Alone,
+    Densely,
+    /// As many as fit into [`LOOSE_BYTES`], and a larger one is alone: for a topic that takes no larger record.
+    Loosely,
 }
 
 /// The bytes of reports in one record, about.
 const RECORD_BYTES: usize = 512 << 10;
+/// The same where a record was too large. Each is published alone, so it holds many small reports.
+const LOOSE_BYTES: usize = 64 << 10;
 
 /// Entries as records of the bus.
 pub(super) struct Records<'a> {
@@ -42,8 +44,8 @@ impl<'a> Records<'a> {
     pub(super) fn new(of: Option<&'a ShardId>, partition: u32, packed: Packed, keeps_history: bool) -> Self {
         let (reports, failures, by_topic) = Default::default();
         let full = match packed {
-            Packed::Together => RECORD_BYTES,
-            Packed::Alone => 0,
+            Packed::Densely => RECORD_BYTES,
+            Packed::Loosely => LOOSE_BYTES,
         };
         Self { of, partition, full, reports, failures, bytes: 0, by_topic, keeps_history }
     }
@@ -95,6 +97,9 @@ impl<'a> Records<'a> {
     }
 
     fn report(&mut self, report: Bytes) {
+        if report.len() >= self.full {
+            self.flush();
+        }
         self.bytes += report.len();
         self.reports.push(report);
         if self.bytes >= self.full {
@@ -145,7 +150,7 @@ mod tests {
     #[test]
     fn task_results_are_published_first() {
         let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
-        let mut records = Records::new(Some(&shard), 0, Packed::Together, false);
+        let mut records = Records::new(Some(&shard), 0, Packed::Densely, false);
         let id = crate::model::TaskId::new();
         let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
         let (worker, leased_unix_ms) = (String::new(), 0);
