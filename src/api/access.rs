@@ -20,7 +20,7 @@ use crate::{
         Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
         TaskFilter, WorkerName,
     },
-    runtime::{Clock, Policy, Supervisor},
+    runtime::{Clock, Supervisor},
     store::{self, Store},
 };
 
@@ -136,7 +136,7 @@ impl TokenSync {
             tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
         }
         let sync = Arc::new(Mutex::new(self));
-        supervisor.spawn_loop("tokens", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("tokens", move |cx| {
             let sync = Arc::clone(&sync);
             async move {
                 let mut sync = sync.lock().await;

@@ -43,8 +43,8 @@ pub(super) struct OnBus {
 impl Reader {
     /// The task that has, or had, this key.
     pub(super) async fn owner(&self, queue: QueueName, key: &[u8]) -> Result<TaskId, Error> {
-        let owners = self.store.owners(&[KeyHash::new(&queue, key)]).await?;
-        let owner = owners.first().map(|(_, id)| *id);
+        let owners = self.store.key_owners(&[KeyHash::new(&queue, key)]).await?;
+        let owner = owners.first().map(|(_, id, _)| *id);
         owner.ok_or_else(|| Error::NoSuchKey { queue, key: String::from_utf8_lossy(key).into_owned() })
     }
 

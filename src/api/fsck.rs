@@ -95,7 +95,7 @@ impl Api {
             // Nothing is changed without an act.
             let who = caller.access.token().map_or("anybody", |token| &token.name);
             let target = queue.as_ref().map_or("all queues", QueueName::as_str);
-            reader.store.keep_act(&Act::new(who, "fsck --repair", target)).await?;
+            reader.store.keep_acts(&[Act::new(who, "fsck --repair", target)]).await?;
         }
         check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
     }

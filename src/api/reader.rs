@@ -101,11 +101,9 @@ impl Reader {
             let entry = entry_of(&mut queues, &shard.queue);
             entry.queued += stats.open;
             entry.leases += stats.leases;
-            // `delayed` counts replicas. They belong to as many tasks at most.
-            let nothing_left = stats.live.saturating_sub(stats.open);
-            let delayed = stats.delayed.min(nothing_left);
+            let (assigned, delayed) = stats.assigned_and_delayed();
+            entry.assigned += assigned;
             entry.delayed += delayed;
-            entry.assigned += nothing_left - delayed;
             // A task whose end is on its way to SQL counts as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
             entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(stats.oldest_created_unix_ms.map(age_ms));

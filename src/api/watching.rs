@@ -11,7 +11,7 @@ use std::{
 use super::{error::Error, reader::Reader, search::view};
 use crate::{
     model::{TaskEvent, TaskId, TaskStatus},
-    runtime::{Loop, Policy, Supervisor, tick},
+    runtime::{Loop, Supervisor, tick},
     store::ListedTask,
 };
 
@@ -24,7 +24,7 @@ impl Reader {
     /// Reads for the watchers of this process, until the stop.
     pub fn inform_watchers(&self, supervisor: &Supervisor) {
         let reader = self.clone();
-        supervisor.spawn_loop("watchers", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("watchers", move |cx| {
             let reader = reader.clone();
             async move {
                 reader.inform(&cx).await;

@@ -37,6 +37,12 @@ pub(super) fn printable(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
+/// The beginning of a text, as a table shows it.
+pub(super) fn beginning(text: &str) -> String {
+    const SHOWN: usize = 60;
+    text.chars().take(SHOWN).map(|c| printable(c.encode_utf8(&mut [0; 4]))).collect()
+}
+
 #[derive(Deserialize)]
 struct Problem {
     detail: String,

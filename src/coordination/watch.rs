@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Coordination, Error, Result};
-use crate::runtime::{Loop, Policy, Supervisor};
+use crate::runtime::{Loop, Supervisor};
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
@@ -11,8 +11,7 @@ impl Coordination {
     /// Ends the round when Redis has lost the ownership key.
     pub fn watch_owner(&self, store_id: String, supervisor: &Supervisor) {
         let coordination = self.clone();
-        supervisor
-            .spawn_loop("owner", Policy::Restart, move |cx| coordination.clone().check_owner(store_id.clone(), cx));
+        supervisor.spawn_loop("owner", move |cx| coordination.clone().check_owner(store_id.clone(), cx));
     }
 
     async fn check_owner(self, store_id: String, cx: Loop) -> Result<()> {
@@ -28,7 +27,7 @@ impl Coordination {
     /// Makes this process's clock follow Redis's.
     pub fn watch_clock(&self, supervisor: &Supervisor) {
         let coordination = self.clone();
-        supervisor.spawn_loop("clock", Policy::Restart, move |cx| coordination.clone().keep_time(cx));
+        supervisor.spawn_loop("clock", move |cx| coordination.clone().keep_time(cx));
     }
 
     async fn keep_time(self, cx: Loop) -> Result<()> {

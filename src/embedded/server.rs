@@ -18,7 +18,7 @@ use super::{
     DataDir, Error,
     launch::{Launch, check_version},
 };
-use crate::runtime::{Policy, Supervisor, pauses};
+use crate::runtime::{Supervisor, pauses};
 
 /// How often a server that is killed at its first start is started.
 const STARTS: usize = 5;
@@ -87,7 +87,7 @@ impl RedisServer {
     /// Supervises the server until the supervisor stops, which must come after all users of Redis.
     pub fn keep_running(self: &Arc<Self>, supervisor: &Supervisor) {
         let server = Arc::clone(self);
-        supervisor.spawn_loop("redis-server", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("redis-server", move |cx| {
             let server = Arc::clone(&server);
             async move {
                 server.supervise(cx.stop).await;

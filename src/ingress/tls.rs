@@ -22,7 +22,7 @@ use x509_parser::{parse_x509_certificate, time::ASN1Time};
 use crate::{
     config::TlsFiles,
     model::Protocol,
-    runtime::{LoopError, Policy, Supervisor},
+    runtime::{LoopError, Supervisor},
     telemetry::metrics,
 };
 
@@ -82,7 +82,7 @@ impl Tls {
     /// are of no use: a certificate may be there before its key.
     pub fn keep_on(&self, supervisor: &Supervisor) {
         let tls = self.clone();
-        supervisor.spawn_loop("certificate", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("certificate", move |cx| {
             let tls = tls.clone();
             async move {
                 while cx.pause(LOOK_EVERY).await {

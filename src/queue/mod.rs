@@ -73,7 +73,7 @@ pub use self::{
 };
 use crate::{
     redis_pool::Redis,
-    runtime::{Clock, Loop, Policy, Supervisor},
+    runtime::{Clock, Loop, Supervisor},
 };
 
 /// The queue as one process has it. Cheap to clone.
@@ -114,13 +114,13 @@ impl Queue {
     /// nothing.
     pub fn start_listening(&self, supervisor: &Supervisor) {
         let shards = self.shards.clone();
-        supervisor.spawn_loop("wakes", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("wakes", move |cx| {
             let shards = shards.clone();
             async move { shards.listen(&cx).await }
         });
         let start = |name, run: fn(Announcer, Loop) -> BoxFuture<'static, Result<()>>| {
             let announcer = self.shards.announcer().clone();
-            supervisor.spawn_loop(name, Policy::Restart, move |cx| run(announcer.clone(), cx));
+            supervisor.spawn_loop(name, move |cx| run(announcer.clone(), cx));
         };
         start("announcements", |announcer, cx| async move { announcer.publish(&cx).await }.boxed());
         start("announcements/watched", |announcer, cx| async move { announcer.keep_wanted(&cx).await }.boxed());

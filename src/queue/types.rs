@@ -245,6 +245,7 @@ pub struct Stats {
     /// Tasks with something left to hand out.
     pub open: u64,
     pub leases: u64,
+    /// Replicas whose backoff runs.
     pub delayed: u64,
     pub live: u64,
     pub waiting_bytes: u64,
@@ -255,6 +256,14 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Tasks with nothing left to hand out: those that a worker has, and those that wait for a backoff alone.
+    pub fn assigned_and_delayed(&self) -> (u64, u64) {
+        let nothing_left = self.live.saturating_sub(self.open);
+        // `delayed` counts replicas. They belong to as many tasks at most.
+        let delayed = self.delayed.min(nothing_left);
+        (nothing_left - delayed, delayed)
+    }
+
     /// True if the shard takes parked tasks: it is below nine tenths of its bounds.
     pub fn has_room(&self, settings: &QueueSettings) -> bool {
         let nine_tenths = |bound: u64| bound - bound / 10;

@@ -86,21 +86,24 @@ impl Supervisor {
 
     /// Runs a named loop until it returns `Ok` or the stop comes. `run` gets a new [`Loop`] for each run, and must
     /// return soon after the stop.
-    pub fn spawn_loop<F, Fut, E>(&self, name: &str, policy: Policy, mut run: F)
+    ///
+    /// After an error or a panic the loop runs again after a pause, unless its error [ends the
+    /// round](LoopError::ends_round).
+    pub fn spawn_loop<F, Fut, E>(&self, name: &str, mut run: F)
     where
         F: FnMut(Loop) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: LoopError,
     {
         let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
-        self.supervise(name.to_owned(), policy, move || {
+        self.supervise(name.to_owned(), move || {
             let run = run(cx.clone());
             async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
         });
     }
 
     #[allow(clippy::disallowed_methods, reason = "every other task is spawned through this supervisor")]
-    fn supervise<F, Fut>(&self, name: String, policy: Policy, mut make: F)
+    fn supervise<F, Fut>(&self, name: String, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
@@ -121,7 +124,7 @@ impl Supervisor {
                     tracing::debug!(task = %name, "ended at the stop with {}", in_short(&*error));
                     break;
                 }
-                if policy == Policy::EndRound || error.ends_round() {
+                if error.ends_round() {
                     tracing::debug!(task = %name, "{name} gave up: {}", in_short(&*error));
                     // Several loops may find out; the first one's error is kept.
                     drop(round_end.set(error));
@@ -154,15 +157,6 @@ impl Supervisor {
         self.tasks.close();
         self.tasks.wait().await;
     }
-}
-
-/// The rule for an error or a panic of a loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// The loop runs again after a pause, unless its error [ends the round](LoopError::ends_round).
-    Restart,
-    /// The round ends.
-    EndRound,
 }
 
 /// The failures of one loop: how long it waits, and which the log names.
@@ -264,7 +258,7 @@ mod tests {
     #[tokio::test]
     async fn an_error_that_ends_the_round_is_told_and_its_loop_does_not_run_again() {
         let supervisor = Supervisor::new();
-        supervisor.spawn_loop("reader", Policy::Restart, |_| std::future::ready(Err(Gone)));
+        supervisor.spawn_loop("reader", |_| std::future::ready(Err(Gone)));
         assert_eq!(supervisor.given_up().await.to_string(), "the bus is gone");
         supervisor.wait().await;
     }

@@ -47,8 +47,8 @@ pub use self::{
     },
 };
 use crate::model::{
-    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
-    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
+    AccessToken, Act, DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash, ShardId,
+    StoredLetter, TaskId, TaskRow, WorkerName,
 };
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
@@ -176,9 +176,6 @@ pub trait Store:
     /// The stored tasks among `ids`, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
 
-    /// The tasks that have or had these keys, in any order. Leaves out a key that no task ever had.
-    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
-
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
     /// Where the task is. `None`: it is finished, or there is no such task. `generation` is the topic's.
@@ -238,9 +235,6 @@ pub trait Store:
 
     /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
-
-    /// Records an act that changes no token.
-    async fn keep_act(&self, act: &Act) -> Result<()>;
 
     /// Ends running calls and closes the connections.
     async fn close(&self);

@@ -523,7 +523,7 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert_eq!(store.remove_finished(AGE, 5).await.unwrap(), 5);
     assert_eq!(store.rows(&ids[1500..1503]).await.unwrap().len(), 3);
     let keys: Vec<_> = batch[1500..1503].iter().chain(&batch[..1]).map(|row| row.task.key_hash).collect();
-    assert_eq!(store.owners(&keys).await.unwrap().len(), 4);
+    assert_eq!(store.key_owners(&keys).await.unwrap().len(), 4);
     assert!(store.bring_forward(0, 1, None, 10).await.unwrap().rows > 0);
     assert_eq!(store.oldest_waiting(i64::MAX).await.unwrap().len(), 3);
     assert_eq!(store.unfinished().await.unwrap().len(), 3);

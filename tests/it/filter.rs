@@ -5,7 +5,7 @@ use taskd::{
     dedup::Filter,
     model::{KeyHash, QueueName, TaskId},
     redis_pool::Redis,
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
 };
 
 use crate::support::{
@@ -89,7 +89,7 @@ async fn marks_that_wait_are_written_together_and_at_the_stop() {
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let (filter, supervisor) = (Filter::new(redis.clone()), Supervisor::new());
     let writer = filter.clone();
-    supervisor.spawn_loop("marks", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("marks", move |cx| {
         let filter = writer.clone();
         async move { filter.write_marks(|_| 1000, cx).await }
     });
@@ -121,7 +121,7 @@ async fn a_large_batch_does_not_wait_nor_one_of_an_era_before() {
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let (filter, other, supervisor) = (Filter::new(redis.clone()), Filter::new(redis), Supervisor::new());
     let writer = filter.clone();
-    supervisor.spawn_loop("marks", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("marks", move |cx| {
         let filter = writer.clone();
         async move { filter.write_marks(|_| 5000, cx).await }
     });

@@ -4,17 +4,14 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use comfy_table::{Table, presets};
 use serde_json::{Map, Value, json};
 
-use crate::{model::LetterKind, wire::pb};
-
-/// The most characters of a reason in the table.
-const REASON: usize = 60;
+use crate::{
+    cli::ask::beginning,
+    model::{LetterKind, Priority},
+    wire::pb,
+};
 
 fn kind(letter: &pb::Letter) -> &'static str {
     LetterKind::from_number(letter.kind.into()).map_or("unknown", LetterKind::as_str)
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn at(letter: &pb::Letter) -> String {
@@ -27,10 +24,10 @@ pub(super) fn table(letters: &[pb::Letter]) -> String {
     table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
     for letter in letters {
         let what = match &letter.task {
-            Some(task) => text(&task.key),
+            Some(task) => beginning(&String::from_utf8_lossy(&task.key)),
             None => format!("{}/{} {}", letter.topic, letter.partition, letter.offset),
         };
-        let reason: String = letter.reason.chars().take(REASON).collect();
+        let reason = beginning(&letter.reason);
         let attempts = letter.attempts.to_string();
         table.add_row([&letter.id, &at(letter), kind(letter), &letter.queue, &what, &attempts, &reason]);
     }
@@ -81,6 +78,25 @@ pub(super) fn json(letter: &pb::Letter) -> Value {
     if let Some(task) = &letter.task {
         bytes("key", &task.key, 0, &mut object);
         bytes("payload", &task.payload, task.payload_encoding, &mut object);
+        let encoding = match task.payload_encoding() {
+            pb::Encoding::Unspecified => None,
+            pb::Encoding::Bytes => Some("bytes"),
+            pb::Encoding::Text => Some("text"),
+            pb::Encoding::Json => Some("json"),
+        };
+        let priority = Priority::from_number(task.priority.into()).as_str();
+        let priority = (task.priority != pb::Priority::Unspecified as i32).then(|| priority.into());
+        let values = [
+            ("payload_encoding", encoding.map(Value::from)),
+            ("replicas", task.replicas.map(Value::from)),
+            ("priority", priority),
+            ("max_attempts", task.max_attempts.map(Value::from)),
+        ];
+        for (name, value) in values {
+            if let Some(value) = value {
+                object.insert(name.into(), value);
+            }
+        }
         if !task.headers.is_empty() {
             object.insert("headers".into(), json!(task.headers));
         }
@@ -101,13 +117,24 @@ mod tests {
             key: "k".into(),
             payload: "{\"a\":1}".into(),
             payload_encoding: pb::Encoding::Json.into(),
+            replicas: Some(3),
+            priority: pb::Priority::Low.into(),
             ..Default::default()
         };
         let letter = pb::Letter { kind: 1, attempts: 2, task: Some(task), ..Default::default() };
         let shown = json(&letter);
         assert_eq!((&shown["kind"], &shown["key"], &shown["payload"]["a"]), (&json!("task"), &json!("k"), &json!(1)));
+        assert_eq!(
+            (&shown["replicas"], &shown["priority"], &shown["payload_encoding"]),
+            (&json!(3), &json!("low"), &json!("json"))
+        );
+        assert!(shown.get("max_attempts").is_none(), "the queue's own");
         let record = pb::Letter { kind: 3, topic: "pipeline".into(), value: vec![0xff].into(), ..Default::default() };
         assert_eq!(json(&record)["value_base64"], "/w==");
         assert!(table(&[letter, record]).contains("pipeline/0"));
+        let task = Some(pb::NewTask { key: "k\x1b[31m".into(), ..Default::default() });
+        let hostile = pb::Letter { task, reason: "no\x07".into(), ..Default::default() };
+        let shown = table(&[hostile]);
+        assert!(shown.contains("k\\u{1b}[31m") && shown.contains("no\\u{7}"), "{shown}");
     }
 }

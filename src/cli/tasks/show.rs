@@ -5,22 +5,14 @@ use comfy_table::{Table, presets};
 use serde_json::{Map, Value};
 
 use crate::{
+    cli::ask::beginning,
     model::{Priority, TaskStatus},
     wire::pb,
 };
 
-/// The most characters of a key and of a reason in the table.
-const SHOWN: usize = 60;
-
 fn status(task: &pb::Task) -> &'static str {
     let known = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == task.status);
     known.map_or("UNKNOWN", TaskStatus::as_str)
-}
-
-/// The beginning of a text of a user, without what a terminal would obey.
-fn shown(text: &str) -> String {
-    let printable = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().take(SHOWN).map(printable).collect()
 }
 
 pub(super) fn table(tasks: &[pb::Task]) -> String {
@@ -29,7 +21,7 @@ pub(super) fn table(tasks: &[pb::Task]) -> String {
     table.set_header(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
-        let (key, reason) = (shown(&String::from_utf8_lossy(&task.key)), shown(&task.reason));
+        let (key, reason) = (beginning(&String::from_utf8_lossy(&task.key)), beginning(&task.reason));
         let completed = format!("{} of {}", task.completed, task.replicas);
         let attempts = task.attempts.to_string();
         table.add_row([&task.id, &created, &task.queue, &key, status(task), &completed, &attempts, &reason]);

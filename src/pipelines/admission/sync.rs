@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use super::{Gates, Occupancy};
 use crate::{
     queue::Shards,
-    runtime::{Clock, Policy, Supervisor},
+    runtime::{Clock, Supervisor},
     store::{self, Store, StoredShard},
 };
 
@@ -67,7 +67,7 @@ impl QueueSync {
     /// Goes on reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) {
         let sync = Arc::new(Mutex::new(self));
-        supervisor.spawn_loop("queues", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("queues", move |cx| {
             let sync = Arc::clone(&sync);
             async move {
                 let mut sync = sync.lock().await;

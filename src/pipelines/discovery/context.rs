@@ -14,7 +14,7 @@ use crate::{
         shortcut::{Moment, Sent, Shortcut},
     },
     queue::Announcer,
-    runtime::{Clock, Policy, Supervisor},
+    runtime::{Clock, Supervisor},
     store::{Store, Turn},
     telemetry::metrics,
 };
@@ -91,7 +91,7 @@ impl Context {
     /// Starts the loop that writes marks.
     pub(super) fn start_marking(&self, supervisor: &Supervisor) {
         let (filter, settings) = (self.filter.clone(), Arc::clone(&self.settings));
-        supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("discovery/marks", move |cx| {
             let (filter, settings) = (filter.clone(), Arc::clone(&settings));
             async move { filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await }
         });

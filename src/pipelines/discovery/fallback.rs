@@ -6,7 +6,7 @@ use super::{context::Context, error::Failure};
 use crate::{
     dedup::{Filter, LastStored},
     model::{KeyHash, TaskId},
-    runtime::{Loop, Policy, Supervisor},
+    runtime::{Loop, Supervisor},
     store::Store,
 };
 
@@ -17,7 +17,7 @@ const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(context: &Context, supervisor: &Supervisor) {
     let context = context.clone();
-    supervisor.spawn_loop("discovery/filter", Policy::Restart, move |cx| watch(context.clone(), cx));
+    supervisor.spawn_loop("discovery/filter", move |cx| watch(context.clone(), cx));
 }
 
 async fn watch(context: Context, cx: Loop) -> Result<(), Failure> {
@@ -50,6 +50,7 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
 /// The number of these tasks that SQL neither has nor had.
 async fn missing(store: &dyn Store, last: &LastStored) -> Result<usize, Failure> {
     let keys: Vec<KeyHash> = last.tasks.iter().map(|(key, _)| *key).collect();
-    let owners: HashSet<(KeyHash, TaskId)> = store.owners(&keys).await?.into_iter().collect();
+    let owners = store.key_owners(&keys).await?.into_iter().map(|(key, id, _)| (key, id));
+    let owners: HashSet<(KeyHash, TaskId)> = owners.collect();
     Ok(last.tasks.iter().filter(|task| !owners.contains(task)).count())
 }

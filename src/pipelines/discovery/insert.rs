@@ -25,7 +25,7 @@ use crate::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES},
     },
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
 };
@@ -58,7 +58,7 @@ pub(super) fn start(
     let (stored, to_publish) = mpsc::channel(batch::TO_PUBLISH);
 
     let (inserting, receiver) = (context.clone(), Arc::new(Mutex::new(receiver)));
-    supervisor.spawn_loop("discovery/insert", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("discovery/insert", move |cx| {
         let (context, receiver, stored) = (inserting.clone(), Arc::clone(&receiver), stored.clone());
         async move {
             batch::insert(context, &mut *receiver.lock().await, stored, cx).await;
@@ -66,7 +66,7 @@ pub(super) fn start(
         }
     });
     let (publishing, to_publish) = (context.clone(), Arc::new(Mutex::new(to_publish)));
-    supervisor.spawn_loop("discovery/publish", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("discovery/publish", move |cx| {
         let (context, to_publish, to_mark) = (publishing.clone(), Arc::clone(&to_publish), to_mark.clone());
         async move { batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await }
     });

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     bus::Bus,
-    runtime::{Loop, Policy, Supervisor, tick_after},
+    runtime::{Loop, Supervisor, tick_after},
     store::{self, Published, Store},
 };
 
@@ -31,7 +31,7 @@ pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
 pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
     let (sender, receiver) = mpsc::channel(WAITING);
     let receiver = Arc::new(Mutex::new(receiver));
-    supervisor.spawn_loop("discovery/mark-published", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("discovery/mark-published", move |cx| {
         let (store, bus, receiver) = (Arc::clone(&store), Arc::clone(&bus), Arc::clone(&receiver));
         async move {
             mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;

@@ -29,7 +29,7 @@ use crate::{
     enrichment::Enrichment,
     model::{DeadLetter, KeyHash, NewTask, QueueName, StoredStatus, TaskId, TaskRow},
     pipelines::publishing,
-    runtime::{Loop, Policy, Supervisor},
+    runtime::{Loop, Supervisor},
     store::{Inserted, Settled, Settlement, Stored, Turn},
     telemetry::metrics::{self, Source},
 };
@@ -53,7 +53,7 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) {
     let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
-    supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("discovery/results", move |cx| {
         let (context, enrichment, tally) = (context.clone(), enrichment.clone(), tally.clone());
         let (sent, to_mark, turn) = (sent.clone(), to_mark.clone(), RwLock::default());
         let results = Results { context, enrichment, sent, to_mark, tally, turn };

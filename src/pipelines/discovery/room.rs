@@ -194,7 +194,7 @@ pub(super) async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> R
             None => unseen.push(*hash),
         }
     }
-    known.extend(context.store.owners(&unseen).await?.into_iter().map(|(hash, _)| hash));
+    known.extend(context.store.key_owners(&unseen).await?.into_iter().map(|(hash, ..)| hash));
     Ok(known)
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::{
     model::QueueName,
     pipelines::admission::Occupancy,
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
     store::{self, Store, TurnedAway, TurnedAwayCounts},
 };
 
@@ -46,7 +46,7 @@ impl Tally {
     /// Starts the loop that adds the counts to SQL.
     pub(super) fn keep(&self, store: &Arc<dyn Store>, supervisor: &Supervisor) {
         let (tally, store) = (self.clone(), Arc::clone(store));
-        supervisor.spawn_loop("discovery/turned-away", Policy::Restart, move |cx| {
+        supervisor.spawn_loop("discovery/turned-away", move |cx| {
             let (tally, store) = (tally.clone(), Arc::clone(&store));
             async move {
                 loop {

@@ -23,13 +23,13 @@ pub use self::{context::Context, error::Error};
 use self::{context::Fanout, groups::Groups, owned::Owned};
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
-    runtime::{Loop, Policy, Supervisor},
+    runtime::{Loop, Supervisor},
     telemetry::metrics::{self, FanoutBatch},
 };
 
 /// Starts the pipeline.
 pub fn start(context: Context, supervisor: &Supervisor) {
-    supervisor.spawn_loop("fanout", Policy::Restart, move |cx| Fanout(context.clone()).consume(cx));
+    supervisor.spawn_loop("fanout", move |cx| Fanout(context.clone()).consume(cx));
 }
 
 impl Fanout {

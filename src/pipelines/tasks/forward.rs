@@ -22,7 +22,7 @@ use crate::{
     model::ShardId,
     pipelines::publishing::Reporting,
     queue::{self, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
-    runtime::{Loop, LoopError, Policy, Supervisor, tick},
+    runtime::{Loop, LoopError, Supervisor, tick},
     telemetry::metrics,
 };
 
@@ -120,7 +120,7 @@ pub(super) fn start(
     let look_for = LookFor { max_age, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
     let expirations = Arc::new(Reporting::new(Topic::Expirations));
     let forwarder = Forwarder { queue, bus, expirations, reported, look_for, published: Arc::default() };
-    supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
+    supervisor.spawn_loop("tasks/forward", move |cx| forwarder.clone().run(cx));
 }
 
 #[derive(Clone)]

@@ -19,13 +19,7 @@ pub use self::{
     sessions::{Attached, Cut, Opened, Reports, Shared, SharedTasks, heartbeat},
 };
 use self::{forward::Reported, sessions::registry::Sessions};
-use crate::{
-    bus::Bus,
-    config::Settings,
-    queue::Queue,
-    runtime::{Policy, Supervisor},
-    store::Store,
-};
+use crate::{bus::Bus, config::Settings, queue::Queue, runtime::Supervisor, store::Store};
 
 /// Starts the service.
 pub fn start(
@@ -40,7 +34,7 @@ pub fn start(
     let queue = queue.worker;
     let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::<Sessions>::default());
     let (deliveries, streams) = (queue.clone(), sessions.streams.clone());
-    supervisor.spawn_loop("tasks/deliveries", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/deliveries", move |cx| {
         let (queue, streams) = (deliveries.clone(), streams.clone());
         async move {
             queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;

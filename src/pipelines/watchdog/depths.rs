@@ -123,8 +123,9 @@ impl Depths {
             to_forward += stats.outbox;
             depth.pending = depth.pending.saturating_sub(stats.live);
             depth.waiting += stats.open;
-            depth.leased += stats.leases;
-            depth.delayed += stats.delayed;
+            let (leased, delayed) = stats.assigned_and_delayed();
+            depth.leased += leased;
+            depth.delayed += delayed;
             depth.oldest = depth.oldest.max(stats.oldest_created_unix_ms.map(|at| self.age(at)).unwrap_or_default());
         }
         to_forward

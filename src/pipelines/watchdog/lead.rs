@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::{
     coordination::{self, Coordination},
-    runtime::{Loop, Policy, Progress, Supervisor},
+    runtime::{Loop, Progress, Supervisor},
     telemetry::metrics,
 };
 
@@ -53,7 +53,7 @@ impl Lead {
     ) {
         let stalls = Stalls { progress: supervisor.progress().clone(), loops: loops.into(), after: stall_after };
         let candidate = Candidate { coordination, stalls, lead: self };
-        supervisor.spawn_loop("watchdog/lead", Policy::Restart, move |cx| candidate.clone().run(cx));
+        supervisor.spawn_loop("watchdog/lead", move |cx| candidate.clone().run(cx));
     }
 
     /// Waits until this process leads; false at the stop, also while it leads: a loop whose pauses are over would go

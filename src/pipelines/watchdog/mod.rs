@@ -46,7 +46,7 @@ use std::{future::Future, sync::Arc};
 
 use self::lead::Lead;
 pub use self::{context::Context, error::Error};
-use crate::runtime::{Loop, Policy, Supervisor};
+use crate::runtime::{Loop, Supervisor};
 
 /// Starts the loops. Those that change something wait until this process leads.
 pub fn start(context: Context, supervisor: &Supervisor) {
@@ -93,6 +93,6 @@ impl Loops<'_> {
         Fut: Future<Output = Result<(), Error>> + Send + 'static,
     {
         self.names.push(name);
-        self.supervisor.spawn_loop(name, Policy::Restart, move |cx| run(of.clone(), cx));
+        self.supervisor.spawn_loop(name, move |cx| run(of.clone(), cx));
     }
 }

@@ -95,8 +95,8 @@ use super::{
 };
 use crate::config::EventQueues;
 use crate::model::{
-    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
-    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
+    AccessToken, Act, DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash, ShardId,
+    StoredLetter, TaskId, TaskRow, WorkerName,
 };
 
 /// A store in SQL.
@@ -284,11 +284,6 @@ impl<DB: Backend> Store for SqlStore<DB> {
         tasks::rows(&self.sql, ids).await
     }
 
-    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
-        let owners = keys::owners(&self.sql, "owners", keys).await?;
-        Ok(owners.into_iter().map(|(key, id, _)| (key, id)).collect())
-    }
-
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
         tasks::task(&self.sql, id).await
     }
@@ -383,10 +378,6 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(access::revoke(session, name, act))
         });
         revoke.await
-    }
-
-    async fn keep_act(&self, act: &Act) -> Result<()> {
-        self.sql.run("keep_act", act.clone(), |session, act| Box::pin(access::keep(session, act))).await
     }
 
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {

@@ -270,7 +270,6 @@ async fn no_statement_scans_a_table() {
     store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
     assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap()[0].offset, offset);
     assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
-    assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
     store.bring_forward(-1, 0, None, 100).await.unwrap();
     store.oldest_waiting(i64::MAX).await.unwrap();
     assert_eq!(store.unfinished().await.unwrap().len(), 1);

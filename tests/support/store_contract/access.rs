@@ -75,7 +75,7 @@ pub(crate) async fn old_acts_go_a_few_at_a_time(db: &impl Database) {
     let left = async || store.acts(None, 10_000).await.unwrap().len();
     assert_eq!(left().await, 2500, "each is as old as those before it");
     for expected in [501, 2] {
-        store.keep_act(&Act::new("me", "pause", "a queue")).await.unwrap();
+        store.keep_acts(&[Act::new("me", "pause", "a queue")]).await.unwrap();
         assert_eq!(left().await, expected);
     }
 }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     model::WorkerName,
     queue::{self, SESSION_SLOTS, SharedCalled, SharedSession, SharedWish},
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
 };
 
 /// How often a process says that it lives, and looks for allotments that may be smaller.
@@ -39,7 +39,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// Keeps the allotments of this process alive, and small where others lack something.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     let handle = handle.clone();
-    supervisor.spawn_loop("tasks/allotments", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/allotments", move |cx| {
         let handle = handle.clone();
         async move {
             let mut lived = Instant::now();

@@ -49,7 +49,7 @@ use super::{
 use crate::{
     model::{GetTasks, OpenSession, QueueName, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
 };
 
@@ -65,7 +65,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
     allotments::start(handle, supervisor);
     let sessions = handle.clone();
-    supervisor.spawn_loop("tasks/sessions", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/sessions", move |cx| {
         let handle = sessions.clone();
         async move {
             while cx.pause(LOOK_EVERY).await {
@@ -83,7 +83,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
         }
     });
     let handle = handle.clone();
-    supervisor.spawn_loop("tasks/notices", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/notices", move |cx| {
         let handle = handle.clone();
         async move {
             let mut notices = handle.queue.notices();

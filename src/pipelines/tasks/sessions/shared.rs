@@ -40,7 +40,7 @@ use crate::{
         SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedSession, SharedWish,
         Started,
     },
-    runtime::{Policy, Supervisor},
+    runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
 };
 
@@ -56,7 +56,7 @@ const CLAIMS: usize = 5;
 /// Ends sessions that are due, whichever process opened them.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     let handle = handle.clone();
-    supervisor.spawn_loop("tasks/shared_sessions", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/shared_sessions", move |cx| {
         let handle = handle.clone();
         async move {
             let mut slots = [Slot { next: Instant::now(), was_away: true }; SESSION_SLOTS as usize];
