@@ -94,6 +94,7 @@ impl Facts {
 
     fn since(&self, place: TaskPlace) -> Option<i64> {
         let (task, record) = (&self.detail.task, self.record());
+        let inserted = task.id.created_unix_ms();
         let last_failure = record.and_then(|record| record.log.last()).map(|failure| failure.at_unix_ms);
         let has_failed = record.is_some_and(|record| record.failures > 0);
         match place {
@@ -101,7 +102,7 @@ impl Facts {
             // A task that came back to SQL did so later, and nothing says when.
             TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled => {
                 let came_back = matches!(self.place_in_sql, Some(Place::Off { came_back: true, .. }));
-                (!came_back).then_some(task.created_unix_ms)
+                (!came_back).then_some(inserted)
             }
             TaskPlace::Bus => self.on_bus.as_ref().and_then(|on_bus| on_bus.since_unix_ms),
             // The first of its workers.
@@ -110,8 +111,8 @@ impl Facts {
                     record.and_then(|record| record.held.iter().map(|held| held.since_unix_ms).collect());
                 since.and_then(|since| since.into_iter().min())
             }
-            TaskPlace::Waiting if !has_failed => Some(task.created_unix_ms.max(task.not_before_unix_ms)),
-            TaskPlace::Delayed if !has_failed => Some(task.created_unix_ms),
+            TaskPlace::Waiting if !has_failed => Some(inserted.max(task.not_before_unix_ms)),
+            TaskPlace::Delayed if !has_failed => Some(inserted),
             TaskPlace::Delayed => last_failure,
             TaskPlace::Reported => record.map(|record| record.final_unix_ms),
             TaskPlace::Waiting | TaskPlace::Lost => None,

@@ -215,6 +215,9 @@ async fn insert_again(
         // Somebody else may have purged it.
         let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else { continue };
         match (letter.task, letter.values) {
+            _ if letter.incomplete => {
+                changed.failed.push((*id, "the letter lacks parts of the task: insert the task anew".into()));
+            }
             (Some(task), None) => {
                 // An operator who sends a task again lifts its deadline.
                 tasks.push(NewTask { deadline_unix_ms: None, finish_within: None, ..task });

@@ -144,6 +144,8 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
     let status = status(detail.status, detail.task.not_before_unix_ms, record, now_unix_ms);
     let row = detail.task;
     TaskView {
+        // By this, the time in their ids, tasks are listed and chosen.
+        created_unix_ms: row.id.created_unix_ms(),
         id: row.id,
         queue: row.queue,
         key: row.key,
@@ -153,7 +155,6 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
         leased: record.map_or(0, |record| record.held),
         attempts: record.map_or(detail.attempts, |record| record.failures.max(detail.attempts)),
         priority: row.priority,
-        created_unix_ms: row.created_unix_ms,
         updated_unix_ms: detail.updated_unix_ms,
         not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
         deadline_unix_ms: (row.deadline_unix_ms > 0 && detail.epoch == 0).then_some(row.deadline_unix_ms),

@@ -117,6 +117,8 @@ impl Reader {
 pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     TaskView {
         status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
+        // By this, the time in their ids, tasks are listed and chosen.
+        created_unix_ms: task.id.created_unix_ms(),
         id: task.id,
         queue: task.shard.queue,
         key: task.key,
@@ -125,7 +127,6 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
         leased: record.map_or(0, |record| record.held),
         attempts: record.map_or(task.attempts, |record| record.failures.max(task.attempts)),
         priority: task.priority,
-        created_unix_ms: task.created_unix_ms,
         updated_unix_ms: task.updated_unix_ms,
         not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
         deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0).then_some(task.deadline_unix_ms),

@@ -1,4 +1,4 @@
-//! SIGTERM and Ctrl-C.
+//! SIGTERM, Ctrl-C, and SIGHUP of a terminal that closes.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -20,11 +20,15 @@ pub(super) fn watch(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+    // A process under nohup outlives its terminal.
+    let hangup = (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose();
+    let mut hangup = hangup.context("cannot listen for SIGHUP")?;
     let watching = async move {
         let mut next = async || {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                Some(_) = async { hangup.as_mut()?.recv().await } => {}
             }
         };
         next().await;
@@ -43,4 +47,11 @@ pub(super) fn watch(
         end.run_until_cancelled(watching).await;
     });
     Ok(())
+}
+
+/// Whether who started this process wants it to ignore SIGHUP, the first bit of the mask that Linux shows.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }

@@ -31,6 +31,8 @@ pub struct DeadLetter {
     pub history: Vec<Failure>,
     /// The task whose worker discovered a task that was not stored.
     pub parent_id: Option<TaskId>,
+    /// Parts of `task` were left out, so it is another one than was sent.
+    pub incomplete: bool,
 }
 
 /// The id of a letter: of a dead task its id, of any other letter a hash of what it is about.

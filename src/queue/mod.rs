@@ -30,6 +30,7 @@ mod session;
 mod shard;
 mod shards;
 mod shared;
+mod stats;
 mod types;
 mod upkeep;
 mod wake;
@@ -62,10 +63,11 @@ pub use self::{
         SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
         SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
+    stats::Stats,
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
-        Rejection, Source, Stats,
+        Rejection, Source,
     },
     upkeep::{FailedRound, Failing, Finals, LookFor, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},

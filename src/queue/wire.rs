@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use super::{
     error::{Error, Result},
-    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus, Stats},
+    stats::Stats,
+    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
 };
 use crate::{
     model::{LeaseNumber, Offset, TaskId},

@@ -51,7 +51,6 @@ pub struct ListedTask {
     /// Failures that reports have mentioned.
     pub attempts: u32,
     pub priority: Priority,
-    pub created_unix_ms: i64,
     pub updated_unix_ms: i64,
     /// 0: at once.
     pub not_before_unix_ms: i64,

@@ -211,6 +211,7 @@ pub fn dead_letter(letter: &DeadLetter) -> Bytes {
         task,
         history: letter.history.into_iter().map(Into::into).collect(),
         parent_id: letter.parent_id.map(id_bytes).unwrap_or_default(),
+        incomplete: letter.incomplete,
     };
     record.encode_to_vec().into()
 }
@@ -237,6 +238,7 @@ pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError>
         values,
         history: record.history.into_iter().map(Into::into).collect(),
         parent_id: TaskId::from_slice(&record.parent_id),
+        incomplete: record.incomplete,
     })
 }
 

@@ -163,6 +163,33 @@ async fn what_was_never_stored_is_kept_and_inserted_when_it_is_sent_again() {
     assert!(daemon.stop().await.success());
 }
 
+/// A letter that lacks parts of its task would make another task of them.
+#[tokio::test]
+async fn a_letter_without_the_whole_task_is_not_sent_again() {
+    let config = "[queues.default]\nkeep_refused = true";
+    let mut daemon = column::start(config, &[]).await;
+    let long_queue = json!({"queue": "s".repeat(70), "key": "k"});
+    let long_keys = ["1", "2"].map(|end| json!({"queue": "v", "key": format!("{}{end}", "p".repeat(5000))}));
+    let [one, two] = &long_keys;
+    let (_, answer) = daemon.post("/v1/tasks", &json!([long_queue, one, two])).await;
+    assert_eq!(crate::support::daemon::statuses(&answer), ["REJECTED"; 3]);
+    let large = |key: &str| json!({"queue": "v", "key": key, "payload": "x".repeat(9 << 20)});
+    for key in ["a", "b"] {
+        daemon.post("/v1/tasks", &json!([large(key)])).await;
+    }
+    // The two long keys are one when they are cut.
+    let listed = letters(&daemon, "", 4).await;
+    let keys: BTreeSet<&str> = listed.iter().filter_map(|letter| letter["key"].as_str()).collect();
+    assert!(keys.is_superset(&["a", "b", "k"].into()), "{keys:?}");
+    let retried = change(&daemon, "retry", json!({"filter": {}, "yes": true})).await;
+    assert_eq!((&retried["matched"], &retried["changed"]), (&json!(4), &json!(0)));
+    for failed in retried["failed"].as_array().unwrap() {
+        assert_eq!(failed["error"], "the letter lacks parts of the task: insert the task anew");
+    }
+    letters(&daemon, "", 4).await;
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn a_wrong_request_is_one_line_and_changes_nothing() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;

@@ -252,6 +252,21 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     assert!(daemon.stop().await.success());
 }
 
+/// Whether the deadline has passed is no question of the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_that_passes_meanwhile_makes_no_answer_wrong() {
+    let endpoint = Endpoint::start().await;
+    let mut daemon = column::start(&endpoint.config("enrich_failures = 3"), &[]).await;
+    for n in 0..5 {
+        let mut late = task(&format!("late-{n}"));
+        late["finish_within"] = json!("1ms");
+        daemon.insert(&[late]).await;
+    }
+    assert_eq!(outcome(&daemon, "wrong").await, 0.0);
+    assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_breaker_opens_when_the_endpoint_is_gone_and_closes_when_it_is_back() {
     let endpoint = Endpoint::start().await;

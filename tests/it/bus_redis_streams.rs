@@ -1,6 +1,7 @@
 //! The bus on Redis Streams: the contract, and what only Redis can do to it.
 
 use std::{
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -270,6 +271,29 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
 }
 
 /// The next `count` records, at least, from a reader whose server was away.
+/// The answer to a reader that is gone: Redis serves its call, which still waits, before that of the next reader of the
+/// name.
+#[tokio::test]
+async fn what_went_to_an_earlier_reader_of_the_name_comes_to_the_present_one() {
+    let server = server().await;
+    let bus = server.open().await;
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    publish(&*bus, Topic::TaskResults, &[(0, "a")]).await;
+    let first = read(&mut *reader, 1).await;
+    let key = "test:{bus}:my.task-results:1";
+    let consumers: Vec<HashMap<String, redis::Value>> =
+        server.run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd").await;
+    let name: String = redis::from_redis_value(consumers[0]["name"].clone()).expect("a name");
+    publish(&*bus, Topic::TaskResults, &[(1, "b")]).await;
+    let taken: redis::Value = server.run(&format!("XREADGROUP GROUP taskd {name} STREAMS {key} >")).await;
+    assert_ne!(taken, redis::Value::Nil);
+    assert_eq!(values(&read(&mut *reader, 1).await), ["b"]);
+    // An entry in hand does not come again.
+    publish(&*bus, Topic::TaskResults, &[(0, "c")]).await;
+    assert_eq!(values(&read(&mut *reader, 1).await), ["c"]);
+    commit(&mut *reader, &first).await;
+}
+
 async fn read_through_errors(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
     let reading = async {
         let mut messages = Vec::new();

@@ -158,6 +158,8 @@ impl Shared {
         }
         if !is_more {
             self.next_take_over = Instant::now() + TAKE_OVER_EVERY.min(self.take_over_after / 2);
+            // An earlier reader of this name may have waited for entries still, and Redis gave it some.
+            self.read_own_again();
         }
         Ok(())
     }

@@ -22,9 +22,10 @@ use crate::{
     bus::Topic,
     enrichment::Enrichment,
     model::{
-        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow,
+        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, QueueName, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES},
     },
+    pipelines::admission::Room,
     runtime::Supervisor,
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
@@ -127,7 +128,7 @@ impl Handle {
         if rows.is_empty() {
             return Ok(answers);
         }
-        self.admit(&rows)?;
+        let mut room = self.admit(&rows)?;
         if !self.enrichment.is_off() {
             let rejected = Box::pin(self.enrich(&mut rows)).await?;
             let refused = rejected.iter().map(|(at, error)| {
@@ -144,7 +145,11 @@ impl Handle {
         if rows.is_empty() {
             return Ok(answers);
         }
-        for (place, (id, inserted)) in places.into_iter().zip(self.store(rows).await?) {
+        let queues: Vec<QueueName> = rows.iter().map(|row| row.queue.clone()).collect();
+        for ((place, queue), (id, inserted)) in places.into_iter().zip(queues).zip(self.store(rows).await?) {
+            if let Inserted::New = inserted {
+                room.keep(&queue);
+            }
             answers[place] = answer(id, inserted);
         }
         Ok(answers)
@@ -250,21 +255,18 @@ impl Handle {
     }
 
     /// Takes room for the rows, before any is stored. Refuses all when one queue is full.
-    fn admit(&self, rows: &[TaskRow]) -> Result<(), Error> {
+    fn admit(&self, rows: &[TaskRow]) -> Result<Room, Error> {
         if let Some(shortage) = self.context.gates.shortage() {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
             return Err(Error::Busy(shortage.why));
         }
         let mut by_queue = BTreeMap::new();
-        rows.iter().for_each(|row| *by_queue.entry(&row.queue).or_insert(0) += 1);
-        for (queue, count) in by_queue {
-            if !self.context.occupancy.admit(queue, count, &self.context.settings.queues) {
-                metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
-                let max = self.context.settings.queues.get(queue).max_unfinished;
-                return Err(Error::Busy(format!("queue {queue} has {max} unfinished tasks, its max_unfinished")));
-            }
-        }
-        Ok(())
+        rows.iter().for_each(|row| *by_queue.entry(row.queue.clone()).or_insert(0) += 1);
+        self.context.occupancy.admit(by_queue, &self.context.settings.queues).map_err(|queue| {
+            metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
+            let max = self.context.settings.queues.get(&queue).max_unfinished;
+            Error::Busy(format!("queue {queue} has {max} unfinished tasks, its max_unfinished"))
+        })
     }
 }
 
@@ -294,22 +296,26 @@ fn unavailable(failure: Failure) -> Error {
 
 /// The letter of a refused task. One that is larger than any stored task leaves out its payload and headers.
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
-    let mut reason = reason.to_owned();
+    let (mut reason, mut incomplete) = (reason.to_owned(), false);
     // These are short in every valid task. A page of letters has them all.
     for (text, most) in [(&mut task.queue, 64), (&mut task.traceparent, 64)] {
-        let end = text.char_indices().nth(most).map_or(text.len(), |(end, _)| end);
-        text.truncate(end);
+        if let Some((end, _)) = text.char_indices().nth(most) {
+            text.truncate(end);
+            incomplete = true;
+        }
     }
     if task.key.len() > MAX_KEY_BYTES {
         task.key.truncate(MAX_KEY_BYTES);
         reason.push_str(" (its key is cut)");
+        incomplete = true;
     }
     let headers: usize = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
-        (task.key, task.payload, task.headers) = Default::default();
-        reason.push_str(" (without key, payload and headers: too large to keep)");
+        (task.payload, task.headers) = Default::default();
+        reason.push_str(" (without payload and headers: too large to keep)");
+        incomplete = true;
     }
-    DeadLetter { reason, at_unix_ms, queue: task.queue.clone(), task: Some(task), ..Default::default() }
+    DeadLetter { reason, at_unix_ms, queue: task.queue.clone(), task: Some(task), incomplete, ..Default::default() }
 }
 
 fn is_rejected(answer: &InsertAnswer) -> bool {

@@ -34,7 +34,12 @@ impl Changes {
             let mut failed = Ok(());
             for kind in ChangeKind::KEPT {
                 let carried_out = self.carry_out(kind, &cx).await;
+                // SQL does not answer, and each call to it takes long to fail.
+                let is_sql_away = carried_out.as_ref().is_err_and(Error::is_of_store);
                 failed = failed.and(carried_out);
+                if is_sql_away || cx.stop.is_cancelled() {
+                    break;
+                }
             }
             failed?;
             metrics::watchdog_step("changes", started.elapsed());
@@ -72,7 +77,8 @@ impl Changes {
             }
             cx.beat();
             pages.after = page.next;
-            if pages.after.is_none() {
+            let is_sql_away = failed.as_ref().is_err_and(Error::is_of_store);
+            if pages.after.is_none() || is_sql_away || cx.stop.is_cancelled() {
                 return failed;
             }
         }

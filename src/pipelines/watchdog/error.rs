@@ -57,6 +57,13 @@ impl From<checking::Error> for Error {
     }
 }
 
+impl Error {
+    /// SQL does not answer.
+    pub(super) fn is_of_store(&self) -> bool {
+        matches!(self, Self::Store(_) | Self::Change(changing::Error::Store(_)))
+    }
+}
+
 impl LoopError for Error {
     fn ends_round(&self) -> bool {
         match self {

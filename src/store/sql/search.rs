@@ -200,7 +200,6 @@ struct Columns {
     completed: i64,
     attempts: i64,
     priority: i64,
-    created_ms: i64,
     updated_ms: i64,
     not_before_ms: i64,
     deadline: i64,
@@ -218,7 +217,6 @@ from_row!(Columns {
     completed,
     attempts,
     priority,
-    created_ms,
     updated_ms,
     not_before_ms,
     deadline,
@@ -237,8 +235,8 @@ async fn rows<DB: Backend>(
     let (statuses, mut rows) = (filter.stored_statuses(), HashMap::with_capacity(ids.len()));
     for ids in lists(ids) {
         let found = Statement::new(format!(
-            "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, created_ms, \
-             updated_ms, not_before_ms, COALESCE(deadline_ms, 0) AS deadline, \
+            "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, updated_ms, \
+             not_before_ms, COALESCE(deadline_ms, 0) AS deadline, \
              SUBSTR(reason, 1, 4096) AS shown_reason, {headers} AS shown_headers, epoch FROM tasks "
         ))
         .sql(DB::Connection::BY_PRIMARY_KEY)
@@ -277,7 +275,6 @@ impl Columns {
             completed: number(self.completed)?,
             attempts: number(self.attempts)?,
             priority: Priority::from_number(self.priority),
-            created_unix_ms: self.created_ms,
             updated_unix_ms: self.updated_ms,
             not_before_unix_ms: self.not_before_ms,
             deadline_unix_ms: self.deadline,

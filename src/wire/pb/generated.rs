@@ -2457,6 +2457,9 @@ pub struct DeadLetter {
     /// The parent of a discovered task that could not be stored and so has no task_id. 16 bytes.
     #[prost(bytes = "bytes", tag = "12")]
     pub parent_id: ::prost::bytes::Bytes,
+    /// An insert was refused, and the letter lacks parts of the task: it cannot be inserted again.
+    #[prost(bool, tag = "13")]
+    pub incomplete: bool,
 }
 /// Topic `events`: a task took on a status, and SQL has it. Of queues with `events = true`. Its partition is that of the
 /// task's id, its key on Kafka the id as text.

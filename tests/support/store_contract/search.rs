@@ -129,7 +129,6 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         completed: 0,
         attempts: 5,
         priority: row.priority,
-        created_unix_ms: NOW,
         updated_unix_ms: NOW + 20,
         not_before_unix_ms: 0,
         deadline_unix_ms: 0,
