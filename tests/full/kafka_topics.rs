@@ -66,7 +66,7 @@ impl Bed {
         deleted[0].as_ref().expect("deleted");
     }
 
-    /// As soon as the old one is gone.
+    /// As soon as the old one is gone. With one partition.
     async fn create(&self, topic: Topic) {
         let name = self.name(topic);
         let new = NewTopic::new(&name, 1, TopicReplication::Fixed(1));
@@ -226,4 +226,34 @@ async fn tasks_whose_reports_are_deleted_with_their_topic_are_done_again() {
     let daemon = bed.start(&[]).await;
     assert_eq!(daemon.queue("q").await["completed"], 0);
     assert_eq!(once(daemon.drain("w", "q").await).len(), 20);
+}
+
+/// The offset that the group has committed in the old topic is larger than any of the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_of_a_topic_made_anew_under_a_running_taskd_are_committed() {
+    let bed = Bed::new().await;
+    let daemon = bed.start(&[]).await;
+    daemon.insert(&tasks("before", 30)).await;
+    // One by one, so that they are many records.
+    until("all are done", async || {
+        let task = daemon.lease("w", "q", 1, "100ms").await;
+        assert!(daemon.complete("w", &task).await.iter().all(|status| status == "OK"));
+        daemon.unfinished("q").await == 0
+    })
+    .await;
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    until("all reports are committed", async || bus.backlog(Topic::TaskResults).await.expect("backlog") == 0).await;
+    let before = bus.committed(Topic::TaskResults).await.expect("committed")[0];
+    bus.close().await;
+    bed.delete(Topic::TaskResults).await;
+    bed.create(Topic::TaskResults).await;
+
+    daemon.insert(&tasks("after", 1)).await;
+    assert_eq!(once(daemon.drain("w", "q").await).len(), 1);
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    let ends = bus.ends(Topic::TaskResults).await.expect("ends");
+    assert!(ends[0].is_some() && ends[0] < before, "{ends:?} and {before:?}");
+    until("the new ones are, too", async || bus.committed(Topic::TaskResults).await.expect("committed")[0] == ends[0])
+        .await;
+    bus.close().await;
 }

@@ -74,13 +74,16 @@ impl Partitions {
     }
 
     /// Notes the offsets behind processed records.
+    ///
+    /// An offset at or before the committed one comes after a seek, or the topic was made anew and assigns its offsets
+    /// again. The next commit then asks the broker what is committed now.
     pub(super) fn note(&mut self, next: BTreeMap<u32, i64>) {
-        for (partition, next) in next {
-            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
-            if is_news && self.owned.contains(&partition) {
-                let noted = self.done.entry(partition).or_insert(next);
-                *noted = next.max(*noted);
+        for (partition, next) in next.into_iter().filter(|(partition, _)| self.owned.contains(partition)) {
+            if self.committed.get(&partition).is_some_and(|committed| next <= *committed) {
+                self.committed.remove(&partition);
             }
+            let noted = self.done.entry(partition).or_insert(next);
+            *noted = next.max(*noted);
         }
     }
 
