@@ -50,9 +50,9 @@ pub enum Error {
     /// A topic was deleted: a new opening of the bus creates it again.
     #[error("topic {topic} is gone")]
     Gone { topic: Topic },
-    /// A topic has more partitions than before: only a new opening of the bus reaches them.
+    /// A topic has more partitions than before, or was made anew with fewer: only a new opening of the bus knows them.
     #[error("topic {topic} has {found} partitions now, no longer {known}")]
-    Grown { topic: Topic, known: u32, found: u32 },
+    Resized { topic: Topic, known: u32, found: u32 },
 }
 
 impl Error {
@@ -61,13 +61,13 @@ impl Error {
         match self {
             Self::Publish { .. } | Self::Read { .. } | Self::Commit { .. } | Self::Trim { .. } | Self::Setup(_) => true,
             Self::TooLarge { .. } | Self::Misconfigured(_) => false,
-            Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. } => false,
+            Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. } => false,
         }
     }
 
     /// True if only a new opening of the bus helps.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. })
+        matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. })
     }
 
     /// Turns what a backend said into an error of publishing.

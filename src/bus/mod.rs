@@ -132,7 +132,7 @@ pub trait Bus: Send + Sync {
 
     /// Looks for changes of topics since this opening.
     ///
-    /// [`Error::Grown`]: a topic has more partitions now. [`Error::Gone`]: a topic does not exist any more.
+    /// [`Error::Resized`]: a topic has more partitions now, or fewer. [`Error::Gone`]: a topic does not exist any more.
     async fn check_partitions(&self) -> Result<()>;
 
     /// Sends buffered records and closes the connections.
@@ -171,7 +171,7 @@ fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
 
 fn check_grown(topic: Topic, known: u32, found: Option<u32>) -> Result<()> {
     match found.filter(|found| *found > known) {
-        Some(found) => Err(Error::Grown { topic, known, found }),
+        Some(found) => Err(Error::Resized { topic, known, found }),
         None => Ok(()),
     }
 }

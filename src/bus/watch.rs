@@ -1,4 +1,4 @@
-//! The loop that notices new partitions, or a topic that is gone.
+//! The loop that notices another number of partitions, or a topic that is gone.
 
 use std::{sync::Arc, time::Duration};
 

@@ -257,3 +257,22 @@ async fn reports_of_a_topic_made_anew_under_a_running_taskd_are_committed() {
         .await;
     bus.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pipeline_made_anew_with_fewer_partitions_under_a_running_taskd() {
+    let bed = Bed::new().await;
+    let daemon = bed.start(&["--partitions", "4"]).await;
+    daemon.insert(&tasks("before", 40)).await;
+    assert_eq!(once(daemon.drain("w", "q").await).len(), 40);
+    bed.delete(Topic::Pipeline).await;
+    bed.create(Topic::Pipeline).await;
+
+    daemon.insert(&tasks("after", 40)).await;
+    daemon.works_again("q").await;
+    assert_eq!(daemon.queue("q").await["completed"], 81);
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    assert_eq!(bus.partitions(Topic::Pipeline), 1);
+    bus.close().await;
+    let log = daemon.log();
+    assert!(log.contains("starting over: topic pipeline has 1 partitions now, no longer 4"), "{log}");
+}

@@ -602,7 +602,7 @@ pub async fn partitions_that_are_added_are_noticed_and_used(backend: &dyn Backen
     within("the old opening notices", async {
         loop {
             match bus.check_partitions().await {
-                Err(error @ taskd::bus::Error::Grown { .. }) => {
+                Err(error @ taskd::bus::Error::Resized { .. }) => {
                     assert!(error.is_lost());
                     return assert!(error.to_string().ends_with("has 5 partitions now, no longer 3"), "{error}");
                 }

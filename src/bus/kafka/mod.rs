@@ -63,8 +63,8 @@ pub struct Kafka {
     /// The partitions of `events`, if only [`Bus::ensure`] asked for it.
     events_partitions: OnceCell<u32>,
     retention: Duration,
-    /// Topics that did not exist at the last look.
-    missing: Mutex<HashSet<Topic>>,
+    /// Topics that did not exist or had fewer partitions at the last look.
+    reduced: Mutex<HashSet<Topic>>,
 }
 
 struct Clients {
@@ -88,8 +88,8 @@ impl Kafka {
         events.opened();
         let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
         let clients = Detached::new(clients);
-        let (events_partitions, missing) = Default::default();
-        Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, missing })
+        let (events_partitions, reduced) = Default::default();
+        Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, reduced })
     }
 
     /// Finds mistakes in the properties without a broker.
@@ -331,15 +331,22 @@ impl Bus for Kafka {
             let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
             let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(Error::read(topic))?;
-            let (name, mut missing) = (self.configs.topic(topic), self.missing.lock());
-            // A broker that has just started may not know a topic yet, so the second look counts.
-            match topics::is_gone(&metadata, &name) {
-                true if !missing.insert(topic) => return Err(Error::Gone { topic }),
+            let (name, known) = (self.configs.topic(topic), self.partitions(topic));
+            let found = topics::count(&metadata, &name);
+            let fewer = found.filter(|found| *found < known);
+            let is_reduced = topics::is_gone(&metadata, &name) || fewer.is_some();
+            let mut reduced = self.reduced.lock();
+            // A broker that has just started may not know a topic or its new partitions yet, so the second look counts.
+            match is_reduced {
+                true if !reduced.insert(topic) => {
+                    let gone = Error::Gone { topic };
+                    return Err(fewer.map_or(gone, |found| Error::Resized { topic, known, found }));
+                }
                 true => {}
-                false => drop(missing.remove(&topic)),
+                false => drop(reduced.remove(&topic)),
             }
             if topic.is_read() {
-                super::check_grown(topic, self.partitions(topic), topics::count(&metadata, &name))?;
+                super::check_grown(topic, known, found)?;
             }
         }
         Ok(())
