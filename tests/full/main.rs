@@ -23,6 +23,7 @@ mod kafka_daemon;
 mod kafka_groups;
 mod kafka_secured;
 mod kafka_topics;
+mod kafka_transactions;
 mod lifecycle;
 mod migrations;
 mod old_database;

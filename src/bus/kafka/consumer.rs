@@ -7,6 +7,10 @@
 //! A commit during a change of the group is no error. The reader keeps the processed offsets and commits them with the
 //! next commit, during its wait for records, when it gives the partition up, or when it leaves. A member that the group
 //! has forgotten joins again by itself.
+//!
+//! A transaction of another program leaves offsets that no reader gets: its marker, and its records if it was aborted.
+//! The reader commits them once a second, where it has processed all records before them. Otherwise a topic that ends
+//! with a transaction would never count as read.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -47,11 +51,16 @@ pub(super) struct Member {
     committing: Option<Committing>,
     /// The next try of a commit that met a change of the group, while no records come.
     commit_again_at: tokio::time::Instant,
+    /// The next look for offsets that no reader gets.
+    look_at: tokio::time::Instant,
 }
 
 type Committing = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// A look asks librdkafka, and no broker. `enable.partition.eof` would cost an event each time that a reader is at the
+/// end, so with nearly each record.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Member {
     pub(super) fn join(configs: &ClientConfigs, events: ClientEvents, topic: Topic) -> Result<Self> {
@@ -59,8 +68,9 @@ impl Member {
         let consumer: StreamConsumer<Group> = create(&configs.member(topic), group).map_err(Error::read(topic))?;
         let name = configs.topic(topic);
         consumer.subscribe(&[&name]).map_err(Error::read(topic))?;
-        let (consumer, commit_again_at) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
-        Ok(Self { topic, name, consumer, buffer: VecDeque::new(), committing: None, commit_again_at })
+        let (consumer, now) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
+        let (buffer, committing) = Default::default();
+        Ok(Self { topic, name, consumer, buffer, committing, commit_again_at: now, look_at: now + LOOK_EVERY })
     }
 
     fn consumer(&self) -> Arc<StreamConsumer<Group>> {
@@ -74,16 +84,11 @@ impl Member {
         let consumer = self.consumer();
         let mut stream = consumer.stream();
         while self.buffer.is_empty() {
-            let received = if consumer.context().partitions().done.is_empty() {
-                stream.next().await
-            } else {
-                match tokio::time::timeout_at(self.commit_again_at, stream.next()).await {
-                    Ok(received) => received,
-                    Err(_nothing_came) => {
-                        self.commit_what_is_done().await?;
-                        continue;
-                    }
-                }
+            let is_committed = consumer.context().partitions().done.is_empty();
+            let until = if is_committed { self.look_at } else { self.look_at.min(self.commit_again_at) };
+            let Ok(received) = tokio::time::timeout_at(until, stream.next()).await else {
+                self.commit_what_is_done().await?;
+                continue;
             };
             let Some(received) = received else { return Ok(()) };
             self.take_in(&consumer, received)?;
@@ -103,22 +108,37 @@ impl Member {
     ) -> Result<()> {
         self.forget_lost_partitions(consumer);
         match received {
-            Ok(record) => self.buffer.extend(message(&record)),
+            Ok(record) => {
+                let Some(message) = message(&record) else { return Ok(()) };
+                consumer.context().partitions().received(message.partition, record.offset().saturating_add(1));
+                self.buffer.push_back(message);
+            }
             Err(error) if is_passing(&error) => tracing::debug!(topic = %self.topic, "kafka: {error}"),
             Err(error) => return Err(Error::read(self.topic)(error)),
         }
         Ok(())
     }
 
-    /// Commits the processed offsets of owned partitions. If the group is changing, they stay noted.
+    fn is_look_due(&self) -> bool {
+        self.look_at <= tokio::time::Instant::now()
+    }
+
+    /// Commits the processed offsets of owned partitions. If the group is changing, they stay noted. Once a second it
+    /// looks for offsets that no reader gets, too.
     ///
     /// Cancel safe: the next call awaits the commit in flight. Nothing polls meanwhile, so no partition is revoked.
     async fn commit_what_is_done(&mut self) -> Result<()> {
         let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
+        let looks = self.is_look_due();
         let committing = match &mut self.committing {
             Some(committing) => committing,
-            None if consumer.context().partitions().done.is_empty() => return Ok(()),
-            None => self.committing.insert(Box::pin(blocking(move || commit(&consumer, &name)))),
+            None if !looks && consumer.context().partitions().done.is_empty() => return Ok(()),
+            None => {
+                if looks {
+                    self.look_at = tokio::time::Instant::now() + LOOK_EVERY;
+                }
+                self.committing.insert(Box::pin(blocking(move || commit(&consumer, &name, looks))))
+            }
         };
         let done = committing.await;
         self.committing = None;
@@ -173,7 +193,8 @@ fn is_rebalance(code: RDKafkaErrorCode) -> bool {
 impl Subscription for Member {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         let max = max.max(1);
-        if self.committing.is_some() {
+        // A busy reader never waits long enough for a look.
+        if self.committing.is_some() || self.is_look_due() {
             self.commit_what_is_done().await?;
         }
         // Again if the partitions of all received records were revoked meanwhile.
@@ -213,6 +234,7 @@ impl Subscription for Member {
         }
         let sought = blocking(move || seek(&consumer, &name, partition, place)).await;
         sought.map_err(Error::read(topic))?;
+        self.consumer().context().partitions().sought(partition);
         self.buffer.retain(|message| message.partition != partition);
         Ok(())
     }
@@ -234,7 +256,14 @@ fn next_places(messages: &[Message]) -> BTreeMap<u32, i64> {
 }
 
 /// Commits the processed offsets that are beyond the committed ones. Blocks.
-fn commit(consumer: &StreamConsumer<Group>, topic: &str) -> Result<(), KafkaError> {
+///
+/// `looks`: also those behind records that no reader gets. Nothing polls meanwhile, so all that librdkafka counts as
+/// read has been received.
+fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<(), KafkaError> {
+    if looks {
+        let positions = consumer.position()?;
+        consumer.context().partitions().note_positions(&positions);
+    }
     let unknown = consumer.context().partitions().unknown();
     if !unknown.is_empty() {
         let committed = committed(consumer, topic, unknown)?;

@@ -35,6 +35,8 @@ pub(super) struct Partitions {
     pub(super) done: BTreeMap<u32, i64>,
     /// The group's committed offset, by owned partition where the member has asked or committed.
     committed: HashMap<u32, i64>,
+    /// The offset behind the last record that was received and not processed, by owned partition with such records.
+    in_hand: HashMap<u32, i64>,
 }
 
 impl Group {
@@ -67,6 +69,7 @@ impl Partitions {
             self.owned.remove(&partition);
             self.lost.insert(partition);
             let (noted, committed) = (self.done.remove_entry(&partition), self.committed.remove(&partition));
+            self.in_hand.remove(&partition);
             // Records from before an earlier revocation may be far behind what other members have committed since.
             done.extend(noted.filter(|_| committed.is_some()));
         }
@@ -82,8 +85,38 @@ impl Partitions {
             if self.committed.get(&partition).is_some_and(|committed| next <= *committed) {
                 self.committed.remove(&partition);
             }
+            if self.in_hand.get(&partition) == Some(&next) {
+                self.in_hand.remove(&partition);
+            }
             let noted = self.done.entry(partition).or_insert(next);
             *noted = next.max(*noted);
+        }
+    }
+
+    /// Notes that a record was received; `next` is the offset behind it.
+    pub(super) fn received(&mut self, partition: u32, next: i64) {
+        if self.owned.contains(&partition) {
+            self.in_hand.insert(partition, next);
+        }
+    }
+
+    /// Notes that the partition is read from another offset on, so that nothing of it is in hand.
+    pub(super) fn sought(&mut self, partition: u32) {
+        self.in_hand.remove(&partition);
+    }
+
+    /// Notes the offsets behind what librdkafka has read, where no record is in hand.
+    ///
+    /// They are beyond the processed records if a transaction has ended there: nobody gets its marker, or the records
+    /// that it aborted.
+    pub(super) fn note_positions(&mut self, positions: &TopicPartitionList) {
+        for (partition, next) in numbered(positions) {
+            let Position::Offset(next) = next else { continue };
+            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
+            if is_news && self.owned.contains(&partition) && !self.in_hand.contains_key(&partition) {
+                let noted = self.done.entry(partition).or_insert(next);
+                *noted = next.max(*noted);
+            }
         }
     }
 
@@ -115,7 +148,12 @@ fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &B
 }
 
 fn numbers(list: &TopicPartitionList) -> Vec<u32> {
-    list.elements().iter().filter_map(|element| u32::try_from(element.partition()).ok()).collect()
+    numbered(list).into_iter().map(|(partition, _)| partition).collect()
+}
+
+fn numbered(list: &TopicPartitionList) -> Vec<(u32, Position)> {
+    let number = |partition| u32::try_from(partition).ok();
+    list.elements().iter().filter_map(|element| Some((number(element.partition())?, element.offset()))).collect()
 }
 
 impl ClientContext for Group {
