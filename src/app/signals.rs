@@ -32,9 +32,9 @@ pub(super) fn watch(
             }
         };
         next().await;
+        stop.cancel();
         let grace = humantime::format_duration(grace);
         tracing::info!("draining, at most {grace}; a second signal ends at once");
-        stop.cancel();
         next().await;
         tracing::warn!("ended by a second signal");
         if let Some(server) = own_redis.get() {

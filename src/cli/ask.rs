@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use hyper::StatusCode;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{http::HttpPort, trust::with_hint};
+use super::{http::HttpPort, print::say, trust::with_hint};
 
 /// Asks, and answers the body and what is in it. `None`: there is no such thing, which stderr says.
 pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> anyhow::Result<Option<(Bytes, T)>> {
@@ -19,7 +19,7 @@ pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> a
         return Err(refusal(server, status, &body));
     }
     let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
-    eprintln!("taskd: {}", printable(&problem.detail));
+    say(format_args!("taskd: {}", printable(&problem.detail)));
     Ok(None)
 }
 

@@ -6,9 +6,10 @@ use serde_json::json;
 use tonic::Response;
 
 use super::{
+    ask::printable,
     client::{Server, Taskd},
     patience::patiently,
-    print::print,
+    print::{print, say},
     values::{Values, Whom},
 };
 use crate::wire::pb::{
@@ -205,8 +206,8 @@ impl Targets {
             // A full disk is no reason to leave the rest as it is.
             (true, _) => drop(print(json!({ "id": id, "status": status, "error": error }))),
             (false, ItemStatus::Ok) => {}
-            (false, _) if error.is_empty() => eprintln!("{id}: {status}"),
-            (false, _) => eprintln!("{id}: {status}: {error}"),
+            (false, _) if error.is_empty() => say(printable(&format!("{id}: {status}"))),
+            (false, _) => say(printable(&format!("{id}: {status}: {error}"))),
         }
     }
 }

@@ -9,7 +9,7 @@ use tonic::Status;
 use super::{
     ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
-    print::print,
+    print::{print, say},
 };
 use crate::wire::pb::{self, operator_client::OperatorClient};
 
@@ -75,12 +75,12 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0) {
         bail!("queue {queue} has no shard and no published task; taskd stats lists the queues");
     }
-    eprintln!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended");
+    say(format_args!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended"));
     if more > 0 {
-        eprintln!("{more} of them have no line: a part of the answer shows 5,000");
+        say(format_args!("{more} of them have no line: a part of the answer shows 5,000"));
     }
     if unchecked > 0 {
-        eprintln!("{unchecked} suspected tasks could not be looked at again; run taskd fsck again");
+        say(format_args!("{unchecked} suspected tasks could not be looked at again; run taskd fsck again"));
     }
     Ok(found == mended && unchecked == 0)
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar},
-    print::{print, print_one},
+    print::{print, print_one, say},
 };
 use crate::{
     model::{JobState, TaskStatus},
@@ -143,7 +143,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
 /// Watches a job until its end. Answers whether it has changed all its tasks.
 pub(super) async fn watch(client: &Operator, mut job: pb::Job, as_json: bool) -> anyhow::Result<bool> {
     let bar = progress_bar();
-    bar.suspend(|| eprintln!("job {}: taskd jobs stop {} stops it", job.id, job.id));
+    bar.suspend(|| say(format_args!("job {}: taskd jobs stop {} stops it", job.id, job.id)));
     while job.state == i32::from(pb::JobState::Running) {
         let (looked_at, changed) = (HumanCount(job.looked_at), HumanCount(job.changed));
         bar.set_message(format!("{looked_at} tasks looked at, {changed} changed"));

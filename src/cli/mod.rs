@@ -35,6 +35,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 
+use self::print::say;
 pub use self::run::run;
 use crate::{
     app,
@@ -199,11 +200,11 @@ impl Refusal {
                 ExitCode::SUCCESS
             }
             Self::NothingNamed => {
-                eprint!("{HINT}");
+                say(HINT.trim_end());
                 ExitCode::from(USAGE)
             }
             Self::Usage(line) => {
-                eprintln!("taskd: {line}");
+                say(format_args!("taskd: {line}"));
                 ExitCode::from(USAGE)
             }
         }

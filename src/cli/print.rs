@@ -1,4 +1,4 @@
-//! Lines on stdout.
+//! Lines on stdout and stderr.
 
 use std::{
     fmt::Display,
@@ -26,4 +26,9 @@ pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
 /// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
 pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{line}")?)
+}
+
+/// Writes a line to stderr. `eprintln` panics where the reader has closed it; then nobody misses the line.
+pub(super) fn say(line: impl Display) {
+    writeln!(io::stderr(), "{line}").ok();
 }

@@ -17,8 +17,10 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
-    print::{Unwritten, print},
+    Command, USAGE,
+    ask::printable,
+    bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
+    print::{Unwritten, print, say},
     stats, task, tasks, token, top, watch, work,
 };
 use crate::{
@@ -111,7 +113,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("taskd: {}", in_short(&*error));
+            say(format_args!("taskd: {}", printable(&in_short(&*error))));
             ExitCode::from(if error.is::<NeverRan>() { USAGE } else { code_of_failure })
         }
     }

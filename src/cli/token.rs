@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
-use super::print::{print, print_one};
+use super::print::{print, print_one, say};
 use crate::{
     app,
     config::{Options, Settings, Time},
@@ -160,7 +160,7 @@ fn me() -> String {
 pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
     if matches!(command, Command::Create(_)) && !app::has_run(&settings) {
         let folder = settings.data_dir.display();
-        eprintln!("no taskd has run in {folder} yet; the token is for one that will (--data-dir, --config)");
+        say(format_args!("no taskd has run in {folder} yet; the token is for one that will (--data-dir, --config)"));
     }
     let store = match command {
         Command::Create(_) => app::open_store(&settings).await?,

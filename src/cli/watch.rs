@@ -10,8 +10,9 @@ use tonic::{Code, Status, Streaming};
 use uuid::Uuid;
 
 use super::{
+    ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
-    print::print_one,
+    print::{print_one, say},
 };
 use crate::{
     model::TaskStatus,
@@ -116,7 +117,7 @@ fn refused(status: &Status) -> anyhow::Result<bool> {
     if status.code() != Code::NotFound {
         bail!("{}", client::said(status));
     }
-    eprintln!("taskd: {}", client::said(status));
+    say(format_args!("taskd: {}", printable(&client::said(status))));
     Ok(false)
 }
 

@@ -20,7 +20,8 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         LogFormat::Pretty => true,
         LogFormat::Json => false,
     };
-    let lines = fmt().with_env_filter(filter).with_writer(stderr);
+    // Without a word of a line that cannot be written: eprintln! would say it, and panic.
+    let lines = fmt().with_env_filter(filter).with_writer(stderr).log_internal_errors(false);
     let started = if pretty {
         lines.with_ansi(terminal).try_init()
     } else {

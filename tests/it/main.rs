@@ -58,6 +58,7 @@ mod shared_sessions;
 mod shortcut;
 mod silent_connections;
 mod spent;
+mod stderr;
 mod store_sqlite;
 mod streams;
 mod streams_random;

@@ -58,6 +58,13 @@ impl Daemon {
         daemon
     }
 
+    /// With its stderr at this path, waits until it is ready.
+    pub(crate) async fn start_with_stderr(path: &str) -> Self {
+        let mut daemon = Self::begin_through(&["sh", "-c", "exec \"$@\" 2>\"$0\"", path], "", &[], Vec::new());
+        daemon.ready().await;
+        daemon
+    }
+
     fn begin_through(through: &[&str], config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
         let through: Vec<String> = through.iter().map(ToString::to_string).collect();
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();

@@ -29,7 +29,7 @@ use self::{
     run::Run,
     server::Server,
 };
-use super::print::print;
+use super::print::{print, say};
 
 /// Measures, and prints the figures. True if every task was completed exactly NUM times.
 ///
@@ -72,7 +72,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
         false => report.text(&conditions, args),
     };
     print(&text)?;
-    report.mistakes().iter().for_each(|line| eprintln!("taskd: {line}"));
+    report.mistakes().iter().for_each(|line| say(format_args!("taskd: {line}")));
     Ok(report.mistakes().is_empty())
 }
 

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::args::{Bench, Part};
-use crate::cli::trust::Token;
+use crate::cli::{print::say, trust::Token};
 
 /// A start has to look for redis-server and make a database.
 const START: Duration = Duration::from_secs(60);
@@ -164,7 +164,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("taskd: cannot remove {}: {error}", self.0.display());
+            say(format_args!("taskd: cannot remove {}: {error}", self.0.display()));
         }
     }
 }

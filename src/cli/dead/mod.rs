@@ -9,9 +9,10 @@ use serde_json::json;
 use tonic::Status;
 
 use super::{
+    ask::printable,
     client::{Server, Taskd},
     patience::{patiently, progress_bar, time},
-    print::{print, print_one},
+    print::{print, print_one, say},
 };
 use crate::wire::{
     pb::{self, operator_client::OperatorClient},
@@ -245,7 +246,8 @@ async fn change(
             total.matched += answer.matched;
             total.changed += answer.changed;
             total.failed += answer.failed.len() as u64;
-            bar.suspend(|| answer.failed.iter().for_each(|failure| eprintln!("{}: {}", failure.id, failure.error)));
+            let lines = answer.failed.iter().map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
+            bar.suspend(|| lines.for_each(say));
             bar.set_message(format!("{} letters, {} {done}", HumanCount(total.matched), HumanCount(total.changed)));
             bar.tick();
             request.cursor = answer.cursor;

@@ -21,7 +21,7 @@ use tokio_util::io::ReaderStream;
 use self::progress::Progress;
 pub use self::progress::Summary;
 use super::client::{self, Server, Taskd, WAITS, is_transient};
-use super::print::print;
+use super::print::{print, say};
 use crate::{
     config::{Settings, Time},
     ingress::{
@@ -140,7 +140,7 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let summary = progress.summary();
     let shown = if args.json { serde_json::to_string(&summary)? } else { table(&summary) };
     match args.wait {
-        Some(_) => eprintln!("{shown}"),
+        Some(_) => say(shown),
         None => drop(print(&shown)),
     }
     sent.map(|()| summary)

@@ -10,7 +10,11 @@ use indicatif::{HumanCount, ProgressBar};
 use serde::Serialize;
 use tonic::{Code, Status};
 
-use crate::{cli::client, config::Time, wire::pb};
+use crate::{
+    cli::{ask::printable, client, print::say},
+    config::Time,
+    wire::pb,
+};
 
 /// How often to tell the user that the insert waits for taskd.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -181,7 +185,7 @@ impl<'a> Progress<'a> {
 
     /// Prints a line on stderr, even without a bar.
     fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        self.bar.suspend(|| say(printable(line)));
     }
 }
 

@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub use self::args::Load;
 use self::{ledger::Ledger, plan::Plan, report::Report};
 use super::client::{Taskd, is_transient, refused, said};
-use super::print::print;
+use super::print::{print, say};
 use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
 
 /// How often tasks are sent. A rate of thousands a second sends several at a time.
@@ -81,7 +81,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     let books = books.settled(u64::from(plan.new_tasks()), args.give_up_after.0).await?;
     let report = Report::new(&args, &queue, &plan, &ledger, books.as_ref(), sent, took);
     print(if args.json { serde_json::to_string(&report)? } else { report.table() })?;
-    report.wrong.iter().for_each(|line| eprintln!("taskd: {line}"));
+    report.wrong.iter().for_each(|line| say(format_args!("taskd: {line}")));
     Ok(report.wrong.is_empty())
 }
 

@@ -15,8 +15,13 @@ use super::{
     },
     filter::Filter,
 };
-use crate::cli::print::print;
-use crate::wire::pb::{self, discovery_client::DiscoveryClient};
+use crate::{
+    cli::{
+        ask::printable,
+        print::{print, say},
+    },
+    wire::pb::{self, discovery_client::DiscoveryClient},
+};
 
 /// The ids of one call.
 const AT_ONCE: usize = 500;
@@ -266,7 +271,7 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
             failed += 1;
             let unknown = "there is no such task, or it finished so long ago that it was removed";
             let why = if result.error.is_empty() { unknown } else { &result.error };
-            eprintln!("{}: {why}", result.id);
+            say(printable(&format!("{}: {why}", result.id)));
         }
     }
     if args.dry_run {

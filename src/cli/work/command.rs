@@ -35,6 +35,7 @@ use super::{
     capture::{self, Excess},
     found,
 };
+use crate::cli::print::say;
 
 /// Between the polite signal and the last one; and how long a process that was left behind may hold an output open.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -314,7 +315,7 @@ impl PayloadFile {
 impl Drop for PayloadFile {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.0) {
-            eprintln!("taskd: cannot remove {}: {error}", self.0.display());
+            say(format_args!("taskd: cannot remove {}: {error}", self.0.display()));
         }
     }
 }
