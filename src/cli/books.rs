@@ -1,7 +1,7 @@
 //! `taskd books`: what came in, what went out, and where the rest is, of each queue of a running taskd.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use url::form_urlencoded;
 use super::{
     ask::refusal,
     http::{HttpPort, HttpServer},
+    print::print_one,
 };
 
 /// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
@@ -135,8 +136,12 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
             false => table(&answer),
         };
         let clear = if args.watch && is_terminal && !args.json { CLEAR } else { "" };
-        // A reader that went away is no failure.
-        let is_read = writeln!(io::stdout(), "{clear}{text}").is_ok();
+        let is_read = match print_one(format_args!("{clear}{text}")) {
+            Ok(()) => true,
+            // A reader that went away is no failure.
+            Err(unwritten) if unwritten.is_closed() => false,
+            Err(unwritten) => return Err(unwritten.into()),
+        };
         if !args.watch || !is_read {
             return Ok(answer.queues.iter().all(|queue| queue.state != "UNBALANCED"));
         }

@@ -1,19 +1,19 @@
 //! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd, over gRPC.
 
-use anyhow::bail;
+use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
-use tonic::Response;
+use tonic::{Code, Response};
 
 use super::{
     ask::printable,
-    client::{Server, Taskd},
+    client::{self, Server, Taskd},
     patience::patiently,
     print::{print, say},
     values::{Values, Whom},
 };
 use crate::wire::pb::{
-    self, CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, PauseQueueRequest,
+    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, PauseQueueRequest,
     RequeueTasksRequest, ResumeQueueRequest, discovery_client::DiscoveryClient, operator_client::OperatorClient,
 };
 
@@ -179,18 +179,23 @@ impl Targets {
         call: impl AsyncFn(Taskd, Vec<String>) -> Result<Response<Vec<ItemResult>>, tonic::Status>,
     ) -> anyhow::Result<bool> {
         let taskd = self.server.connect().await?;
-        let ids = match &self.queue {
-            None => self.ids.clone(),
-            Some(queue) => owners(&taskd, queue, &self.keys).await?,
-        };
-        let (mut changed, mut failed) = (0, 0);
+        let (mut ids, mut changed, mut failed) = (self.ids.clone(), 0, 0);
+        for key in &self.keys {
+            match self.owner(&taskd, key).await? {
+                Ok(id) => ids.push(id),
+                Err(why) => {
+                    failed += 1;
+                    self.tell("key", key, ItemStatus::UnknownTask, &why);
+                }
+            }
+        }
         for ids in ids.chunks(AT_ONCE) {
             for result in patiently(async || call(taskd.clone(), ids.to_vec()).await).await?.into_inner() {
                 match result.status() {
                     ItemStatus::Ok => changed += 1,
                     _ => failed += 1,
                 }
-                self.tell(&result);
+                self.tell("id", &result.id, result.status(), &result.error);
             }
         }
         if !self.json {
@@ -199,31 +204,30 @@ impl Targets {
         Ok(failed == 0)
     }
 
-    fn tell(&self, result: &ItemResult) {
-        let status = result.status().as_str_name().trim_start_matches("ITEM_STATUS_");
-        let ItemResult { id, error, .. } = result;
-        match (self.json, result.status()) {
+    /// Tells what came of one task, which has this id or key.
+    fn tell(&self, what: &str, name: &str, status: ItemStatus, error: &str) {
+        let shown = status.as_str_name().trim_start_matches("ITEM_STATUS_");
+        match (self.json, status) {
             // A full disk is no reason to leave the rest as it is.
-            (true, _) => drop(print(json!({ "id": id, "status": status, "error": error }))),
+            (true, _) => drop(print(json!({ what: name, "status": shown, "error": error }))),
             (false, ItemStatus::Ok) => {}
-            (false, _) if error.is_empty() => say(printable(&format!("{id}: {status}"))),
-            (false, _) => say(printable(&format!("{id}: {status}: {error}"))),
+            (false, _) if error.is_empty() => say(printable(&format!("{name}: {shown}"))),
+            (false, _) => say(printable(&format!("{name}: {shown}: {error}"))),
         }
     }
-}
 
-/// The tasks with these keys.
-async fn owners(taskd: &Taskd, queue: &str, keys: &[String]) -> anyhow::Result<Vec<String>> {
-    let mut ids = Vec::with_capacity(keys.len());
-    for key in keys {
-        let key = key.clone().into_bytes().into();
-        let question = ExplainTaskRequest { queue: queue.to_owned(), key, ..Default::default() };
-        let explain = async || DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await;
-        let pb::TaskExplanation { task, .. } = patiently(explain).await?.into_inner();
-        match task {
-            Some(task) => ids.push(task.id),
-            None => bail!("the answer names no task of queue {queue}"),
+    /// The id of the task with this key, or taskd's words that there is none.
+    async fn owner(&self, taskd: &Taskd, key: &str) -> anyhow::Result<Result<String, String>> {
+        let queue = self.queue.clone().unwrap_or_default();
+        let question = ExplainTaskRequest { queue, key: key.as_bytes().to_vec().into(), ..Default::default() };
+        let explain = async || match DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await {
+            Ok(answer) => Ok(Ok(answer.into_inner())),
+            Err(status) if status.code() == Code::NotFound => Ok(Err(client::why(&status))),
+            Err(status) => Err(status),
+        };
+        match patiently(explain).await? {
+            Ok(explanation) => Ok(Ok(explanation.task.context("the answer names no task")?.id)),
+            Err(why) => Ok(Err(why)),
         }
     }
-    Ok(ids)
 }

@@ -151,11 +151,30 @@ async fn the_command_cancels_by_ids_and_by_keys() {
     for (args, why) in [
         (&["cancel"][..], "required arguments were not provided"),
         (&["cancel", "--queue", "q"], "--key"),
-        (&["cancel", "--queue", "q", "--key", "none"], "has, and had, no task with the key \"none\""),
+        (&["cancel", "--queue", "a b", "--key", "none"], "contains ' '"),
     ] {
         let (code, _, stderr) = taskd(&daemon, args);
         assert!(code == 2 && stderr.lines().count() == 1 && stderr.contains(why), "{code}: {stderr}");
     }
+}
+
+#[tokio::test]
+async fn an_unknown_key_keeps_no_other_task_from_its_change() {
+    let daemon = column::start("", &[]).await;
+    let known = insert_one(&daemon, json!({"queue": "q", "key": "known"})).await;
+    let keys = ["--queue", "q", "--key", "no\u{1b}[31mne", "--key", "known"];
+    let (code, stdout, stderr) = taskd(&daemon, &[&["change", "--priority", "high"], &keys[..]].concat());
+    assert_eq!((code, &stdout[..]), (1, "1 of 2 tasks changed\n"), "{stderr}");
+    assert!(stderr.contains("no task with the key") && stderr.lines().count() == 1, "{stderr}");
+    assert!(!stderr.contains('\u{1b}'), "a terminal would obey it: {stderr:?}");
+    let (code, stdout, stderr) = taskd(&daemon, &[&["cancel", "--json"], &keys[..]].concat());
+    assert_eq!((code, &stderr[..]), (1, ""));
+    let said: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&said[0]["key"], &said[0]["status"]), (&json!("no\u{1b}[31mne"), &json!("UNKNOWN_TASK")));
+    assert_eq!(said[1], json!({"id": known, "status": "OK", "error": ""}));
+    becomes(&daemon, &known, "CANCELLED").await;
+    let (code, _, stderr) = taskd(&daemon, &["cancel", "no\u{1b}[31mne"]);
+    assert!(code == 1 && !stderr.contains('\u{1b}'), "{code} {stderr:?}");
 }
 
 #[tokio::test]

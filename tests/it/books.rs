@@ -1,5 +1,10 @@
 //! Books that do not add up, made inside taskd's own Redis.
 
+use std::{
+    fs::OpenOptions,
+    process::{Command, Stdio},
+};
+
 use redis::AsyncCommands as _;
 use serde_json::json;
 
@@ -25,4 +30,17 @@ async fn a_task_that_redis_forgot_unbalances_the_books() {
     assert_eq!(books["held"]["between"], 1);
     let (code, table) = taskd(&daemon, &["q"]);
     assert_eq!(code, 1, "{table}");
+
+    // Books that cannot be written are an error. A reader that has enough of them is none.
+    let into = |stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        let command = command.args(["books", "q", "--server", &daemon.http()]).stdout(stdout).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = into(OpenOptions::new().write(true).open("/dev/full").unwrap().into());
+    assert!(code == 2 && said.starts_with("taskd: cannot write to stdout: No space left"), "{code} {said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(into(writer.into()), (1, String::new()));
 }

@@ -534,14 +534,7 @@ async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
 #[tokio::test(flavor = "multi_thread")]
 async fn insert_does_not_make_keys_of_json() {
     let mut daemon = Daemon::start("", &[]).await;
-    let insert = async |text: &'static str, format: &'static str| {
-        let grpc = daemon.grpc();
-        let insert = move || {
-            let (_dir, path) = file(text);
-            run(&["insert", "--queue", "q", "--json", "--format", format, "--grpc", &grpc, &path], &[])
-        };
-        tokio::task::spawn_blocking(insert).await.unwrap()
-    };
+    let insert = async |text: &'static str, format: &'static str| insert_bytes(&daemon, text.as_bytes(), format).await;
     let (code, stdout, stderr) = insert("\u{feff}{\"key\":\"marked\",\"payload\":[1]}\n", "auto").await;
     assert!(code == 0 && stdout.contains("\"created\":1"), "{stdout}{stderr}");
     let (code, stdout, stderr) = insert("[{\"queue\":\"q\",\"key\":\"x\"}]\n", "auto").await;
@@ -558,5 +551,43 @@ async fn insert_does_not_make_keys_of_json() {
     let wanted =
         [(" second ", none.clone()), ("[1]", none.clone()), ("first", none), ("marked", serde_json::json!([1]))];
     assert_eq!(shown, wanted);
+    assert!(daemon.stop().await.success());
+}
+
+/// Inserts a file with these bytes into queue q.
+async fn insert_bytes(daemon: &Daemon, bytes: &'static [u8], format: &'static str) -> (i32, String, String) {
+    let grpc = daemon.grpc();
+    let insert = move || {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        fs::write(&path, bytes).unwrap();
+        let path = path.to_str().unwrap();
+        run(&["insert", "--queue", "q", "--json", "--format", format, "--grpc", &grpc, path], &[])
+    };
+    tokio::task::spawn_blocking(insert).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_makes_no_keys_of_what_is_no_text() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let files: [(&[u8], &str); 3] = [
+        (b"\x1f\x8b\x08\x00\n\x00\n", "zcat FILE | taskd insert -"),
+        (b"\xff\xfe1\x00\n\x002\x00\n\x00", "iconv -f UTF-16 -t UTF-8 FILE | taskd insert -"),
+        (b"\xfe\xff\x001\x00\n\x002\x00\n", "iconv -f UTF-16 -t UTF-8 FILE | taskd insert -"),
+    ];
+    for (bytes, why) in files {
+        let (code, stdout, stderr) = insert_bytes(&daemon, bytes, "auto").await;
+        assert!(code == 2 && stdout.contains("\"created\":0"), "{code} {stdout}{stderr}");
+        assert!(stderr.contains(why) && stderr.lines().count() == 1, "{stderr}");
+    }
+    // The mark alone in its line says nothing about the format.
+    for bytes in [&b"\xef\xbb\xbf\r\n{\"key\":\"marked\"}\r\n"[..], b"\xef\xbb\xbf\n", b"\xef\xbb\xbf"] {
+        let (code, stdout, stderr) = insert_bytes(&daemon, bytes, "auto").await;
+        assert!(code == 0 && stdout.contains("\"rejected\":0"), "{code} {stdout}{stderr}");
+    }
+    let (code, _, stderr) = insert_bytes(&daemon, b"\x1f\x8b\n", "keys").await;
+    assert_eq!(code, 0, "{stderr}");
+    let tasks = daemon.lease_all("w", "q", 2).await;
+    assert!(tasks.iter().any(|task| task["key"] == "marked"), "{tasks:?}");
     assert!(daemon.stop().await.success());
 }

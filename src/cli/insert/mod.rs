@@ -219,25 +219,41 @@ where
     let (size, format) = (usize::from(args.batch).min(most), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
         let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
-        let Some(first) = batch.first_mut() else { return Ok(None) };
-        skip_mark(first);
+        if batch.first_mut().is_some_and(is_blank_behind_its_mark) {
+            batch.remove(0);
+            if batch.is_empty() {
+                batch = lines.next_batch(size).await.context("cannot read the input")?;
+            }
+        }
+        let Some(first) = batch.first() else { return Ok(None) };
         let format = if format == Format::Auto { format_of(first)? } else { format };
         Ok(Some(((format, batch), (lines, format))))
     })
 }
 
-/// Drops the byte order mark with which some editors begin a file: it is no part of a key.
-fn skip_mark(line: &mut Line) {
+/// Drops the byte order mark with which some editors begin a file: it is no part of a key. True if the line has nothing
+/// else.
+fn is_blank_behind_its_mark(line: &mut Line) -> bool {
     const MARK: &[u8] = "\u{feff}".as_bytes();
-    if let (1, Ok(text)) = (line.number, &mut line.text)
-        && text.starts_with(MARK)
-    {
-        text.advance(MARK.len());
+    let (1, Ok(text)) = (line.number, &mut line.text) else { return false };
+    if !text.starts_with(MARK) {
+        return false;
     }
+    text.advance(MARK.len());
+    text.trim_ascii().is_empty()
 }
 
 fn format_of(line: &Line) -> anyhow::Result<Format> {
     let text = line.text.as_deref().unwrap_or_default();
+    match text {
+        [0x1f, 0x8b, ..] => {
+            bail!("the input is compressed with gzip: unpack it (zcat FILE | taskd insert -), or say --format keys")
+        }
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => bail!(
+            "the input is UTF-16: convert it (iconv -f UTF-16 -t UTF-8 FILE | taskd insert -), or say --format keys"
+        ),
+        _ => {}
+    }
     match text.trim_ascii_start().first() {
         Some(b'{') => Ok(Format::Ndjson),
         Some(b'[') => bail!(
