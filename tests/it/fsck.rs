@@ -467,6 +467,19 @@ async fn the_watchdog_reports_and_mends_where_it_is_told_to() {
     until("the next round is clean", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(0.0)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_lost_the_lead_shows_no_differences() {
+    let mut tasks = Tasks::start().await;
+    let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
+    until("a round shows it", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0)).await;
+    until("another process leads, and shows it", async || {
+        let mut redis = tasks.redis.clone();
+        let _: () = redis.pset_ex("taskd:lease:watchdog", "another", 4000).await.unwrap();
+        metric(&tasks.daemon, "pointer_out_of_range").await == Some(0.0)
+    })
+    .await;
+}
+
 /// The watchdog's finds of a kind.
 async fn metric(daemon: &Daemon, kind: &str) -> Option<f64> {
     let text = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();

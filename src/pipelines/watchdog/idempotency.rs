@@ -5,17 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, count},
-    error::Error,
-    lead::Lead,
-};
-use crate::{
-    config::Queues,
-    runtime::Loop,
-    store::Store,
-    telemetry::metrics::{self, Watched},
-};
+use super::{context::Context, error::Error, lead::Lead};
+use crate::{config::Queues, runtime::Loop, store::Store, telemetry::metrics};
 
 /// Keys that one transaction removes: few, so that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
@@ -44,7 +35,6 @@ impl Idempotency {
             let started = Instant::now();
             let removed = self.store.remove_expired_keys(cx.clock().now_unix_ms(), REMOVED_AT_ONCE).await?;
             metrics::watchdog_step("idempotency", started.elapsed());
-            metrics::watchdog_handled(Watched::Removed, count(removed));
             cx.beat();
             // The loop works at most half of the time, so that others reach the database, however much is due.
             let wait = match removed == u64::from(REMOVED_AT_ONCE) {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::{
     coordination::{self, Coordination},
+    model::FindKind,
     runtime::{Loop, Progress, Supervisor},
     telemetry::metrics,
 };
@@ -73,6 +74,11 @@ impl Lead {
             }
         }
     }
+
+    /// True if this process leads.
+    pub(super) fn is_held(&self, cx: &Loop) -> bool {
+        self.until.borrow().is_some_and(|until| cx.clock().now() < until)
+    }
 }
 
 /// The progress of this process's watchdog.
@@ -111,7 +117,9 @@ impl Candidate {
                 since = asked;
             }
             metrics::watchdog_leads(leads);
-            until.send_replace(leads.then(|| asked + LEASE));
+            if until.send_replace(leads.then(|| asked + LEASE)).is_some() && !leads {
+                forget_finds();
+            }
             cx.beat();
             let mut pause = RENEW;
             // The loops of a new holder have had no time for a round.
@@ -132,8 +140,15 @@ impl Candidate {
 
     async fn give_back(&self) -> coordination::Result<()> {
         self.lead.until.send_replace(None);
+        forget_finds();
         self.coordination.release(WORK).await
     }
+}
+
+/// Shows no differences any more: the process that leads now looks for them.
+fn forget_finds() {
+    FindKind::ALL.iter().for_each(|kind| metrics::invariant_violations(kind.as_str(), 0));
+    metrics::fsck_unchecked(0);
 }
 
 #[cfg(test)]

@@ -49,22 +49,22 @@ impl Retention {
             let started = Instant::now();
             // The database's clock decides, and does not know what a test has skipped.
             let age = |retention: Duration| retention.saturating_sub(cx.clock().skipped());
-            let mut removed = 0;
+            let mut is_full = false;
             if !self.retention.is_zero() {
-                removed = self.store.remove_finished(age(self.retention), most).await?;
+                let removed = self.store.remove_finished(age(self.retention), most).await?;
+                metrics::watchdog_handled(Watched::Removed, count(removed));
+                is_full |= removed == u64::from(most);
             }
             if !self.letter_retention.is_zero() {
                 let letters = self.store.remove_old_letters(age(self.letter_retention), most).await?;
-                removed = removed.max(letters);
+                is_full |= letters == u64::from(most);
             }
-            let mut is_full = removed == u64::from(most);
             if !self.history_retention.is_zero() {
                 let attempts = self.store.remove_old_failures(age(self.history_retention), most).await?;
                 metrics::history_removed(attempts);
                 is_full |= attempts == u64::from(most);
             }
             metrics::watchdog_step("retention", started.elapsed());
-            metrics::watchdog_handled(Watched::Removed, count(removed));
             cx.beat();
             most = next_page(most, is_full, started.elapsed());
             // The loop works at most half of the time, so that others reach the database, however much is due.

@@ -53,7 +53,7 @@ pub(super) fn describe() {
     );
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
-    describe_histogram!(DISCOVERY_INSERT_DURATION, Unit::Seconds, "From an insert's call to the answers, by caller");
+    describe_histogram!(DISCOVERY_INSERT_DURATION, Unit::Seconds, "From an insert's call to its answers");
     describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
     describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
     describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");

@@ -20,7 +20,7 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_gauge!(SESSIONS_OPEN, Unit::Count, "Sessions of workers in this process, also those without a stream");
+    describe_gauge!(SESSIONS_OPEN, Unit::Count, "Sessions of workers with streams in this process");
     describe_counter!(SESSIONS_ENDED, Unit::Count, "Sessions that ended, by the reason");
     describe_counter!(SESSIONS_LEASES, Unit::Count, "Leases that ended with their session, by what became of them");
 }
