@@ -12,7 +12,7 @@ use nix::{
     pty::{Winsize, openpty},
     sys::{
         signal::{Signal, kill},
-        termios::{LocalFlags, tcgetattr},
+        termios::{LocalFlags, SpecialCharacterIndices, tcgetattr},
     },
     unistd::Pid,
 };
@@ -135,6 +135,7 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
         "{screen}"
     );
     assert!(top.is_raw());
+    assert_eq!(tcgetattr(&top.side).unwrap().control_chars[SpecialCharacterIndices::VQUIT as usize], 0);
     top.press(b's');
     top.shows("by leased").await;
     top.press(b'p');

@@ -10,6 +10,8 @@ use crate::{
 
 /// The payloads of one insert call together: half of what taskd takes by default.
 const MOST_BYTES_A_CALL: u64 = 16 << 20;
+/// The most tasks of the phase latency: as many as --tasks may be.
+const MOST_SAMPLES: u32 = 10_000_000;
 /// The most queues that a get call may name.
 pub(super) const QUEUES_A_CALL: u16 = 100;
 
@@ -252,6 +254,11 @@ impl Bench {
         }
         if self.work.samples() == 0 {
             return Err(format!("--rate {rate} for --duration {duration} is no task at all: raise one"));
+        }
+        if self.work.samples() > MOST_SAMPLES {
+            return Err(format!(
+                "--rate {rate} for --duration {duration} is more than {MOST_SAMPLES} tasks: lower one"
+            ));
         }
         Ok(())
     }

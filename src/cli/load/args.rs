@@ -7,6 +7,9 @@ use crate::{
     config::{ByteSize, Time},
 };
 
+/// The largest payload: half of a call that taskd takes by default.
+const MOST_PAYLOAD: ByteSize = ByteSize(16 << 20);
+
 /// Send made-up work to a taskd, work on it, and count what becomes of it
 #[derive(Args)]
 #[command(after_help = "\
@@ -66,7 +69,7 @@ pub struct Load {
     pub(super) slow_time: Time,
 
     /// Payload of a task
-    #[arg(long, value_name = "SIZE", default_value = "100")]
+    #[arg(long, value_name = "SIZE", default_value = "100", value_parser = payload)]
     pub(super) payload: ByteSize,
 
     /// How long to go on while nothing ends
@@ -79,6 +82,14 @@ pub struct Load {
 
     #[command(flatten)]
     pub(super) server: Server,
+}
+
+fn payload(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse()?;
+    if size.0 > MOST_PAYLOAD.0 {
+        return Err(format!("must be at most {MOST_PAYLOAD}"));
+    }
+    Ok(size)
 }
 
 /// `10%` or `0.5%`, in tenths of a percent.

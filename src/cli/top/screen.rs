@@ -33,9 +33,11 @@ impl Screen {
     pub(super) fn open() -> io::Result<Self> {
         let saved = tcgetattr(io::stdin().as_fd())?;
         let mut raw = saved.clone();
-        // Keys come at once and are not shown. Ctrl-C still is a signal; Ctrl-Z would leave the terminal as it is.
+        // Keys come at once and are not shown. Ctrl-C still is a signal; Ctrl-Z and Ctrl-\ would leave the terminal as
+        // it is.
         raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
         raw.control_chars[SpecialCharacterIndices::VSUSP as usize] = 0;
+        raw.control_chars[SpecialCharacterIndices::VQUIT as usize] = 0;
         tcsetattr(io::stdin().as_fd(), SetArg::TCSADRAIN, &raw)?;
         let screen = Self { saved };
         write(ENTER)?;
