@@ -3,7 +3,7 @@
 -- ARGV[2] grace time of final records (ms)   ARGV[3] horizon (ms), as in promote
 -- Returns 0 the shard is empty
 --       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks,
---          lanes with pointers, outbox entries, a final record is due 0|1}
+--          lanes with pointers, outbox entries, a final record is due 0|1, open tasks}
 local outbox = redis.call('XLEN', OUTBOX)
 local counters = redis.call('HMGET', COUNTERS, 'open', 'longest_lease', 'longest_delay')
 local open, longest = tonumber(counters[1] or 0), tonumber(counters[2]) or math.huge
@@ -33,4 +33,4 @@ local t = record and load(record)
 local settles = final and not (t and not t[PAST] and t[AT] <= now and t[AT] > now - tonumber(ARGV[2]))
 local next_ms = math.min(lease or math.huge, delay or math.huge)
 return {lease == 0 and 1 or 0, delay == 0 and 1 or 0, next_ms == math.huge and -1 or next_ms,
-  math.max(elements - open, 0), pointers, outbox, settles and 1 or 0}
+  math.max(elements - open, 0), pointers, outbox, settles and 1 or 0, math.max(open, 0)}

@@ -4,7 +4,7 @@
 -- Drops pointers that the tail has overtaken.
 --
 -- ARGV[2] elements per lane to look at, at most
--- Returns how many elements left or moved
+-- Returns {how many elements left or moved, how many pointers were dropped}
 local most = tonumber(ARGV[2])
 local lengths, total = {}, 0
 for lane = 1, 6 do
@@ -13,7 +13,7 @@ for lane = 1, 6 do
 end
 local open = tonumber(redis.call('HGET', COUNTERS, 'open') or 0)
 local rotate = total > 2 * open + 64
-local moved = 0
+local moved, dropped = 0, 0
 for lane = 1, 6 do
   if lengths[lane] > 0 then
     local elements = redis.call('LRANGE', T(lane), -math.min(most, lengths[lane]), -1)
@@ -42,8 +42,8 @@ for lane = 1, 6 do
     local base = tonumber(redis.call('GET', C(lane)) or 0)
     local pointers = redis.call('HRANDFIELD', P(lane), 50, 'WITHVALUES')
     for k = 1, #pointers, 2 do
-      if tonumber(pointers[k + 1]) <= base then redis.call('HDEL', P(lane), pointers[k]) end
+      if tonumber(pointers[k + 1]) <= base then dropped = dropped + redis.call('HDEL', P(lane), pointers[k]) end
     end
   end
 end
-return moved
+return {moved, dropped}

@@ -21,6 +21,7 @@ mod explain;
 mod fence;
 mod history;
 pub mod keys;
+mod look;
 mod notes;
 mod notices;
 mod pauses;
@@ -55,6 +56,7 @@ pub use self::{
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     fence::Fence,
     history::History,
+    look::Look,
     notices::Notice,
     session::{EndedLease, LeaseEnd, Started},
     shard::Shard,
@@ -66,10 +68,10 @@ pub use self::{
     stats::Stats,
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
-        Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
-        Rejection, Source,
+        Inspected, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection,
+        Source,
     },
-    upkeep::{FailedRound, Failing, Finals, LookFor, Upkeep},
+    upkeep::{FailedRound, Failing, Finals, LookFor, Swept, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},
     worker::WorkerQueue,
 };

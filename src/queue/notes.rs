@@ -14,7 +14,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::types::Look;
+use super::look::Look;
 use crate::{model::ShardId, runtime::Clock};
 
 /// Grants whose delivery is reported in one call, at most.
@@ -318,6 +318,7 @@ mod tests {
         pointers: 0,
         outbox: 0,
         settles: false,
+        open: 0,
     };
 
     /// Keeps a look during which something happens.

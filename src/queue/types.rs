@@ -236,23 +236,6 @@ pub struct Promoted {
     pub next_unix_ms: Option<i64>,
 }
 
-/// The work that waits in a shard (`lua/look.lua`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// The shard is empty.
-    pub is_idle: bool,
-    pub expires: bool,
-    pub promotes: bool,
-    /// Until the next lease or delay ends.
-    pub next: Option<Duration>,
-    /// Elements beyond the tasks that have something left.
-    pub spent: u64,
-    /// Lanes with pointers of workers.
-    pub pointers: u64,
-    pub outbox: u64,
-    pub settles: bool,
-}
-
 /// A record as `lua/inspect.lua` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspected {

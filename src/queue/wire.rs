@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     error::{Error, Result},
     stats::Stats,
-    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
+    types::{Code, Event, Failure, Inspected, OutboxEntry, RecordStatus},
 };
 use crate::{
     model::{LeaseNumber, Offset, TaskId},
@@ -135,24 +135,6 @@ pub(super) fn record_status(value: Option<Value>) -> Result<RecordStatus> {
 pub(super) fn stored_offset(text: &str) -> Option<(String, Offset)> {
     let (topic, at) = text.rsplit_once('/')?;
     Some((topic.to_owned(), at.parse().ok()?))
-}
-
-pub(super) fn look(value: Value) -> Result<Look> {
-    if matches!(value, Value::Int(_)) {
-        return Ok(Look { is_idle: true, ..Look::default() });
-    }
-    let n = numbers(value, 7)?;
-    let next = u64::try_from(n[2]).ok().map(Duration::from_millis);
-    Ok(Look {
-        is_idle: false,
-        expires: n[0] != 0,
-        promotes: n[1] != 0,
-        next,
-        spent: unsigned(n[3]),
-        pointers: unsigned(n[4]),
-        outbox: unsigned(n[5]),
-        settles: n[6] != 0,
-    })
 }
 
 pub(super) fn stats(value: Value) -> Result<Stats> {

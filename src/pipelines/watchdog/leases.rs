@@ -1,7 +1,6 @@
 //! Expired leases, due delays and spent elements: in each shard, when its next one is due.
 
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,21 +11,18 @@ use super::{
     context::{Context, count, look_for},
     error::Error,
     lead::Lead,
+    sweeps::{SWEEP, Sweeps},
 };
 use crate::{
     config::Settings,
     model::ShardId,
-    queue::{self, Failing, Look, Upkeep},
+    queue::{self, Failing, Look, Swept, Upkeep},
     runtime::Loop,
     telemetry::metrics::{self, Watched},
 };
 
 /// How often a shard is asked in which nothing is due, as far as this process knows. Another one may have leased tasks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Elements per lane that one sweep looks at.
-const SWEEP: usize = 512;
-/// How often a shard with spent elements or pointers is swept, unless the sweep before found so many in a lane.
-const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// The shortest pause between two rounds.
 const SHORTEST: Duration = Duration::from_millis(5);
 /// Shards that are tended at once. Each has one step a round, so that none holds up the others.
@@ -51,14 +47,13 @@ struct Step {
 struct Done {
     /// To come again at once.
     more: bool,
-    /// To sweep then, too.
-    sweeps_on: bool,
+    swept: Option<Swept>,
 }
 
 /// The state of the loop.
 #[derive(Default)]
 struct Rounds {
-    swept: HashMap<ShardId, Instant>,
+    sweeps: Sweeps,
     failing: Failing<queue::Error>,
 }
 
@@ -90,19 +85,17 @@ impl Leases {
                 Err(queue::Error::NoGeneration) => Ok(Done::default()),
                 done => done,
             };
-            (step.shard, done)
+            (step, done)
         });
         let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
-        while let Some((shard, done)) = steps.next().await {
-            let Done { more, sweeps_on } = rounds.failing.note(&shard, started, done).unwrap_or_default();
-            if more {
+        while let Some((Step { shard, look, .. }, done)) = steps.next().await {
+            let Done { more, swept } = rounds.failing.note(&shard, started, done).unwrap_or_default();
+            let sweeps_on = swept.is_some_and(|swept| rounds.sweeps.end(&shard, &look, swept));
+            if more || sweeps_on {
                 wait = Duration::ZERO;
             }
-            if sweeps_on {
-                rounds.swept.remove(&shard);
-            }
         }
-        rounds.swept.retain(|_, at| at.elapsed() < SWEEP_EVERY);
+        rounds.sweeps.forget_old(Instant::now());
         rounds.failing.end_round("tend")?;
         Ok(wait)
     }
@@ -124,11 +117,7 @@ impl Leases {
             };
             // A step does what is due now, and says whether to come again at once.
             wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
-            let is_swept = rounds.swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
-            let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);
-            if sweep {
-                rounds.swept.insert(shard.clone(), Instant::now());
-            }
+            let sweep = rounds.sweeps.begin(&shard, &look, Instant::now());
             match look.expires || look.promotes || sweep {
                 true => steps.push(Step { shard, look, sweep }),
                 false => drop(rounds.failing.note(&shard, started, Ok(()))),
@@ -141,7 +130,7 @@ impl Leases {
     /// expiries pause.
     async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
-        let (mut more, mut sweeps_on) = (false, false);
+        let (mut more, mut swept) = (false, None);
         if look.expires {
             let expired = self.queue.expire(shard, most, &self.settings.queues.get(&shard.queue).backoff).await?;
             metrics::watchdog_handled(Watched::Expired, count(expired.expired));
@@ -156,8 +145,8 @@ impl Leases {
             more |= promoted.promoted > 0;
         }
         if *sweep {
-            sweeps_on = self.queue.sweep(shard, SWEEP).await? >= SWEEP as u64;
+            swept = Some(self.queue.sweep(shard, SWEEP).await?);
         }
-        Ok(Done { more: more || sweeps_on, sweeps_on })
+        Ok(Done { more, swept })
     }
 }

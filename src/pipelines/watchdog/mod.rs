@@ -40,6 +40,7 @@ mod rebuild;
 mod reconcile;
 mod republish;
 mod retention;
+mod sweeps;
 mod trim;
 
 use std::{future::Future, sync::Arc};

@@ -10,10 +10,11 @@ use super::{
     enqueue::AT_ONCE as KEYS_AT_ONCE,
     error::{Error, Result},
     keys,
+    look::Look,
     shards::Shards,
-    types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
+    types::{Closing, Event, Expired, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wake::Wake,
-    wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_id, unsigned},
+    wire::{items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_id, unsigned},
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
@@ -59,6 +60,15 @@ impl Deref for Upkeep {
     }
 }
 
+/// The answer of `lua/sweep.lua`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Elements that left, or went to the head.
+    pub moved: u64,
+    /// Pointers that were dropped.
+    pub pointers: u64,
+}
+
 /// The answer of `lua/finals.lua`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finals {
@@ -94,7 +104,7 @@ impl Upkeep {
             call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
         });
         for (answer, (before, shard)) in answers.await.into_iter().zip(&unseen) {
-            let look = answer.and_then(look);
+            let look = answer.and_then(Look::read);
             if let Ok(look) = look {
                 shard.saw(look, *before, at);
             }
@@ -139,18 +149,19 @@ impl Upkeep {
         promoted
     }
 
-    /// Drops spent elements; answers how many left or moved.
-    pub async fn sweep(&self, shard: &ShardId, most: usize) -> Result<u64> {
+    /// Drops spent elements and old pointers.
+    pub async fn sweep(&self, shard: &ShardId, most: usize) -> Result<Swept> {
         let value = self
             .call(&scripts::SWEEP, shard, 1, |call| {
                 call.arg(most);
             })
             .await?;
-        let moved = number(Some(value))?;
-        if moved > 0 {
+        let n = numbers(value, 2)?;
+        let swept = Swept { moved: unsigned(n[0]), pointers: unsigned(n[1]) };
+        if swept.moved > 0 {
             self.touch(shard);
         }
-        Ok(moved)
+        Ok(swept)
     }
 
     /// Final records older than `grace`, the earliest first, of the first `most` entries of the list.

@@ -132,6 +132,6 @@ async fn a_damaged_record_holds_up_no_sweep_and_no_stats() {
         let sweep = |call: &mut Call| {
             call.arg(512);
         };
-        assert_eq!(flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")), ["1"]);
+        assert_eq!(flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")), ["1", "0"]);
     }
 }

@@ -497,9 +497,9 @@ impl Checked {
     }
 
     pub(super) async fn sweep(&mut self, most: usize) -> u64 {
-        let moved = self.queue.upkeep.sweep(&self.shard, most).await.expect("sweep");
+        let swept = self.queue.upkeep.sweep(&self.shard, most).await.expect("sweep");
         self.compare(true).await;
-        moved
+        swept.moved
     }
 
     async fn sweep_to_the_end(&mut self) {

@@ -1,0 +1,50 @@
+//! A look at a shard.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{
+    error::Result,
+    wire::{numbers, unsigned},
+};
+
+/// The work that waits in a shard (`lua/look.lua`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The shard is empty.
+    pub is_idle: bool,
+    pub expires: bool,
+    pub promotes: bool,
+    /// Until the next lease or delay ends.
+    pub next: Option<Duration>,
+    /// Elements beyond the tasks that have something left.
+    pub spent: u64,
+    /// Lanes with pointers of workers.
+    pub pointers: u64,
+    pub outbox: u64,
+    pub settles: bool,
+    /// Tasks that have something left.
+    pub open: u64,
+}
+
+impl Look {
+    pub(super) fn read(value: Value) -> Result<Self> {
+        if matches!(value, Value::Int(_)) {
+            return Ok(Self { is_idle: true, ..Self::default() });
+        }
+        let n = numbers(value, 8)?;
+        let next = u64::try_from(n[2]).ok().map(Duration::from_millis);
+        Ok(Self {
+            is_idle: false,
+            expires: n[0] != 0,
+            promotes: n[1] != 0,
+            next,
+            spent: unsigned(n[3]),
+            pointers: unsigned(n[4]),
+            outbox: unsigned(n[5]),
+            settles: n[6] != 0,
+            open: unsigned(n[7]),
+        })
+    }
+}
