@@ -28,12 +28,12 @@ local function end_lease_of(id, t, worker)
   remove_pair(t[HELD], at)
 end
 
--- The worker is not offered the task any more. Where one worker alone must not kill the task, a second pair keeps what
--- it has failed.
+-- The worker is not offered the task any more. A second pair keeps what it has failed, at any NUM: NUM may become
+-- higher, and then one worker alone must not kill the task.
 local function refuse(t, worker)
   if is_refused(t, worker) then return end
   t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
-  if t[NUM] > 1 and not find_worker(t[FAILED], worker) then
+  if not find_worker(t[FAILED], worker) then
     table.insert(t[FAILED], worker)
     table.insert(t[FAILED], 0)
   end
@@ -48,11 +48,11 @@ local function lift(id, t, worker)
   local list = t[FAILED]
   remove_pair(list, find_worker(list, worker))
   local before = find_worker(list, worker)
-  if before and list[before + 1] == 0 then
-    remove_pair(list, before)
-  elseif not before and t[NUM] > 1 then
+  if not before then
     local _, max_attempts = head_of(id)
     list[#list + 1], list[#list + 2] = worker, max_attempts
+  elseif list[before + 1] == 0 then
+    remove_pair(list, before)
   end
 end
 

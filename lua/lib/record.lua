@@ -17,9 +17,9 @@
 --                              {worker, ms}, past ends]
 -- status: L live, F completed, D dead, X cancelled. save() leaves out the last six when they are nil. A record with an
 -- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last two.
--- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
--- that one worker alone cannot kill it, and where a task was requeued away from a worker. Where NUM > 1, a second pair
--- behind that of such a worker says how often it had failed. LOG holds the last failures.
+-- FAILED counts where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
+-- that one worker alone cannot kill it. Where a task was requeued away from a worker, at any NUM, that is REFUSED, too,
+-- and a second pair behind says how often it had failed. LOG holds the last failures.
 -- RESERVED names the only worker that may get the task, and until when (ms).
 -- PAST counts the entries of the list of final records that are of earlier ends of the task: a task that is sent again
 -- leaves them there, because each search for one would pass the whole list. They stand ahead of the entry of its own

@@ -327,7 +327,7 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     f.held('a', "w", 4).await;
     assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1", "0"]);
     let state = f.state().await;
-    assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,1,["w",-1]]"#]);
+    assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,1,["w",-1,"w",0]]"#]);
     assert!(!state.contains_key("leases"));
     let got = async |worker| {
         let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
@@ -336,7 +336,7 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     assert_eq!((got("w").await, got("v").await), (false, true));
     // Not even when v gives it back, and when w is not its holder.
     assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1", "0"]);
-    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["x",-1,"w",-1]]"#]);
+    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["x",-1,"w",-1,"w",0,"x",0]]"#]);
 }
 
 #[tokio::test]
@@ -365,7 +365,7 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
 }
 
 /// A live task with this record, as JSON.
-async fn live(f: &Fixture, letter: char, record: &str) {
+pub(super) async fn live(f: &Fixture, letter: char, record: &str) {
     let record: serde_json::Value = serde_json::from_str(record).expect("JSON");
     f.seed("HSET", "records", &[&id(letter), &rmp_serde::to_vec(&record).expect("packed")]).await;
     f.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
@@ -439,7 +439,7 @@ async fn a_reservation_ends_when_its_worker_is_refused() {
 async fn a_requeue_for_all_lets_everybody_have_it_who_was_refused() {
     let f = Fixture::new().await;
     // An operator took it from w. With NUM 2, v had failed it twice, as often as it may; x once; u was taken away.
-    live(&f, 'a', r#"["L",1,0,[],[],[],0,1,["w",-1]]"#).await;
+    live(&f, 'a', r#"["L",1,0,[],[],[],0,1,["w",-1,"w",0]]"#).await;
     live(&f, 'b', r#"["L",2,3,[],[],[],0,1,["v",-1,"x",1]]"#).await;
     assert_eq!(f.requeued('b', "away", "u", 0).await, ["7", "1", "0"]);
     assert_eq!(f.requeued('b', "away", "x", 0).await, ["7", "1", "0"]);
@@ -461,6 +461,56 @@ async fn a_requeue_for_all_lets_everybody_have_it_who_was_refused() {
     // A reservation for it lifts this, too.
     assert_eq!(f.requeued('b', "to", "v", NOW + 9).await, ["7", "1", "0"]);
     assert!(f.state().await["records"][1].contains(r#"["x",1,"v",2]"#));
+}
+
+#[tokio::test]
+async fn a_worker_from_whom_a_task_for_one_was_taken_may_fail_it_as_often_as_others_do() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    let before = f.state().await;
+    assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1", "0"]);
+    assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "1", "0"]);
+    assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1", "0"]);
+    let after = f.state().await;
+    let mut expected = before;
+    expected.insert("mr:T".into(), ["2/3/a", "2/2/a", "1/1/a"].map(Into::into).into());
+    let counters = ["live=1", "open=1", &format!("open_bytes={}", WEIGHT + TAIL), "largest_body=18"];
+    let records = r#"a=["L",2,0,[],[],[],0,3,[]]"#;
+    let bodies: &[&str] = &[&after["bodies"][0]];
+    changed(&expected, &after, &[("records", &[records]), ("bodies", bodies), ("counters", &counters)]);
+
+    // It fails the task for the first time, of two.
+    let claim = |call: &mut Call| super::claim::claim(call, &[("w", 1)]);
+    f.run(&scripts::CLAIM, claim).await.expect("claim");
+    f.run(&scripts::REJECT, reject('a', 1, "w", "retry")).await.expect("reject");
+    let log = format!(r#"[{NOW},"w","no"]"#);
+    assert_eq!(f.state().await["records"], [format!(r#"a=["L",2,1,[],[],[],0,4,["w",1],{log}]"#)]);
+}
+
+/// The failures at a higher NUM count when that comes again.
+#[tokio::test]
+async fn a_lower_num_forgets_no_failures_of_a_worker_that_was_refused() {
+    let f = Fixture::new().await;
+    live(&f, 'a', r#"["L",2,2,[],[],[],0,1,["w",-1],[]]"#).await;
+    f.seed("HSET", "counters", &[b"open", b"1", b"open_bytes", WEIGHT.to_string().as_bytes()]).await;
+    let before = f.state().await;
+    assert_eq!(f.updated(&[('a', 1, 2, 0)]).await, ["7", "1", "0"]);
+    assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1", "0"]);
+    assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "1", "0"]);
+    let after = f.state().await;
+    let mut expected = before;
+    expected.insert("mr:T".into(), ["2/4/a", "1/3/a", "1/2/a"].map(Into::into).into());
+    let counters = ["live=1", "open=1", &format!("open_bytes={}", WEIGHT + 2 * TAIL), "largest_body=23"];
+    let records = r#"a=["L",2,2,[],[],[],0,4,["w",2],[]]"#;
+    let bodies: &[&str] = &[&after["bodies"][0]];
+    changed(&expected, &after, &[("records", &[records]), ("bodies", bodies), ("counters", &counters)]);
+
+    // One more bars it, at no cost: it cannot kill the task alone.
+    let claim = |call: &mut Call| super::claim::claim(call, &[("w", 1)]);
+    f.run(&scripts::CLAIM, claim).await.expect("claim");
+    f.run(&scripts::REJECT, reject('a', 1, "w", "retry")).await.expect("reject");
+    let log = format!(r#"[{NOW},"w","no"]"#);
+    assert_eq!(f.state().await["records"], [format!(r#"a=["L",2,2,[],[],[],0,5,["w",-1],{log}]"#)]);
 }
 
 #[tokio::test]
