@@ -1,11 +1,13 @@
 -- Keeps lanes short. Drops spent elements at the tail. Where spent elements outweigh the open tasks, it moves live
 -- elements that are stuck at the tail to the head, so that the spent ones behind them can leave; of several elements
 -- that offer one task, one moves. Workers that had passed a moved element see it again, and its record refuses them.
--- Drops pointers that the tail has overtaken.
+-- Drops pointers that the tail has overtaken, and of too many some at random.
 --
 -- ARGV[2] elements per lane to look at, at most
 -- Returns {how many elements left or moved, how many pointers were dropped}
 local most = tonumber(ARGV[2])
+-- Pointers of a lane that stay, and those beyond them that one call drops at most.
+local POINTERS, AT_ONCE = 10000, 1000
 local lengths, total = {}, 0
 for lane = 1, 6 do
   lengths[lane] = redis.call('LLEN', T(lane))
@@ -38,7 +40,13 @@ for lane = 1, 6 do
       moved = moved + gone
     end
   end
-  if redis.call('HLEN', P(lane)) > 0 then
+  local size = redis.call('HLEN', P(lane))
+  -- A task that is reserved for a worker stays at the tail, and each new name that asks leaves a pointer ahead of it.
+  if size > POINTERS then
+    local some = redis.call('HRANDFIELD', P(lane), math.min(size - POINTERS, AT_ONCE))
+    dropped = dropped + redis.call('HDEL', P(lane), unpack(some))
+  end
+  if size > 0 then
     local base = tonumber(redis.call('GET', C(lane)) or 0)
     local pointers = redis.call('HRANDFIELD', P(lane), 50, 'WITHVALUES')
     for k = 1, #pointers, 2 do

@@ -2,7 +2,7 @@
 
 use taskd::redis_pool::{Call, scripts};
 
-use super::{Fixture, NOW, body, changed, claim::claim, element, flat, id, lease};
+use super::{Fixture, NOW, body, change::live, changed, claim::claim, element, flat, id, lease};
 
 fn promote(call: &mut Call) {
     call.arg("t:wake").arg("q").arg(10).arg(600_000);
@@ -491,6 +491,36 @@ async fn sweep_drops_elements_that_a_newer_one_has_replaced() {
     };
     assert_eq!(flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")), ["2", "0"]);
     changed(&before, &f.state().await, &[("mr:T", &["2/3/a"]), ("mr:C", &["2"])]);
+}
+
+/// Each worker that asks for a task that is reserved for another one leaves a pointer.
+#[tokio::test]
+async fn sweep_keeps_so_many_pointers_of_a_lane_and_no_more() {
+    const MOST: usize = 10_000;
+    let f = Fixture::new().await;
+    live(&f, 'a', r#"["L",1,0,[],[],[],0,1,[],[],0,["gone",0]]"#).await;
+    f.seed("LPUSH", "mr:T", &[&element(1, 1, 'a')]).await;
+    f.seed("HSET", "counters", &[b"open", b"1"]).await;
+    let names: Vec<_> = (0..MOST + 1500).map(|n| format!("w{n}")).collect();
+    for names in names.chunks(500) {
+        let pointers: Vec<&[u8]> = names.iter().flat_map(|name| [name.as_bytes(), b"1"]).collect();
+        f.seed("HSET", "mr:P", &pointers).await;
+    }
+    let sweep = async || {
+        let sweep = |call: &mut Call| {
+            call.arg(512);
+        };
+        flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep"))
+    };
+    let mut before = f.state().await;
+    let pointers = before.remove("mr:P").expect("pointers");
+    for (dropped, left) in [("1000", MOST + 500), ("500", MOST), ("0", MOST)] {
+        assert_eq!(sweep().await, ["0", dropped]);
+        let mut after = f.state().await;
+        let kept = after.remove("mr:P").expect("pointers");
+        assert!(kept.len() == left && kept.iter().all(|pointer| pointers.contains(pointer)), "{}", kept.len());
+        assert_eq!(after, before);
+    }
 }
 
 #[tokio::test]
