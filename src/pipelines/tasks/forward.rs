@@ -3,6 +3,7 @@
 //! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once. The removal of a
 //! few reports lags up to 20 ms: it goes with the next read.
 
+mod groups;
 mod records;
 
 use std::{
@@ -15,7 +16,10 @@ use futures::{StreamExt, future::join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::records::{Packed, Records};
+use self::{
+    groups::{Due, Group, READ_BYTES, TOGETHER, groups},
+    records::{Packed, Records},
+};
 use crate::{
     bus::{self, Bus, Topic},
     config::Settings,
@@ -26,11 +30,9 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The entries and bytes of reports read from a shard in one turn, about.
+/// The entries read from a shard in one turn, about.
 const ENTRIES: usize = 1000;
-const READ_BYTES: usize = 4 << 20;
-/// The shards that have a turn together, at most, and the turns at once.
-const TOGETHER: usize = 64;
+/// The turns at once.
 const AT_ONCE: usize = 8;
 /// Fewer entries and bytes than these are removed by the next read. With more, claims may have paused, and wait for the
 /// removal.
@@ -40,9 +42,6 @@ const FEW_BYTES: usize = 64 << 10;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the forwarder renews its hold on an outbox while it publishes.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
-
-/// Shards with something in their outboxes, and how many bytes, about.
-type Due = BTreeMap<ShardId, usize>;
 
 /// The shards in whose outboxes this process has put something.
 #[derive(Default)]
@@ -66,12 +65,6 @@ impl Reported {
     }
 }
 
-/// Shards whose reports go to the same partition of the bus, as many as have a turn together.
-struct Group {
-    partition: u32,
-    shards: Vec<ShardId>,
-}
-
 /// The entries of a shard's outbox.
 struct Read {
     shard: ShardId,
@@ -86,6 +79,9 @@ enum Error {
     Queue(#[from] queue::Error),
     #[error("cannot forward reports of {0}: {1}")]
     Bus(ShardId, #[source] bus::Error),
+    /// The partition of both takes nothing now.
+    #[error("reports of {0}, which has its turn with it, cannot be forwarded")]
+    Beside(ShardId),
     /// No shard's turn went well.
     #[error("cannot {step} {shard}: {cause}")]
     AllShards {
@@ -198,7 +194,7 @@ impl Forwarder {
         let most = if self.queue.is_cluster() { 1 } else { TOGETHER };
         let turns = groups(due, partitions, most).into_iter().map(|group| self.turn(group, cx));
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
-        let (mut more, mut failed) = (Due::new(), Ok(()));
+        let mut more = Due::new();
         while let Some(outcomes) = turns.next().await {
             cx.beat();
             for (shard, left) in outcomes {
@@ -212,16 +208,14 @@ impl Forwarder {
                     // Redis lost the shard: the watchdog brings it back.
                     Err(Error::Queue(queue::Error::NoGeneration)) => {}
                     // No process will ever forward anything over this bus.
-                    Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
-                    // A shard that is damaged, or has a report that is too large, does not hold up the others.
-                    Err(error @ (Error::Queue(_) | Error::Bus(_, bus::Error::TooLarge { .. }))) => {
-                        _ = failing.note::<()>(&shard, began, Err(error));
-                    }
-                    Err(error) => failed = failed.and(Err(error)),
+                    Err(error) if error.ends_round() => return Err(error),
+                    // It stays until somebody raises the bound of the topic, and each try publishes what is before it.
+                    Err(error @ Error::Bus(_, bus::Error::TooLarge { .. })) => failing.needs_help(&shard, error),
+                    // A shard that is damaged, or whose partition takes nothing, does not hold up the others.
+                    Err(error) => _ = failing.note::<()>(&shard, began, Err(error)),
                 }
             }
         }
-        failed?;
         failing.end_round("forward reports of")?;
         Ok(more)
     }
@@ -269,33 +263,41 @@ impl Forwarder {
             published = publish => published,
             () = keep => unreachable!("it has no end"),
         };
-        // Those behind an error have no outcome: the round fails, and the next one finds them.
         let conclude = reads.into_iter().zip(published).map(|(read, published)| async {
             match published {
                 Ok(()) => self.conclude(read, cx).await,
-                Err(error) => (read.shard.clone(), Err(Error::Bus(read.shard, error))),
+                Err(error) => (read.shard, Err(error)),
             }
         });
         outcomes.extend(join_all(conclude).await);
         outcomes
     }
 
-    /// Publishes what the shards had, however long the bus takes. Answers per shard, up to the first error.
-    async fn publish_reads(&self, reads: &[Read], partition: u32, started: Instant, cx: &Loop) -> Vec<bus::Result<()>> {
-        let mut published = match self.publish(reads, partition, Packed::Densely, started).await {
+    /// Publishes what the shards had, however long the bus takes. Answers for each shard.
+    async fn publish_reads(
+        &self,
+        reads: &[Read],
+        partition: u32,
+        started: Instant,
+        cx: &Loop,
+    ) -> Vec<Result<(), Error>> {
+        match self.publish(reads, partition, Packed::Densely, started).await {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
             // In smaller records, they may fit.
-            Err(bus::Error::TooLarge { .. }) => Vec::with_capacity(reads.len()),
-            Err(error) => return vec![Err(error)],
-        };
-        for read in reads {
-            let one = self.publish(std::slice::from_ref(read), partition, Packed::Loosely, started).await;
-            let goes_on = matches!(one, Ok(()) | Err(bus::Error::TooLarge { .. }));
-            published.push(one);
-            cx.beat();
-            if !goes_on {
-                break;
+            Err(bus::Error::TooLarge { .. }) => {}
+            Err(error) => return refused(reads, error),
+        }
+        let mut published = Vec::with_capacity(reads.len());
+        for (place, read) in reads.iter().enumerate() {
+            match self.publish(std::slice::from_ref(read), partition, Packed::Loosely, started).await {
+                Ok(()) => published.push(Ok(())),
+                Err(error @ bus::Error::TooLarge { .. }) => published.push(Err(Error::Bus(read.shard.clone(), error))),
+                Err(error) => {
+                    published.extend(refused(&reads[place..], error));
+                    break;
+                }
             }
+            cx.beat();
         }
         published
     }
@@ -349,40 +351,9 @@ impl Forwarder {
     }
 }
 
-/// The groups of shards that have their turns together, at most `most` of them. One with more than its share of
-/// [`READ_BYTES`] is alone.
-fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
-    let (mut groups, mut small) = (Vec::new(), BTreeMap::<u32, Vec<ShardId>>::new());
-    for (shard, bytes) in due {
-        let partition = shard.number % partitions.max(1);
-        match bytes > READ_BYTES / most {
-            true => groups.push(Group { partition, shards: vec![shard] }),
-            false => small.entry(partition).or_default().push(shard),
-        }
-    }
-    for (partition, shards) in small {
-        groups.extend(shards.chunks(most).map(|shards| Group { partition, shards: shards.to_vec() }));
-    }
-    groups
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shards_with_few_reports_have_a_turn_together() {
-        let shard = |name: &str, number| ShardId { queue: crate::model::QueueName::new(name).unwrap(), number };
-        let sizes = |due: Vec<(ShardId, usize)>| -> Vec<(u32, usize)> {
-            let groups = groups(due.into_iter().collect(), 2, TOGETHER);
-            groups.into_iter().map(|group| (group.partition, group.shards.len())).collect()
-        };
-        assert_eq!(sizes(vec![]), []);
-        let small = |count| (0..count).map(|n| (shard(&format!("q{n}"), 0), 100)).collect();
-        assert_eq!(sizes(small(TOGETHER + 1)), [(0, TOGETHER), (0, 1)]);
-        let other = vec![(shard("a", 0), 1), (shard("a", 1), 1), (shard("a", 2), 1), (shard("a", 3), 1)];
-        assert_eq!(sizes(other), [(0, 2), (1, 2)], "by the partition of their reports");
-        let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 0), (shard("d", 0), 1)];
-        assert_eq!(sizes(large), [(0, 1), (0, 3)]);
-    }
+/// The outcomes of shards whose partition takes nothing now: the first one tells why.
+fn refused(reads: &[Read], error: bus::Error) -> Vec<Result<(), Error>> {
+    let Some((first, others)) = reads.split_first() else { return Vec::new() };
+    let beside = others.iter().map(|_| Err(Error::Beside(first.shard.clone())));
+    std::iter::once(Err(Error::Bus(first.shard.clone(), error))).chain(beside).collect()
 }

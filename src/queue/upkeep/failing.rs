@@ -11,6 +11,8 @@ use crate::model::ShardId;
 /// How long a shard is left out at least, and at most.
 const LEFT_OUT: Duration = Duration::from_secs(1);
 const LEFT_OUT_AT_MOST: Duration = Duration::from_secs(10);
+/// How long a shard is left out whose failure only somebody's help ends.
+const LEFT_OUT_FOR_HELP: Duration = Duration::from_secs(60);
 /// Shards of one round that the log names.
 const NAMED: usize = 10;
 
@@ -60,6 +62,13 @@ impl<E: Display> Failing<E> {
         }
     }
 
+    /// Notes a failure that only somebody's help ends, and that says nothing of the other shards.
+    pub fn needs_help(&mut self, shard: &ShardId, error: E) {
+        let is_new = self.until.insert(shard.clone(), Instant::now() + LEFT_OUT_FOR_HELP).is_none();
+        self.failed.push((shard.clone(), error, is_new));
+        self.done += 1;
+    }
+
     /// Ends a round. An error when some shards failed and none was done: then the shards are not the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         let now = Instant::now();
@@ -99,5 +108,8 @@ mod tests {
         assert_eq!((step, failed, cause), ("tend", shard(1), "no"));
         failing.note(&shard(1), began, Ok(()));
         assert!(!failing.leaves_out(&shard(1)) && failing.end_round("tend").is_ok());
+
+        failing.needs_help(&shard(1), "too large");
+        assert!(failing.end_round("tend").is_ok() && failing.leaves_out(&shard(1)));
     }
 }
