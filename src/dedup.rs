@@ -47,15 +47,6 @@ pub enum Error {
     Redis(#[from] RedisError),
 }
 
-impl Error {
-    /// Whether the same call may succeed later.
-    pub fn is_transient(&self) -> bool {
-        match self {
-            Self::Redis(_) => true,
-        }
-    }
-}
-
 impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -97,15 +97,6 @@ pub enum Auth {
     Tokens,
 }
 
-impl Auth {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Tokens => "tokens",
-        }
-    }
-}
-
 settings! {
     /// Everything a process needs to know before it starts.
     #[derive(Clone, PartialEq)]

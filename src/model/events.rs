@@ -139,8 +139,6 @@ pub enum WatchEnd {
 }
 
 impl WatchEnd {
-    pub const ALL: [Self; 3] = [Self::Stopping, Self::Unauthenticated, Self::TooSlow];
-
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stopping => "STOPPING",
