@@ -26,7 +26,7 @@ use crate::{
 
 /// The pause after the outbox was counted, in the time that this took: counting takes a tenth of the time.
 const SHARE: u32 = 9;
-/// The same while a difference hangs on the count.
+/// The shorter pause while a difference hangs on the count.
 const SHARE_IN_DOUBT: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 

@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(decided(None, three, true).await, (Unbalanced, vec![Shared, Anew, Anew]));
         let explained = vec![old(Unbalanced, 0), recent(Moving, 0)];
         assert_eq!(decided(None, explained, true).await, (Moving, vec![Shared, Anew]));
-        // It was confirmed, and nothing has changed: no count is needed.
+        // The last look was confirmed, and nothing has changed: no count is needed.
         let last = Some(recent(Unbalanced, 0));
         assert_eq!(decided(last, vec![old(Unbalanced, 0)], true).await, (Unbalanced, vec![Shared]));
         // Too soon after the last count.

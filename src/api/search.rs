@@ -73,7 +73,7 @@ impl Reader {
                 }
                 list.tasks.push(view);
                 if list.tasks.len() == limit {
-                    // Those behind it are for the next page.
+                    // The tasks behind it are for the next page.
                     if last != Some(id) {
                         list.next = Some(TaskCursor(id));
                     }

@@ -52,7 +52,7 @@ impl Api {
         access::as_worker(caller, &mut call.worker)?;
         self.reaches_session(caller, &call).await?;
         let shared = tasks.want_shared(&call, want).await?;
-        // It may have other queues than a moment ago.
+        // The session may have other queues than a moment ago.
         shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
         let (granted, pending) = shared.granted();
         // Tasks that do not reach the worker must not be in its book.

@@ -51,7 +51,7 @@ impl Api {
         self.report(Method::Complete, caller, batch, call).await
     }
 
-    /// The same, and leases the worker tasks that are there.
+    /// Reports tasks as [`Self::complete`] does, and leases the worker tasks that are there.
     ///
     /// Both go to Redis at once, so that they share one sync of its disk. A wrong request reports nothing. Leases that
     /// are not delivered go back, also where the reports fail.

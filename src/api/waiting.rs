@@ -68,7 +68,7 @@ impl Api {
             }
         }
         let ids: Vec<TaskId> = ids.into_iter().collect();
-        // Its place is free for the next one, and the queues stay watched for a while.
+        // Frees the place of the early watch for the next one. The queues stay watched for a while.
         drop(early);
         let watch = query.watch_ends(of).ok();
         let wait = query.ends(watch.as_ref(), &ids, deadline, self.stop.cancelled());

@@ -120,8 +120,8 @@ impl Life {
             return false;
         }
         if is_truth && !event.status.is_final() {
-            // It was read before what was heard since. A step that takes its time before it begins may be carried out
-            // behind the read.
+            // The truth was read before what was heard since. A step that takes its time before it begins may be
+            // carried out behind the read.
             let margin = if event.status == TaskStatus::Pending { LONGEST_STEP_MS } else { 0 };
             return event.at_unix_ms >= last.at_unix_ms + margin;
         }

@@ -66,7 +66,7 @@ impl Reader {
         let event = |task: ListedTask| {
             let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
             let view = view(task, record, now);
-            // Its report is on the way to SQL.
+            // The task's report is on the way to SQL.
             let status = if view.status.is_final() && !is_final { TaskStatus::Assigned } else { view.status };
             let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
             TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }

@@ -24,7 +24,7 @@ use crate::{
 
 /// The reason why a server cannot be used.
 pub(super) enum Unreachable {
-    /// It may come.
+    /// The server may come.
     Yet(anyhow::Error),
     /// The user has to change something.
     Ever(anyhow::Error),

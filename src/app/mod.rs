@@ -85,7 +85,7 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     Ok(connect::store(settings).await?)
 }
 
-/// The same, where there is one: a folder that is not the one of the running taskd has none.
+/// Opens the store if it exists. A folder that is not the running taskd's has none.
 pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     must_have_run(settings)?;
     open_store(settings).await

@@ -79,8 +79,8 @@ pub trait Bus: Send + Sync {
     /// publish all again.
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>>;
 
-    /// The same; `traceparents` are those of records, by their places. A bus whose records have headers shows them
-    /// there, for its own tools: taskd reads them in the records.
+    /// Publishes as [`Self::publish`] does, with the traceparents of some records, by their places. Kafka writes them
+    /// into headers for its tools. taskd reads those in the records.
     async fn publish_traced(
         &self,
         topic: Topic,
@@ -90,7 +90,7 @@ pub trait Bus: Send + Sync {
         self.publish(topic, records).await
     }
 
-    /// The same; record n has the key n. A bus whose records have no keys leaves them out.
+    /// Publishes as [`Self::publish`] does; record n has the key n. A bus whose records have no keys leaves them out.
     async fn publish_keyed(&self, topic: Topic, records: &[Record], _keys: &[String]) -> Result<Vec<Offset>> {
         self.publish(topic, records).await
     }

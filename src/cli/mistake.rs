@@ -82,7 +82,7 @@ fn help_above(error: &clap::Error, args: &[OsString]) -> String {
     }
 }
 
-/// The same with the way to write a value that clap takes for a flag, as a number below zero or a key.
+/// Adds to a line how to write a value that clap takes for a flag, as a number below zero or a key.
 fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
     let Some(place) = args.iter().position(|given| given.to_string_lossy().starts_with(arg)) else {
         return line.into();

@@ -51,7 +51,7 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
     let server = args.server.port()?;
     let id = match &args.key {
         None => {
-            // It becomes a part of the path.
+            // The id becomes a part of the path.
             let is_id = args.task.parse::<TaskId>().is_ok();
             ensure!(is_id, "{:?} is not the id of a task; to name it by its key: taskd task QUEUE KEY", args.task);
             args.task

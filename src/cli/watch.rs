@@ -134,7 +134,7 @@ async fn open(taskd: &Taskd, target: &Target, last: &str) -> Result<Streaming<pb
 enum Ended {
     /// The task is finished.
     Final(pb::TaskStatus),
-    /// It has nothing more to say.
+    /// taskd ended the stream without an error.
     Quiet,
     Broken(Status),
 }

@@ -10,7 +10,7 @@ use crate::model::QueueName;
 pub struct EventQueues {
     /// Of queues without a section of their own.
     others: bool,
-    /// Those that differ from the others.
+    /// The queues that differ from the others.
     named: BTreeMap<QueueName, bool>,
 }
 

@@ -57,7 +57,7 @@ impl Origins {
         })
     }
 
-    /// The same as the beginning of a message.
+    /// The origin of a setting as the beginning of a message; empty for a default.
     pub(super) fn prefix(&self, key: &str) -> String {
         self.describe(key).map(|origin| format!("{origin}: ")).unwrap_or_default()
     }

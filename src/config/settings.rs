@@ -203,11 +203,11 @@ settings! {
         /// The most items of one complete, reject, extend or get call.
         pub max_items: usize = 1000,
         pub max_wait: Duration = Duration::from_secs(60),
-        /// The most sessions of workers in this process; the same of shared sessions, in each of their slots.
+        /// The most sessions of workers in this process, and the most shared sessions in each slot.
         pub max_sessions: usize = 10_000,
         /// The most tasks that a session may have in hand and on demand.
         pub max_session_tasks: u32 = 1000,
-        /// The same of all sessions of a worker, in all processes.
+        /// The most tasks that all sessions of a worker may have in hand and on demand, in all processes.
         pub max_worker_tasks: usize = 10_000,
     }
 }
@@ -344,7 +344,7 @@ impl Queues {
         self.named.get(queue).unwrap_or(&self.default)
     }
 
-    /// The same for a name that may not be one.
+    /// The settings of a queue by a text that may be no queue name.
     fn of_name(&self, queue: &str) -> &QueueSettings {
         self.named.get(queue).unwrap_or(&self.default)
     }

@@ -29,7 +29,7 @@ pub(super) struct Traces<'a> {
     pub(super) url: &'a str,
     pub(super) socket: &'a Path,
     pub(super) pid_file: &'a Path,
-    /// Its working folder.
+    /// The working folder of the redis-server.
     pub(super) redis: &'a Path,
 }
 
@@ -77,7 +77,7 @@ impl Traces<'_> {
         if self.is_ours(pid) {
             tracing::warn!("redis-server (pid {pid}) does not end when asked: killed");
             let pid = i32::try_from(pid).map_err(|_| Error::Stuck { pid })?;
-            // It fails if the process is gone, or belongs to another user. The wait below tells which.
+            // The kill fails if the process is gone, or belongs to another user. The wait below tells which.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
         if gone(pid, KILLED).await { Ok(()) } else { Err(Error::Stuck { pid }) }

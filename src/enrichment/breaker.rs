@@ -179,7 +179,7 @@ mod tests {
         // Never three in a row: the sixth of the last twelve opens it.
         let half: Vec<_> = (0..11_u32).map(|n| call(n.is_multiple_of(2))).collect();
         assert_eq!((half.iter().flatten().count(), half[10]), (1, Some(Turned::Opened)));
-        // It begins anew when it closes.
+        // The breaker begins anew when it closes.
         assert_eq!(breaker.permit(now + PAUSE).unwrap().succeeded(), Some(Turned::Closed));
         assert_eq!([call(true), call(true)], [None; 2]);
     }

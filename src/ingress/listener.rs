@@ -19,7 +19,7 @@ use super::connection::{self, Answering, Handlers};
 
 /// The longest silence of a client, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same beyond the limit of connections.
+/// The longest silence of a client beyond the limit of connections.
 const HASTE: Duration = Duration::from_secs(5);
 /// The connections beyond the limit that taskd answers at a time. The oldest makes way for the next.
 const WITHOUT_ROOM: usize = 32;
@@ -54,7 +54,7 @@ pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, C
 
 /// A listener's rules.
 pub(super) struct Door<H> {
-    /// Its name in the log.
+    /// The listener's name in the log.
     pub(super) name: &'static str,
     pub(super) answering: Answering<H>,
     pub(super) max_connections: usize,

@@ -38,14 +38,14 @@ pub struct Books {
 pub struct QueueBooks {
     pub queue: QueueName,
     pub state: BooksState,
-    /// Those that came in and were not stored.
+    /// Tasks that came in and were not stored.
     pub duplicates: u64,
     pub rejected: u64,
-    /// Those that ended, also if they were removed since.
+    /// Tasks that ended, also if they were removed since.
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
-    /// Those that are stored and have not ended.
+    /// Tasks that are stored and have not ended.
     pub held: Held,
 }
 

@@ -87,7 +87,7 @@ impl From<&TaskRow> for NewTask {
             backoff: row.backoff.map(NewBackoff::from),
             headers: row.headers.iter().cloned().collect(),
             traceparent: row.context().into_owned(),
-            // Its window began with the insert, and the row has only a hash.
+            // The window of the key began with the insert, and the row has only a hash of the key.
             idempotency_key: String::new(),
         }
     }
@@ -166,7 +166,7 @@ pub struct LeasedTask {
 }
 
 impl LeasedTask {
-    /// Its bytes in an answer, about.
+    /// The bytes of the task in an answer, about.
     pub fn weight(&self) -> usize {
         let headers = self.body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         super::weight(self.body.key.len(), self.body.payload.len(), headers)

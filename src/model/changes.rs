@@ -143,13 +143,13 @@ pub enum Changed {
     Dead,
     /// Somebody had cancelled it before.
     Cancelled,
-    /// It is not in its queue: no worker holds it.
+    /// The task is not in its queue: no worker holds it.
     NotQueued,
-    /// Its time has not come: no worker holds it.
+    /// The time of the task has not come: no worker holds it.
     NotDue,
     /// The worker for whom it should be reserved has completed it.
     CompletedByWorker,
-    /// Its queue takes no task with so many replicas.
+    /// The queue takes no task with so many replicas.
     TooManyReplicas,
     /// There is no such task, or it finished so long ago that it was removed.
     Unknown,

@@ -15,7 +15,7 @@ macro_rules! kinds {
         impl FindKind {
             pub const ALL: &'static [Self] = &[$(Self::$kind),*];
 
-            /// Its name in answers, metrics and logs.
+            /// The name of the kind in answers, metrics and logs.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name,)*

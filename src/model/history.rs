@@ -45,7 +45,7 @@ pub struct Attempt {
     pub attempt: u32,
     /// The reason of its failure.
     pub reason: String,
-    /// It was completed after NUM other workers, or after the end of the task.
+    /// The worker completed after NUM others, or after the end of the task.
     pub surplus: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct TaskFile {
     pub payload_encoding: Encoding,
     pub headers: HashMap<String, String>,
     pub traceparent: String,
-    /// Its own.
+    /// The task's own; `None`: the queue's.
     pub backoff: Option<NewBackoff>,
     /// The earliest first.
     pub history: Vec<Attempt>,
@@ -93,7 +93,7 @@ pub struct TaskFile {
 }
 
 impl TaskFile {
-    /// Its bytes in an answer, about.
+    /// The bytes of the file in an answer, about.
     pub fn weight(&self) -> usize {
         /// The names, times and numbers of an attempt or an act.
         const ENTRY: usize = 256;

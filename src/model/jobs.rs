@@ -155,7 +155,7 @@ pub struct Job {
     /// A UUIDv7, so that jobs sort by their time.
     pub id: Uuid,
     pub change: JobChange,
-    /// Its times end at the job's creation.
+    /// The times of the filter end at the job's creation.
     pub filter: TaskFilter,
     pub who: String,
     /// The queues that its creator reached.
@@ -187,9 +187,9 @@ pub struct JobProgress {
 pub enum JobState {
     Running = 0,
     Done = 1,
-    /// Somebody stopped it.
+    /// An operator stopped the job.
     Stopped = 2,
-    /// It cannot go on.
+    /// The job cannot go on.
     Failed = 3,
 }
 

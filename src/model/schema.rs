@@ -87,7 +87,7 @@ impl PayloadSchema {
 pub struct Misfit {
     /// The reason, with parts of the payload, for its sender.
     pub says: String,
-    /// The same for the log, without them.
+    /// The reason without parts of the payload, for the log.
     pub logged: String,
 }
 

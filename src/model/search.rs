@@ -99,7 +99,7 @@ impl TaskStatus {
     pub const ALL: [Self; 7] =
         [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed, Self::Completed, Self::Dead, Self::Cancelled];
 
-    /// Those that are one status in SQL.
+    /// The statuses that are one status in SQL.
     pub const UNFINISHED: [Self; 4] = [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed];
 
     pub fn as_str(self) -> &'static str {

@@ -43,7 +43,7 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// The same trace at another span.
+    /// This trace at another span.
     pub fn at(self, span: SpanId) -> Self {
         Self { span, ..self }
     }

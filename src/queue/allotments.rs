@@ -18,7 +18,7 @@ const GONE_AT_ONCE: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allotment {
     pub allotment: usize,
-    /// It is less than asked, and other streams of the worker may hold more than they use.
+    /// The allotment is less than asked, and other streams of the worker may hold more than they use.
     pub streams_hold: bool,
 }
 

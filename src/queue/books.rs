@@ -23,7 +23,7 @@ const OF_A_CLUSTER: usize = 64;
 pub struct Holding {
     /// Tasks that are not final.
     pub live: u64,
-    /// Those with a replica to claim.
+    /// Live tasks with a replica to claim.
     pub open: u64,
     pub leases: u64,
     /// Replicas in backoff, and tasks before their time.

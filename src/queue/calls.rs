@@ -67,7 +67,7 @@ pub(super) async fn claim(
 pub(super) struct Outcome {
     /// By caller.
     pub(super) granted: Vec<Granted>,
-    /// It left no element.
+    /// The claim left no element.
     pub(super) is_drained: bool,
 }
 
@@ -110,7 +110,7 @@ impl Claiming {
         call
     }
 
-    /// Takes the shard as one without tasks, so that its callers wait on, and do not wake others in vain.
+    /// Treats the shard as empty, so that its callers go on waiting, and wake nobody in vain.
     pub(super) fn give_up(self) -> Result<Outcome> {
         self.notes.put_back_delivered(self.delivered);
         self.notes.drained(self.offers);

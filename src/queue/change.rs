@@ -23,21 +23,21 @@ pub const NEVER: i64 = 253_402_300_799_999;
 pub enum Arbitrated {
     /// Now, or before.
     Done,
-    /// Its workers have completed it.
+    /// Workers have completed the task.
     Completed {
         /// How many of them there are, as far as the script says so.
         credited: u32,
     },
     Dead,
     Cancelled,
-    /// It was sent again since. Nothing was changed.
+    /// The task was sent again since. Nothing was changed.
     SentAgain,
-    /// It has not arrived.
+    /// The task has not arrived in the queue.
     Absent,
     NotDue,
     /// The worker for whom it should be reserved has completed it.
     CompletedByWorker,
-    /// Its reservation has not ended.
+    /// The reservation of the task has not ended.
     Reserved {
         until_unix_ms: i64,
     },

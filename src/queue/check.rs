@@ -71,7 +71,7 @@ pub struct Slice {
 pub struct CheckedTask {
     pub id: TaskId,
     pub state: Checked,
-    /// How often the list of final records has it besides: for ends ahead of the present one.
+    /// How many entries in `:finals` earlier ends of the task left there.
     pub past_ends: u64,
 }
 
@@ -80,7 +80,7 @@ pub struct CheckedTask {
 pub struct Confirmed {
     /// How many of the tasks, the first ones. The others are to be asked for again.
     pub dealt_with: usize,
-    /// Those of them for which the shard is too large to tell.
+    /// How many of these tasks the call could not decide, because the shard is too large.
     pub untold: u64,
     /// Elements of lanes and of the list of final records that the call passed, about.
     pub passed: u64,

@@ -21,7 +21,7 @@ pub(super) const CALLS: usize = 2;
 const WORTH_A_CALL: usize = 4;
 /// Callers that wait before those that have given up are looked for.
 const FEW: usize = 256;
-/// The same, by their weights: what so many calls take at most.
+/// The weight of waiting callers, in full calls, before those that have given up are looked for.
 const FEW_CALLS: usize = 4;
 
 type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;

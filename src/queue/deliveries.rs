@@ -83,7 +83,7 @@ impl WorkerQueue {
             });
             match reported.await {
                 Ok(_) => {}
-                // Its leases went with it.
+                // The shard is gone, and its leases with it.
                 Err(Error::NoGeneration) => return Ok(()),
                 Err(error) => {
                     shard.notes.put_back_delivered(grants);

@@ -58,7 +58,7 @@ pub struct ExplainedRecord {
     /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is farther away than
     /// [`LOOKED_AT`].
     pub before: Option<u64>,
-    /// Those of them that the worker has yet to pass.
+    /// How many of `before` the worker has yet to pass.
     pub before_worker: Option<u64>,
 }
 
@@ -84,9 +84,9 @@ pub enum Bar {
     Holds,
     /// The worker has failed it as often as it may.
     Refused,
-    /// It is reserved for another worker.
+    /// The task is reserved for another worker.
     Reserved,
-    /// Its time has not come.
+    /// The time of the task has not come.
     Scheduled,
     /// All replicas that are left wait for their backoff.
     Backoff,
@@ -97,7 +97,7 @@ pub enum Bar {
 /// The bound at which a shard gives no worker anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// Its outbox is full: the bus takes no reports.
+    /// The shard's outbox is full: the bus takes no reports.
     Outbox,
     /// Redis has no memory left, and enough leases are out.
     Memory,

@@ -156,7 +156,7 @@ fn leaves_something(offered: usize, outcome: &Result<Outcome>) -> bool {
     let (taken, is_drained) = outcome
         .as_ref()
         .map_or((0, false), |Outcome { granted, is_drained }| (granted.iter().map(Granted::len).sum(), *is_drained));
-    // A Redis that did not know the first script runs it behind the claim. If that claim took as many tasks of somebody
-    // else, what was offered waits for the next wake: once in the life of a Redis.
+    // If Redis did not know the first script, it runs after the claim. If that claim took as many other tasks, the
+    // offer waits for the next wake. This happens at most once after each start of Redis.
     offered > 0 && (!is_drained || taken < offered)
 }

@@ -36,14 +36,14 @@ pub enum Started {
     Yes,
 }
 
-/// The outcome for its task.
+/// The outcome of the end of a lease for its task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEnd {
-    /// It was over, or was extended elsewhere.
+    /// The lease was over, or was extended elsewhere.
     None,
-    /// Its task is offered again, at no cost.
+    /// The task is offered again, at no cost.
     Offered,
-    /// It was a failure: its task waits for the backoff, …
+    /// The end was a failure: the task waits for the backoff, …
     Failed,
     /// … or is dead.
     Dead,

@@ -62,7 +62,7 @@ impl Shard {
         };
         let completions = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            // Those that wait for copies share a connection, on which Redis answers one after the other.
+            // Calls that wait for copies share a connection, on which Redis answers one after the other.
             let at_a_time = if reach.redis.durability().is_some() { 1 } else { CALLS };
             Combiner::new(MAX_COMBINED, at_a_time, calls.clone(), move |callers: Vec<Together>| {
                 notes.work();

@@ -59,7 +59,7 @@ pub(super) struct Inner {
 
 /// Shards that a server is asked about at once: other callers wait for the exchange.
 const SHARDS_OF_SERVER: usize = 64;
-/// The same of a cluster, where all wait for the node that answers last.
+/// Shards that a cluster is asked about at once: all callers wait for the node that answers last.
 const SHARDS_OF_CLUSTER: usize = 4096;
 /// The notices that a slow listener may be behind.
 const NOTICES_BEHIND: usize = 256;
@@ -225,7 +225,7 @@ impl Shards {
         stats(self.call(&scripts::STATS, shard, 1, |_| {}).await?)
     }
 
-    /// The same of many shards, in order.
+    /// The stats of many shards, in order.
     pub async fn stats_of(&self, shards: &[ShardId]) -> Vec<Result<Stats>> {
         let answers = self.call_each(&scripts::STATS, shards.iter().collect(), |_| {}).await;
         answers.into_iter().map(|answer| answer.and_then(stats)).collect()

@@ -54,11 +54,11 @@ pub struct SharedLimits {
 pub enum SharedOpened {
     /// With the leases that the worker does not have.
     Open(Vec<EndedLease>),
-    /// There is none to go on with.
+    /// There is no session to go on with.
     Unknown,
-    /// Its slot has too many.
+    /// The slot has too many sessions.
     Full,
-    /// The worker has too many.
+    /// The worker has too many sessions.
     WorkerFull,
 }
 

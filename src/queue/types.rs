@@ -250,7 +250,7 @@ pub struct Inspected {
 }
 
 impl Inspected {
-    /// It says how a task ended before it was sent again.
+    /// True if the record says how the task ended before it was sent again.
     pub fn is_past(&self, epoch: u32) -> bool {
         self.status != RecordStatus::Live && self.epoch < epoch
     }
@@ -313,11 +313,11 @@ pub struct Failure {
 /// The outcome of an attempt to close a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// It has no keys any more. Its last generation.
+    /// The shard has no keys any more. This was its last generation.
     Closed(u64),
-    /// It has tasks, leases, records or reports.
+    /// The shard has tasks, leases, records or reports.
     InUse,
-    /// It is empty, and may be closed after this time if nothing happens.
+    /// The shard is empty, and may be closed after this time if nothing happens.
     In(Duration),
 }
 

@@ -6,9 +6,9 @@ use crate::model::{InvalidName, QueueName};
 
 /// A message that a queue has something to hand out.
 ///
-/// It names the queue, and the process that it is not for, because that one has woken its callers already: `queue`,
-/// `queue process`, and with a task that waits for its time `queue - due` or `queue process due`. An earlier version
-/// takes the last two as meant for it.
+/// The message names the queue, and the process that it is not for, because that one has woken its callers already:
+/// `queue`, `queue process`, and with a task that waits for its time `queue - due` or `queue process due`. An earlier
+/// version takes the last two as meant for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wake {
     pub(super) queue: QueueName,

@@ -1,7 +1,7 @@
 //! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
 //! process listens.
 //!
-//! Such a wake goes to the caller that has waited longest, with a *baton*: this caller wakes others unless its look
+//! A script's wake goes to the caller that has waited longest, with a *baton*: this caller wakes others unless its look
 //! leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each with a baton, and otherwise all. So one
 //! task wakes one caller, many tasks wake all of them in a few steps, and two do not wake ten thousand sessions.
 
@@ -172,8 +172,7 @@ pub struct Waiter {
 pub type Listening<'a> = Vec<Pin<Box<Notified<'a>>>>;
 
 impl Waiter {
-    /// Listens from now on, for all looks of the caller: between two of them it hears the wakes of the queues that did
-    /// not wake it.
+    /// Begins to listen, for all looks of the caller. Wakes that come between two looks are kept.
     pub fn listen(&self) -> Listening<'_> {
         self.waiting.iter().map(|waiting| waiting.listen()).collect()
     }

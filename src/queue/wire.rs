@@ -173,7 +173,7 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
             events.push(Event::Completed(first));
             continue;
         }
-        // Its fields end where the next event begins.
+        // The fields of an event end where the next one begins.
         let mut rest = HashMap::new();
         size += name.len();
         while let Some(Value::BulkString(next)) = fields.peek() {

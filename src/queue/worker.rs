@@ -74,7 +74,7 @@ impl WorkerQueue {
         self.complete_all(&shard, &[completion].into()).await.swap_remove(0)
     }
 
-    /// The same for several completions, all of them of this shard. Answers per completion.
+    /// Completes several leases, all of this shard. Answers per completion.
     pub async fn complete_all(&self, id: &ShardId, completions: &Arc<[Completion]>) -> Vec<Result<Code>> {
         let shard = self.shard(id);
         let shard = shard.as_ref();
@@ -135,7 +135,7 @@ impl WorkerQueue {
         self.prolong(shard, extensions, false).await
     }
 
-    /// The same for leases that their worker may not have yet: an undelivered one stays undelivered.
+    /// Extends leases that their worker may not have yet: an undelivered one stays undelivered.
     pub async fn keep(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
         self.prolong(shard, extensions, true).await
     }

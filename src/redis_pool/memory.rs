@@ -10,7 +10,7 @@ pub struct Memory {
     /// `host:port`, or the path of its socket.
     pub server: String,
     pub used: u64,
-    /// Its `maxmemory`; 0: none.
+    /// The server's `maxmemory`; 0: none.
     pub limit: u64,
 }
 

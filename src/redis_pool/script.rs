@@ -139,7 +139,7 @@ struct Placed {
     place: usize,
     script: &'static Script,
     items: usize,
-    /// It may run twice.
+    /// The script may run twice.
     is_repeatable: bool,
 }
 

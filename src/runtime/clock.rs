@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(clock.follow(before - 8000, asked), None);
         assert_eq!(clock.follow(clock.now_unix_ms(), asked), None);
         assert!((0..1000).contains(&(clock.now_unix_ms() - before)));
-        // It was 6 s behind at least.
+        // The clock was 6 s behind at least.
         assert_eq!(clock.follow(clock.now_unix_ms() + 2000, asked), None);
         assert!((6000..7000).contains(&(clock.now_unix_ms() - before)));
         assert!(clock.follow(clock.now_unix_ms() - 60_000, asked).is_some());

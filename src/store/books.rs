@@ -11,9 +11,9 @@ use crate::model::QueueName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum TurnedAway {
-    /// Its queue has, or had, a task with its key.
+    /// The queue has, or had, a task with this key.
     Duplicate = 1,
-    /// It is not valid, or has no room for ever.
+    /// The task is not valid, or will never have room.
     Rejected = 2,
 }
 
@@ -43,7 +43,7 @@ pub trait BookStore: Send + Sync {
 
     /// The unfinished tasks in the outbox and in batches that are not published.
     ///
-    /// It reads the whole outbox, in pieces of [`COUNTED_AT_ONCE`] rows, so it is slow where millions wait. A row that
+    /// Reads the whole outbox, in pieces of [`COUNTED_AT_ONCE`] rows, so it is slow where millions wait. A row that
     /// moves meanwhile may count twice or not at all.
     async fn off_bus(&self) -> Result<OffBusCounts>;
 }

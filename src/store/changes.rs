@@ -27,7 +27,7 @@ pub struct KeptChange {
     /// A later wish about the task has another one.
     pub turn: Turn,
     pub at_unix_ms: i64,
-    /// It has replaced an earlier one, which somebody may be carrying out.
+    /// The wish has replaced an earlier one, which a process may be carrying out.
     pub is_second: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct KeptChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptPages {
     pub kind: ChangeKind,
-    /// Those that were stored until then.
+    /// Only the wishes that were stored until then.
     pub upto_unix_ms: i64,
     pub after: Option<(i64, TaskId)>,
     pub limit: u32,

@@ -25,7 +25,7 @@ pub trait CheckStore: Send + Sync {
     /// Writes the right count of a queue, also where there is none. Other changes of tasks wait meanwhile, or are seen.
     async fn correct_count(&self, queue: &QueueName) -> Result<()>;
 
-    /// Those of `ids` that are published and unfinished, in any order. `generation` is the topic's.
+    /// The published, unfinished tasks among `ids`, in any order. `generation` is the topic's.
     async fn published_among(&self, generation: &str, ids: &[TaskId]) -> Result<Vec<PublishedTask>>;
 
     /// A page of all tasks behind `after`: the unfinished ones that are neither on the bus nor in the outbox. Answers

@@ -15,7 +15,7 @@ pub const FAILURES_STAY: u32 = 100;
 pub struct Attempts {
     /// At most [`FAILURES_STAY`].
     pub failed: Vec<Attempt>,
-    /// Those that `limit` allows, the last ones.
+    /// The last `limit` attempts.
     pub completed: Vec<Attempt>,
     /// How many results the task has.
     pub results: u32,

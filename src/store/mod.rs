@@ -130,7 +130,7 @@ pub trait Store:
     /// The states of the stored tasks among `ids`, in any order; one for an id that is named twice.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
 
-    /// The same with the worker's completion, credited or surplus.
+    /// The states of the stored tasks among `ids`, each with the worker's completion, credited or surplus.
     async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>>;
 
     /// Published tasks that are unfinished and have an id beyond `after`, by id.

@@ -14,6 +14,6 @@ pub trait KeyOwners: Send + Sync {
     /// ever had.
     async fn key_owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId, StoredStatus)>>;
 
-    /// Those among `ids` that became final less than `age` ago, by the database's clock; in any order.
+    /// The tasks among `ids` that became final less than `age` ago, by the database's clock; in any order.
     async fn lately_final(&self, ids: &[TaskId], age: Duration) -> Result<Vec<TaskId>>;
 }

@@ -12,7 +12,7 @@ pub const MOST_PAUSED: u32 = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pausing {
     Done,
-    /// It was so before.
+    /// The queue was paused, or not paused, before.
     Already,
     /// There are [`MOST_PAUSED`].
     NoRoom,

@@ -30,10 +30,10 @@ pub enum Inserted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
-    /// Its inserter is about to publish it. After `republish_after` the watchdog does. A new task that is fresh stands
-    /// in its batch; only those of an older taskd have a row of their own.
+    /// The inserter is about to publish the task. After `republish_after` the watchdog does it. A fresh task is in its
+    /// batch; only those of an older taskd have a row of their own.
     Fresh = 0,
-    /// Its queue is full: the row waits for room.
+    /// The queue is full: the row waits for room.
     Parked = 1,
     /// The task is due later than the horizon.
     Scheduled = 2,
@@ -216,7 +216,7 @@ pub struct TaskDetail {
     /// How often it was sent again.
     pub epoch: u32,
     pub updated_unix_ms: i64,
-    /// It is in the outbox, or in a batch that is not published.
+    /// The task is in the outbox, or in a batch that is not published.
     pub unpublished: bool,
 }
 
@@ -243,7 +243,7 @@ pub struct QueueCount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredShard {
     pub id: ShardId,
-    /// Its present generation, or the last one if it is closed.
+    /// The present generation of the shard, or the last one if it is closed.
     pub generation: u64,
     pub is_open: bool,
     /// The version of its last change.

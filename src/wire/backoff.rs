@@ -52,8 +52,8 @@ impl From<NewBackoff> for pb::Backoff {
 
 /// Puts the backoff of a task before the fields of its body, where the scripts look for it. Most tasks have none.
 ///
-/// Its limit in time counts from the time at which the task may first be claimed. An older taskd carries the backoff
-/// along, and skips it where it reads the body.
+/// The limit in time of the backoff counts from the time at which the task may first be claimed. An older taskd carries
+/// the backoff along, and skips it where it reads the body.
 pub(super) fn put_before(body: &pb::TaskBody, backoff: Option<Backoff>, first_due_unix_ms: i64) -> Vec<u8> {
     let Some(backoff) = backoff else { return body.encode_to_vec() };
     let packed = backoff.packed(backoff.gives_up_unix_ms(first_due_unix_ms));

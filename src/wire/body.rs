@@ -45,7 +45,7 @@ pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
     blob(record.priority, record.max_attempts, record.lease_ms, &record.body)
 }
 
-/// The same of a task that was never on the bus.
+/// The bytes that Redis keeps of a task that was never on the bus.
 pub fn blob_of_row(row: &TaskRow) -> Bytes {
     let body = encoded_body(row, &row.traceparent);
     blob(pb::Priority::from(row.priority).into(), row.max_attempts, row.lease_ms, &body)

@@ -64,7 +64,7 @@ impl Api {
                 granted = timeout(OPENED_WITHIN, tasks.want_more(&attached, want, || true)) => granted.unwrap_or(0),
                 cut = attached.cut() => return Err(cut.into()),
                 () = out.closed() => return Err(StreamEnd::Broken),
-                // It hears of the stop in a moment.
+                // The stream hears of the stop in a moment.
                 () = self.stop.cancelled() => 0,
             },
         };

@@ -42,8 +42,8 @@ pub(super) const TICK: Duration = Duration::from_millis(700);
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long tasks wait for the answer that tells of their demand. Nobody keeps their leases meanwhile, and other
-/// workers may be idle.
+/// The longest that claimed tasks wait until the worker knows of their demand. Nobody extends their leases meanwhile,
+/// and other workers may be idle.
 const HELD_FOR: Duration = Duration::from_secs(1);
 /// How long the end of a session waits for reports and for an extension of its leases.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
@@ -157,7 +157,7 @@ impl<'a> Streaming<'a> {
                             return self.finish().await;
                         }
                     }
-                    // It has nothing more to say.
+                    // The worker has nothing more to say.
                     None => {
                         self.finish().await?;
                         return Err(if self.closing.is_some() { StreamEnd::Stopping } else { StreamEnd::HalfClosed });
@@ -204,7 +204,7 @@ impl<'a> Streaming<'a> {
     /// Lets a claim wait at the queues while there is demand, and none without.
     fn stand_claim(&mut self) {
         if self.attached.demand() == 0 || self.closing.is_some() {
-            // Its leases go back.
+            // The claim's leases go back.
             self.claim = None;
         } else if self.claim.is_none() && !(self.is_late && self.told() == 0) {
             self.claim_after(Duration::ZERO);

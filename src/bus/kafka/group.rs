@@ -15,8 +15,8 @@ use super::{calls::index, events::ClientEvents};
 
 /// The member's view of its group.
 ///
-/// It changes in [`Partitions::assigned`] and [`Partitions::revoked`], which librdkafka calls while the reader polls,
-/// and so never while the reader does something else.
+/// The view changes in [`Partitions::assigned`] and [`Partitions::revoked`]. librdkafka calls them only while the
+/// reader polls.
 pub(super) struct Group {
     events: ClientEvents,
     partitions: Mutex<Partitions>,

@@ -62,7 +62,7 @@ impl Look<'_> {
             let id = cluster_id(&configs, &producer, &events)?;
             // All topics: a question about a missing topic may create it with the broker's number of partitions.
             let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(at(&configs))?;
-            // Those that are ready for use.
+            // The topics that are ready for use.
             let partitions = |topic: Topic| Some((topic, count(&metadata, &configs.topic(topic))?));
             Ok::<_, Failure>((id, wanted.into_iter().filter_map(partitions).collect()))
         });

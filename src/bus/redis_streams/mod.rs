@@ -59,7 +59,7 @@ impl RedisStreams {
     /// How long a shared record may stay unacknowledged with one reader before another takes it over. The default is 30
     /// s.
     ///
-    /// It should be longer than any batch takes; otherwise batches are processed twice.
+    /// A time below that of the slowest batch makes readers process batches twice.
     pub fn take_over_after(self, take_over_after: Duration) -> Self {
         Self { take_over_after, ..self }
     }

@@ -163,7 +163,7 @@ fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cm
 impl Subscription for Ordered {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         loop {
-            // Also while the buffer has records: a slow reader must renew its deadline, and must notice lost
+            // Looks even while the buffer has records: a slow reader must renew its deadline, and must notice lost
             // partitions.
             if self.next_look <= Instant::now() {
                 self.look().await?;

@@ -28,7 +28,7 @@ const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 /// Limits the reports for people, which need no reader: the oldest leave first.
 const REPORTS_KEPT: u64 = 100_000;
 const REPORTS_BYTES: u64 = 64 << 20;
-/// The same of `events`, which are small and many.
+/// Limits the records of `events`, which are small and many.
 const EVENTS_KEPT: u64 = 500_000;
 
 /// The limit of one partition.

@@ -68,7 +68,7 @@ async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> any
     Ok(processed)
 }
 
-/// The same with workers that reject each task once: the time from that call to the next worker with the task.
+/// Measures the time from a rejection to the next worker with the task. Workers reject each task once.
 async fn rejection_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
     let (_, processed) = send_and_process(run, work, tasks, Habit::PassesOn).await?;
     let samples = work.samples();

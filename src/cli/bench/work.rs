@@ -127,7 +127,7 @@ pub(super) struct Worker {
     batch: u32,
     /// `None`: it calls. Else its stream, while one is open.
     stream: Option<Option<Pushed>>,
-    /// It asks for tasks where it reports those before.
+    /// The worker asks for tasks in the call that reports those before.
     pub(super) asks_next: bool,
     /// The tasks that came with an answer to reports.
     next: Vec<pb::LeasedTask>,

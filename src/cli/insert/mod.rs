@@ -287,7 +287,7 @@ async fn send(
     let mut waits = WAITS.build();
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
-        // It is safe to send again, even if the answer was lost: a stored task is then a duplicate.
+        // Sending again is safe, even if the answer was lost: a stored task is then a duplicate.
         match client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await {
             Ok(response) => {
                 let sent = rest.len();

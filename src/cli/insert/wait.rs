@@ -41,7 +41,7 @@ pub(super) async fn wait(
                 progress.heard();
                 let mut still = Vec::new();
                 for ((number, task), result) in open.into_iter().zip(answer.into_inner().results) {
-                    // Its line is reported already.
+                    // The line of a rejected task is reported already.
                     if result.status() == pb::InsertStatus::Rejected {
                         continue;
                     }
@@ -86,7 +86,7 @@ fn tell(number: u64, task: &pb::NewTask, result: &pb::InsertResult, status: Opti
         "status": status.map(TaskStatus::as_str),
         "results": results,
     });
-    // Also where nobody reads on: the rest is to be inserted all the same.
+    // A reader of stdout that is gone is no error: the rest is to be inserted all the same.
     Ok(print(line)?)
 }
 

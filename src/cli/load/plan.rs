@@ -28,7 +28,7 @@ pub(super) struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
-    /// Its first attempt fails.
+    /// The first attempt of the task fails.
     Failing,
     Dying,
     Slow,

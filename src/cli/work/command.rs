@@ -287,7 +287,7 @@ struct Group(Option<Pid>);
 impl Group {
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.0 {
-            // It fails when nothing is left of the group.
+            // The signal fails when nothing is left of the group.
             killpg(group, signal).ok();
         }
     }

@@ -96,7 +96,7 @@ impl From<StreamEnd> for Status {
             StreamEnd::Denied(denied) => Error::from(denied).into(),
             StreamEnd::Refused(error) => error.into(),
             StreamEnd::Silent(_) => Self::deadline_exceeded(why),
-            // It is no error.
+            // The worker has closed its side, which is no error.
             StreamEnd::HalfClosed => Self::new(Code::Ok, ""),
             StreamEnd::Stopping => Self::unavailable(why),
             StreamEnd::TakenOver | StreamEnd::Displaced => Self::aborted(why),

@@ -233,7 +233,7 @@ async fn insert_tasks(
     idempotency::adopt(&headers, &mut asked)?;
     traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     if let Some(wait) = wait {
-        // It must not last as long as the wait.
+        // The text of the request must not stay in memory during the wait.
         drop(body);
         return events::insert_and_wait(&state, &caller, &share, asked, wait).await;
     }

@@ -97,7 +97,7 @@ pub(super) fn cut(error: axum::Error) -> Problem {
     }
 }
 
-/// The same where a reader of lines has wrapped axum's error.
+/// Unwraps taskd's error from axum's error that a reader of lines has wrapped.
 pub(super) fn cut_line(error: io::Error) -> Problem {
     match error.into_inner().map(|inner| inner.downcast::<axum::Error>()) {
         Some(Ok(error)) => cut(*error),

@@ -19,9 +19,9 @@ use crate::{
 
 /// The age up to which shards, names and unfinished tasks are used.
 const EVERY: Duration = Duration::from_millis(500);
-/// The same for full queues.
+/// The age up to which full queues are used.
 const PARKED_EVERY: Duration = Duration::from_secs(1);
-/// The same for the age of the oldest task.
+/// The time between two looks at the oldest task.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
 /// How often all open shards and all pauses are read. Changes may be missed: of a database that was set back, or by a
 /// taskd that does not number them.

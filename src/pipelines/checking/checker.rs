@@ -32,7 +32,7 @@ impl Pace {
     /// Beside everything else, for ever: a hundredth of the time.
     pub const BESIDE: Self = Self { entries: 100, counted: 2_000, kept: KEPT, rest: 99 };
 
-    /// The same with so many records in memory.
+    /// This pace with at most `kept` records in memory.
     pub fn keeping(self, kept: usize) -> Self {
         Self { kept, ..self }
     }

@@ -6,7 +6,7 @@ use crate::model::{Find, FindKind};
 
 /// The finds that a check keeps; beyond it they are only counted.
 const OF_A_CHECK: usize = 5_000;
-/// The same for several checks together.
+/// The finds that several checks together keep.
 const OF_ALL: usize = 10_000;
 
 /// The finds of a check, and the counts of what it leaves out.

@@ -26,7 +26,7 @@ pub struct Published {
 pub struct PublishedPage {
     /// How many there were.
     pub tasks: u64,
-    /// Those of which Redis has no record, and will get none.
+    /// The tasks of which Redis has no record, and will get none.
     pub missing: Vec<(ShardId, TaskId)>,
     pub next: Option<TaskId>,
 }
@@ -52,7 +52,7 @@ impl Published {
         Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page, failing).await?, next })
     }
 
-    /// Those of published tasks that are missing.
+    /// The tasks of the page that are missing.
     async fn compare(
         &self,
         page: Vec<PublishedTask>,
@@ -93,7 +93,7 @@ impl Published {
         Ok(missing)
     }
 
-    /// Those of `tasks` that are missing: the queue has no record of them, and none will come.
+    /// The ids of missing tasks among `tasks`: the queue has no record of them, and none will come.
     ///
     /// None comes when the queue or the fanout has read past the task (Redis fell back), or when the task lies behind
     /// the partition's `end` (the bus fell back). A task that is still on its way is not missing.
@@ -125,7 +125,7 @@ impl Published {
         Ok(missing.map(|task| task.id).collect())
     }
 
-    /// Those that are unfinished and published still, in a shard that is not being rebuilt, and have no record.
+    /// The tasks that are still unfinished, published and without record, in shards that are not being rebuilt.
     ///
     /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say where.
     pub async fn still_missing(&self, missing: Vec<(ShardId, TaskId)>) -> Result<Vec<(ShardId, TaskId)>, Error> {
@@ -137,7 +137,7 @@ impl Published {
             missing.iter().filter(|(shard, _)| !rebuilding.shards.contains_key(shard)).map(|(_, id)| *id).collect();
         let mut still = Vec::new();
         for ids in ids.chunks(AT_ONCE) {
-            // Again with their places: somebody may have published them anew.
+            // Reads their offsets again, because the tasks may have been republished meanwhile.
             let tasks = self.store.published_among(self.bus.generation(), ids).await?;
             still.extend(self.compare(tasks, None).await?);
         }

@@ -39,7 +39,7 @@ struct Portion {
 /// The records of a portion, as far as they have to be compared with lanes, lists and SQL.
 #[derive(Default)]
 struct Pass {
-    /// Tasks with a replica to claim: the newest offer, and how often a lane had it.
+    /// Tasks with a replica to claim: the newest offer, and how many elements had it.
     open: HashMap<TaskId, (u64, u32)>,
     /// Live tasks: how many past ends the list has to show.
     live: HashMap<TaskId, u64>,
@@ -64,7 +64,7 @@ impl<'a> Walk<'a> {
 
     pub(super) async fn run(mut self) -> Result<Found, Error> {
         match self.walk().await {
-            // It was closed, or Redis lost it, and the watchdog brings it back.
+            // The shard was closed, or Redis lost it, and the watchdog brings it back.
             Err(Error::Queue(queue::Error::NoGeneration)) => Ok(Found::default()),
             Err(error) => Err(error),
             Ok(()) => Ok(self.found),
@@ -225,7 +225,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Those that SQL shows completed or dead. A cancelled task may be on its way out.
+    /// The tasks that SQL shows completed or dead. A cancelled task may be on its way out.
     async fn ended(&self, ids: &[TaskId]) -> Result<Vec<(TaskId, Suspicion)>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());

@@ -155,7 +155,7 @@ struct Caller {
     answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
     /// Per task, its owner if the filter knows its key.
     seen: Vec<Option<Owner>>,
-    /// Its other tasks, among the rows of the batch.
+    /// The caller's other tasks, among the rows of the batch.
     rows: Range<usize>,
     _room: Room,
 }

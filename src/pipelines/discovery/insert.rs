@@ -82,7 +82,7 @@ impl Handle {
         self.insert_all(tasks, true).await
     }
 
-    /// The same for tasks of dead letters. A task that is refused again keeps its letter, and gets no other.
+    /// Inserts tasks of dead letters. A task that is refused again keeps its letter, and gets no other.
     pub async fn insert_again(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, false).await
     }

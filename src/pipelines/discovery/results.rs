@@ -92,8 +92,8 @@ impl Results {
     ) -> Result<(), Failure> {
         // In order: on Kafka, the commit of a record is one of all records before it.
         let (mut under_way, mut handled) = (FuturesOrdered::new(), Vec::new());
-        // At the end nothing more is read. Those under way are finished all the same, also after an error: a
-        // transaction that commits with nobody behind it leaves its metrics, its spans and its new tasks undone.
+        // At the end, also after an error, nothing more is read, and the batches under way are finished. If one were
+        // dropped behind its commit, its metrics, its spans and the publishing of its new tasks would be missing.
         let (mut end, mut is_gap) = (None, false);
         while end.is_none() || !under_way.is_empty() {
             let (count, reads_on) = (under_way.len(), end.is_none());

@@ -98,7 +98,7 @@ impl Publisher {
     /// knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let (published, all) = self.publish_unmarked(rows, again).await;
-        // Also when a part failed: the rest of the rows waits alone.
+        // Marks what was published even if a part failed: then only the rest of the rows waits.
         let marked = self.mark(published).await;
         all?;
         marked

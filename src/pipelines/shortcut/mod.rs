@@ -45,11 +45,11 @@ use crate::{
 const AT_ONCE: usize = 256;
 /// Bytes of tasks in one call, about.
 const CALL_BYTES: usize = 4 << 20;
-/// How long tasks wait for the fanout to read on, where others before them went by the bus.
+/// How long tasks wait for the fanout to read on, if others before them went by the bus.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The same while it reads on.
+/// The longest that tasks wait while the fanout reads on.
 const WAIT_AT_MOST: Duration = Duration::from_secs(1);
-/// After that, and after a call that was refused or failed, all go by the bus for so long.
+/// How long all tasks go by the bus after such a wait in vain, or after a call that was refused or failed.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The pause doubles so often where the fanout of another process reads the partition, or calls fail one after another.
 const DOUBLED: u32 = 6;
@@ -105,11 +105,11 @@ struct Progress {
 /// The outcome of [`Shortcut::send`].
 #[derive(Default)]
 pub struct Sent<'a> {
-    /// Those that are in the queue.
+    /// The tasks that are in the queue.
     pub published: Vec<Published>,
-    /// Those that have to go by the bus.
+    /// The tasks that have to go by the bus.
     pub rest: Vec<(&'a TaskRow, Turn)>,
-    /// The same, and they may be in the queue already.
+    /// The tasks that have to go by the bus, and may be in the queue already.
     pub again: Vec<(&'a TaskRow, Turn)>,
 }
 
@@ -287,8 +287,8 @@ impl Shortcut {
         }
     }
 
-    /// Forgets the fence, because it has moved or will, and lets a moment pass. It is longer while Redis does not
-    /// answer: all tasks that are published together wait for that.
+    /// Forgets the fence, because it has moved or will, and sends nothing to this shard for a while. The pause doubles
+    /// with each failure, because all tasks that are published together wait for a call that fails.
     fn pause(&self, shard: &ShardId, has_moved: bool) {
         let mut known = self.0.known.lock();
         let shard = known.shards.entry(shard.clone()).or_default();

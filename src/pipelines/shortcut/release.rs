@@ -31,7 +31,7 @@ impl Fences {
 /// The outcome of [`Shortcut::release`]. Tasks that are not published wait on.
 #[derive(Default)]
 pub struct Released {
-    /// Those that are in the queue.
+    /// The tasks that are in the queue.
     pub published: Vec<Published>,
     /// A shard has no room for the next one.
     pub is_full: bool,
@@ -79,7 +79,7 @@ impl Shortcut {
         for (shard, tasks, is_over, refused) in join_all(calls).await {
             match refused {
                 Some(Ok(_)) => released.has_moved = true,
-                // It was lost or closed meanwhile.
+                // The shard was lost or closed meanwhile.
                 Some(Err(queue::Error::NoGeneration)) => released.is_full = true,
                 Some(Err(error)) => released.error = Some((shard.clone(), error)),
                 None => released.is_full |= is_over,

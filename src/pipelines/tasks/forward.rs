@@ -209,7 +209,7 @@ impl Forwarder {
                     Err(Error::Queue(queue::Error::NoGeneration)) => {}
                     // No process will ever forward anything over this bus.
                     Err(error) if error.ends_round() => return Err(error),
-                    // It stays until somebody raises the bound of the topic, and each try publishes what is before it.
+                    // The report stays until the bound of the topic is raised. Each try publishes the earlier ones.
                     Err(error @ Error::Bus(_, bus::Error::TooLarge { .. })) => failing.needs_help(&shard, error),
                     // A shard that is damaged, or whose partition takes nothing, does not hold up the others.
                     Err(error) => _ = failing.note::<()>(&shard, began, Err(error)),
@@ -238,7 +238,7 @@ impl Forwarder {
         let (mut outcomes, mut reads) = (Vec::with_capacity(asked.len()), Vec::new());
         for ((shard, published), found) in asked.into_iter().zip(found) {
             match found {
-                // It has the next turn alone.
+                // The shard has too much: it has the next turn alone.
                 Ok(None) => outcomes.push((shard, Ok(true))),
                 Ok(Some(entries)) if entries.is_empty() => outcomes.push((shard, Ok(false))),
                 Ok(Some(entries)) => reads.push(Read { shard, entries }),

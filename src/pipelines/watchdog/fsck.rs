@@ -44,7 +44,7 @@ impl Fsck {
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
             let mut all = Found::default();
             for shard in self.in_use().await? {
-                // It rests most of the time, and a large shard takes long. Each step of it is whole.
+                // The check rests most of the time, and a large shard takes long. Each step of it is whole.
                 let found = cx.idle(self.checker.shard(&shard, self.mends));
                 let Some(found) = cx.stop.run_until_cancelled(found).await else { return Ok(()) };
                 all.absorb(found?);

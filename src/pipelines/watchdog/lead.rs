@@ -57,8 +57,8 @@ impl Lead {
         supervisor.spawn_loop("watchdog/lead", move |cx| candidate.clone().run(cx));
     }
 
-    /// Waits until this process leads; false at the stop, also while it leads: a loop whose pauses are over would go
-    /// round until the lease ends, and keep the loop that gives it back off the processor.
+    /// Waits until this process leads. False at the stop, even while it leads: otherwise a loop without pauses would
+    /// starve the loop that gives the lease back.
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {

@@ -81,7 +81,7 @@ impl Leases {
         let (mut wait, steps) = self.steps(rounds, started).await;
         let steps = steps.into_iter().map(|step| async move {
             let done = match self.tend(&step).await {
-                // It was lost or closed behind the look.
+                // The shard was lost or closed behind the look.
                 Err(queue::Error::NoGeneration) => Ok(Done::default()),
                 done => done,
             };

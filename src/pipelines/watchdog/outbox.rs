@@ -147,7 +147,7 @@ impl Outbox {
         }
         let mut away = Vec::new();
         if partitions.len() == 1 {
-            // It has just been tried.
+            // This partition has just been tried.
             away.extend(partitions.keys());
         } else {
             let publish = partitions.iter().map(|(partition, rows)| async move {

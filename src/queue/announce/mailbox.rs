@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::{model::TaskEvent, telemetry::metrics};
 
-/// The words that may wait, beside two for each task. The watcher reads the tasks anew behind that.
+/// A mailbox holds this many words, plus two for each task. When it is full, the watcher reads the tasks again.
 const ROOM: usize = 64;
 
 /// A word to a watcher of tasks.

@@ -87,7 +87,7 @@ mod tests {
         for n in 0..3 * i64::try_from(ROOM).unwrap() / 100 {
             watchers.tell((0..100).map(|_| queued(n)).collect(), true);
         }
-        // Those that are told, and those that are held.
+        // The told events, and the held ones.
         assert!(watchers.waiting() <= 2 * ROOM, "{} events", watchers.waiting());
         assert!(all.iter().all(|watch| Arc::ptr_eq(&watch.ring, &all[0].ring)));
         assert!(size_of::<QueueWatch>() <= 64, "{} bytes of a watcher", size_of::<QueueWatch>());
@@ -123,7 +123,7 @@ mod tests {
         };
         let (of_first, ()) = tokio::join!(begun, hears);
         assert_eq!(of_first, [Watched::Event(next.clone())]);
-        // It did not wait for the beginning: something before the gap may be missing.
+        // The hasty watcher did not wait for the beginning: something before the gap may be missing.
         assert_eq!(told(&mut hasty).await[0], Watched::Gap);
         let mut second = watch(&watchers);
         second.begin().await;

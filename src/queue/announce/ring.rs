@@ -216,7 +216,7 @@ impl Ring {
     pub(super) fn tell(&self, events: Vec<TaskEvent>, now: Instant) {
         let room = self.total.room();
         let is_new = self.with(|state| {
-            // Also where no watcher reads.
+            // Held events become told even if no watcher reads.
             state.hear(now);
             let were_held = !state.held.is_empty();
             for event in events {

@@ -84,7 +84,7 @@ impl OfQueue {
         now.max(lingers)
     }
 
-    /// Steps tell only ends while nobody watches all: then nobody can go on behind an event of before.
+    /// Drops the ring while nobody watches all events. Steps then announce only ends, so the ring would have gaps.
     fn forget_unless_all(&mut self) {
         if self.interest() != Some(Interest::All) {
             self.ring = None;
@@ -371,7 +371,7 @@ impl Watchers {
         self.0.total.events()
     }
 
-    /// Nobody watches a queue that nobody watches now.
+    /// Drops the interest that lingers after the last watcher of a queue left.
     pub(super) fn stop_lingering(&self, queue: &QueueName) {
         if let Some(of_queue) = self.0.map.lock().queues.get_mut(queue) {
             of_queue.left = None;

@@ -236,8 +236,8 @@ impl Upkeep {
         self.entries(shard, answers.swap_remove(1))
     }
 
-    /// The same for several shards, in one exchange: all that an outbox has, or `None` if that is more than `most` or
-    /// about `bytes`. Answers per shard. Not for a cluster.
+    /// Removes and reads, as [`Self::outbox_behind`] does, in several shards, in one exchange. Answers per shard: all
+    /// that its outbox has, or `None` if that is more than `most` or about `bytes`. Not for a cluster.
     pub async fn outboxes_behind(
         &self,
         shards: &[(ShardId, Vec<OutboxEntry>)],

@@ -201,7 +201,7 @@ impl Dialect for MySqlConnection {
     const IS_UNFINISHED: &'static str = "unfinished = 1";
     const SEEN_KEYS: &'static str = "SELECT key_hash, task_id, status FROM seen WHERE key_hash IN ";
 
-    // Each is one of its own.
+    // MySQL does not group ids: each id is its own group.
     fn group(id: &str) -> String {
         id.to_owned()
     }

@@ -1,7 +1,8 @@
-//! Batches: the fresh tasks of one insert, which go to the bus together. One row says so of all of them.
+//! Batches: the fresh tasks of one insert, which go to the bus together.
 //!
-//! A task waits in its batch, or stands where its batch was published, while `on_bus` is 1 and `pub_generation` is
-//! empty. It leaves the batch for good when it becomes final, comes into the outbox, or gets an offset of its own.
+//! One row says whether the batch is published, and where. A task follows this row while `on_bus` is 1 and its
+//! `pub_generation` is empty. It leaves the batch for good when it becomes final, comes into the outbox, or gets an
+//! offset of its own.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -189,7 +190,8 @@ pub(super) async fn waiting_by_queue<DB: Backend>(
 
 /// Which of these batches has a task that is on the bus.
 ///
-/// Also one with an offset of its own: that may be the earlier one, and a place does not move backwards.
+/// A task with an offset of its own counts, too: the offset of its batch may be the later one, and a place does not
+/// move backwards.
 pub(super) async fn needed<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,

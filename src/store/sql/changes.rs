@@ -85,7 +85,7 @@ struct Target {
     key_hash: KeyHash,
     status: StoredStatus,
     completed: u32,
-    /// It may have a row in the outbox.
+    /// The task may have a row in the outbox.
     off_bus: bool,
 }
 

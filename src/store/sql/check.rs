@@ -65,8 +65,10 @@ fn wrong_counts<'a, S: Session>() -> Statement<'a> {
         .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
-/// Locks the row of the count first, and makes one where there is none. A transaction changes its counts in its last
-/// step: one that has changed tasks by then waits for this one, and adds its change to the right number.
+/// Writes the right count of a queue. It locks the row of the count first, and makes one where there is none.
+///
+/// A transaction changes counts in its last step. One that has changed tasks before waits here, and then adds to the
+/// corrected count.
 async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
         .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())

@@ -29,7 +29,7 @@ impl<DB: Backend> Deadlines for SqlStore<DB> {
 }
 
 const KIND: i64 = ChangeKind::Deadline as i64;
-/// When a row comes again that cannot be read. Nothing mends it by itself, and it must not hold up the others.
+/// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the others.
 const UNREAD_MS: i64 = 24 * 3_600_000;
 
 struct Columns {

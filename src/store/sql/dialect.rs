@@ -36,7 +36,7 @@ pub trait Dialect {
     /// The beginning of an INSERT of many rows, of which an error may leave some, because its transaction is undone.
     const INSERT: &'static str;
 
-    /// The same of an UPDATE of many rows.
+    /// The beginning of an UPDATE of many rows, of which an error may leave some, because its transaction is undone.
     const UPDATE: &'static str;
 
     /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL must assign one).
@@ -57,7 +57,7 @@ pub trait Dialect {
     /// Table suffix: use this index or fail. No statement here may scan a table, whatever the planner believes.
     fn by_index(index: &str) -> String;
 
-    /// The same for the primary key. A planner may prefer to scan a small table, and lock all of it.
+    /// Table suffix: use the primary key. A planner may prefer to scan a small table, and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
     /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.

@@ -57,7 +57,7 @@ impl<DB: Backend> History for SqlStore<DB> {
     async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
         let keep = self.sql.run("keep_failures", failures.to_vec(), |session, failures| {
             Box::pin(async move {
-                // Those that come twice in one call are one.
+                // An attempt that comes twice in one call counts once.
                 let by_id: BTreeMap<AttemptId, &FailedAttempt> =
                     failures.iter().map(|failure| (id_of(failure), failure)).collect();
                 keep(session, &by_id).await

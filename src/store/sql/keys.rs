@@ -17,7 +17,7 @@ use super::{
 use crate::model::{KeyHash, StoredStatus, TaskId};
 use crate::store::Result;
 
-/// The tasks that have or had the keys of which memory says this, as of the running transaction.
+/// The owners of keys: those that memory knows, checked against SQL, and the others from `seen`.
 ///
 /// A key whose task is nowhere is free: somebody has deleted it from the database.
 pub(super) async fn owners_by_memory<S: Session>(

@@ -27,7 +27,7 @@ pub(super) struct Progress {
     pub(super) epoch: u32,
     reason: String,
     updated_ms: i64,
-    /// It may have a row in the outbox.
+    /// The task may have a row in the outbox.
     off_bus: bool,
     changed: bool,
     /// The workers with a result, credited or surplus.

@@ -78,7 +78,7 @@ pub(super) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
 /// Which finished tasks to remove.
 #[derive(Clone, Copy)]
 pub(super) enum Which {
-    /// Those that are finished for so long.
+    /// The tasks that have been finished for this long.
     Old(Duration),
     /// The dead ones.
     Dead,

@@ -159,7 +159,7 @@ fn by_worker<'a, DB: Backend>(
     newest(results.append(range), &order::<DB::Connection>("task_id", " DESC"), from, below, limit)
 }
 
-/// Those of the tasks of which the worker has a result.
+/// The tasks among `ids` of which the worker has a result.
 async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[TaskId]) -> Result<HashSet<TaskId>> {
     let mut done = HashSet::new();
     for ids in lists(ids) {

@@ -29,7 +29,7 @@ pub trait Session: Dialect + Send {
     /// Answers the number of rows that it inserted, deleted, or found to update.
     fn execute(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send;
 
-    /// The same for a statement that changes the schema: an index of a large table takes minutes.
+    /// Executes a statement that changes the schema: an index of a large table takes minutes.
     fn execute_for_long(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send;
 
     fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send;

@@ -173,7 +173,7 @@ fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
     ]
 }
 
-/// The same, and the number and the group of the task.
+/// The values of a result, and the number and the group of its task.
 fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     let [a, b, c, d, e, f, g, h, i, j] = result_values(result);
     [a, b, c, d, e, f, g, h, i, j, result.number.into(), S::group_of(result.task)]

@@ -39,9 +39,9 @@ pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
     select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
 }
 
-/// Raises the version and answers it.
+/// Raises the version of the shards and answers it.
 ///
-/// Its row stays locked until the transaction ends, so that versions become visible in their order.
+/// The row stays locked until the transaction ends, so that versions become visible in their order.
 pub(super) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
     session.execute(Statement::new(raise)).await?;

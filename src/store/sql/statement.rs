@@ -138,7 +138,7 @@ impl<'a> Statement<'a> {
         self.values_of(N, rows)
     }
 
-    /// The same with so many values in each row.
+    /// Appends `VALUES` with `columns` question marks in each row.
     pub fn values_of(self, columns: usize, rows: impl Iterator<Item = impl IntoIterator<Item = Value<'a>>>) -> Self {
         let row = format!("({})", vec!["?"; columns].join(", "));
         self.sql(" VALUES ").rows(&row, ", ", rows)

@@ -101,7 +101,7 @@ pub(super) async fn published<DB: Backend>(
     with_places(sql, generation, page).await
 }
 
-/// Those of `ids` that [`published`] would show.
+/// The tasks among `ids` that [`published`] would show.
 pub(super) async fn published_among<DB: Backend>(
     sql: &Runner<DB>,
     generation: &str,

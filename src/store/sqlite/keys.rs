@@ -41,7 +41,7 @@ const PAIR: usize = 32 + 16;
 #[derive(Default)]
 pub(super) struct Latest {
     new: BTreeMap<KeyHash, TaskId>,
-    /// Those that are moving to `seen`. They stay until all of them are there.
+    /// The keys that are moving to `seen`. They stay until all of them are there.
     moving: BTreeMap<KeyHash, TaskId>,
     /// The last row of `new_keys` whose keys are here.
     last_row: i64,
@@ -101,7 +101,7 @@ pub(super) struct Keys {
     latest: Arc<RwLock<Latest>>,
     known: Known,
     most: usize,
-    /// Another one says that another connection has written.
+    /// SQLite's `data_version`. If it has changed, another connection has written.
     version: Option<i64>,
     /// The last row of `new_keys` that this connection has seen.
     last_row: i64,

@@ -66,7 +66,7 @@ impl SqliteStore {
         Self::open_with(path, max_page_count, keys::MOST).await
     }
 
-    /// The same with so many keys in memory.
+    /// Opens the database. `most_keys`: keys in memory before they move.
     async fn open_with(path: &Path, max_page_count: Option<u32>, most_keys: usize) -> Result<Self> {
         let path = path.to_owned();
         let opened = tokio::task::spawn_blocking(move || {
@@ -166,7 +166,7 @@ impl Dialect for Connection {
     const COUNTS_INSERTED: bool = true;
     // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
-    // It has the keys of stored tasks, too.
+    // `seen` has the keys of stored tasks, too.
     const SEEN_KEYS: &'static str = "SELECT seen.key_hash, task_id, COALESCE(tasks.status, seen.status) \
          FROM seen LEFT JOIN tasks ON id = task_id \
          WHERE (id IS NOT NULL OR seen.status <> 0) AND seen.key_hash IN ";

@@ -186,7 +186,7 @@ async fn transactions_that_wait_together_commit_together() {
         assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
     }
     let asked = store.asked();
-    // Those before the one that failed ran twice.
+    // The transactions before the one that failed ran twice.
     let rows = 20 * (2 + 1 + 1 + 1);
     assert!((rows..=rows + rows / 2).contains(&asked.rows), "{asked:?}");
     assert!(asked.commits <= 2, "{asked:?}");

@@ -130,7 +130,7 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
 
     fn run(&mut self, connection: &mut Connection) -> bool {
         if self.done.is_none() && self.since.elapsed() > PATIENCE {
-            // It has begun nothing that would have to be undone.
+            // The transaction has not begun, so nothing has to be undone.
             self.done = Some(Err(busy(1)));
             return true;
         }
@@ -157,7 +157,7 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
     }
 }
 
-/// The same error for another caller.
+/// A copy of an error for another caller.
 fn alike(error: &Error) -> Error {
     match error {
         Error::Transient(cause) => Error::Transient(cause.to_string().into()),
@@ -215,7 +215,7 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
     }
 }
 
-/// The same, each transaction behind a savepoint, so that those that fail undo only what they did.
+/// Runs and commits each transaction behind a savepoint, so that one that fails undoes only its own changes.
 fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     let mut left: Vec<_> = group.iter_mut().collect();
     loop {

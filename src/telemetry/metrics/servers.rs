@@ -48,7 +48,7 @@ pub fn sql_retry(operation: &'static str) {
     counter!(SQL_RETRIES, "operation" => operation).increment(1);
 }
 
-/// So much of SQLite's log is not in its file yet.
+/// Shows how many bytes of SQLite's log are not in its file yet.
 pub fn sqlite_log(bytes: i64) {
     gauge!(SQLITE_LOG).set(bytes as f64);
 }

@@ -90,7 +90,7 @@ impl Begun {
         Some(Self::child(parent))
     }
 
-    /// The same for a context that is known to be sampled, and to be exported.
+    /// A child of a context that is known to be sampled, in a process that exports spans.
     pub fn child(parent: TraceContext) -> Self {
         let context = parent.at(new_span());
         Self { context, parent: Some(parent.span), link: None, start: SystemTime::now() }
@@ -126,7 +126,7 @@ impl Begun {
         record(self.ended(hop, task, queue, outcome, error));
     }
 
-    /// The same span for a caller that adds to it.
+    /// Ends the span as [`Self::end`] does, for a caller that adds to it.
     pub fn ended(self, hop: Hop, task: TaskId, queue: &QueueName, outcome: &'static str, error: String) -> Span {
         let Self { context, parent, link, start } = self;
         let (queue, end) = (queue.clone(), SystemTime::now());

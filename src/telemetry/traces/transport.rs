@@ -52,7 +52,7 @@ pub(super) struct Http {
 /// A batch that the collector did not take.
 pub(super) struct Refused {
     pub(super) why: String,
-    /// The same batch would fail again.
+    /// The collector would refuse the batch again.
     pub(super) is_final: bool,
 }
 

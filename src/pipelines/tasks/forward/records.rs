@@ -22,7 +22,7 @@ pub(super) enum Packed {
 
 /// The bytes of reports in one record, about.
 const RECORD_BYTES: usize = 512 << 10;
-/// The same where a record was too large. Each is published alone, so it holds many small reports.
+/// The bytes of reports in a record after one was too large. Each is published alone, so it holds many small reports.
 const LOOSE_BYTES: usize = 64 << 10;
 
 /// Entries as records of the bus.

@@ -36,7 +36,7 @@ impl Allotments {
         self.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
     }
 
-    /// The same for a worker that has a session here.
+    /// The turn to ask Redis for the allotment of a worker with a session here. Makes an allotment where there is none.
     pub(super) fn asks_anew(&self, worker: &WorkerName) -> Asks {
         Arc::clone(&self.0.lock().entry(worker.clone()).or_default().asks)
     }
@@ -48,7 +48,7 @@ impl Allotments {
         }
     }
 
-    /// Forgets an allotment of nothing that is written, unless somebody else waits for its turn.
+    /// Removes an allotment of 0 that Redis knows, unless another caller has, or waits for, its turn.
     pub(super) fn forget(&self, worker: &WorkerName, asks: &Asks) {
         let mut allotments = self.0.lock();
         let is_free = |one: &Allotment| one.allowed == 0 && !one.is_unwritten && Arc::strong_count(asks) == 2;

@@ -67,7 +67,7 @@ impl Handle {
         self.sessions.want(attached, want, self.settings.limits.max_session_tasks)
     }
 
-    /// The same if there is room for all of it, beside what the session has in hand; otherwise it takes nothing.
+    /// Adds all of `want` to the demand, as [`Self::want`] does, or nothing. Answers how much it took.
     pub fn want_whole(&self, attached: &Attached, want: u32) -> u32 {
         match attached.session.room(self.settings.limits.max_session_tasks) >= want {
             true => self.want(attached, want).unwrap_or(0),

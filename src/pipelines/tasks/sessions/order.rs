@@ -76,7 +76,7 @@ impl Told {
         told.push_back((worker, session, TookOver::new(now)));
     }
 
-    /// Those that are to be told again now. Counts them as told.
+    /// The takeovers that are to be told again now. Counts them as told.
     pub(super) fn due(&self, now: Instant) -> Vec<(WorkerName, Uuid)> {
         let mut told = self.0.lock();
         let due = told

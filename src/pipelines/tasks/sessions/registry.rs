@@ -114,7 +114,7 @@ impl Sessions {
         has_room.then(|| attached.want(want, most))
     }
 
-    /// The same with what is left of the allotment.
+    /// Adds as much as is left of the allotment to the demand of a session; answers how much.
     pub(super) fn want_rest(&self, attached: &Attached, want: u32, most: u32) -> u32 {
         let allotments = self.allotments.0.lock();
         let left = self.left(&allotments, &attached.session.worker, Session::taken);

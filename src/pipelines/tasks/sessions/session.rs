@@ -140,7 +140,8 @@ impl Session {
         state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
     }
 
-    /// Ends it; answers what it had in hand, the first time. A worker that has come back meanwhile is not away.
+    /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker, which was away, has
+    /// come back.
     pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, Held)>> {
         let mut state = self.state();
         if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
@@ -159,7 +160,7 @@ impl Session {
         self.state().demand
     }
 
-    /// It took over, or does so again.
+    /// Notes that the session took over, or does so again.
     pub(super) fn takes_over(&self, now: Instant) {
         self.state().took_over = Some(TookOver::new(now));
     }

@@ -44,9 +44,9 @@ use crate::{
     telemetry::metrics::{self, SessionEnd},
 };
 
-/// How often a process looks for sessions that are due, in a slot that has some.
+/// How often a process looks for sessions that are due, in a slot with sessions.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The same where it knows of none: another process may have opened one, and died.
+/// How often it looks in a slot without sessions that it knows of: another process may have opened one, and died.
 const LOOK_IDLE: Duration = Duration::from_secs(10);
 /// When another process goes on with the end of a session.
 const END_AGAIN: Duration = Duration::from_secs(5);

@@ -44,7 +44,7 @@ impl Handle {
         let due = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
         future::join_all(due.map(async |session| self.tell_takeover(&session.worker, session.id).await)).await;
         let shared = self.sessions.told.due(now);
-        // It may be the later one by its id, and the other one may have come later all the same.
+        // Ids do not say for sure which session came last, so this ends shared sessions of the worker again, too.
         future::join_all(shared.iter().map(async |(worker, session)| self.tell_again(worker, *session).await)).await;
     }
 

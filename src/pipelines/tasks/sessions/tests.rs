@@ -131,10 +131,10 @@ fn a_worker_whose_last_session_ended_is_allowed_nothing() {
     old.session.end(SessionEnd::Closed);
     sessions.remove(&old.session);
     assert!(sessions.leave_allotment(&worker()));
-    // It opens while Redis is told that nothing is used.
+    // The new session opens while Redis is told that nothing is used.
     let new = open();
     assert_eq!((sessions.want(&new, 3, 100), sessions.want_rest(&new, 3, 100)), (None, 0));
-    // Its question waits for the turn, which must not be another one.
+    // The question of the new session waits for the turn, which must not be another one.
     let waits = sessions.allotments.asks_anew(&worker());
     sessions.allotments.forget(&worker(), &asks);
     assert!(sessions.allotments.asks(&worker()).is_some());
