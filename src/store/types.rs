@@ -250,7 +250,7 @@ pub struct StoredShard {
     pub version: u64,
 }
 
-/// The outcome of [`Store::open_shards`] for one shard.
+/// The outcome of `Store::open_shards` for one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub generation: u64,
@@ -258,7 +258,7 @@ pub struct Opening {
     pub is_new: bool,
 }
 
-/// The outcome of [`Store::bring_forward`].
+/// The outcome of `Store::bring_forward`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BroughtForward {
     pub rows: u64,

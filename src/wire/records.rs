@@ -124,7 +124,7 @@ pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
     frames.len() - before
 }
 
-/// The reports of [`frame_report`], and the failed attempts of [`frame_failure`].
+/// The reports of [`frame_report`], and the failed attempts beside them.
 pub fn framed_reports(frames: Bytes) -> Result<(Vec<Bytes>, Vec<Bytes>), String> {
     let batch = pb::EncodedReportBatch::decode(frames).map_err(|error| error.to_string())?;
     Ok((batch.reports, batch.failures))
