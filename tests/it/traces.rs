@@ -13,6 +13,7 @@ use bytes::Bytes;
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use prost::Message as _;
 use serde_json::{Value, json};
+use sqlx::{Connection, SqliteConnection};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 use tokio::net::TcpListener;
 
@@ -179,6 +180,29 @@ async fn a_bucket_of_the_latency_leads_to_a_trace() {
         assert!(text.contains("# TYPE taskd_traces_spans counter\n") && text.ends_with("\n# EOF\n"), "{text}");
         assert!(!text.contains("\n\n"), "OpenMetrics has no empty lines");
     }
+    assert!(daemon.stop().await.success());
+}
+
+/// The task is stored all the same, and its other spans have the insert as their parent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_insert_whose_caller_goes_away_has_its_span() {
+    let (receiver, address) = Receiver::start().await;
+    let endpoint = format!("http://{address}");
+    let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint, "--trace-sample", "1"]).await;
+    let mut rival =
+        SqliteConnection::connect(&format!("sqlite://{}", daemon.data().join("taskd.db").display())).await.unwrap();
+    let lock = rival.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let url = format!("{}/v1/tasks", daemon.http());
+    let call = reqwest::Client::new().post(url).json(&json!([{"queue": "q", "key": "k"}])).send();
+    let waits = async || metric(&daemon, "taskd_discovery_depth_tasks ").await == 1.0;
+    tokio::select! {
+        answer = call => panic!("{answer:?}"),
+        () = until("the task waits for SQL", waits) => {}
+    }
+    lock.rollback().await.unwrap();
+    let leased = daemon.lease_all("w", "q", 1).await.remove(0);
+    let insert = receiver.wait_for(leased["id"].as_str().unwrap(), "insert", 1).await.remove(0);
+    assert_eq!((insert.outcome(), &insert.parent[..]), ("unanswered", ""));
     assert!(daemon.stop().await.success());
 }
 

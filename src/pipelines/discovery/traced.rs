@@ -30,8 +30,8 @@ impl Inserts {
     }
 
     /// Ends them with the answers of the call.
-    pub(super) fn end(self, answers: &[InsertAnswer]) {
-        for (place, id, queue, begun) in self.0 {
+    pub(super) fn end(mut self, answers: &[InsertAnswer]) {
+        for (place, id, queue, begun) in self.0.drain(..) {
             let answer = &answers[place];
             let outcome = match answer.status {
                 InsertStatus::Created => "created",
@@ -44,9 +44,18 @@ impl Inserts {
     }
 
     /// Ends them where no task was stored.
-    pub(super) fn fail(self, error: &impl ToString) {
-        for (_, id, queue, begun) in self.0 {
+    pub(super) fn fail(mut self, error: &impl ToString) {
+        for (_, id, queue, begun) in self.0.drain(..) {
             begun.end(Hop::Insert, id, &queue, "refused", error.to_string());
+        }
+    }
+}
+
+/// The caller of the others went away. Their tasks may be stored all the same, with this span as their parent.
+impl Drop for Inserts {
+    fn drop(&mut self) {
+        for (_, id, queue, begun) in self.0.drain(..) {
+            begun.end(Hop::Insert, id, &queue, "unanswered", String::new());
         }
     }
 }
