@@ -179,7 +179,8 @@ impl Api {
         for _ in 0..MOST_PAGES {
             let page = query.store().jobs(before, MOST_LISTED).instrument(span("jobs", caller)).await?;
             before = page.last().map(|job| job.id);
-            let is_last = page.len() < MOST_LISTED as usize;
+            // A page leaves out the jobs of a later taskd, so a short one may not be the last.
+            let is_last = page.is_empty();
             jobs.extend(page.into_iter().filter(|job| reaches_job(caller, job)));
             if is_last || jobs.len() >= limit {
                 break;

@@ -294,7 +294,7 @@ fn leased_task(leased: Leased) -> Option<LeasedTask> {
     match wire::read_body(id, &body) {
         Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, lease, body }),
         Err(error) => {
-            // taskd wrote it and the fanout checked it. The lease runs out, and at last the task is dead.
+            // Another program wrote the record. The lease runs out, and at last the task is dead.
             tracing::error!(%id, "task {id} has a body that cannot be read: {error}");
             None
         }
