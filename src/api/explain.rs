@@ -10,8 +10,7 @@ use super::{
 use crate::{
     config::QueueSettings,
     model::{
-        Explanation, Failure, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView,
-        deadline_passed,
+        Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView, deadline_passed,
     },
     queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
     store::Place,
@@ -47,7 +46,7 @@ impl Facts {
             next_unix_ms,
             leases: record.map_or_else(Vec::new, |record| record.held.iter().map(lease).collect()),
             completed_by: record.map_or_else(|| self.credited.clone(), |record| record.credited.clone()),
-            failures: record.map_or_else(Vec::new, |record| record.log.iter().map(failure).collect()),
+            failures: record.map_or_else(Vec::new, |record| record.log.clone()),
             notes: self.notes(place, settings),
             worker: worker.map(|worker| self.worker(worker, place)),
             now_unix_ms: self.now_unix_ms,
@@ -298,11 +297,6 @@ impl Facts {
 fn lease(held: &queue::Held) -> LeaseView {
     let queue::Held { worker, expires_unix_ms, is_delivered, .. } = held.clone();
     LeaseView { worker, expires_unix_ms, is_delivered }
-}
-
-fn failure(failure: &queue::Failure) -> Failure {
-    let queue::Failure { at_unix_ms, worker, reason } = failure.clone();
-    Failure { at_unix_ms, worker, reason }
 }
 
 /// How many tasks of its lane go before it, if that is known.

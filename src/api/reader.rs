@@ -12,7 +12,7 @@ use crate::{
     pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
-    store::{ResultRow, Store, TaskDetail},
+    store::{Store, TaskDetail},
 };
 
 /// The servers that know about tasks. Cheap to clone.
@@ -70,7 +70,7 @@ impl Reader {
         if results.is_empty() && self.store.task(id).await?.is_none() {
             return Ok(None);
         }
-        Ok(Some(results.into_iter().map(result).collect()))
+        Ok(Some(results))
     }
 
     pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
@@ -133,11 +133,6 @@ fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueNam
         oldest_waiting_ms: None,
         paused: false,
     })
-}
-
-fn result(row: ResultRow) -> TaskResult {
-    let ResultRow { worker, result, encoding, attempt, completed_unix_ms, surplus } = row;
-    TaskResult { worker, result, encoding, attempt, completed_unix_ms, surplus }
 }
 
 pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {

@@ -6,11 +6,11 @@ use super::{
     calls::LEASES_AT_FULL_MEMORY,
     error::{Error, Result},
     shards::Shards,
-    types::{Failure, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, RecordStatus},
+    types::{Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, RecordStatus},
     wire::{bytes, items, number, record_status, stored_offset, text},
 };
 use crate::{
-    model::{Offset, Priority, ShardId, TaskId, WorkerName},
+    model::{Failure, Offset, Priority, ShardId, TaskId, WorkerName},
     redis_pool::scripts,
 };
 

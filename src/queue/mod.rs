@@ -67,9 +67,8 @@ pub use self::{
     },
     stats::Stats,
     types::{
-        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
-        Inspected, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection,
-        Source,
+        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Inspected, Leased,
+        OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection, Source,
     },
     upkeep::{FailedRound, Failing, Finals, LookFor, Swept, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},

@@ -12,7 +12,7 @@ use super::{
     error::{Error, Result},
     fence::Fence,
 };
-use crate::model::{LeaseNumber, LeaseToken, Offset, Priority, TaskId, WorkerName};
+use crate::model::{Failure, LeaseNumber, LeaseToken, Offset, Priority, TaskId, WorkerName};
 
 /// Entries and bytes in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
@@ -300,14 +300,6 @@ pub enum Event {
         /// The task's epoch.
         epoch: u32,
     },
-}
-
-/// One failed attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub at_unix_ms: i64,
-    pub worker: String,
-    pub reason: String,
 }
 
 /// The outcome of an attempt to close a shard.

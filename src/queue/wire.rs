@@ -13,10 +13,10 @@ use uuid::Uuid;
 use super::{
     error::{Error, Result},
     stats::Stats,
-    types::{Code, Event, Failure, Inspected, OutboxEntry, RecordStatus},
+    types::{Code, Event, Inspected, OutboxEntry, RecordStatus},
 };
 use crate::{
-    model::{LeaseNumber, Offset, TaskId},
+    model::{Failure, LeaseNumber, Offset, TaskId},
     wire::framed_reports,
 };
 

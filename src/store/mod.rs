@@ -42,13 +42,13 @@ pub use self::{
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
-        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
-        Settled, Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
+        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, Retried, Settled,
+        Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{
     AccessToken, Act, DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash, ShardId,
-    StoredLetter, TaskId, TaskRow, WorkerName,
+    StoredLetter, TaskId, TaskResult, TaskRow, WorkerName,
 };
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
@@ -182,7 +182,7 @@ pub trait Store:
     async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;
 
     /// The results of a task, the earliest first.
-    async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;
+    async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>>;
 
     /// The bytes of all results of a task.
     async fn results_bytes(&self, id: TaskId) -> Result<usize>;

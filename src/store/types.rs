@@ -220,17 +220,6 @@ pub struct TaskDetail {
     pub unpublished: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResultRow {
-    pub worker: String,
-    pub result: Bytes,
-    pub encoding: Encoding,
-    pub attempt: u32,
-    pub completed_unix_ms: i64,
-    /// NUM other workers had credit before.
-    pub surplus: bool,
-}
-
 /// The number of a queue's tasks with a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueCount {

@@ -11,10 +11,11 @@ use bytes::Bytes;
 use futures::future::join_all;
 use taskd::{
     model::{
-        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
+        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskResult,
+        TaskRow, WorkerName,
     },
     store::{
-        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Settled,
+        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, Settled,
         SettledTask, Settlement, Store, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
@@ -294,9 +295,9 @@ fn settled_dead(row: &NewRow) -> Settled {
     Settled { key: Some((row.task.queue.clone(), row.task.key_hash)), ..settled(Dead) }
 }
 
-fn result_of(worker: &str, surplus: bool) -> ResultRow {
+fn result_of(worker: &str, surplus: bool) -> TaskResult {
     let (worker, result, encoding) = (worker.to_owned(), format!("of {worker}").into(), Encoding::Text);
-    ResultRow { worker, result, encoding, attempt: 2, completed_unix_ms: NOW + 10, surplus }
+    TaskResult { worker, result, encoding, attempt: 2, completed_unix_ms: NOW + 10, surplus }
 }
 
 /// As it is seen when nothing has happened yet.

@@ -90,13 +90,13 @@ pub(super) use self::{
 };
 use super::{
     AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
-    RebuildPage, Rebuilding, Rebuilt, Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored,
-    StoredShard, TaskDetail, TaskState, Turn, Unpublished,
+    RebuildPage, Rebuilding, Rebuilt, Result, Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard,
+    TaskDetail, TaskState, Turn, Unpublished,
 };
 use crate::config::EventQueues;
 use crate::model::{
     AccessToken, Act, DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash, ShardId,
-    StoredLetter, TaskId, TaskRow, WorkerName,
+    StoredLetter, TaskId, TaskResult, TaskRow, WorkerName,
 };
 
 /// A store in SQL.
@@ -292,7 +292,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
         place::of(&self.sql, generation, id).await
     }
 
-    async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
+    async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
         tasks::results(&self.sql, id).await
     }
 

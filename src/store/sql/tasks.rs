@@ -12,8 +12,8 @@ use super::{
     shards,
     statement::{Statement, lists},
 };
-use crate::model::{Encoding, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskRow, WorkerName};
-use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
+use crate::model::{Encoding, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskResult, TaskRow, WorkerName};
+use crate::store::{PublishedTask, Result, StateFor, TaskDetail, TaskState, Turn};
 
 /// Each id once: an id in two lists would bring its workers twice.
 fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
@@ -168,14 +168,14 @@ pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Op
     found.map(TryInto::try_into).transpose()
 }
 
-pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<ResultRow>> {
+pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<TaskResult>> {
     let results =
         Statement::new("SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ")
             .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
             .sql(" ORDER BY completed_ms, surplus, worker");
     type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
     let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
-        Ok(ResultRow {
+        Ok(TaskResult {
             worker: worker_name(worker)?,
             result: result.into(),
             encoding: Encoding::from_number(encoding),

@@ -7,8 +7,8 @@ use std::{
 
 use bytes::Bytes;
 use taskd::{
-    model::{LeaseToken, Offset, Priority, Requeue, ShardId, TaskId},
-    queue::{Arbitrated, Code, EnqueueTask, Event, Failure, NEVER, RecordStatus, RejectMode},
+    model::{Failure, LeaseToken, Offset, Priority, Requeue, ShardId, TaskId},
+    queue::{Arbitrated, Code, EnqueueTask, Event, NEVER, RecordStatus, RejectMode},
     wire,
 };
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     bus::{Record, Topic},
-    model::{AttemptState, Died, Expiration, FailedAttempt, Failure, ShardId},
+    model::{AttemptState, Died, Expiration, FailedAttempt, ShardId},
     queue::Event,
     wire,
 };
@@ -58,12 +58,7 @@ impl<'a> Records<'a> {
                 1
             }
             Event::Died { id, attempts, reason, history, epoch } => {
-                let history = history.iter().map(|failure| Failure {
-                    at_unix_ms: failure.at_unix_ms,
-                    worker: failure.worker.clone(),
-                    reason: failure.reason.clone(),
-                });
-                let (reason, history) = (reason.clone(), history.collect());
+                let (reason, history) = (reason.clone(), history.clone());
                 let died = Died { reason, attempts: *attempts, history, epoch: *epoch };
                 self.report(wire::died_report(*id, died, at_unix_ms));
                 1
