@@ -145,8 +145,7 @@ impl Handle {
         if rows.is_empty() {
             return Ok(answers);
         }
-        let queues: Vec<QueueName> = rows.iter().map(|row| row.queue.clone()).collect();
-        for ((place, queue), (id, inserted)) in places.into_iter().zip(queues).zip(self.store(rows).await?) {
+        for (place, (id, queue, inserted)) in places.into_iter().zip(self.store(rows).await?) {
             if let Inserted::New = inserted {
                 room.keep(&queue);
             }
@@ -221,7 +220,7 @@ impl Handle {
         }
     }
 
-    async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, Inserted)>, Error> {
+    async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, QueueName, Inserted)>, Error> {
         let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let weight = rows.iter().map(TaskRow::weight).sum::<usize>() >> 10;
         let kib = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, BUFFER_KIB);
@@ -232,22 +231,21 @@ impl Handle {
             return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
         self.show_depth();
-        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
-        let queues: Vec<_> = rows.iter().map(|row| row.queue.clone()).collect();
+        let tasks: Vec<_> = rows.iter().map(|row| (row.id, row.queue.clone())).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
         self.sender.send(Pending { rows, answer, room: [room, room_kib] }).map_err(|_| stopping.clone())?;
         let inserted = answered.await.unwrap_or(Err(stopping));
         self.show_depth();
         let inserted = inserted?;
-        for (queue, inserted) in queues.iter().zip(&inserted) {
+        for ((_, queue), inserted) in tasks.iter().zip(&inserted) {
             match inserted {
                 Inserted::New => {}
                 Inserted::Duplicate { .. } | Inserted::Repeated { .. } => self.tally.duplicate(queue),
                 Inserted::KeyReused => self.tally.rejected(queue.as_str()),
             }
         }
-        Ok(ids.into_iter().zip(inserted).collect())
+        Ok(tasks.into_iter().zip(inserted).map(|((id, queue), inserted)| (id, queue, inserted)).collect())
     }
 
     fn show_depth(&self) {
