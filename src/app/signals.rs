@@ -49,7 +49,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// Whether who started this process wants it to ignore SIGHUP, the first bit of the mask that Linux shows.
+/// True if this process was started with SIGHUP ignored, as nohup does. Linux shows it as the first bit of a mask.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

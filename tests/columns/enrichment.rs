@@ -252,7 +252,7 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     assert!(daemon.stop().await.success());
 }
 
-/// Whether the deadline has passed is no question of the answer.
+/// The endpoint answers rightly, and the deadlines of the tasks pass before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_that_passes_meanwhile_makes_no_answer_wrong() {
     let endpoint = Endpoint::start().await;

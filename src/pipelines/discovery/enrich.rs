@@ -100,7 +100,7 @@ fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) ->
     if let Some((payload, encoding)) = &change.payload {
         (task.payload, task.payload_encoding) = (payload.clone(), *encoding);
     }
-    // Whether its deadline has passed was asked before, and is no fault of the endpoint.
+    // The endpoint is not at fault for a deadline that passes meanwhile.
     validate::check(&task, &context.settings.task_rules(queue).for_accepted(), now_unix_ms)?;
     let schema = context.settings.payload_schema(queue).filter(|_| change.payload.is_some());
     match schema.and_then(|schema| schema.misfit(&task.payload, task.payload_encoding)) {

@@ -42,7 +42,7 @@ impl Sweep {
 }
 
 impl Sweeps {
-    /// Whether to sweep the shard now; notes that it is swept.
+    /// Answers true if the caller is to sweep the shard now, and notes that it does.
     pub(super) fn begin(&mut self, shard: &ShardId, look: &Look, now: Instant) -> bool {
         let may_find = look.spent > 0 || look.pointers > 0;
         if !may_find || self.0.get(shard).is_some_and(|sweep| sweep.leaves_out(look, now)) {
