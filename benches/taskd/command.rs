@@ -17,6 +17,8 @@ use crate::{
 /// As the command has it by default.
 const CALLERS: usize = 64;
 const CONNECTIONS: usize = 4;
+/// The calls to its health service that taskd takes of one connection at a time.
+const PROBES_OF_CONNECTION: usize = 10;
 const BATCH: usize = 100;
 /// Rows of a transaction: taskd gathers as many from its callers.
 const ROWS: usize = 1000;
@@ -101,7 +103,8 @@ async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()
     limits.scripts_one.push(claim::cycle(CALLERS, 1, scale.single_tasks).await?);
     limits.sqlite.push(limits::Sqlite::start().await?.insert(ROWS, scale.tasks).await?);
     let daemon = Daemon::start().await?;
-    let calls = limits::grpc(&daemon.channels(CONNECTIONS).await?, CALLERS, 2 * scale.single_tasks).await?;
+    let channels = daemon.channels(CALLERS.div_ceil(PROBES_OF_CONNECTION)).await?;
+    let calls = limits::grpc(&channels, CALLERS, 2 * scale.single_tasks).await?;
     limits.grpc.push(calls / 2.0);
     daemon.stop().await
 }
