@@ -276,3 +276,20 @@ async fn a_pipeline_made_anew_with_fewer_partitions_under_a_running_taskd() {
     let log = daemon.log();
     assert!(log.contains("starting over: topic pipeline has 1 partitions now, no longer 4"), "{log}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_that_nobody_read_in_partitions_that_are_no_more() {
+    let bed = Bed::new().await;
+    // Nobody reads `pipeline`.
+    let mut daemon = bed.start(&["--partitions", "4", "--pipelines", "discovery,watchdog,tasks"]).await;
+    daemon.insert(&tasks("before", 40)).await;
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    assert_eq!(bus.partitions(Topic::Pipeline), 4);
+    until("all are published", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 40).await;
+    bus.close().await;
+    assert!(daemon.stop().await.success());
+    bed.delete(Topic::Pipeline).await;
+    bed.create(Topic::Pipeline).await;
+    let daemon = bed.start(&[]).await;
+    assert_eq!(once(daemon.drain("w", "q").await).len(), 40);
+}
