@@ -47,6 +47,8 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
     if record.replicas == 0 || record.replicas > MAX_REPLICAS {
         return Err(format!("replicas is {}; must be 1 to {MAX_REPLICAS}", record.replicas));
     }
+    // A worker could not get it.
+    pb::TaskBody::decode(record.body.clone()).map_err(|e| format!("the body cannot be read: {e}"))?;
     // The scripts make a key of it.
     if !(1..=3).contains(&record.priority) {
         return Err(format!("priority is {}; must be 1 to 3", record.priority));
@@ -301,6 +303,7 @@ mod tests {
             (pb::PipelineRecord { priority: 4, ..good() }, "priority is 4"),
             (pb::PipelineRecord { max_attempts: 0, ..good() }, "max_attempts is 0"),
             (pb::PipelineRecord { lease_ms: 0, ..good() }, "lease_ms 0"),
+            (pb::PipelineRecord { body: vec![0xff].into(), ..good() }, "the body cannot be read"),
         ];
         for (record, want) in cases {
             let error = decode(record).unwrap_err();
