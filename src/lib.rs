@@ -3,8 +3,8 @@
 //! The modules stand in the order of their layers; `ARCHITECTURE.md` walks one task through all of them.
 //! Imports point from the last group to the first, never back, and no files form a circle (`tests/it/architecture.rs`).
 
-// `cli::print::say` does not panic where the reader has closed stderr.
-#![warn(clippy::print_stderr)]
+// `cli::print` does not panic where the reader has closed stdout or stderr.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 #![warn(clippy::too_many_lines)]
 
 // The ground of everything else.

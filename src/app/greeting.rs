@@ -6,18 +6,12 @@ use std::{
 };
 
 use super::connect::store_name;
-use crate::config::{DatabaseUrl, Settings};
+use crate::config::Settings;
 
-/// Logs that the process is up, and what may go wrong with others. A terminal gets more.
+/// Logs that the process is up. A terminal gets more.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     let pipelines: Vec<_> = settings.pipelines.iter().map(|pipeline| pipeline.as_str()).collect();
     tracing::info!(pipelines = pipelines.join(","), %http, %grpc, "taskd is up: http {http}, grpc {grpc}");
-    if settings.redis_url.is_none() && matches!(settings.database_url, Some(DatabaseUrl::Server(_))) {
-        tracing::warn!(
-            "this process has a Redis of its own: a second one with this database would hand out its tasks twice; for \
-             several processes give each the same redis_url"
-        );
-    }
     if !std::io::stdout().is_terminal() {
         return;
     }

@@ -5,6 +5,7 @@
 mod components;
 mod connect;
 mod greeting;
+mod holder;
 mod partitions;
 mod round;
 mod signals;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 
 use self::{
     connect::Wait,
+    holder::Holder,
     round::{Backends, Listeners, RoundEnd},
 };
 pub use self::{
@@ -58,8 +60,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Applies the migrations of the store.
-pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
+/// Applies the migrations of the store. Answers what it found.
+pub async fn migrate(settings: Settings) -> anyhow::Result<String> {
     let _lock = match settings.database_url {
         None => Some(DataDir::lock(&settings.data_dir)?),
         Some(_) => None,
@@ -67,9 +69,9 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
     let is_new = !has_run(&settings);
     let store = connect::store(&settings).await?;
     let is = if is_new { "new" } else { "up to date" };
-    println!("the database is {is}: {}", connect::store_name(&settings));
+    let answer = format!("the database is {is}: {}", connect::store_name(&settings));
     store.close().await;
-    Ok(())
+    Ok(answer)
 }
 
 /// Opens the store for a command beside running processes. The embedded one may be in use.
@@ -155,6 +157,8 @@ async fn serve(
         budget: Budget::new(settings.limits.request_budget),
         process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
+        // The lock on the data folder keeps a second process, and so a second Redis, from the file in it.
+        holder: settings.database_url.is_some().then(Holder::default),
     };
     run_rounds(&backends, listeners, wait).await?;
     if tokio::time::timeout(settings.grace_period, backends.store.close()).await.is_err() {

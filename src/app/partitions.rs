@@ -10,8 +10,9 @@ use crate::{
     embedded::{DataDir, RedisServer},
 };
 
-/// Raises the topics that taskd reads to `partitions`. Running processes notice it and start over with them.
-pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
+/// Raises the topics that taskd reads to `partitions`, and answers how many they had. Running processes notice it and
+/// start over with them.
+pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String> {
     connect::check(&settings)?;
     let (mut redis, mut server) = (None, None);
     if settings.bus_url.is_none() {
@@ -37,7 +38,6 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
         if found < partitions {
             bus.raise_partitions(topic, partitions).await?;
         }
-        println!("{topic}: {found} -> {partitions} partitions");
     }
     bus.close().await;
     if let Some(server) = server {
@@ -45,5 +45,6 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
         now.cancel();
         server.supervise(now).await;
     }
-    Ok(())
+    let raised = topics.map(|(topic, found)| format!("{topic}: {found} -> {partitions} partitions"));
+    Ok(raised.join("\n"))
 }

@@ -17,6 +17,7 @@ use super::{
     components::{self, Context, Need},
     connect::{self, Unreachable, Wait, unreadable},
     greeting::greet,
+    holder::Holder,
 };
 use crate::{
     api::{Api, Authentication, Ledger, Reader, TokenSync, Watchers},
@@ -50,6 +51,8 @@ pub(super) struct Backends {
     /// The name of this process. A process that starts again under its name keeps what it had.
     pub(super) process: String,
     pub(super) clock: Clock,
+    /// `None` for a database that no other process can open.
+    pub(super) holder: Option<Holder>,
 }
 
 /// How a round ended.
@@ -132,7 +135,7 @@ struct Opened {
 
 /// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one. `None` at the stop.
 async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
-    let Backends { settings, redis, store, process, clock, .. } = backends;
+    let Backends { settings, redis, store, process, clock, holder, .. } = backends;
     let bus = || connect::bus(settings, Some(redis), process);
     let Some(bus) = wait.until("the bus", bus).await? else { return Ok(None) };
     let store_id = || async { store.store_id().await.map_err(unreadable) };
@@ -144,6 +147,11 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         Ok(coordination.own(&store_id).await?)
     };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
+
+    if let Some(holder) = holder {
+        let take = || async { Ok(holder.take(&**store, &coordination).await?) };
+        let Some(()) = wait.until("the database", take).await? else { return Ok(None) };
+    }
 
     let Some(queue) = queue(backends, wait).await? else { return Ok(None) };
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
@@ -220,6 +228,9 @@ impl Opened {
         let Self { cx, store_id, queues, tokens } = self;
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
+        if let Some(holder) = &backends.holder {
+            holder.keep(&cx.store, &cx.coordination, supervisor);
+        }
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
         memory::watch(backends.redis.clone(), most, gates, cx.queue.shards.clone(), supervisor);
         cx.coordination.watch_clock(supervisor);

@@ -52,9 +52,13 @@ pub fn run() -> ExitCode {
             }
             mistake => exit(mistake, USAGE),
         },
-        Command::Migrate(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?), 1),
+        Command::Migrate(settings) => {
+            let answer = with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?);
+            exit(answer.and_then(|answer| Ok(print(answer)?)), 1)
+        }
         Command::Partitions(settings, count) => {
-            exit(with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?), 1)
+            let answer = with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?);
+            exit(answer.and_then(|answer| Ok(print(answer)?)), 1)
         }
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),

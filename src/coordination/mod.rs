@@ -8,6 +8,7 @@ mod watch;
 use std::{sync::Arc, time::Duration};
 
 use redis::RedisError;
+use uuid::Uuid;
 
 use crate::{
     redis_pool::{Call, Redis, scripts},
@@ -74,6 +75,13 @@ impl Coordination {
             return Err(Error::OfAnother { owner, store_id: store_id.to_owned() });
         }
         Ok(())
+    }
+
+    /// The random name of this Redis. One that has lost its data gets another.
+    pub async fn redis_name(&self) -> Result<String> {
+        let mut call = scripts::NAME.call(&[format!("{}:redis-name", self.redis.prefix())]);
+        call.arg(Uuid::new_v4().simple().to_string());
+        Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
     }
 
     /// The database whose tasks this Redis holds; `None` when the key is gone.

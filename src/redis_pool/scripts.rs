@@ -141,6 +141,7 @@ table! {
     others {
         LEASE = "lease" [clock] at_full_memory;
         EPOCH = "epoch" [] at_full_memory;
+        NAME = "name" [] at_full_memory;
         TIME = "time" [clock] with_room;
         SHARED_OPEN = "shared_open" [clock shared] with_room;
         SHARED_CALL = "shared_call" [clock shared] at_full_memory;

@@ -10,6 +10,7 @@ mod deadlines;
 mod error;
 mod events;
 mod history;
+mod holder;
 mod idempotency;
 mod jobs;
 pub mod mysql;
@@ -34,6 +35,7 @@ pub use self::{
     error::{Cause, Error, Result},
     events::{Events, KeptEvents},
     history::{Attempts, FAILURES_STAY, History},
+    holder::Holders,
     idempotency::IdempotencyKeys,
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
@@ -60,6 +62,7 @@ pub trait Store:
     + Deadlines
     + Events
     + History
+    + Holders
     + IdempotencyKeys
     + Jobs
     + KeyOwners

@@ -9,7 +9,7 @@ use crate::support::{
     kafka,
     mariadb::MysqlDatabase,
     proxy::{Mode, Proxy, Upstream},
-    redis::{Fsync, RedisServer},
+    redis::{Fsync, RedisServer, patient},
     store_contract::Database,
     until,
 };
@@ -33,6 +33,41 @@ async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it(
     until("SQL has the result", async || others.get(&path).await.1["results"][0]["worker"] == "w").await;
     assert!(workers.stop().await.success());
     assert!(others.stop().await.success());
+    database.remove().await;
+}
+
+/// Each would take the tasks of the other for lost.
+#[tokio::test]
+async fn a_database_has_one_redis_at_a_time() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let shared = ["--redis-url", &redis_url, "--database-url", &database_url];
+    let mut first = Daemon::start("", &shared).await;
+    // Without the Redis of the others, it runs its own.
+    let mut alone = Daemon::begin("", &["--database-url", &database_url]);
+    assert_eq!(alone.ended().await.code(), Some(1));
+    let log = alone.log();
+    assert!(log.contains("taskd: another taskd runs on this database with another Redis"), "{log}");
+    // Another one of the same Redis does not wait, also when it was emptied.
+    let mut second = Daemon::start("", &shared).await;
+    first.insert(&[json!({"queue": "q", "key": "a"})]).await;
+    let mut connection = patient(redis_url.as_str()).await;
+    redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await.unwrap();
+    assert_eq!(second.work("w", "q", 1).await, ["a"]);
+    until("SQL has the result", async || first.unfinished("q").await == 0).await;
+    assert!(second.stop().await.success());
+    assert!(!second.log().contains("used with another Redis"), "{}", second.log());
+
+    first.insert(&[json!({"queue": "q", "key": "b"})]).await;
+    until("it is queued", async || first.queue("q").await["queued"] == 1).await;
+    first.kill9();
+    alone.start_again();
+    alone.ready().await;
+    assert_eq!(alone.work("w", "q", 1).await, ["b"]);
+    // The first one comes again, and is the second one now.
+    first.start_again();
+    assert_eq!(first.ended().await.code(), Some(1));
+    assert!(alone.stop().await.success());
     database.remove().await;
 }
 

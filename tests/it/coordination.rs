@@ -58,6 +58,16 @@ async fn the_lease_of_a_silent_holder_is_taken_over_when_it_ends() {
 }
 
 #[tokio::test]
+async fn redis_keeps_its_name_until_it_loses_its_data() {
+    let fixture = Fixture::start().await;
+    let (a, b) = (fixture.process("a"), fixture.process("b"));
+    let name = a.redis_name().await.unwrap();
+    assert_eq!((b.redis_name().await.unwrap(), a.redis_name().await.unwrap()), (name.clone(), name.clone()));
+    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    assert_ne!(b.redis_name().await.unwrap(), name);
+}
+
+#[tokio::test]
 async fn redis_belongs_to_one_database() {
     let fixture = Fixture::start().await;
     let (a, b) = (fixture.process("a"), fixture.process("b"));

@@ -1,5 +1,5 @@
-//! State tests of the scripts of the bus, and of `lease.lua`: seed every key, run one script once, compare *every* key,
-//! and the answer.
+//! State tests of the scripts of the bus, `lease.lua` and `name.lua`: seed every key, run one script once, compare
+//! *every* key, and the answer.
 //!
 //! These scripts ask Redis for the time, unless a test names it. A deadline is shown as `past`, `soon` (within the
 //! [`LIVES`] from now that a reader may have) or `far`, and a key's time to live in the same way.
@@ -416,4 +416,15 @@ async fn a_lease_does_not_last_longer_than_anybody_asks_for() {
     f.seed(&format!("SET lease dead PX {HOUR}")).await;
     assert_eq!(lease(&f, "b", "4000").await, "0");
     assert_eq!(f.state().await, state(&[("lease", &["expires soon", "dead"])]));
+}
+
+// --- name.lua
+
+#[tokio::test]
+async fn the_first_name_stays() {
+    let f = Fixture::new().await;
+    for name in ["one", "two"] {
+        assert_eq!(f.run(&scripts::NAME, &["redis-name"], &[name]).await, "one");
+        assert_eq!(f.state().await, state(&[("redis-name", &["one"])]));
+    }
 }

@@ -178,6 +178,7 @@ macro_rules! store_contract {
             the_oldest_that_waits_in_sql_is_told,
             rows_of_a_time_that_the_clock_left_again_are_due,
             everything_is_there_after_a_restart,
+            one_of_two_replaces_the_holder,
             a_newer_schema_is_used_where_it_allows_it,
             of_concurrent_inserts_one_wins_each_key,
             an_insert_with_an_idempotency_key_is_answered_again,
@@ -1058,6 +1059,20 @@ pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {
     assert_eq!(parked_rows(&*store, "q", 10).await, []);
     store.unpublish(&[TaskId::new()], Parked).await.unwrap();
     assert_eq!(store.parked_queues().await.unwrap(), []);
+}
+
+pub(crate) async fn one_of_two_replaces_the_holder(db: &impl Database) {
+    let (a, b) = (db.open().await, db.open().await);
+    assert_eq!(a.holder().await.unwrap(), "");
+    assert!(a.replace_holder("", "one 1").await.unwrap());
+    assert!(!b.replace_holder("", "two 1").await.unwrap());
+    assert!(b.replace_holder("one 1", "one 2").await.unwrap());
+    assert!(!a.replace_holder("one 1", "one 2").await.unwrap());
+    let (first, second) = tokio::join!(a.replace_holder("one 2", "one 3"), b.replace_holder("one 2", "two 3"));
+    let holder = if first.unwrap() { "one 3" } else { "two 3" };
+    assert_eq!((second.unwrap(), a.holder().await.unwrap()), (holder == "two 3", holder.to_owned()));
+    a.close().await;
+    b.close().await;
 }
 
 pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {

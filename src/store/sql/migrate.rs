@@ -47,6 +47,7 @@ macro_rules! migration_files {
             "0019_keep_keys_in_order",
             "0020_keep_bodies_without_records",
             "0021_number_tasks",
+            "0022_name_the_redis",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -38,6 +38,7 @@ mod expired_keys;
 mod groups;
 mod happened;
 mod history;
+mod holder;
 mod idempotency;
 mod insert;
 mod jobs;

@@ -59,7 +59,6 @@ async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
         let asked = all.map(|asked| asked.statements);
         assert!(asked.iter().zip(statements).all(|(asked, most)| *asked <= most), "{tasks}: {all:?}");
         assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 7, "{tasks}: {all:?}");
-        println!("{tasks} tasks: {insert:?}, {mark:?}, {settle:?}");
     }
 }
 

@@ -1,0 +1,7 @@
+-- The name of this Redis, which it gets once.
+--
+-- KEYS[1] -> <p>:redis-name   string: the name
+-- ARGV[1] the name for a Redis that has none
+-- Returns the name
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+return redis.call('GET', KEYS[1])

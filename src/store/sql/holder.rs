@@ -1,0 +1,25 @@
+//! The Redis that holds the tasks of this database: a row of `meta`.
+
+use async_trait::async_trait;
+
+use super::{SqlStore, backend::Backend, rows::corrupt, session::Session as _, statement::Statement};
+use crate::store::{Holders, Result};
+
+#[async_trait]
+impl<DB: Backend> Holders for SqlStore<DB> {
+    async fn holder(&self) -> Result<String> {
+        let rows = self.sql.read("holder", Statement::new("SELECT value FROM meta WHERE name = 'redis'")).await?;
+        let (holder,) = rows.into_iter().next().ok_or_else(|| corrupt("no redis"))?;
+        Ok(holder)
+    }
+
+    async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool> {
+        let input = (seen.to_owned(), holder.to_owned());
+        let replace = self.sql.run("replace_holder", input, |session, (seen, holder)| {
+            let replace = Statement::new("UPDATE meta SET value = ?").bind(&**holder);
+            let replace = replace.sql(" WHERE name = 'redis' AND value = ?").bind(&**seen);
+            Box::pin(async move { Ok(session.execute(replace).await? == 1) })
+        });
+        replace.await
+    }
+}
