@@ -14,6 +14,8 @@ use crate::config::{RedisAccess, without_password};
 
 /// How long a connection may take.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// The same for a node of a cluster. A connection to the cluster is there when each node was tried.
+const CONNECT_NODE: Duration = Duration::from_secs(1);
 /// How long a call waits for its answer. A call that fails then may have been carried out.
 pub(super) const RESPONSE: Duration = Duration::from_secs(10);
 /// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts between commas.
@@ -92,7 +94,7 @@ impl Address {
 
     pub(super) fn cluster(&self) -> redis::RedisResult<ClusterClient> {
         let builder = ClusterClientBuilder::new(self.nodes.clone())
-            .connection_timeout(CONNECT)
+            .connection_timeout(CONNECT_NODE)
             .response_timeout(RESPONSE)
             .tcp_settings(tcp_settings())
             .retries(RETRIES)

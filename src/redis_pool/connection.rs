@@ -1,8 +1,8 @@
 //! The shared connection, to one server or to a cluster. Both take the same commands and reconnect in the same way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use redis::{
     Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
@@ -10,12 +10,18 @@ use redis::{
     cluster_async::ClusterConnection,
 };
 
+use tokio::time::{Instant, timeout};
+
 use super::address::{Address, CONNECT, RESPONSE, timed_out};
+
+/// A connection to a cluster that answers no call for this time is stuck itself. redis-rs 1.8 may wait for its own lock
+/// for ever when a master dies: `refresh_slots` stands in line behind calls and reconnections that it does not poll.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///
 /// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls
-/// in flight on the old connection keep their own deadlines.
+/// in flight on the old connection keep their own deadlines; to a cluster, they end when nothing is answered any more.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
@@ -33,7 +39,37 @@ struct Inner {
 enum Link {
     One(MultiplexedConnection),
     /// A connection to each node, which follows the slots.
-    Cluster(ClusterConnection),
+    Cluster(ClusterConnection, Answered),
+}
+
+/// When a connection answered last.
+#[derive(Clone)]
+struct Answered {
+    last: Arc<Mutex<Instant>>,
+    silence: Duration,
+}
+
+impl Answered {
+    fn now(silence: Duration) -> Self {
+        Self { last: Arc::new(Mutex::new(Instant::now())), silence }
+    }
+
+    /// Waits for the answer of a call, unless the connection answers no call at all for [`Self::silence`].
+    async fn watch<T>(&self, call: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+        let mut call = std::pin::pin!(call);
+        loop {
+            match timeout(self.silence, &mut call).await {
+                Ok(answer) => {
+                    if !answer.as_ref().is_err_and(RedisError::is_timeout) {
+                        *self.last.lock() = Instant::now();
+                    }
+                    return answer;
+                }
+                Err(_) if self.last.lock().elapsed() >= self.silence => return Err(timed_out()),
+                Err(_) => {}
+            }
+        }
+    }
 }
 
 impl Connection {
@@ -73,7 +109,10 @@ impl Connection {
 
     async fn new_link(&self) -> RedisResult<Link> {
         match &self.0.cluster {
-            Some(cluster) => cluster.get_async_connection().await.map(Link::Cluster),
+            Some(cluster) => {
+                let conn = cluster.get_async_connection().await?;
+                Ok(Link::Cluster(conn, Answered::now(SILENCE)))
+            }
             None => self.0.address.connect(self.0.address.seed(), Some(RESPONSE)).await.map(Link::One),
         }
     }
@@ -86,7 +125,7 @@ impl Connection {
             // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs,
             // even when another node has taken its slots. So we discard all of them, and the next call asks the nodes
             // that answer.
-            Link::Cluster(_) => answers.is_err_and(RedisError::is_timeout),
+            Link::Cluster(..) => answers.is_err_and(RedisError::is_timeout),
         };
         if is_over {
             let mut current = self.0.current.write();
@@ -112,7 +151,7 @@ impl ConnectionLike for Connection {
             let (number, mut link) = self.get().await?;
             let answer = match &mut link {
                 Link::One(conn) => conn.req_packed_command(cmd).await,
-                Link::Cluster(conn) => conn.req_packed_command(cmd).await,
+                Link::Cluster(conn, answered) => answered.watch(conn.req_packed_command(cmd)).await,
             };
             self.judge(number, &link, answer.as_ref().map(std::slice::from_ref));
             answer
@@ -129,7 +168,9 @@ impl ConnectionLike for Connection {
             let (number, mut link) = self.get().await?;
             let answers = match &mut link {
                 Link::One(conn) => conn.req_packed_commands(pipeline, offset, count).await,
-                Link::Cluster(conn) => conn.req_packed_commands(pipeline, offset, count).await,
+                Link::Cluster(conn, answered) => {
+                    answered.watch(conn.req_packed_commands(pipeline, offset, count)).await
+                }
             };
             self.judge(number, &link, answers.as_deref());
             answers
@@ -145,6 +186,25 @@ impl ConnectionLike for Connection {
 mod tests {
     use super::*;
     use crate::config::RedisAccess;
+
+    #[tokio::test]
+    async fn a_call_ends_when_its_connection_answers_none() {
+        let silence = Duration::from_millis(1);
+        let answered = Answered::now(silence);
+        let mut unanswered = std::pin::pin!(answered.watch(std::future::pending::<RedisResult<()>>()));
+        // While others are answered, the connection is not at fault.
+        *answered.last.lock() = Instant::now() + RESPONSE;
+        timeout(silence * 10, &mut unanswered).await.unwrap_err();
+        *answered.last.lock() = Instant::now();
+        assert!(unanswered.await.unwrap_err().is_timeout());
+
+        // An answer that did not come in time is none.
+        let before = *answered.last.lock();
+        answered.watch(std::future::ready(Err::<(), _>(timed_out()))).await.unwrap_err();
+        assert_eq!(*answered.last.lock(), before);
+        answered.watch(std::future::ready(Ok(()))).await.unwrap();
+        assert_ne!(*answered.last.lock(), before);
+    }
 
     #[tokio::test]
     async fn nobody_waits_in_line_for_a_server_that_does_not_answer() {
