@@ -6,7 +6,7 @@ use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{self, NewTask, QueueName, ShardId, TaskId, validate},
-    pipelines::publishing,
+    pipelines::{checking::Published, publishing},
     redis_pool::Redis,
     runtime::Supervisor,
     store::{Store, Turn, sqlite::SqliteStore},
@@ -81,6 +81,24 @@ async fn a_task_of_a_partition_that_a_process_does_not_know_is_left_to_others() 
     let anew = fixture.process(2).await;
     let last = anew.publisher(&Arc::default()).publish(&turns, true).await.unwrap();
     assert_eq!(last.into_keys().collect::<Vec<_>>(), [0]);
+}
+
+#[tokio::test]
+async fn tasks_of_a_shard_that_another_process_has_just_opened_are_not_missing() {
+    let fixture = Fixture::start().await;
+    let (settings, supervisor) = (Arc::new(Settings::default()), Supervisor::new());
+    let (opens, compares) = (fixture.process(1).await, fixture.process(1).await);
+    let row = task(&settings, "a", 0);
+    fixture.store.insert(&[publishing::new_row(row.clone(), &opens.gates, &settings)]).await.unwrap();
+    opens.publisher(&settings).publish(&[(&row, Turn::FIRST)], false).await.unwrap();
+    opens.fanout(&settings, &supervisor);
+    until("the fanout has read it", async || opens.bus.backlog(Topic::Pipeline).await.unwrap() == 0).await;
+
+    let published = Published::new(Arc::clone(&fixture.store), compares.queue.shards.clone(), compares.bus.clone());
+    let page = published.page(None, None, 10, None).await.unwrap();
+    assert_eq!((page.tasks, page.missing), (1, vec![]));
+    supervisor.stop();
+    supervisor.wait().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,10 @@
 //! Published tasks of SQL compared with Redis: for fsck, and for the watchdog's reconciler.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
 
 use super::error::Error;
 use crate::{
@@ -72,7 +76,15 @@ impl Published {
             // fewer partitions, and nobody reads the tasks of the others.
             self.bus.check_partitions().await?;
         }
+        // Another process may have opened a shard that this one does not know yet. Then its records are not read here.
+        let unknown: HashSet<ShardId> = match shards.keys().all(|shard| self.queue.knows(shard)) {
+            true => HashSet::new(),
+            false => self.store.shards(None).await?.into_iter().map(|shard| shard.id).collect(),
+        };
         for (shard, tasks) in shards {
+            if unknown.contains(&shard) && !self.queue.knows(&shard) {
+                continue;
+            }
             if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
                 continue;
             }
