@@ -1,20 +1,16 @@
 //! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and mends it, over gRPC.
 
 use anyhow::bail;
-use backon::BackoffBuilder;
 use clap::Args;
 use serde_json::json;
-use tonic::Status;
 
 use super::{
     ask::printable,
-    client::{self, Server, Taskd, WAITS, is_transient},
+    client::Server,
+    patience::patiently,
     print::{print, say},
 };
 use crate::wire::pb::{self, operator_client::OperatorClient};
-
-/// How long to go on while taskd is away or busy.
-const GIVE_UP_AFTER: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Find where SQL, the bus and Redis of a running taskd do not agree, and mend it
 #[derive(Args)]
@@ -53,7 +49,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     let (mut found, mut mended, mut more) = (0, 0, 0);
     let (mut shards, mut tasks, mut unchecked) = (0, 0, 0);
     loop {
-        let page = ask(&client, &request).await?;
+        let page = patiently(async || client.clone().fsck(request.clone()).await).await?.into_inner();
         for find in &page.finds {
             let line = if args.json { json_line(find) } else { line(find) };
             print(line)?;
@@ -80,24 +76,11 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         say(format_args!("{more} of them have no line: a part of the answer shows 5,000"));
     }
     if unchecked > 0 {
-        say(format_args!("{unchecked} suspected tasks could not be looked at again; run taskd fsck again"));
+        say(format_args!(
+            "{unchecked} suspected tasks, or counts in SQL, could not be looked at; run taskd fsck again"
+        ));
     }
     Ok(found == mended && unchecked == 0)
-}
-
-/// Asks for a part until taskd answers, for a while. Each part may be repeated.
-async fn ask(client: &OperatorClient<Taskd>, request: &pb::FsckRequest) -> anyhow::Result<pb::FsckResponse> {
-    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
-    loop {
-        let status: Status = match client.clone().fsck(request.clone()).await {
-            Ok(answer) => return Ok(answer.into_inner()),
-            Err(status) => status,
-        };
-        match waits.next().filter(|_| is_transient(&status)) {
-            Some(wait) => tokio::time::sleep(wait).await,
-            None => bail!("{}", client::said(&status)),
-        }
-    }
 }
 
 fn line(find: &pb::FsckFind) -> String {

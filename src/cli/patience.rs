@@ -1,6 +1,6 @@
 //! The common part of the commands that ask a running taskd page by page: patience, progress, and times.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use backon::BackoffBuilder;
@@ -15,11 +15,12 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// Calls taskd until it answers, for a while. Each call may be repeated.
 pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
-    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
+    // A call may itself take long to fail.
+    let (began, mut waits) = (Instant::now(), WAITS.build());
     loop {
         match call().await {
             Ok(answer) => return Ok(answer),
-            Err(status) => match waits.next().filter(|_| is_transient(&status)) {
+            Err(status) => match waits.next().filter(|_| is_transient(&status) && began.elapsed() < GIVE_UP_AFTER) {
                 Some(wait) => tokio::time::sleep(wait).await,
                 None => bail!("{}", client::said(&status)),
             },
