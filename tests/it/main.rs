@@ -58,6 +58,7 @@ mod shared_sessions;
 mod shortcut;
 mod silent_connections;
 mod spent;
+mod slow_redis;
 mod stderr;
 mod store_sqlite;
 mod streams;

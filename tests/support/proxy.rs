@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{
@@ -18,6 +19,8 @@ use tokio::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
     Pass,
+    /// Everything takes so much longer in each direction.
+    Slow(Duration),
     /// Connections stay and are taken, and nothing goes through: what was sent meanwhile arrives afterwards.
     Stall,
     /// Connections are cut; new ones are taken, hang without an answer and are cut in the end.
@@ -112,7 +115,7 @@ async fn connection(stream: TcpStream, number: u64, upstream: Upstream, mut stat
             return;
         }
         Mode::Refuse => return,
-        Mode::Pass | Mode::Stall => {}
+        Mode::Pass | Mode::Slow(_) | Mode::Stall => {}
     }
     match upstream {
         Upstream::Tcp(address) => {
@@ -161,6 +164,10 @@ async fn one_way(
             continue;
         }
         let open = mode.wait_for(|mode| *mode != Mode::Stall).await.is_ok();
+        let now = *mode.borrow();
+        if let Mode::Slow(later) = now {
+            tokio::time::sleep(later).await;
+        }
         if count == 0 || !open || to.write_all(&buffer[..count]).await.is_err() {
             return;
         }

@@ -57,9 +57,12 @@ impl Allotments {
         }
     }
 
-    /// How many of these workers have an allotment that Redis should know.
-    pub(super) fn count(&self, of: impl Fn(&WorkerName) -> bool) -> usize {
-        self.0.lock().iter().filter(|(worker, one)| one.allowed > 0 && of(worker)).count()
+    /// How many of these workers have an allotment that Redis should know. `None`: none of them is known here.
+    pub(super) fn count(&self, of: impl Fn(&WorkerName) -> bool) -> Option<usize> {
+        let allotments = self.0.lock();
+        let mut theirs = allotments.iter().filter(|(worker, _)| of(worker)).peekable();
+        theirs.peek()?;
+        Some(theirs.filter(|(_, one)| one.allowed > 0).count())
     }
 
     pub(super) fn all(&self) -> Vec<WorkerName> {

@@ -24,12 +24,14 @@ use super::{
 use crate::{
     model::WorkerName,
     queue::{self, SESSION_SLOTS, SharedCalled, SharedSession, SharedWish},
-    runtime::Supervisor,
+    runtime::{Loop, Supervisor},
 };
 
 /// How often a process says that it lives, and looks for allotments that may be smaller.
 const EVERY: Duration = Duration::from_millis(500);
 const LIVE_EVERY: Duration = Duration::from_secs(3);
+/// The allotments that are written again at a time.
+const AT_ONCE: usize = 64;
 /// How often and how soon somebody who lacks something asks again.
 const ASK_AGAIN: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(300)];
 /// How long, and how often, a wish is asked again while Redis does not answer.
@@ -46,7 +48,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             while cx.pause(EVERY).await {
                 if lived.elapsed() >= LIVE_EVERY {
                     lived = Instant::now();
-                    handle.keep_allotments().await;
+                    handle.keep_allotments(&cx).await;
                 }
                 let scarce = handle.sessions.allotments.scarce();
                 future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
@@ -208,24 +210,39 @@ impl Handle {
         }
     }
 
-    /// Says that this process lives, and brings back allotments that Redis has lost.
-    async fn keep_allotments(&self) {
+    /// Says that this process lives, and brings back allotments that Redis has lost. However long this lasts, Redis
+    /// must not take the process for dead meanwhile, in any slot.
+    async fn keep_allotments(&self, cx: &Loop) {
         let workers = self.sessions.allotments.all();
         future::join_all(workers.iter().map(|worker| self.drop_allotment(worker))).await;
-        for slot in 0..SESSION_SLOTS {
-            let of_slot = |worker: &WorkerName| self.queue.session_slot(worker) == slot;
-            if !workers.iter().any(of_slot) {
-                continue;
+        cx.beat();
+        let (lacks, mut lived) = (self.live().await, Instant::now());
+        for some in workers.chunks(AT_ONCE) {
+            if cx.stop.is_cancelled() {
+                return;
             }
-            match self.queue.live(&self.sessions.process.0, slot, self.sessions.allotments.count(of_slot)).await {
-                Ok(lacks) => {
-                    for worker in workers.iter().filter(|worker| of_slot(worker)) {
-                        self.write_again(worker, lacks).await;
-                    }
-                }
-                Err(error) => tracing::debug!("cannot say that this process lives: {error}"),
+            if lived.elapsed() >= LIVE_EVERY {
+                // The next look finds what Redis has lost since then.
+                (_, lived) = (self.live().await, Instant::now());
             }
+            let again = some.iter().filter_map(|worker| {
+                let lacks = lacks[self.queue.session_slot(worker) as usize]?;
+                Some(self.write_again(worker, lacks))
+            });
+            future::join_all(again).await;
+            cx.beat();
         }
+    }
+
+    /// Says in each slot that this process lives; answers whether Redis lacks allotments there. `None`: there are none,
+    /// or Redis does not answer.
+    async fn live(&self) -> Vec<Option<bool>> {
+        let lives = (0..SESSION_SLOTS).map(async |slot| {
+            let allotments = self.sessions.allotments.count(|worker| self.queue.session_slot(worker) == slot)?;
+            let lacks = self.queue.live(&self.sessions.process.0, slot, allotments).await;
+            lacks.inspect_err(|error| tracing::debug!("cannot say that this process lives: {error}")).ok()
+        });
+        future::join_all(lives).await
     }
 
     /// Writes an allotment again, if Redis may know another one, or in any case.
