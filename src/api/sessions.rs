@@ -26,6 +26,7 @@ impl Api {
         open: Result<OpenSession, String>,
     ) -> Result<SessionOpened, Error> {
         let mut open = open.map_err(Error::Invalid)?;
+        self.tasks()?.few_ids("holding", &open.holding)?;
         let (worker, queues) = (std::mem::take(&mut open.worker), open.queues.clone());
         let mut get = GetTasks { worker, queues, ..GetTasks::default() };
         access::may_get(caller, &mut get)?;
@@ -98,6 +99,7 @@ impl Api {
             return Err(Error::Invalid(format!("{count} items in one call; at most {max}")));
         }
         let ReportTasks { mut call, completions, rejections, extensions, started } = report;
+        tasks.few_ids("started", &started)?;
         access::as_worker(caller, &mut call.worker)?;
         self.reaches_session(caller, &call).await?;
         let (shared, pending) = tasks.live_shared(&call, &started).await?;

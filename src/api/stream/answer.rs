@@ -11,7 +11,10 @@ use super::{
     frames::{Answered, Room, StreamEnd},
     serve::Streaming,
 };
-use crate::model::{FrameAnswer, TaskdFrame, WorkerFrame};
+use crate::{
+    api::Error,
+    model::{FrameAnswer, TaskdFrame, WorkerFrame},
+};
 
 impl<'a> Streaming<'a> {
     /// Takes what a frame says. Its room is free again when its reports are answered.
@@ -20,6 +23,7 @@ impl<'a> Streaming<'a> {
         if frame.items() > max {
             return Err(StreamEnd::Wrong(format!("{} items in one frame; at most {max}", frame.items())));
         }
+        self.tasks.few_ids("started", &frame.started).map_err(Error::from)?;
         self.attached.started(&frame.started);
         let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
         if frame.surrender {

@@ -54,6 +54,7 @@ impl Api {
         let Some(Ok(Received { mut frame, room: its_room })) = first else { return Err(StreamEnd::Broken) };
         let open = frame.open.take().ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
         let open = self.admitted(&caller, open.map_err(StreamEnd::Wrong)?)?;
+        tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
         tasks.queues_to_go_on(&open).iter().try_for_each(|queue| access::reaches(&caller, queue.as_str()))?;
         let (want, keeps) = (open.want, open.keep_leases);
         let opened = tasks.open_session(open).await.map_err(Error::from)?;

@@ -60,6 +60,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// The ids of tasks that a call may name at least, however small `max_session_tasks` is.
+const MOST_IDS: usize = 5000;
 /// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
@@ -199,6 +201,15 @@ impl Handle {
             claim.max_tasks = (most(attached.session.demand()) as usize).clamp(1, max_items);
             claim
         };
+    /// Refuses more ids than a session has tasks: Redis looks at all of them in one step.
+    pub fn few_ids(&self, field: &str, ids: &[String]) -> Result<(), Error> {
+        let most = MOST_IDS.max(2 * self.settings.limits.max_session_tasks as usize);
+        if ids.len() > most {
+            return Err(Error::Invalid(format!("{} ids in {field}; at most {most}", ids.len())));
+        }
+        Ok(())
+    }
+
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
