@@ -2,12 +2,18 @@
 --
 -- ARGV[2…] per item 5 values: id, generation, grant, worker, by (ms)
 --   behind all items, perhaps, one value more: taskd extends them by itself, and the worker may not have them yet
+--   '' all of them | msgpack array: per item the deadline (ms) that the lease must have
 -- Returns per item {code, deadline (ms)}; lib/held.lua names the codes
+--   OK and 0: it has another deadline, and stays as it is: its worker went on with it elsewhere
 local answers, longest, by_taskd = {}, 0, #ARGV % 5 == 2
+local known = by_taskd and ARGV[#ARGV] ~= '' and cmsgpack.unpack(ARGV[#ARGV])
 for a = 2, #ARGV - 4, 5 do
   local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
   local code = held(record_of(id), ARGV[a + 1], grant, ARGV[a + 3])
-  if code == OK then
+  -- An uneven deadline ends half a millisecond before the one that the session knows (lib/lease.lua).
+  local deadline = code == OK and known and tonumber(redis.call('ZSCORE', LEASES, id .. grant) or 0)
+  local stays = deadline and math.ceil(deadline) ~= known[(a + 3) / 5]
+  if code == OK and not stays then
     -- Its length does not tell any more when it was claimed (lib/lease.lua).
     redis.call('ZADD', LEASES, now + by - 0.5, id .. grant)
     if by_taskd then
@@ -17,7 +23,7 @@ for a = 2, #ARGV - 4, 5 do
     end
     longest = math.max(longest, by)
   end
-  answers[#answers + 1] = {code, code == OK and now + by or 0}
+  answers[#answers + 1] = {code, code == OK and not stays and now + by or 0}
 end
 if longest > tonumber(redis.call('HGET', COUNTERS, 'longest_lease') or 0) then
   redis.call('HSET', COUNTERS, 'longest_lease', longest)

@@ -38,7 +38,7 @@ pub(super) fn packed_ms(durations: &[Duration]) -> Vec<u8> {
     packed(&durations.iter().map(|duration| ms(*duration)).collect::<Vec<_>>())
 }
 
-fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
+pub(super) fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
     rmp_serde::to_vec(values).expect("texts and numbers can be packed")
 }
 

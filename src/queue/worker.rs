@@ -12,7 +12,7 @@ use super::{
     shards::Shards,
     types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together},
     wake::Wake,
-    wire::{ms, packed_ms, pairs, seed},
+    wire::{ms, packed, packed_ms, pairs, seed},
 };
 use crate::{
     model::{Priority, ShardId, TaskStatus},
@@ -132,23 +132,34 @@ impl WorkerQueue {
 
     /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
     pub async fn extend(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
-        self.prolong(shard, extensions, false).await
+        self.prolong(shard, extensions, None).await
     }
 
-    /// Extends leases that their worker may not have yet: an undelivered one stays undelivered.
-    pub async fn keep(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
-        self.prolong(shard, extensions, true).await
+    /// Extends leases that their worker may not have yet: an undelivered one stays undelivered. With `known`, a lease
+    /// with another deadline than that stays as it is: the answer is `Ok` with the deadline 0.
+    pub async fn keep(
+        &self,
+        shard: &ShardId,
+        extensions: &[Extension],
+        known: Option<&Vec<i64>>,
+    ) -> Result<Vec<(Code, i64)>> {
+        self.prolong(shard, extensions, Some(known.map(packed).unwrap_or_default())).await
     }
 
-    async fn prolong(&self, shard: &ShardId, extensions: &[Extension], by_taskd: bool) -> Result<Vec<(Code, i64)>> {
+    async fn prolong(
+        &self,
+        shard: &ShardId,
+        extensions: &[Extension],
+        by_taskd: Option<Vec<u8>>,
+    ) -> Result<Vec<(Code, i64)>> {
         let answer = self
             .call(&scripts::EXTEND, shard, extensions.len(), |call| {
                 for item in extensions {
                     call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
                     call.arg(item.worker.as_str()).arg(ms(item.by));
                 }
-                if by_taskd {
-                    call.arg("taskd");
+                if let Some(known) = by_taskd {
+                    call.arg(known);
                 }
             })
             .await

@@ -334,10 +334,25 @@ async fn extend_moves_the_deadline_of_the_holder_only() {
     f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
     let keep = |call: &mut Call| {
         extend("w")(call);
-        call.arg("taskd");
+        call.arg("");
     };
     assert_eq!(flat(f.run(&scripts::EXTEND, keep).await.expect("extend")), ["1", &until]);
     assert_eq!(f.state().await["undelivered"], [format!("1={until}")]);
+
+    // A lease with another deadline than taskd knows belongs to another session by now.
+    let before = f.state().await;
+    let known = |deadline: i64| {
+        move |call: &mut Call| {
+            call.arg(id('a')).arg("7").arg(1).arg("w").arg(9000);
+            call.arg(rmp_serde::to_vec(&[deadline]).unwrap());
+        }
+    };
+    for other in [NOW + 4999, NOW + 5001] {
+        assert_eq!(flat(f.run(&scripts::EXTEND, known(other)).await.expect("extend")), ["1", "0"]);
+        assert_eq!(f.state().await, before);
+    }
+    let later = (NOW + 9000).to_string();
+    assert_eq!(flat(f.run(&scripts::EXTEND, known(NOW + 5000)).await.expect("extend")), ["1", &later]);
 }
 
 #[tokio::test]

@@ -72,10 +72,14 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
         async move {
             while cx.pause(LOOK_EVERY).await {
                 let now = Instant::now();
-                let away = |session: &Arc<Session>| session.is_away_since(now);
-                let gone: Vec<_> = handle.sessions.all().into_iter().filter(away).collect();
+                let is_gone = |session: &Arc<Session>| session.is_away_since(now);
+                let gone: Vec<_> = handle.sessions.all().into_iter().filter(is_gone).collect();
                 future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
                 handle.tell_takeovers_again(now).await;
+                let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
+                cx.beat();
+                future::join_all(away.iter().map(|session| handle.keep(session))).await;
+                cx.beat();
                 cx.beat();
             }
             // Their connections have ended before. Each stream gives back its tasks now.
@@ -216,7 +220,10 @@ impl Handle {
     /// Extends the leases of which half is over, where the session asked for it. The ids of those that had ended are
     /// told to the worker.
     pub async fn keep_leases(&self, attached: &Attached) {
-        let session = &attached.session;
+        self.keep(&attached.session).await;
+    }
+
+    async fn keep(&self, session: &Session) {
         let due = session.leases_to_keep(Instant::now());
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
         for (id, held) in due {
@@ -225,10 +232,13 @@ impl Handle {
         let calls = by_shard.into_iter().map(|(shard, held)| async move {
             for held in held.chunks(self.settings.limits.max_items) {
                 let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
-                match self.queue.keep(&shard, &extensions).await {
+                let known: Vec<i64> = held.iter().map(|(_, held)| held.deadline_unix_ms).collect();
+                match self.queue.keep(&shard, &extensions, only_known.then_some(&known)).await {
                     Ok(answers) => session.kept(held, &answers, Instant::now()),
                     // They are tried again at once, and run out if Redis stays away.
                     Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
+        // A worker that is away may have gone on with its leases in another session. They are its own there.
+        let only_known = session.is_away();
                 }
             }
         });

@@ -93,7 +93,7 @@ pub struct Opened {
 impl State {
     /// Forgets the leases that are over. Those that taskd keeps are asked for: the worker hears which of them ended.
     fn drop_lapsed(&mut self, now: Instant) {
-        if !self.plan.keep_leases || self.away_since.is_some() {
+        if !self.plan.keep_leases {
             self.book.drop_lapsed(now);
         }
     }
@@ -134,6 +134,12 @@ impl Session {
 
     /// True if it has no stream and nothing to keep, or has had no stream for longer than its time-out.
     pub(super) fn is_away_since(&self, now: Instant) -> bool {
+    /// True if it has no stream, and has not ended.
+    pub(super) fn is_away(&self) -> bool {
+        let state = self.state();
+        state.away_since.is_some() && state.end.is_none()
+    }
+
         let mut state = self.state();
         let Some(since) = state.away_since else { return false };
         state.drop_lapsed(now);
@@ -219,6 +225,8 @@ impl Session {
             let status = match code {
                 Code::Ok | Code::Repeat => {
                     state.book.kept(*id, &held.token, *deadline_unix_ms, now);
+                // It was extended by another way.
+                Code::Ok if *deadline_unix_ms == 0 => continue,
                     continue;
                 }
                 Code::Cancelled => ItemStatus::Cancelled,
