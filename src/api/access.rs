@@ -255,10 +255,14 @@ pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Den
     request.queues.iter().try_for_each(|queue| reaches(caller, queue))
 }
 
+/// True if the caller's token is for one worker.
+pub(super) fn is_one_worker(caller: &Caller) -> bool {
+    caller.access.token().is_some_and(|token| token.worker.is_some())
+}
+
 /// Checks that the caller may end all sessions of a worker: they may be of any queue.
 pub(super) fn may_take_over(caller: &Caller) -> Result<(), Denied> {
-    let is_own = caller.access.token().is_some_and(|token| token.worker.is_some());
-    if is_own { Ok(()) } else { reaches_everything(caller) }
+    if is_one_worker(caller) { Ok(()) } else { reaches_everything(caller) }
 }
 
 /// Checks a report's worker, and answers each item of a queue that the caller does not reach.

@@ -38,7 +38,7 @@ impl Api {
             let call = SessionCall { worker: open.worker.clone(), session: open.session.clone() };
             self.reaches_session(caller, &call).await?;
         }
-        Ok(self.tasks()?.open_shared(open).await?)
+        Ok(self.tasks()?.open_shared(open, access::is_one_worker(caller)).await?)
     }
 
     /// Adds to the demand of a session, and waits for its tasks. `room` finds room for so many bytes of tasks.
@@ -112,7 +112,7 @@ impl Api {
         answer.completions = answers(worker, completions, async |batch| self.complete(caller, batch).await).await?;
         answer.rejections = answers(worker, rejections, async |batch| self.reject(caller, batch).await).await?;
         answer.extensions = answers(worker, extensions, async |batch| self.extend(caller, batch).await).await?;
-        Ok(tasks.reported_shared(&shared, &reports, answer).await?)
+        Ok(tasks.reported_shared(&shared, &reports, &started, answer).await?)
     }
 
     /// Refuses a caller that does not reach the queues of a session, before the call changes anything.

@@ -5,10 +5,13 @@ use serde_json::{Value, json};
 use taskd::wire::pb;
 use tonic::Code;
 
-use crate::support::{
-    daemon::Daemon,
-    session::{Worker, opening},
-    until,
+use crate::{
+    columns::access::{post, token},
+    support::{
+        daemon::Daemon,
+        session::{Worker, opening, seconds},
+        until,
+    },
 };
 
 /// Long leases, so that nothing comes back because its lease ran out; no backoff.
@@ -264,6 +267,75 @@ async fn a_wrong_call_says_what_is_wrong_and_changes_nothing() {
     one.call(&daemon, "close", json!({})).await;
     assert_eq!(two.call(&daemon, "want", json!({"want": 9})).await["granted"], 2);
     two.call(&daemon, "close", json!({})).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn what_came_by_an_extension_and_has_not_started_costs_nothing() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 2).await;
+    let (old, _) = Session::open(&daemon, "w", json!({"want": 2})).await;
+    let tasks = old.want(&daemon, 0, 2).await;
+    let (new, _) = Session::open(&daemon, "w", json!({})).await;
+    let extension = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "by": "5m"});
+    let extensions: Vec<_> = tasks.iter().map(extension).collect();
+    let answer = new.call(&daemon, "report", json!({"extensions": extensions, "started": ids(&tasks[..1])})).await;
+    assert_eq!((&answer["extensions"][1]["status"], &answer["in_hand"]), (&json!("OK"), &json!(2)));
+    assert_eq!(new.call(&daemon, "close", json!({})).await, json!({"offered": 1, "failed": 1}));
+    assert_eq!(old.call(&daemon, "close", json!({})).await, json!({"offered": 0, "failed": 0}));
+    assert!(daemon.stop().await.success());
+}
+
+/// Redis looks at all of them in one step.
+#[tokio::test]
+async fn a_call_names_a_bounded_number_of_tasks() {
+    let mut daemon = Daemon::start("max_session_tasks = 2600", &[]).await;
+    let ids = |count: usize| vec!["018f0000-0000-7000-8000-000000000000"; count];
+    let (session, opened) = Session::open(&daemon, "w", json!({})).await;
+    let report = async |count| session.try_call(&daemon, "report", json!({"started": ids(count)})).await;
+    assert_eq!(report(5200).await.0, 200, "twice max_session_tasks");
+    let (status, answer) = report(5201).await;
+    assert_eq!((status, &answer["detail"]), (400, &json!("5201 ids in started; at most 5200")));
+    let open = json!({"worker": "w", "queues": ["q"], "session": opened["session"], "holding": ids(5201)});
+    let (status, answer) = daemon.post("/v1/sessions:open", &open).await;
+    assert_eq!((status, &answer["detail"]), (400, &json!("5201 ids in holding; at most 5200")));
+    let holding = ids(5201).into_iter().map(str::to_owned).collect();
+    let refused = Worker::open(daemon.grpc_port(), pb::OpenSession { holding, ..opening("w", 0) }).await.err().unwrap();
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "5201 ids in holding; at most 5200"));
+    let mut stream = Worker::open(daemon.grpc_port(), opening("w", 0)).await.unwrap();
+    let started = ids(5201).into_iter().map(str::to_owned).collect();
+    let refused = stream.ask(pb::WorkerFrame { started, ..Default::default() }).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "5201 ids in started; at most 5200"));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_worker_with_its_own_token_leaves_room_for_others() {
+    let mut daemon = Daemon::start("auth = \"tokens\"\nmax_sessions = 50", &[]).await;
+    let own = token(&daemon, "own", &["--roles", "work", "--worker", "w"]).await;
+    let all = token(&daemon, "all", &["--roles", "work"]).await;
+    let stream = async |worker: &str, token: &str| {
+        let open = pb::OpenSession { timeout: seconds(600), ..opening(worker, 0) };
+        Worker::open_with(daemon.grpc_port(), open, Some(token)).await
+    };
+    let shared = async |worker: &str, token: &str| {
+        post(&daemon, "/v1/sessions:open", token, json!({"worker": worker, "queues": ["q"], "timeout": "10m"})).await
+    };
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(stream("w", &own).await.unwrap());
+        assert_eq!(shared("w", &own).await.0, 200);
+    }
+    let refused = stream("w", &own).await.err().expect("a tenth of 50, but at least ten");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("worker w has 10 sessions here"), "{refused}");
+    let (status, answer) = shared("w", &own).await;
+    let said = answer["detail"].as_str().unwrap();
+    assert!(status == 429 && said.contains("worker w has 10 sessions without streams"), "{answer}");
+    // A token for many workers may name one as often as it likes.
+    streams.push(stream("w", &all).await.unwrap());
+    assert_eq!((shared("w", &all).await.0, shared("v", &all).await.0), (200, 200));
+    drop(streams);
     assert!(daemon.stop().await.success());
 }
 

@@ -57,7 +57,7 @@ impl Api {
         tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
         tasks.queues_to_go_on(&open).iter().try_for_each(|queue| access::reaches(&caller, queue.as_str()))?;
         let (want, keeps) = (open.want, open.keep_leases);
-        let opened = tasks.open_session(open).await.map_err(Error::from)?;
+        let opened = tasks.open_session(open, access::is_one_worker(&caller)).await.map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);
         let granted = match tasks.want(&attached, want) {
             Some(granted) => granted,
@@ -77,8 +77,8 @@ impl Api {
         let mut stream = Streaming::new(self, tasks, &caller, &attached, out, room, keeps);
         stream.send(TaskdFrame { opened, demand, ..TaskdFrame::default() }).await?;
         // The rest of the first frame counts as well.
-        stream.take(frame, its_room)?;
-        let end = stream.run(&mut frames).await;
+        let closes = stream.receive(frame, its_room)?;
+        let end = if closes { stream.finish().await } else { stream.run(&mut frames).await };
         stream.settle().await;
         drop(stream);
         let why = match &end {

@@ -269,7 +269,7 @@ impl<'a> Streaming<'a> {
     }
 
     /// Takes a frame; whether it closes the session.
-    fn receive(&mut self, frame: WorkerFrame, room: Room) -> Result<bool, StreamEnd> {
+    pub(super) fn receive(&mut self, frame: WorkerFrame, room: Room) -> Result<bool, StreamEnd> {
         if frame.open.is_some() {
             return Err(StreamEnd::Wrong("only the first frame may have open".into()));
         }
@@ -283,7 +283,7 @@ impl<'a> Streaming<'a> {
     }
 
     /// Answers what is under way.
-    async fn finish(&mut self) -> Result<(), StreamEnd> {
+    pub(super) async fn finish(&mut self) -> Result<(), StreamEnd> {
         self.surrender();
         while let Some(answered) = next(&mut self.answered, &mut self.answers).await {
             self.answer(answered?).await?;

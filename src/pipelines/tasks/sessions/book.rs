@@ -36,7 +36,14 @@ pub(super) struct Book {
     leases: HashMap<TaskId, Held>,
     /// The shortest lease since there was none.
     shortest: Duration,
+    /// Tasks that the worker has started and that are not here: an extension may bring them.
+    begun: HashSet<TaskId>,
+    /// It started more than these.
+    begun_more: bool,
 }
+
+/// The tasks that a book knows as started before it has them.
+const MOST_BEGUN: usize = 1000;
 
 impl Book {
     pub(super) fn len(&self) -> usize {
@@ -66,7 +73,15 @@ impl Book {
     pub(super) fn start(&mut self, id: TaskId) {
         if let Some(held) = self.leases.get_mut(&id) {
             held.started = Started::Yes;
+        } else if self.begun.len() < MOST_BEGUN {
+            self.begun.insert(id);
+        } else {
+            self.begun_more = true;
         }
+    }
+
+    pub(super) fn forget_begun(&mut self) {
+        (self.begun, self.begun_more) = (HashSet::new(), false);
     }
 
     /// Notes the answers to a completion or a rejection: whatever was answered for good is no longer in hand.
@@ -79,13 +94,23 @@ impl Book {
     }
 
     /// Notes the answers to extensions. A lease that the session did not have came by another way, and is its own now.
-    pub(super) fn extended(&mut self, items: &[Reported<Duration>], answers: &[ItemAnswer], now: Instant) {
+    pub(super) fn extended(
+        &mut self,
+        items: &[Reported<Duration>],
+        answers: &[ItemAnswer],
+        tells_started: bool,
+        now: Instant,
+    ) {
         for (item, answer) in items.iter().zip(answers) {
             match (&item.lease, answer.status, answer.lease_expires_unix_ms) {
                 (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
-                    let same = self.leases.remove(id).filter(|held| held.token.lease() == token.lease());
-                    // A worker that extends a lease which came by another way may have started the task.
-                    let started = same.map_or(Started::Perhaps, |held| held.started);
+                    let is_same = |held: &Held| held.token.lease() == token.lease();
+                    let started = match self.leases.remove(id) {
+                        Some(held) if is_same(&held) || held.started == Started::Yes => held.started,
+                        _ if self.begun.remove(id) => Started::Yes,
+                        _ if tells_started && !self.begun_more => Started::No,
+                        _ => Started::Perhaps,
+                    };
                     let (token, lease) = (token.clone(), item.report);
                     self.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
                 }
@@ -107,6 +132,9 @@ impl Book {
     /// Removes the lease, if the book has it; whether it had.
     pub(super) fn forget(&mut self, lease: Option<&(TaskId, LeaseToken)>) -> bool {
         let Some((id, token)) = lease else { return false };
+        if !self.begun.is_empty() {
+            self.begun.remove(id);
+        }
         let is_here = self.leases.get(id).is_some_and(|held| is_same(&held.token, token));
         is_here && self.leases.remove(id).is_some()
     }

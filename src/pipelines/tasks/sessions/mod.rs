@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use self::{
     book::{EndedLeases, Held},
+    registry::{Crowded, Room},
     session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, Session, reason},
 };
 pub use self::{
@@ -59,9 +60,9 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-
 /// The ids of tasks that a call may name at least, however small `max_session_tasks` is.
 const MOST_IDS: usize = 5000;
+
 /// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
@@ -75,11 +76,11 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 let is_gone = |session: &Arc<Session>| session.is_away_since(now);
                 let gone: Vec<_> = handle.sessions.all().into_iter().filter(is_gone).collect();
                 future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
-                handle.tell_takeovers_again(now).await;
                 let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
                 cx.beat();
                 future::join_all(away.iter().map(|session| handle.keep(session))).await;
                 cx.beat();
+                handle.tell_takeovers_again(now).await;
                 cx.beat();
             }
             // Their connections have ended before. Each stream gives back its tasks now.
@@ -119,13 +120,13 @@ impl Handle {
         self.sessions.streams.spawn(stream);
     }
 
-    /// Opens a session, or goes on with one of this process.
-    pub async fn open_session(&self, open: OpenSession) -> Result<Opened, Error> {
+    /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other worker.
+    pub async fn open_session(&self, open: OpenSession, is_own: bool) -> Result<Opened, Error> {
         let plan = self.plan(&open)?;
         let worker = plan.claim.worker.clone();
         let opened = match self.resume(&worker, &open, &plan) {
             Some(attached) => Opened { attached, resumed: true },
-            None => Opened { attached: self.open_anew(plan, &open).await?, resumed: false },
+            None => Opened { attached: self.open_anew(plan, &open, is_own)?, resumed: false },
         };
         if open.takeover {
             opened.attached.session.takes_over(Instant::now());
@@ -174,20 +175,39 @@ impl Handle {
         Some(attached)
     }
 
-    async fn open_anew(&self, plan: Plan, open: &OpenSession) -> Result<Attached, Error> {
+    fn open_anew(&self, plan: Plan, open: &OpenSession, is_own: bool) -> Result<Attached, Error> {
         let worker = plan.claim.worker.clone();
         if !open.session.is_empty() {
             WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
         }
-        let most = self.settings.limits.max_sessions;
+        let of_process = self.settings.limits.max_sessions;
+        // A takeover is a way out for a worker that has too many.
+        let of_worker = is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
+        let room = Room { of_process, of_worker };
         let now_unix_ms = self.queue.announcer().now_unix_ms();
-        let opened = self.sessions.add(worker.clone(), now_unix_ms, most, |id| Session::open(id, worker, plan));
-        opened.ok_or_else(|| Error::Full(format!("{most} sessions are open here (max_sessions); try again later")))
+        let opened = self.sessions.add(worker.clone(), now_unix_ms, room, |id| Session::open(id, worker.clone(), plan));
+        let why = |crowded| match crowded {
+            Crowded::Process(most) => format!("{most} sessions are open here (max_sessions); try again later"),
+            Crowded::Worker(most) => format!(
+                "worker {worker} has {most} sessions here, and with its own token may have no more (a tenth of \
+                 max_sessions): close some, or take over (takeover)"
+            ),
+        };
+        opened.map_err(|crowded| Error::Full(why(crowded)))
     }
 
     /// The most items of a frame.
     pub fn max_items(&self) -> usize {
         self.settings.limits.max_items
+    }
+
+    /// Refuses more ids than a session has tasks: Redis looks at all of them in one step.
+    pub fn few_ids(&self, field: &str, ids: &[String]) -> Result<(), Error> {
+        let most = MOST_IDS.max(2 * self.settings.limits.max_session_tasks as usize);
+        if ids.len() > most {
+            return Err(Error::Invalid(format!("{} ids in {field}; at most {most}", ids.len())));
+        }
+        Ok(())
     }
 
     /// The most tasks that a session may have in hand and on demand.
@@ -205,15 +225,6 @@ impl Handle {
             claim.max_tasks = (most(attached.session.demand()) as usize).clamp(1, max_items);
             claim
         };
-    /// Refuses more ids than a session has tasks: Redis looks at all of them in one step.
-    pub fn few_ids(&self, field: &str, ids: &[String]) -> Result<(), Error> {
-        let most = MOST_IDS.max(2 * self.settings.limits.max_session_tasks as usize);
-        if ids.len() > most {
-            return Err(Error::Invalid(format!("{} ids in {field}; at most {most}", ids.len())));
-        }
-        Ok(())
-    }
-
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
@@ -225,6 +236,8 @@ impl Handle {
 
     async fn keep(&self, session: &Session) {
         let due = session.leases_to_keep(Instant::now());
+        // A worker that is away may have gone on with its leases in another session. They are its own there.
+        let only_known = session.is_away();
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
         for (id, held) in due {
             by_shard.entry(held.token.shard.clone()).or_default().push((id, held));
@@ -237,8 +250,6 @@ impl Handle {
                     Ok(answers) => session.kept(held, &answers, Instant::now()),
                     // They are tried again at once, and run out if Redis stays away.
                     Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
-        // A worker that is away may have gone on with its leases in another session. They are its own there.
-        let only_known = session.is_away();
                 }
             }
         });
@@ -300,6 +311,11 @@ impl Handle {
             is_whole: all.is_whole && one.is_whole,
         })
     }
+}
+
+/// The most sessions of a worker with a token of its own: it must leave room for others.
+fn most_of_worker(max_sessions: usize) -> usize {
+    (max_sessions / 10).max(10)
 }
 
 /// The end of some leases.

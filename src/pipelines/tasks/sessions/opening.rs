@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{
     super::{error::Error, handle::Handle},
+    most_of_worker,
     order::ends,
     session::{Plan, heartbeat},
 };
@@ -38,8 +39,8 @@ impl Written {
 }
 
 impl Handle {
-    /// Opens a session that any process serves, or goes on with one.
-    pub async fn open_shared(&self, open: OpenSession) -> Result<SessionOpened, Error> {
+    /// Opens a session that any process serves, or goes on with one. `is_own`: the caller can name no other worker.
+    pub async fn open_shared(&self, open: OpenSession, is_own: bool) -> Result<SessionOpened, Error> {
         let plan = self.plan(&open)?;
         let written = serde_json::to_vec(&Written {
             queues: open.queues.clone(),
@@ -51,7 +52,7 @@ impl Handle {
         let written = written.map_err(|error| Error::Invalid(error.to_string()))?;
         let (session, resumed) = match self.go_on(&open, &plan, &written).await? {
             Some(session) => (session, true),
-            None => (self.open_shared_anew(&plan, &written, open.takeover).await?, false),
+            None => (self.open_shared_anew(&plan, &written, open.takeover, is_own).await?, false),
         };
         self.sessions.slots.note(session.slot());
         if open.takeover {
@@ -71,19 +72,27 @@ impl Handle {
     }
 
     /// Opens a new session, which takes over afterwards.
-    async fn open_shared_anew(&self, plan: &Plan, written: &[u8], takes_over: bool) -> Result<SharedSession, Error> {
+    async fn open_shared_anew(
+        &self,
+        plan: &Plan,
+        written: &[u8],
+        takes_over: bool,
+        is_own: bool,
+    ) -> Result<SharedSession, Error> {
         let worker = &plan.claim.worker;
         let id = self.sessions.next_id(worker, self.queue.announcer().now_unix_ms());
         let session = SharedSession { worker: worker.clone(), id };
         let most = self.settings.limits.max_sessions;
+        let most_of_worker = if is_own { most_of_worker(most).min(WORKER_SESSIONS) } else { WORKER_SESSIONS };
         // A takeover is a way out for a worker that has too many.
-        let most_of_worker = if takes_over { 2 * WORKER_SESSIONS } else { WORKER_SESSIONS };
+        let most_of_worker = if takes_over { 2 * most_of_worker } else { most_of_worker };
         let anew = Some((most, most_of_worker));
         let why = match self.queue.open_shared(&session, anew, plan.timeout, written, &[]).await? {
             SharedOpened::Open(_) => return Ok(session),
             SharedOpened::WorkerFull => format!(
                 "worker {worker} has {most_of_worker} sessions without streams, and may have no more: close some, \
-                 take over (takeover), or give each program a worker name of its own"
+                 take over (takeover), or give each program a worker name of its own. A process with streams of this \
+                 worker counts as one, too"
             ),
             SharedOpened::Unknown | SharedOpened::Full => {
                 format!("{most} sessions without streams are open in a part (max_sessions); try again later")

@@ -45,6 +45,21 @@ impl Default for ProcessName {
     }
 }
 
+/// The most sessions with streams.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    pub(super) of_process: usize,
+    /// `None`: as many as the process may have.
+    pub(super) of_worker: Option<usize>,
+}
+
+/// There are so many sessions already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Crowded {
+    Process(usize),
+    Worker(usize),
+}
+
 /// The slots in which this process has opened sessions since its last look.
 #[derive(Default)]
 pub(super) struct Slots([AtomicBool; SESSION_SLOTS as usize]);
@@ -65,23 +80,26 @@ impl Sessions {
         of_worker(&self.by_id.lock(), worker).cloned().collect()
     }
 
-    /// Adds a session that is later than all others of its worker. `None`: there are `most`.
+    /// Adds a session that is later than all others of its worker, if there is room for it.
     pub(super) fn add(
         &self,
         worker: WorkerName,
         now_unix_ms: i64,
-        most: usize,
+        room: Room,
         open: impl FnOnce(Uuid) -> (Arc<Session>, Attached),
-    ) -> Option<Attached> {
+    ) -> Result<Attached, Crowded> {
         let mut sessions = self.by_id.lock();
-        if sessions.len() >= most {
-            return None;
+        if sessions.len() >= room.of_process {
+            return Err(Crowded::Process(room.of_process));
+        }
+        if let Some(most) = room.of_worker.filter(|most| of_worker(&sessions, &worker).nth(most - 1).is_some()) {
+            return Err(Crowded::Worker(most));
         }
         let before = of_worker(&sessions, &worker).next_back().map(|session| session.id);
         let (session, attached) = open(self.heard.next_id(before, now_unix_ms));
         sessions.insert((worker, session.id), session);
         metrics::sessions(sessions.len());
-        Some(attached)
+        Ok(attached)
     }
 
     /// The id of a session without a stream, later than those of its worker here.

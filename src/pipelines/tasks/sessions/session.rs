@@ -127,19 +127,21 @@ impl Session {
         state.cut = CancellationToken::new();
         state.stream += 1;
         (state.plan, state.demand, state.away_since) = (plan, 0, None);
+        // The worker says again which tasks it has started.
+        state.book.forget_begun();
         let missing = state.book.take_missing(holding);
         let (session, stream, cut) = (Arc::clone(self), state.stream, state.cut.clone());
         Some((Attached { session, stream, cut }, missing))
     }
 
-    /// True if it has no stream and nothing to keep, or has had no stream for longer than its time-out.
-    pub(super) fn is_away_since(&self, now: Instant) -> bool {
     /// True if it has no stream, and has not ended.
     pub(super) fn is_away(&self) -> bool {
         let state = self.state();
         state.away_since.is_some() && state.end.is_none()
     }
 
+    /// True if it has no stream and nothing to keep, or has had no stream for longer than its time-out.
+    pub(super) fn is_away_since(&self, now: Instant) -> bool {
         let mut state = self.state();
         let Some(since) = state.away_since else { return false };
         state.drop_lapsed(now);
@@ -223,10 +225,10 @@ impl Session {
         let mut state = self.state();
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
             let status = match code {
-                Code::Ok | Code::Repeat => {
-                    state.book.kept(*id, &held.token, *deadline_unix_ms, now);
                 // It was extended by another way.
                 Code::Ok if *deadline_unix_ms == 0 => continue,
+                Code::Ok | Code::Repeat => {
+                    state.book.kept(*id, &held.token, *deadline_unix_ms, now);
                     continue;
                 }
                 Code::Cancelled => ItemStatus::Cancelled,
@@ -351,7 +353,8 @@ impl Attached {
     pub fn extended(&self, reports: &Reports, answers: &[ItemAnswer]) {
         let mut state = self.session.state();
         if state.end.is_none() {
-            state.book.extended(&reports.extensions, answers, Instant::now());
+            let tells_started = state.plan.tells_started;
+            state.book.extended(&reports.extensions, answers, tells_started, Instant::now());
         }
     }
 }

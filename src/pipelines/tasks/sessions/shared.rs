@@ -13,6 +13,7 @@
 //! - in the middle of an end: the session is due again after [`END_AGAIN`], and another process ends it once more.
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
@@ -237,16 +238,25 @@ impl Handle {
         &self,
         shared: &Shared,
         reports: &Reports,
+        started: &[String],
         mut answer: TasksReported,
     ) -> Result<TasksReported, Error> {
         let mut notes = SharedNotes::default();
+        let begun: HashSet<TaskId> = started.iter().filter_map(|id| id.parse().ok()).collect();
         ended(&reports.completions, &answer.completions, &mut notes);
         ended(&reports.rejections, &answer.rejections, &mut notes);
         for (item, answer) in reports.extensions.iter().zip(&answer.extensions) {
             let Some((id, token)) = item.lease.clone() else { continue };
             match (answer.status, answer.lease_expires_unix_ms) {
-                // A worker that extends a lease which came by another way may have started the task.
-                (ItemStatus::Ok, Some(deadline)) => notes.extended.push((id, token, deadline, Started::Perhaps)),
+                (ItemStatus::Ok, Some(deadline)) => {
+                    // It is for leases that came by another way.
+                    let started = match shared.plan.tells_started {
+                        true if begun.contains(&id) => Started::Yes,
+                        true => Started::No,
+                        false => Started::Perhaps,
+                    };
+                    notes.extended.push((id, token, deadline, started));
+                }
                 (status, _) if is_final(status) => notes.ended.push((id, token, false)),
                 _ => {}
             }

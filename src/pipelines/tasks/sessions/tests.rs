@@ -9,15 +9,17 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    book::EndedLeases,
-    registry::Sessions,
-    session::{Attached, Plan, Session},
+    book::{EndedLeases, Reported},
+    registry::{Crowded, Room, Sessions},
+    session::{Attached, Plan, Reports, Session},
 };
 use crate::{
-    model::{ItemStatus, LeaseToken, LeasedTask, QueueName, ShardId, TaskBody, TaskId, WorkerName},
-    queue::Claim,
+    model::{ItemAnswer, ItemStatus, LeaseToken, LeasedTask, QueueName, ShardId, TaskBody, TaskId, WorkerName},
+    queue::{Claim, Started},
     telemetry::metrics::SessionEnd,
 };
+
+const ROOM: Room = Room { of_process: 100, of_worker: None };
 
 fn worker() -> WorkerName {
     WorkerName::new("w").unwrap()
@@ -101,7 +103,7 @@ fn sessions_of_a_worker_have_no_more_together_than_it_may() {
     for _ in 0..50 {
         let sessions = Sessions::default();
         sessions.allotments.0.lock().entry(worker()).or_default().allowed = MOST;
-        let open = || sessions.add(worker(), 1, 100, |id| Session::open(id, worker(), plan())).unwrap();
+        let open = || sessions.add(worker(), 1, ROOM, |id| Session::open(id, worker(), plan())).unwrap();
         let attached: Vec<_> = (0..8).map(|_| open()).collect();
         std::thread::scope(|scope| {
             for one in &attached {
@@ -124,7 +126,7 @@ fn a_worker_whose_last_session_ended_is_allowed_nothing() {
     let sessions = Sessions::default();
     let asks = sessions.allotments.asks_anew(&worker());
     sessions.allotments.change(&worker(), |allotment| allotment.allowed = 5);
-    let open = || sessions.add(worker(), 1, 100, |id| Session::open(id, worker(), plan())).unwrap();
+    let open = || sessions.add(worker(), 1, ROOM, |id| Session::open(id, worker(), plan())).unwrap();
     let old = open();
     assert!(!sessions.leave_allotment(&worker()));
     assert_eq!(sessions.want(&old, 3, 100), Some(3));
@@ -146,8 +148,59 @@ fn a_worker_whose_last_session_ended_is_allowed_nothing() {
 #[test]
 fn a_process_has_no_more_sessions_than_it_may_and_orders_those_of_a_worker() {
     let sessions = Sessions::default();
-    let open = || sessions.add(worker(), 1_800_000_000_000, 3, |id| Session::open(id, worker(), plan()));
+    let room = Room { of_process: 3, of_worker: None };
+    let open = || sessions.add(worker(), 1_800_000_000_000, room, |id| Session::open(id, worker(), plan()));
     let opened: Vec<_> = (0..3).map(|_| open().unwrap()).collect();
-    assert!(open().is_none());
+    assert_eq!(open().err(), Some(Crowded::Process(3)));
     assert!(opened.is_sorted_by(|one, two| one.session.id < two.session.id), "though the clock stands still");
+}
+
+#[test]
+fn a_worker_whose_sessions_are_bounded_leaves_room_for_others() {
+    let sessions = Sessions::default();
+    let open = |name: &str, of_worker| {
+        let (name, room) = (WorkerName::new(name).unwrap(), Room { of_worker, ..ROOM });
+        sessions.add(name.clone(), 1, room, |id| Session::open(id, name, plan()))
+    };
+    let mut opened: Vec<_> = (0..2).map(|_| open("w", Some(2)).unwrap()).collect();
+    assert_eq!(open("w", Some(2)).err(), Some(Crowded::Worker(2)));
+    opened.push(open("v", Some(2)).unwrap());
+    opened.push(open("w", None).unwrap());
+}
+
+/// Extends leases that the session does not have; answers whether their tasks count as started at its end.
+fn brought(session: &Session, attached: &Attached, tasks: &[LeasedTask]) -> Vec<Started> {
+    let extensions = tasks.iter().map(|task| {
+        let lease = Some((task.id, task.token.clone()));
+        Reported { lease, report: Duration::from_secs(600) }
+    });
+    let (completions, rejections) = (Vec::new(), Vec::new());
+    let reports = Reports { completions, rejections, extensions: extensions.collect() };
+    let answers = tasks.iter().map(|task| {
+        let lease_expires_unix_ms = Some(1);
+        ItemAnswer { lease_expires_unix_ms, ..ItemAnswer::new(task.id.to_string(), ItemStatus::Ok) }
+    });
+    attached.extended(&reports, &answers.collect::<Vec<_>>());
+    let held = session.end(SessionEnd::Closed).unwrap();
+    let started = |task: &LeasedTask| held.iter().find(|(id, _)| *id == task.id).unwrap().1.started;
+    tasks.iter().map(started).collect()
+}
+
+#[test]
+fn a_task_that_an_extension_brings_has_started_if_its_worker_said_so() {
+    let tasks: Vec<_> = (1..=3).map(task).collect();
+    let (session, attached) = open();
+    attached.hold(&tasks[2..]);
+    // The worker says it before taskd has answered the extension.
+    attached.started(&[tasks[0].id.to_string()]);
+    assert_eq!(brought(&session, &attached, &tasks), [Started::Yes, Started::No, Started::No]);
+
+    let (session, attached) = Session::open(Uuid::now_v7(), worker(), Plan { tells_started: false, ..plan() });
+    assert_eq!(brought(&session, &attached, &tasks[..1]), [Started::Perhaps], "nobody knows");
+
+    // More than a session remembers.
+    let (session, attached) = open();
+    let many: Vec<_> = (0..1001).map(|_| TaskId::new().to_string()).collect();
+    attached.started(&many);
+    assert_eq!(brought(&session, &attached, &tasks[..1]), [Started::Perhaps]);
 }
