@@ -685,13 +685,14 @@ pub struct OpenSession {
     /// The first demand: how many tasks taskd may send. As `want` of a frame.
     #[prost(uint32, tag = "3")]
     pub want: u32,
-    /// The session to go on with, as `opened` named it. taskd keeps a session with tasks in hand, and their leases, for
-    /// `timeout` after the end of its stream. If taskd does not know it any more, or this is another process, it opens a
+    /// The session to go on with, as `opened` named it. taskd keeps a session with tasks in hand for `timeout` after the
+    /// end of its stream, as long as one of their leases runs. With `keep_leases` it extends them meanwhile; without, the
+    /// worker does, with ExtendTasks. If taskd does not know the session any more, or this is another process, it opens a
     /// new one and says so.
     #[prost(string, tag = "4")]
     pub session: ::prost::alloc::string::String,
-    /// Ids of the tasks that the worker has in hand, where it goes on with a session. What taskd sent beyond these did not
-    /// arrive, and goes back at no cost.
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session: at most 5,000, or twice `max_tasks` if
+    /// that is more. What taskd sent beyond these did not arrive, and goes back at no cost.
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Ends the sessions of this worker that were opened before: their leases are void from now on, and go back at once.
@@ -700,11 +701,12 @@ pub struct OpenSession {
     #[prost(bool, tag = "6")]
     pub takeover: bool,
     /// The worker will say of each task when it starts it (`started`). Tasks that were not started cost no attempt when
-    /// the session ends. If this is false, each task that was sent counts as started.
+    /// the session ends. If this is false, each task that was sent counts as started. A worker that extends tasks of an
+    /// earlier session says on the new stream, too, which of them it has started.
     #[prost(bool, tag = "7")]
     pub tells_started: bool,
-    /// taskd extends the leases of the session while the worker lives, each before half of it is over. If this is false,
-    /// the worker extends them itself.
+    /// taskd extends the leases of the session while the worker lives, about when half of each is over; after the end of
+    /// its stream those of at least two seconds. If this is false, the worker extends them itself.
     #[prost(bool, tag = "8")]
     pub keep_leases: bool,
     /// The session ends after so long without a frame from the worker. Absent: 15 s. From 2 s to 10 min.
@@ -735,7 +737,8 @@ pub struct WorkerFrame {
     pub rejections: ::prost::alloc::vec::Vec<Rejection>,
     #[prost(message, repeated, tag = "5")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Ids of tasks that the worker has started.
+    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. Of tasks that come
+    /// to the session by an extension they may come before it.
     #[prost(string, repeated, tag = "6")]
     pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Sets the demand to 0. With `want` beside it: sets the demand to `want`.
@@ -763,7 +766,8 @@ pub struct TaskdFrame {
     pub answer: ::core::option::Option<FrameAnswer>,
     /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
     /// LEASE_LOST (an operator requeued the task, or asked for fewer workers; its deadline passed; or the lease ran out).
-    /// The worker may stop this work: nobody waits for its report.
+    /// The worker may stop this work: nobody waits for its report. With `keep_leases`, taskd may also name a task that the
+    /// worker has rejected by a call beside the stream, or completed so more than a minute ago.
     #[prost(message, repeated, tag = "4")]
     pub ended: ::prost::alloc::vec::Vec<ItemResult>,
     /// taskd is about to end this stream, and sends no more tasks on it.
@@ -781,8 +785,9 @@ pub struct SessionOpened {
     /// them by extending them on this stream: taskd then counts them to this session.
     #[prost(bool, tag = "2")]
     pub resumed: bool,
-    /// How much of `want` taskd took; less where `max_tasks` is reached, and 0 where Redis does not answer within three
-    /// seconds: a later frame may want the rest.
+    /// How much of `want` taskd took; less where `max_tasks` or the bound of the worker in all its sessions
+    /// (max_worker_tasks) is reached, and 0 where Redis does not answer within three seconds: a later frame may want the
+    /// rest.
     #[prost(uint32, tag = "3")]
     pub granted: u32,
     /// The most tasks that the session may have in hand and on demand, together.
@@ -808,7 +813,7 @@ pub struct FrameAnswer {
     pub rejections: ::prost::alloc::vec::Vec<ItemResult>,
     #[prost(message, repeated, tag = "4")]
     pub extensions: ::prost::alloc::vec::Vec<ItemResult>,
-    /// How much of `want` taskd took; less where `max_tasks` is reached.
+    /// How much of `want` taskd took; less where `max_tasks` or max_worker_tasks is reached.
     #[prost(uint32, tag = "5")]
     pub granted: u32,
     /// How much demand `surrender` took away. No task comes behind this answer until the worker wants more.
@@ -820,8 +825,8 @@ pub struct SessionClosing {
     /// Why, in words.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
-    /// taskd ends the stream after so long, or as soon as the worker closes its side. The leases in hand stay for
-    /// `timeout`: go on with the session, or at another process.
+    /// taskd ends the stream after so long, or as soon as the worker closes its side. The leases in hand run on, and nobody
+    /// extends them but the worker: go on at another process.
     #[prost(message, optional, tag = "2")]
     pub within: ::core::option::Option<::prost_types::Duration>,
 }
@@ -839,8 +844,7 @@ pub struct OpenSessionRequest {
     /// The session to go on with. If it is over, taskd opens a new one and says so.
     #[prost(string, tag = "4")]
     pub session: ::prost::alloc::string::String,
-    /// Ids of the tasks that the worker has in hand, where it goes on with a session. What taskd sent beyond these did not
-    /// arrive, and goes back at no cost.
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session. As in OpenSession.
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Ends the other sessions of this worker, also those with streams. As in OpenSession.
@@ -948,7 +952,8 @@ pub struct ReportTasksRequest {
     pub rejections: ::prost::alloc::vec::Vec<Rejection>,
     #[prost(message, repeated, tag = "5")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Ids of tasks that the worker has started.
+    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. Of a task that comes
+    /// to the session by an extension: in the same call, or in a later one.
     #[prost(string, repeated, tag = "6")]
     pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -1745,8 +1750,8 @@ pub enum ItemStatus {
     Cancelled = 5,
     /// The item itself is wrong: `error` says how.
     Invalid = 6,
-    /// Nothing is wrong with the item, but its shard did not answer: send it again. Only in a call of which another item
-    /// was answered.
+    /// Nothing is wrong with the item, but its shard did not answer: send it again. CompleteTasks, RejectTasks and
+    /// ExtendTasks fail as a whole where no item was answered; on a stream and in ReportTasks all items may have this.
     TryLater = 7,
 }
 impl ItemStatus {
