@@ -335,6 +335,42 @@ def test_a_process_that_stops_sends_its_workers_on() -> None:
     assert [(one.lease_token, one.result) for one in completed.completions] == [("token-a", b"a")]
 
 
+def test_a_task_that_starts_between_two_streams_is_told_on_the_next() -> None:
+    worker = Worker(queue="q", name="w", concurrency=1, prefetch=1, lease=60)
+    go = {key: asyncio.Event() for key in "ab"}
+    started: list[str] = []
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        started.append(task.key)
+        await go[task.key].wait()
+
+    async def breaks(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.send_tasks("a", "b")
+        await stream.until(lambda frame: "id-a" in frame.started)
+        await stream.abort(grpc.StatusCode.INTERNAL, "it broke")
+
+    async def opens_late(stream: FakeStream) -> None:
+        stream.first = await stream.read() or stream.first
+        go["a"].set()
+        await seen(lambda: started == ["a", "b"])
+        opened = pb.SessionOpened(session="new")
+        opened.timeout.FromSeconds(30)
+        opened.heartbeat.FromSeconds(10)
+        await stream.send(opened=opened)
+        await stream.until(lambda frame: "id-b" in frame.started)
+        go["b"].set()
+        await stream.serve()
+
+    async def test(_: asyncio.Task[None]) -> None:
+        await seen(lambda: worker.stats.completed == 2)
+
+    fake = FakeTaskd(breaks, opens_late)
+    run(worker, test, fake)
+    assert list(fake.streams[1].first.started) == ["id-a"]
+
+
 def test_a_silent_stream_is_given_up() -> None:
     worker, go = make_worker(lease=60)
     heard: list[str] = []

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -132,11 +132,15 @@ class Stream:
         """Returns when the frame that says so is on its way; or the stream is over, and the next one says it."""
         if self._is_over:
             return
-        self._started.append(task_id)
+        self.tell([task_id])
         if self._told is None:
             self._told = asyncio.get_running_loop().create_future()
-        self._wake.set()
         await asyncio.shield(self._told)
+
+    def tell(self, started: Iterable[str]) -> None:
+        """Says that these tasks have started."""
+        self._started.extend(started)
+        self._wake.set()
 
     async def surrender(self) -> None:
         """Takes back all demand. No task comes when it has returned."""

@@ -93,6 +93,8 @@ class StreamSource:
         self._free = 0
         self._asked = 0
         self._first_want = 0
+        # The started tasks that the first frame names.
+        self._first_started: set[str] = set()
         self._ask_at = 0.0
         self._news = asyncio.Event()
         self._away: Unavailable | None = None
@@ -258,6 +260,9 @@ class StreamSource:
         self._stream, self._session, self._takeover = stream, opened.session, False
         self.granted(self._first_want, opened.granted)
         self._gave_back.set()
+        # Those that have started since the first frame.
+        started = {task_id for task_id, is_started in self._holding() if is_started}
+        stream.tell(started - self._first_started)
         self._away, self._is_back = None, True
         self._news.set()
         logger.debug("a stream to %s is open", self._connection.address)
@@ -336,7 +341,8 @@ class StreamSource:
             # Nobody takes them any more, so they go back.
             self._ready.clear()
         holding = self._holding()
-        frame = pb.WorkerFrame(open=self._ask, started=[task_id for task_id, is_started in holding if is_started])
+        self._first_started = {task_id for task_id, is_started in holding if is_started}
+        frame = pb.WorkerFrame(open=self._ask, started=self._first_started)
         frame.open.session = self._session
         frame.open.takeover = self._takeover
         # What came and was not taken yet, too, unless it goes back.
