@@ -302,8 +302,8 @@ async fn a_lease_that_a_requeue_or_a_change_ended_is_told_to_its_session() {
 /// The first frame of a stream gives its room back, too, and not only when the stream ends.
 #[tokio::test]
 async fn the_room_of_a_large_first_frame_is_free_again() {
-    let mut daemon =
-        Daemon::start(&format!("max_request_bytes = \"8MiB\"\nrequest_budget = \"16MiB\"\n{CONFIG}"), &[]).await;
+    let limits = "max_request_bytes = \"8MiB\"\nrequest_budget = \"16MiB\"\nmax_session_tasks = 20000";
+    let mut daemon = Daemon::start(&format!("{limits}\n{CONFIG}"), &[]).await;
     let mut open = Vec::new();
     for number in 0..12 {
         let holding = vec![Uuid::nil().to_string(); 40_000];

@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use self::{
     book::{EndedLeases, Held},
-    registry::{Crowded, Room},
+    registry::{Crowded, Room, most_of_worker},
     session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, Session, reason},
 };
 pub use self::{
@@ -311,11 +311,6 @@ impl Handle {
             is_whole: all.is_whole && one.is_whole,
         })
     }
-}
-
-/// The most sessions of a worker with a token of its own: it must leave room for others.
-fn most_of_worker(max_sessions: usize) -> usize {
-    (max_sessions / 10).max(10)
 }
 
 /// The end of some leases.

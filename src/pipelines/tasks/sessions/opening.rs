@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::{
     super::{error::Error, handle::Handle},
-    most_of_worker,
     order::ends,
+    registry::most_of_worker,
     session::{Plan, heartbeat},
 };
 use crate::{

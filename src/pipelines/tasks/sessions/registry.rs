@@ -60,6 +60,11 @@ pub(super) enum Crowded {
     Worker(usize),
 }
 
+/// The most sessions of a worker with a token of its own: it must leave room for others.
+pub(super) fn most_of_worker(max_sessions: usize) -> usize {
+    (max_sessions / 10).max(10)
+}
+
 /// The slots in which this process has opened sessions since its last look.
 #[derive(Default)]
 pub(super) struct Slots([AtomicBool; SESSION_SLOTS as usize]);
