@@ -140,6 +140,8 @@ def test_handlers_in_processes(taskd: Taskd, queue: str, program: Start) -> None
         assert worker.wait() == 0
     parent = worker.process.pid
     assert f"at {parent}\n" in worker.said()
+    for kind, why in [("reject", "as the payload says"), ("die", "the process of the handler died")]:
+        assert f"rejected: {why} (key '{kind}', task {tasks[kind]})" in worker.said()
     assert taskd.results(tasks["plain"])[0]["result"]["pid"] != parent
 
 
@@ -205,6 +207,12 @@ def _insert_and_wait(taskd: Taskd) -> bool:
     """A task ends the wait of the worker's call, so that it notices."""
     with Client(taskd.address) as client:
         return client.wait(client.insert("q", "k").id, timeout=60).status is not TaskStatus.COMPLETED
+
+
+def test_the_http_port_is_named_as_a_mistake(taskd: Taskd) -> None:
+    said = r"is this taskd's gRPC port\? 7601 by default"
+    with Client(f"127.0.0.1:{taskd.http}", patience=0.3) as client, pytest.raises(Unavailable, match=said):
+        client.insert("q", "k")
 
 
 def test_a_call_gives_up_after_its_patience() -> None:

@@ -124,6 +124,34 @@ def test_a_queue_is_watched(new_taskd: MakeTaskd) -> None:
         assert next(client.watch_queue("q", last_event_id=last)) == Gap()
 
 
+def test_a_cut_before_the_first_event_is_a_gap(new_taskd: MakeTaskd) -> None:
+    taskd = new_taskd()
+    # The client may not have heard of the first ones that its watch is open.
+    proxies = [Proxy(taskd.address) for _ in range(5)]
+
+    def metrics() -> str:
+        return str(taskd.get("/metrics"))
+
+    async def run() -> None:
+        addresses = [proxy.address for proxy in proxies]
+        async with AsyncClient(addresses) as client, aclosing(client.watch_queue("q")) as events:
+            first = asyncio.ensure_future(anext(events))
+
+            async def cut(proxy: Proxy) -> None:
+                def is_open() -> bool:
+                    return first.done() or (proxy.connections > 0 and "\ntaskd_events_watchers 1\n" in metrics())
+
+                await asyncio.to_thread(until, is_open, "the queue is watched")
+                proxy.cut()
+
+            for proxy in proxies[:-1]:
+                await cut(proxy)
+            assert await asyncio.wait_for(first, 60) == Gap()
+
+    asyncio.run(run())
+    proxies[-1].cut()
+
+
 def test_a_watch_of_an_older_taskd_is_not_supported() -> None:
     async def run() -> None:
         async with FakeTaskd() as fake, AsyncClient(fake.address) as client:

@@ -162,7 +162,7 @@ class Mute(Exception):
         raise RuntimeError("no text")
 
 
-def test_failures_say_why(taskd: Taskd, queue: str) -> None:
+def test_failures_say_why(taskd: Taskd, queue: str, caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(taskd.address, queue=queue)
 
     @worker.handler
@@ -199,10 +199,14 @@ def test_failures_say_why(taskd: Taskd, queue: str) -> None:
         "loop": "the result cannot be sent: a list cannot be sent: Circular reference detected",
         "object": "the result cannot be sent: a object cannot be sent: object has no form in JSON",
     }
-    tasks = finish(taskd, worker, *[NewTask(queue=queue, key=key, max_attempts=1) for key in expected])
+    with caplog.at_level("INFO", "taskd.worker"):
+        tasks = finish(taskd, worker, *[NewTask(queue=queue, key=key, max_attempts=1) for key in expected])
     assert {task.key: task.history[0].reason for task in tasks} == expected
     assert {task.status for task in tasks} == {TaskStatus.DEAD}
     assert worker.stats.rejected == len(expected)
+    for task in tasks:
+        reason = expected[task.key]
+        assert f"{reason} (key {task.key!r}, task {task.id})" in caplog.text
 
 
 def test_a_plain_function_fails_as_well(taskd: Taskd, queue: str) -> None:

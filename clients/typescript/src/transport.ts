@@ -358,5 +358,8 @@ export function reasonOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error);
   const { cause } = error;
   if (cause instanceof AggregateError) return cause.errors.map(reasonOf).join("; ");
-  return cause instanceof Error && cause.message !== "" ? cause.message : error.message;
+  const reason = cause instanceof Error && cause.message !== "" ? cause.message : error.message;
+  // The other side does not speak HTTP/1.1.
+  const isOther = cause instanceof Error && cause.name === "HTTPParserError";
+  return isOther ? `${reason}; is this taskd's HTTP port? 7600 by default` : reason;
 }

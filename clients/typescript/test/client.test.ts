@@ -108,6 +108,11 @@ test("results, cancel, retry, change, requeue, and any other call", async () => 
   });
 });
 
+test("the gRPC port is named as a mistake", async () => {
+  const client = new Client({ url: taskd.grpc, retryFor: 0 });
+  await assert.rejects(client.insert({ queue: "one", key: "k" }), /is this taskd's HTTP port\? 7600 by default/);
+});
+
 test("tokens: none, a wrong one, one without the role, and one that is good", async () => {
   const guarded = await Taskd.start('auth = "tokens"\n');
   try {

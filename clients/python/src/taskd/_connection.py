@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -183,6 +184,9 @@ _END_COMES = 0.05
 # Another process may serve these: this one is away, hangs, or does not run the pipeline.
 _MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
+# A server that takes connections and does not speak gRPC.
+_ANOTHER_PORT = re.compile("failed to connect to all addresses.*Socket closed")
+
 Call = grpc.aio.UnaryUnaryCall[Any, Any]
 StreamCall = grpc.aio.StreamStreamCall[pb.WorkerFrame, pb.TaskdFrame]
 
@@ -229,14 +233,19 @@ class Connection:
         call = channel.stream_stream(STREAM.path, STREAM.serialize, STREAM.parse)
         return call(metadata=self._metadata), at
 
-    async def watch(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
-        """The messages of one call, until its end or its error."""
+    async def watch(
+        self, method: Method[RequestT, ResponseT], request: RequestT
+    ) -> AsyncGenerator[ResponseT | None, None]:
+        """The messages of one call, until its end or its error. None: taskd has begun to answer."""
         channel, at = self._channel()
         start = channel.unary_stream(
             method.path, request_serializer=method.serialize, response_deserializer=method.parse
         )
         call = start(request, metadata=self._metadata)
         try:
+            await call.initial_metadata()
+            if not call.done():
+                yield None
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
@@ -266,8 +275,10 @@ class Connection:
         """The error of a call, of this package. The next call goes elsewhere if this address is away."""
         if error.code() in _MOVE_ON:
             self.leave(at)
-        kind = _ERRORS.get(error.code(), Unavailable)
-        return kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})")
+        kind, said = _ERRORS.get(error.code(), Unavailable), str(error.details())
+        # Where no taskd listens, the connection is refused.
+        hint = "; is this taskd's gRPC port? 7601 by default" if _ANOTHER_PORT.search(said) else ""
+        return kind(f"{said} ({error.code().name}, {self._target.addresses[at]}){hint}")
 
     def leave(self, at: int) -> None:
         """Makes the next call at the next address, if no other call has left this one before."""

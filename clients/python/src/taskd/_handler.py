@@ -22,6 +22,10 @@ _MAX_REASON_BYTES = 4000
 _CUT = " …"
 
 
+class ResultError(Unserialisable):
+    """A function returned what cannot be sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
     """A function for tasks, and how it is run."""
@@ -109,12 +113,12 @@ def _payload_type(function: Callable[..., Any], parameter: str) -> Any:
     return Any if isinstance(payload, typing.TypeVar) else payload
 
 
-def completed(lease: Lease, task: Task[Any], result: object) -> Outcome:
-    """The outcome of a function that returned."""
+def completed(lease: Lease, task: Task[Any], result: object) -> Completion:
+    """The outcome of a function that returned. Raises ResultError."""
     try:
         encoded, encoding = encode(result)
     except Unserialisable as error:
-        return Rejection(lease=lease, reason=reason(f"the result cannot be sent: {error}"))
+        raise ResultError(f"the result cannot be sent: {error}") from error
     return Completion(lease=lease, result=encoded, encoding=encoding, discovered=tuple(task.discovered))
 
 
@@ -128,6 +132,8 @@ def failed(lease: Lease, error: BaseException) -> Rejection:
         case PayloadError():
             # It fits at no attempt.
             return Rejection(lease=lease, reason=reason(str(error)), retry=False)
+        case ResultError():
+            return Rejection(lease=lease, reason=reason(str(error)))
         case _:
             return Rejection(lease=lease, reason=reason(error_text(error)))
 

@@ -191,7 +191,7 @@ class Reports:
             why = reason(f"taskd refused the {what}: {answer.error}")
             may_retry = isinstance(outcome, Completion) or outcome.retry
             self._put(held, Rejection(lease=outcome.lease, reason=why, retry=may_retry), self._sizes[id(held)])
-            logger.error(why, extra=held.fields())
+            logger.error("%s (%s)", why, held.name, extra=held.fields())
             return
         self._open -= 1
         self._bytes -= self._sizes.pop(id(held))

@@ -62,6 +62,11 @@ class Held:
     """taskd has refused a report of it, and gets a plain rejection."""
     pause: Pauses = field(default_factory=Pauses)
 
+    @property
+    def name(self) -> str:
+        """The task in the text of a log record: few formats show its fields."""
+        return f"key {self.lease.key.decode(errors='replace')!r}, task {self.lease.id}"
+
     def fields(self) -> dict[str, Any]:
         """The fields of a log record about it."""
         return {
@@ -288,7 +293,9 @@ class Session:
         """Runs the handler, and hands its outcome to the reports."""
         handler = self._handlers.get(held.lease.queue) or self._handlers.get(None)
         if handler is None:
-            self._report(held, Rejection(lease=held.lease, reason="the worker has no handler for this queue"))
+            why = "the worker has no handler for this queue"
+            logger.warning("rejected: %s (%s)", why, held.name, extra=held.fields())
+            self._report(held, Rejection(lease=held.lease, reason=why))
             return
         timeout = handler.timeout if handler.timeout is not None else self._options.timeout
         limit = asyncio.timeout(timeout)
@@ -299,12 +306,17 @@ class Session:
                 await self._stream.started(held.lease)
             async with limit:
                 outcome = await self._run_handler(held, handler)
+            if isinstance(outcome, Rejection):
+                # Its error stayed in its process.
+                logger.warning("rejected: %s (%s)", outcome.reason, held.name, extra=held.fields())
         except GeneratorExit:
             raise
         except asyncio.CancelledError:
             # Nobody waits for the outcome, or `_cut_short` has reported it.
             is_expected = held.is_over or self._aborting.is_set()
             outcome = None if is_expected else Rejection(lease=held.lease, reason="the handler cancelled itself")
+            if outcome is not None:
+                logger.warning("rejected: %s (%s)", outcome.reason, held.name, extra=held.fields())
         except TimeoutError as error:
             outcome = failed(held.lease, error)
             if limit.expired():
@@ -318,7 +330,7 @@ class Session:
             self._report(held, outcome)
         if held.elsewhere and not held.elsewhere.done() and not self._aborting.is_set():
             # Its thread or process cannot be stopped, and keeps its place until the handler returns.
-            logger.warning("the handler goes on in its thread or process", extra=held.fields())
+            logger.warning("the handler goes on in its thread or process (%s)", held.name, extra=held.fields())
             with contextlib.suppress(Exception):
                 await asyncio.wrap_future(held.elsewhere)
 
@@ -340,9 +352,9 @@ class Session:
 
     def _log_failure(self, held: Held, outcome: Rejection, error: BaseException) -> None:
         if isinstance(error, Reject | Retry | PayloadError):
-            logger.info("rejected: %s", outcome.reason, extra=held.fields())
+            logger.info("rejected: %s (%s)", outcome.reason, held.name, extra=held.fields())
         else:
-            logger.error("the handler failed: %s", outcome.reason, exc_info=error, extra=held.fields())
+            logger.error("the handler failed: %s (%s)", outcome.reason, held.name, exc_info=error, extra=held.fields())
 
     # Reporting.
 
@@ -367,7 +379,7 @@ class Session:
         if answer.status is not ItemStatus.OK:
             self._stats.lost += 1
             said = answer.error or answer.status.value
-            logger.warning("taskd did not count the report: %s", said, extra=held.fields())
+            logger.warning("taskd did not count the report: %s (%s)", said, held.name, extra=held.fields())
         elif isinstance(outcome, Completion):
             self._stats.completed += 1
             logger.debug("completed", extra=held.fields())
@@ -403,7 +415,8 @@ class Session:
                 await self._extend(due[: len(due) // 2])
                 await self._extend(due[len(due) // 2 :])
             else:
-                logger.warning("the lease could not be extended, trying again: %s", error, extra=due[0].fields())
+                said = f"{error} ({due[0].name})"
+                logger.warning("the lease could not be extended, trying again: %s", said, extra=due[0].fields())
             return
         for held, answer in zip(due, answers, strict=True):
             match answer.status:
@@ -414,7 +427,7 @@ class Session:
                 case ItemStatus.INVALID:
                     # The extension is wrong, and not the lease.
                     held.extend_at = began + self._options.lease / 6
-                    said = answer.error
+                    said = f"{answer.error} ({held.name})"
                     logger.warning("taskd refused to extend the lease, trying again: %s", said, extra=held.fields())
                 case _ if held not in self._held or held.is_over:
                     # Its report has an answer of its own.
@@ -425,7 +438,7 @@ class Session:
     def _drop(self, held: Held, status: ItemStatus, error: str) -> None:
         """Ends work that nobody waits for."""
         level = logging.INFO if status is ItemStatus.CANCELLED else logging.WARNING
-        logger.log(level, "the lease ended: %s", error or status.value, extra=held.fields())
+        logger.log(level, "the lease ended: %s (%s)", error or status.value, held.name, extra=held.fields())
         self._stats.lost += 1
         held.is_over = True
         self._held.discard(held)
@@ -505,7 +518,7 @@ class Session:
         late = [held for held in self._held if held.work in self._running and not held.is_over]
         for held in late:
             self._report(held, Rejection(lease=held.lease, reason="the worker stopped", delay=0.0))
-            logger.warning("the worker stops before the handler has finished", extra=held.fields())
+            logger.warning("the worker stops before the handler has finished (%s)", held.name, extra=held.fields())
         for work in self._running:
             work.cancel()
         if self._running:

@@ -136,7 +136,5 @@ def _run(
         outcome = completed(lease, task, handler.call(task))
     except Exception as error:
         return failed(lease, error), []
-    if isinstance(outcome, Completion):
-        discovered = [task.SerializeToString() for task in outcome.discovered]
-        return Completion(lease=lease, result=outcome.result, encoding=outcome.encoding), discovered
-    return outcome, []
+    discovered = [task.SerializeToString() for task in outcome.discovered]
+    return Completion(lease=lease, result=outcome.result, encoding=outcome.encoding), discovered

@@ -452,12 +452,18 @@ class AsyncClient:
         self, method: Method[WatchT, pb.TaskEvent], request: WatchT, patience: float
     ) -> AsyncGenerator[TaskEvent | Gap, None]:
         """The events of one watch until taskd ends it well."""
-        pause, end = Pauses(), None
+        pause, end, was_open = Pauses(), None, False
         while True:
-            began = time.monotonic()
+            began, call = time.monotonic(), self._connection.watch(method, request)
             try:
-                async with aclosing(self._connection.watch(method, request)) as messages:
+                async with aclosing(call) as messages:
                     async for message in messages:
+                        if message is None:
+                            # Without an event to go on behind, nobody knows what happened between two calls.
+                            if was_open and not request.last_event_id:
+                                yield Gap()
+                            was_open = True
+                            continue
                         # A gap has none. What came before it is told, so going on behind that is right.
                         request.last_event_id = message.event_id or request.last_event_id
                         end = None
