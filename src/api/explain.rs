@@ -121,7 +121,8 @@ impl Facts {
     /// The next event, and its time.
     fn next(&self, place: TaskPlace) -> (String, Option<i64>) {
         let due = match self.place_in_sql {
-            Some(Place::Off { due_unix_ms, .. }) => due_unix_ms,
+            // A task that is sent again is due at 0: at once.
+            Some(Place::Off { due_unix_ms, .. }) => due_unix_ms.filter(|due| *due > 0),
             _ => None,
         };
         let record = self.record();

@@ -14,9 +14,17 @@ async fn a_stored_task_is_in_the_outbox_until_it_is_published_and_reported_until
     let mut daemon = Daemon::start(&config, &["--pipelines", "tasks"]).await;
     // As by an inserter that died right behind its commit.
     let row = store_contract::row("q", "a");
+    // As of a task that is sent again.
+    let mut now = store_contract::row("q", "now");
+    now.due_unix_ms = 0;
     let store = SqliteStore::open(&daemon.data().join("taskd.db"), None).await.unwrap();
-    store_contract::insert_new(&store, std::slice::from_ref(&row)).await;
+    for row in [&row, &now] {
+        store_contract::insert_new(&store, std::slice::from_ref(row)).await;
+    }
     store.close().await;
+    let due_now = explain(&daemon, &now.task.id.to_string(), "w").await;
+    assert_eq!((&due_now["place"], due_now.get("next_at")), (&json!("OUTBOX"), None), "no time is not 1970");
+    assert!(due_now["worker"].get("until").is_none(), "{due_now}");
     let id = row.task.id.to_string();
     let stored = explain(&daemon, &id, "w").await;
     assert_eq!((&stored["place"], reason(&stored)), (&json!("OUTBOX"), "NOT_IN_QUEUE"));
@@ -24,8 +32,8 @@ async fn a_stored_task_is_in_the_outbox_until_it_is_published_and_reported_until
     assert!(daemon.stop().await.success());
 
     let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "fanout,tasks,watchdog"]).await;
-    let leased = daemon.lease_all("w", "q", 1).await;
-    assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
+    let leased = daemon.lease_all("w", "q", 2).await;
+    assert_eq!(daemon.complete("w", &leased).await, ["OK", "OK"]);
     // No process settles reports.
     let reported = explain(&daemon, &id, "w").await;
     assert_eq!((&reported["place"], reason(&reported)), (&json!("REPORTED"), "COMPLETED_IT"));
