@@ -9,7 +9,7 @@ use taskd::{
     ingress::{self, http},
 };
 
-use crate::ingress_http::idle_state;
+use crate::{ingress_http::idle_state, support::daemon::Daemon};
 
 /// A process that runs no pipeline: its URL.
 async fn start(auth: Auth) -> String {
@@ -128,6 +128,26 @@ async fn the_schemas_say_what_the_readers_take() {
     assert_eq!(schema("Task")["properties"]["not_before"]["type"], "string");
     let security = &document["paths"]["/v1/tasks"]["post"]["security"];
     assert_eq!(security, &serde_json::json!([{}, {"token": []}]), "without tokens none is needed");
+}
+
+#[tokio::test]
+async fn a_limit_has_the_bounds_that_it_says() {
+    let daemon = Daemon::start("", &[]).await;
+    let (_, document) = daemon.get("/openapi.json").await;
+    let mut limits = 0;
+    for ((_, path), operation) in operations(&document) {
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        for limit in parameters.filter(|one| one["name"] == "limit") {
+            let [least, most] = ["minimum", "maximum"].map(|bound| limit["schema"][bound].as_u64().unwrap());
+            let queue = if path == "/v1/dump" { "queue=q&" } else { "" };
+            for (value, expected) in [(least, 200), (most, 200), (most + 1, 400)] {
+                let (status, answer) = daemon.get(&format!("{path}?{queue}limit={value}")).await;
+                assert_eq!(status, expected, "{path} {value}: {answer}");
+            }
+            limits += 1;
+        }
+    }
+    assert_eq!(limits, 5);
 }
 
 #[tokio::test]

@@ -55,6 +55,7 @@ pub(in crate::ingress) struct Change {
     dry_run: bool,
     yes: bool,
     /// With a filter: how many letters this call looks at; 0: 500; at most 1,000.
+    #[schemars(range(max = 1000))]
     limit: u32,
     /// The cursor of the answer before.
     cursor: String,

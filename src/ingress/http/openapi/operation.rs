@@ -107,6 +107,13 @@ impl Operation {
         self
     }
 
+    /// Adds the parameter for the length of an answer.
+    pub(super) fn limit(mut self, least: u32, description: &'static str) -> Self {
+        let schema = json!({"type": "integer", "minimum": least, "maximum": 1000});
+        self.query.push(Parameter { name: "limit", description, schema });
+        self
+    }
+
     /// Adds a header of the request.
     pub(super) fn header(mut self, name: &'static str, description: &'static str) -> Self {
         let schema = json!({"type": "string"});

@@ -36,16 +36,16 @@ fn read(path: &'static str) -> Option<Operation> {
         "/v1/dump" => new("operators", "dumpQueue", "Show what Redis holds of a queue, decoded")
             .query::<String>("queue", "The queue")
             .query::<u32>("shard", "Only this shard")
-            .query::<u32>("limit", "At most so many entries of each key (100; at most 1,000)")
+            .limit(1, "At most so many entries of each key; without it 100")
             .answers::<json::fsck::Dump<'_>>(),
         "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
             .query::<uuid::Uuid>("before", "Only jobs before this one")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .limit(0, "At most this many; 0, and without it: 100")
             .lists::<json::jobs::Job<'_>>("jobs"),
         "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
         "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
             .query::<uuid::Uuid>("before", "Only acts before this one")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .limit(0, "At most this many; 0, and without it: 100")
             .lists::<json::read::Act<'_>>("acts"),
         "/v1/dead-letters" => new("operators", "listDeadLetters", "List dead letters, the newest first")
             .query::<String>("queue", "Only of this queue")
@@ -53,7 +53,7 @@ fn read(path: &'static str) -> Option<Operation> {
             .query::<json::Instant>("since", "Only from this time on")
             .query::<json::Instant>("until", "Only before this time")
             .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .limit(0, "At most this many; 0, and without it: 100")
             .query::<String>("cursor", "The cursor of the answer before")
             .answers::<json::letters::Page<'_>>(),
         "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
@@ -76,7 +76,7 @@ fn read_tasks(path: &'static str) -> Option<Operation> {
             .query::<String>("worker", "Only with a result of this worker")
             .query::<json::Instant>("since", "Only inserted from this time on")
             .query::<json::Instant>("until", "Only inserted before this time")
-            .query::<u32>("limit", "At most this many")
+            .limit(0, "At most this many; 0, and without it: 100")
             .query::<String>("cursor", "The cursor of the answer before")
             .answers::<json::search::List<'_>>(),
         "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its status").answers::<json::read::Task<'_>>(),
