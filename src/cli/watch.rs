@@ -83,10 +83,15 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
         }
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
-    let (mut last, mut waits) = (String::new(), waits());
+    let (mut last, mut was_open, mut waits) = (String::new(), false, waits());
     loop {
         let ended = match open(&taskd, &target, &last).await {
             Ok(events) => {
+                // Without an event to go on behind, nobody knows what happened between two streams.
+                if was_open && last.is_empty() && matches!(target, Target::Queue(_)) {
+                    tell(&pb::TaskEvent { gap: true, ..Default::default() }, &target, as_json)?;
+                }
+                was_open = true;
                 let before = last.clone();
                 let ended = follow(events, &target, &mut last, as_json).await?;
                 if last != before {

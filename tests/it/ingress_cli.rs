@@ -353,6 +353,21 @@ fn a_mistake_of_a_variable_names_the_variable() {
 }
 
 #[test]
+fn commands_name_the_variable_of_their_address() {
+    for (command, flag, variable) in [("tasks", "--grpc", "TASKD_GRPC_URL"), ("stats", "--server", "TASKD_HTTP_URL")] {
+        let (_, help, _) = run(&[command, "--help"], &[(variable, "127.0.0.1:1")]);
+        assert!(help.contains(&format!("[env: {variable}]")) && help.contains(flag), "{help}");
+        let env = [("TASKD_GRPC", "127.0.0.1:2"), ("TASKD_MINE", "x"), (variable, "127.0.0.1:1")];
+        let (code, stdout, stderr) = run(&[command], &env);
+        let lines: Vec<&str> = stderr.lines().collect();
+        let said =
+            format!("taskd: nothing reads the variable TASKD_GRPC; this command takes its address from {variable}");
+        assert_eq!((code, stdout.as_str(), lines.len(), lines[0]), (2, "", 2, said.as_str()));
+        assert!(lines[1].contains(&format!("{flag} ({variable}) names another place")), "{stderr}");
+    }
+}
+
+#[test]
 fn insert_without_a_server_says_so_with_exit_code_2() {
     let (_dir, path) = file("https://example.org/\n");
     // Port 1 is reserved and never served.
@@ -366,7 +381,11 @@ fn insert_without_a_server_says_so_with_exit_code_2() {
 struct Scripted<F> {
     answer: F,
     calls: Arc<Mutex<Vec<String>>>,
+    /// The events of each watch, that of the last one first.
+    watches: Mutex<Vec<Events>>,
 }
+
+type Events = Vec<Result<pb::TaskEvent, Status>>;
 
 /// By the number of the call, the tasks in it.
 type Answer = Result<Vec<pb::InsertStatus>, Status>;
@@ -402,13 +421,16 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
         Err(Status::unimplemented(""))
     }
 
-    type WatchQueueStream = tokio_stream::Empty<Result<pb::TaskEvent, Status>>;
+    type WatchQueueStream = tokio_stream::Iter<<Events as IntoIterator>::IntoIter>;
 
     async fn watch_queue(
         &self,
         _request: Request<pb::WatchQueueRequest>,
     ) -> Result<Response<Self::WatchQueueStream>, Status> {
-        Err(Status::unimplemented(""))
+        match self.watches.lock().unwrap().pop() {
+            Some(events) => Ok(Response::new(tokio_stream::iter(events))),
+            None => Err(Status::not_found("no more")),
+        }
     }
 
     async fn list_tasks(
@@ -438,15 +460,35 @@ async fn insert_into(
     answer: impl Fn(usize, usize) -> Answer + Send + Sync + 'static,
     args: &'static [&'static str],
 ) -> (String, (i32, String, String), Vec<String>) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
     let calls = Arc::<Mutex<Vec<String>>>::default();
-    let service = DiscoveryServer::new(Scripted { answer, calls: Arc::clone(&calls) });
-    let incoming = TcpListenerStream::new(listener);
-    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let url = serve(Scripted { answer, calls: Arc::clone(&calls), watches: Mutex::default() }).await;
     let outcome = insert_at(url.clone(), args).await;
     let calls = calls.lock().unwrap().clone();
     (url, outcome, calls)
+}
+
+async fn serve(server: Scripted<impl Fn(usize, usize) -> Answer + Send + Sync + 'static>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let incoming = TcpListenerStream::new(listener);
+    let server = tonic::transport::Server::builder().add_service(DiscoveryServer::new(server));
+    tokio::spawn(server.serve_with_incoming(incoming));
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_watched_again_without_an_event_has_a_gap() {
+    let cut = || Err(Status::unavailable("stopping"));
+    let event = |id: &str| Ok(pb::TaskEvent { id: id.into(), event_id: id.into(), ..Default::default() });
+    let watches = Mutex::new(vec![vec![event("2"), cut()], vec![event("1"), cut()], vec![cut()], vec![cut()]]);
+    let answer = |_, _| Err(Status::unimplemented(""));
+    let url = serve(Scripted { answer, calls: Arc::default(), watches }).await;
+    let watch = move || run(&["watch", "--queue", "q", "--grpc", &url], &[]);
+    let (code, stdout, stderr) = tokio::task::spawn_blocking(watch).await.unwrap();
+    assert_eq!(code, 1, "{stderr}");
+    let lines: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (gap, ids) = (serde_json::json!({"gap": true}), [&lines[2]["id"], &lines[3]["id"]]);
+    assert_eq!((&lines[..2], ids, lines.len()), (&[gap.clone(), gap][..], [&"1".into(), &"2".into()], 4), "{stdout}");
 }
 
 async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
