@@ -1,5 +1,7 @@
 //! A question to taskd's HTTP port, about something that may not be there.
 
+use std::io::{self, IsTerminal as _};
+
 use anyhow::{Context, anyhow};
 use axum::body::Bytes;
 use hyper::StatusCode;
@@ -37,10 +39,23 @@ pub(super) fn printable(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// The beginning of a text, as a table shows it.
-pub(super) fn beginning(text: &str) -> String {
+/// The first `width` characters.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+/// A text as a table shows it: its beginning on a terminal, all of it elsewhere.
+pub(super) fn cell(text: &str) -> String {
     const SHOWN: usize = 60;
-    text.chars().take(SHOWN).map(|c| printable(c.encode_utf8(&mut [0; 4]))).collect()
+    match io::stdout().is_terminal() {
+        true => printable(&cut(text, SHOWN)),
+        false => printable(text),
+    }
 }
 
 #[derive(Deserialize)]

@@ -15,7 +15,7 @@ use url::form_urlencoded;
 use super::{
     ask::refusal,
     http::{HttpPort, HttpServer},
-    print::print_one,
+    print::{NotThere, print_one},
 };
 
 /// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
@@ -32,8 +32,8 @@ Examples:
 
 stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished \
 with its report on the way to SQL; at rest it is 0.
-Exit code: 0, 1 if the books of a queue are UNBALANCED, 2 if the server cannot be reached, the \
-question is wrong or the queue named has no task.")]
+Exit code: 0, 1 if the books of a queue are UNBALANCED or the queue named has no task, 2 if the server cannot be \
+reached or the question is wrong.")]
 pub struct Books {
     /// Only this queue
     #[arg(value_name = "QUEUE")]
@@ -129,7 +129,7 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
         if let (Some(name), false) = (&args.queue, args.watch)
             && answer.queues.iter().all(Queue::is_blank)
         {
-            bail!("queue {name} has no task; taskd stats lists the queues");
+            bail!(NotThere(format!("queue {name} has no task; taskd stats lists the queues")));
         }
         let text = match args.json {
             true => String::from_utf8_lossy(&body).into_owned(),

@@ -13,8 +13,9 @@ use super::{
     values::{Values, Whom},
 };
 use crate::wire::pb::{
-    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, PauseQueueRequest,
-    RequeueTasksRequest, ResumeQueueRequest, discovery_client::DiscoveryClient, operator_client::OperatorClient,
+    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, ListTasksRequest,
+    PauseQueueRequest, RequeueTasksRequest, ResumeQueueRequest, TaskFilter, discovery_client::DiscoveryClient,
+    operator_client::OperatorClient,
 };
 
 /// The tasks of one call.
@@ -156,9 +157,15 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
     let (taskd, queue) = (args.server.connect().await?, args.queue);
     let request = PauseQueueRequest { queue: queue.clone() };
     let answer = patiently(async || OperatorClient::new(taskd.clone()).pause_queue(request.clone()).await).await?;
+    // A misspelt name is the name of a queue, too.
+    let filter = Some(TaskFilter { queue: queue.clone(), ..Default::default() });
+    let first = ListTasksRequest { filter, limit: 1, ..Default::default() };
+    let first = DiscoveryClient::new(taskd).list_tasks(first).await;
+    let is_empty = first.is_ok_and(|first| first.into_inner().tasks.is_empty());
     print(format_args!(
-        "queue {queue} {}",
-        if answer.into_inner().changed { "is paused" } else { "was paused before" }
+        "queue {queue} {}{}",
+        if answer.into_inner().changed { "is paused" } else { "was paused before" },
+        if is_empty { " (it has no task)" } else { "" }
     ))?;
     Ok(())
 }

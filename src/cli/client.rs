@@ -24,7 +24,7 @@ pub(super) struct Server {
     #[arg(
         long,
         env = "TASKD_GRPC_URL",
-        hide_env = true,
+        hide_env_values = true,
         value_name = "URL",
         value_parser = with_scheme,
         default_value = "http://127.0.0.1:7601"
@@ -125,7 +125,9 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
             return anyhow::anyhow!(why);
         }
         let cause = anyhow::Error::from(error).root_cause().to_string();
-        anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
+        anyhow::anyhow!(
+            "cannot reach taskd at {url}: {cause}; is it running there? --grpc (TASKD_GRPC_URL) names another place"
+        )
     })?;
     match speaks_other(endpoint.uri()).await {
         None => {}

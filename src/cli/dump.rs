@@ -10,7 +10,7 @@ use url::form_urlencoded;
 use super::{
     ask::{printable, refusal},
     http::{HttpPort, HttpServer},
-    print::print,
+    print::{NotThere, print},
 };
 use crate::wire::time::to_rfc_3339;
 
@@ -22,7 +22,7 @@ Examples:
   taskd dump crawl --shard 3 --limit 10
   taskd dump crawl --json | jq '.shards[].holds.counters'
 
-Exit code: 0, 2 if the server cannot be reached, the question is wrong or the queue has no open shard.")]
+Exit code: 0, 1 if the queue has no open shard, 2 if the server cannot be reached or the question is wrong.")]
 pub struct Dump {
     /// Name of the queue
     queue: String,
@@ -32,7 +32,7 @@ pub struct Dump {
     shard: Option<u32>,
 
     /// Most entries of each key, 1 to 1000
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
 
     /// Print the answer of the API, one JSON object
@@ -67,7 +67,7 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("queue", &args.queue).append_pair("limit", "1");
         let open = if args.shard.is_some() { look(&server, &query.finish()).await?.1.shards } else { Vec::new() };
-        bail!("{}", absent(&args.queue, args.shard, &open));
+        bail!(NotThere(absent(&args.queue, args.shard, &open)));
     }
     let text = if args.json { String::from_utf8_lossy(&body).into_owned() } else { text(&args.queue, &answer) };
     Ok(print(text)?)

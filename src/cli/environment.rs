@@ -21,6 +21,16 @@ pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) 
     })
 }
 
+/// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a command of `all`.
+pub(super) fn overlooked(all: &Command, run: &Command, given: impl IntoIterator<Item = String>) -> Option<String> {
+    let address = variables(run).into_iter().find(|name| ADDRESSES.contains(&name.as_str()))?;
+    let known = variables(all);
+    let looks_so = |name: &String| LIKE_ADDRESSES.iter().any(|start| name.starts_with(start));
+    let strange = |name: &String| looks_so(name) && !known.contains(name) && !is_others(name);
+    let name = given.into_iter().filter(strange).min()?;
+    Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
+}
+
 /// `command` with empty variables unset: docker compose writes a variable without a value as empty.
 pub(super) fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
@@ -36,6 +46,10 @@ pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Proper
     }
     properties
 }
+
+/// The addresses of commands that call a running taskd.
+const ADDRESSES: [&str; 2] = ["TASKD_GRPC_URL", "TASKD_HTTP_URL"];
+const LIKE_ADDRESSES: [&str; 5] = ["TASKD_GRPC", "TASKD_HTTP", "TASKD_SERVER", "TASKD_URL", "TASKD_ADDR"];
 
 const KAFKA: &str = "TASKD_KAFKA_";
 
@@ -86,6 +100,24 @@ mod tests {
         assert_eq!(super::kafka(given).names().collect::<Vec<_>>(), ["sasl.password"]);
         check(&["TASKD_KAFKA_SSL_CA_LOCATION"]).unwrap();
         assert!(check(&["TASKD_KAFKA"]).is_err());
+    }
+
+    #[test]
+    fn a_variable_that_looks_like_an_address_is_named() {
+        let all = Cli::command();
+        let line = |run: &str, name: &str| {
+            super::overlooked(&all, all.find_subcommand(run).unwrap(), [name, "TASKD_FOO"].map(ToString::to_string))
+        };
+        let said = |name, address| {
+            Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
+        };
+        assert_eq!(line("tasks", "TASKD_GRPC"), said("TASKD_GRPC", "TASKD_GRPC_URL"));
+        assert_eq!(line("dead", "TASKD_SERVER"), said("TASKD_SERVER", "TASKD_GRPC_URL"));
+        assert_eq!(line("stats", "TASKD_HTTP"), said("TASKD_HTTP", "TASKD_HTTP_URL"));
+        for name in ["TASKD_GRPC_URL", "TASKD_HTTP_URL", "TASKD_GRPC_LISTEN", "TASKD_HTTP_PORT"] {
+            assert_eq!(line("tasks", name), None, "{name}");
+        }
+        assert_eq!(line("migrate", "TASKD_GRPC"), None, "the settings are checked elsewhere");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     ask::printable,
     client::Server,
     patience::patiently,
-    print::{print, say},
+    print::{NotThere, print, say},
 };
 use crate::wire::pb::{self, operator_client::OperatorClient};
 
@@ -23,7 +23,7 @@ Examples:
 A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does. \
 Tasks that move are no difference. If the command breaks off, repeat it: it finds the rest.
 Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be \
-looked at, 2 if the request is wrong, nothing of the queue is there or the server cannot be reached.")]
+looked at, or nothing of the queue is there, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Fsck {
     /// Only this queue
     #[arg(long, value_name = "NAME")]
@@ -69,7 +69,8 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         request.cursor = page.cursor;
     }
     if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0) {
-        bail!("queue {queue} has no shard and no published task; taskd stats lists the queues");
+        let why = format!("queue {queue} has no shard and no published task; taskd stats lists the queues");
+        bail!(NotThere(why));
     }
     say(format_args!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended"));
     if more > 0 {

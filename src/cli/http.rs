@@ -24,7 +24,7 @@ pub(super) struct HttpServer {
     #[arg(
         long,
         env = "TASKD_HTTP_URL",
-        hide_env = true,
+        hide_env_values = true,
         value_name = "URL",
         value_parser = client::with_scheme,
         default_value = "http://127.0.0.1:7600"
@@ -37,7 +37,7 @@ pub(super) struct HttpServer {
 
 impl HttpServer {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
-        HttpPort::new("--server", &self.server, self.trust.clone())
+        HttpPort::new("--server (TASKD_HTTP_URL)", &self.server, self.trust.clone())
     }
 }
 

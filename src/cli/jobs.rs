@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar},
-    print::{print, print_one, say},
+    print::{print, print_one, say, say_more},
 };
 use crate::{
     model::{JobState, TaskStatus},
@@ -21,6 +21,8 @@ pub(super) type Operator = OperatorClient<Taskd>;
 
 /// The time between two looks at a job.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The most jobs of one call.
+const MOST: u32 = 1000;
 /// The largest answer.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -35,8 +37,8 @@ Examples:
   taskd jobs stop 0199…             what it has changed stays changed
 
 `taskd tasks retry --queue NAME --yes` starts one. A job can be read for 30 days from its start.
-Exit code: 0, or 1 if the job that was watched could not change some tasks, 2 if the request is wrong or the \
-server cannot be reached.")]
+Exit code: 0, or 1 if the job that was watched could not change some tasks or is not there, 2 if the request is wrong \
+or the server cannot be reached.")]
 pub struct Jobs {
     #[command(subcommand)]
     what: What,
@@ -75,6 +77,10 @@ struct Show {
     #[arg(long)]
     watch: bool,
 
+    /// Changes nothing: a job is JSON also without it
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     server: Server,
 }
@@ -92,7 +98,7 @@ struct Stop {
 pub async fn run(args: Jobs) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
-        What::Show(Show { id, watch: is_watched, server }) => {
+        What::Show(Show { id, watch: is_watched, server, .. }) => {
             let client = connect(&server).await?;
             let job = read(&client, &id).await?;
             if is_watched {
@@ -121,8 +127,13 @@ async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::Job> {
 
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
-    let request = pb::ListJobsRequest { limit: args.limit, before: String::new() };
-    let jobs = patiently(async || client.clone().list_jobs(request.clone()).await).await?.into_inner().jobs;
+    // One more tells whether the list goes on.
+    let request = pb::ListJobsRequest { limit: MOST.min(args.limit + 1), before: String::new() };
+    let mut jobs = patiently(async || client.clone().list_jobs(request.clone()).await).await?.into_inner().jobs;
+    if jobs.len() > args.limit as usize {
+        jobs.pop();
+        say_more(args.limit, "--limit");
+    }
     if args.json {
         jobs.iter().try_for_each(|job| print_one(json(job)))?;
         return Ok(());

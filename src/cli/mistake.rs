@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 24] = [
+        let cases: [(&[&str], &str); 28] = [
             (&["--data-dir", "x", "migrate"], "put the options behind the command"),
             (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
             (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
@@ -136,6 +136,10 @@ mod tests {
             (&["token"], "token needs a command: create, list or revoke; taskd token --help says more"),
             (&["load", "--concurrency", "0"], "'0' for '--concurrency <N>': must be 1 to 1000"),
             (&["insert", "--batch", "0"], "'0' for '--batch <N>': must be 1 to 10000"),
+            (&["tasks", "--limit", "0"], "'0' for '--limit <N>': must be at least 1"),
+            (&["dead", "list", "--limit", "0"], "'0' for '--limit <N>': must be at least 1"),
+            (&["acts", "--last", "0"], "'0' for '--last <N>': must be at least 1"),
+            (&["dump", "q", "--limit", "0"], "'0' for '--limit <N>': must be 1 to 1000"),
             (&["partitions", "0"], "'0' for '<COUNT>': must be 1 to 1024"),
             (&["tasks", "change", "--replicas", "0"], "'0' for '--replicas <NUM>': must be at least 1"),
             (&["token", "create", "a", "--calls-per-second", "0"], "must be at least 1"),

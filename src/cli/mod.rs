@@ -227,6 +227,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
     let load = |options| load(options, &matches);
+    let all = Cli::command();
+    if let Some(run) = matches.subcommand_name().and_then(|name| all.find_subcommand(name))
+        && let Some(line) = environment::overlooked(&all, run, variables())
+    {
+        say(format_args!("taskd: {line}"));
+    }
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Work(work)) => Command::Work(work),
@@ -278,14 +284,18 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
 
 /// The settings of the command line, the environment and the configuration file.
 fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, Refusal> {
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
+    environment::check(&Cli::command(), variables()).map_err(Refusal::Usage)?;
     let vars = std::env::vars_os();
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let vars = vars.filter(|(_, value)| !value.is_empty());
     let options = Options { kafka: environment::kafka(vars), ..options };
     let origins = Origins::given(innermost(matches)).with_environment(&options.kafka);
     Ok(config::load(options, origins, app::PROPERTY_RULES, |name| std::env::var(name).ok())?)
+}
+
+/// The names of the variables of this process.
+fn variables() -> impl Iterator<Item = String> {
+    std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())
 }
 
 /// The whole command line, for completions and manual pages.

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use backon::BackoffBuilder;
 use indicatif::{ProgressBar, ProgressStyle};
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::client::{self, WAITS, is_transient};
+use super::{
+    client::{self, WAITS, is_transient},
+    print::NotThere,
+};
 use crate::{config::Time, model::now_unix_ms, wire::time::from_rfc_3339};
 
 /// How long to go on while taskd is away or busy.
@@ -22,6 +25,7 @@ pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> a
             Ok(answer) => return Ok(answer),
             Err(status) => match waits.next().filter(|_| is_transient(&status) && began.elapsed() < GIVE_UP_AFTER) {
                 Some(wait) => tokio::time::sleep(wait).await,
+                None if status.code() == Code::NotFound => bail!(NotThere(client::said(&status))),
                 None => bail!("{}", client::said(&status)),
             },
         }

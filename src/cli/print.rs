@@ -17,6 +17,11 @@ impl Unwritten {
     }
 }
 
+/// The error of a command that names something that is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotThere(pub(super) String);
+
 /// Writes a command's answer to stdout. `println` panics where the reader has closed it; here that is no failure, so
 /// that the exit code still tells the command's own outcome.
 pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
@@ -26,6 +31,11 @@ pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
 /// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
 pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{line}")?)
+}
+
+/// Says that a list ended at its limit. `flag` raises it.
+pub(super) fn say_more(shown: impl Display, flag: &str) {
+    say(format_args!("{shown} shown, and there may be more; {flag} N shows N"));
 }
 
 /// Writes a line to stderr. `eprintln` panics where the reader has closed it; then nobody misses the line.

@@ -1,9 +1,9 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `explain` or `task` found no such task, `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue`
-//! could not change something, or `bench` or `load` counted a task too few or too many times. 2: wrong command line or
-//! settings, or no server for a command.
+//! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not there, `insert` had
+//! lines rejected, `books` found a queue unbalanced, `fsck` found a difference, `watch` saw no completion, `dead`,
+//! `tasks`, `cancel`, `change` or `requeue` could not change something, or `bench` or `load` counted a task too few or
+//! too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     Command, USAGE,
     ask::printable,
     bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
-    print::{Unwritten, print, say},
+    print::{NotThere, Unwritten, print, say},
     stats, task, tasks, token, top, watch, work,
 };
 use crate::{
@@ -118,7 +118,11 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
             say(format_args!("taskd: {}", printable(&in_short(&*error))));
-            ExitCode::from(if error.is::<NeverRan>() { USAGE } else { code_of_failure })
+            ExitCode::from(match () {
+                () if error.is::<NeverRan>() => USAGE,
+                () if error.is::<NotThere>() => 1,
+                () => code_of_failure,
+            })
         }
     }
 }

@@ -12,11 +12,10 @@ use indicatif::HumanCount;
 use terminal_size::{Height, Width, terminal_size};
 
 use super::{
-    ask::printable,
+    ask::{cut, printable},
     http::HttpServer,
     print::print,
     queues::{Look, get},
-    top::cut,
 };
 use crate::config::Time;
 

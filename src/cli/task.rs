@@ -10,16 +10,18 @@ use serde_json::Value;
 use url::form_urlencoded;
 
 use super::{
-    ask::{ask, printable},
+    ask::{ask, cut, printable},
     http::HttpServer,
-    print::print,
+    print::{print, say},
 };
 use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
 
 /// The most characters of a payload or a reason in the table.
 const SHOWN: usize = 1000;
+/// The most characters of a result.
+const SHOWN_OF_RESULT: usize = 200;
 
-/// Show a task: its payload, its attempts, and what operators did to it
+/// Show a task: its payload, its attempts, its results, and what operators did to it
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -68,11 +70,34 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
         }
     };
     let Some((body, answer)) = ask::<Answer>(&server, &format!("/v1/tasks/{id}")).await? else { return Ok(false) };
-    match args.json {
-        true => print(String::from_utf8_lossy(&body))?,
-        false => print(answer.text())?,
+    if args.json {
+        print(String::from_utf8_lossy(&body))?;
+        return Ok(true);
     }
+    let results = match answer.results {
+        0 => Ok(None),
+        _ => ask::<Results>(&server, &format!("/v1/tasks/{id}/results")).await,
+    };
+    // Results may be larger than a command takes.
+    let results = results.unwrap_or_else(|error| {
+        say(format_args!("taskd: the results cannot be shown: {}", printable(&format!("{error:#}"))));
+        None
+    });
+    print(answer.text(&results.map_or_else(Vec::new, |(_, found)| found.results)))?;
     Ok(true)
+}
+
+#[derive(Deserialize)]
+struct Results {
+    results: Vec<TaskResult>,
+}
+
+#[derive(Deserialize)]
+struct TaskResult {
+    worker: String,
+    completed_at: String,
+    result: Option<Value>,
+    result_base64: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -132,10 +157,17 @@ struct Act {
 }
 
 impl Answer {
-    fn text(&self) -> String {
+    fn text(&self, results: &[TaskResult]) -> String {
         let mut parts = vec![self.facts()];
         if !self.history.is_empty() {
             parts.push(self.attempts());
+        }
+        if !results.is_empty() {
+            let rows = results.iter().map(|one| {
+                let result = content(one.result.as_ref(), one.result_base64.as_ref()).unwrap_or_default();
+                [one.worker.clone(), one.completed_at.clone(), cut(&result, SHOWN_OF_RESULT)]
+            });
+            parts.push(table(["WORKER", "COMPLETED", "RESULT"], rows));
         }
         if !self.acts.is_empty() {
             let rows = self.acts.iter().map(|act| [act.at.clone(), act.who.clone(), act.what.clone()]);
@@ -166,12 +198,8 @@ impl Answer {
             facts.push(("reason".into(), self.reason.clone()));
         }
         facts.extend(self.headers.iter().map(|(name, value)| (format!("header {name}"), value.clone())));
-        match (&self.payload, &self.payload_base64) {
-            (Some(Value::String(text)), _) => facts.push(("payload".into(), text.clone())),
-            (Some(json), _) => facts.push(("payload".into(), json.to_string())),
-            (None, Some(base64)) => facts.push(("payload".into(), format!("{base64} (base64)"))),
-            (None, None) => {}
-        }
+        let payload = content(self.payload.as_ref(), self.payload_base64.as_ref());
+        facts.extend(payload.map(|payload| ("payload".to_owned(), payload)));
         let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         let line = |(name, value): &(String, String)| format!("{:width$}  {}", printable(name), shortened(value));
         facts.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -199,6 +227,16 @@ impl Attempt {
     fn took(&self) -> Option<String> {
         let (from, until) = (from_rfc_3339(self.from.as_ref()?)?, from_rfc_3339(self.until.as_ref()?)?);
         Some(Time(Duration::from_millis(until.abs_diff(from))).to_string())
+    }
+}
+
+/// A payload or a result.
+fn content(value: Option<&Value>, base64: Option<&String>) -> Option<String> {
+    match (value, base64) {
+        (Some(Value::String(text)), _) => Some(text.clone()),
+        (Some(json), _) => Some(json.to_string()),
+        (None, Some(base64)) => Some(format!("{base64} (base64)")),
+        (None, None) => None,
     }
 }
 
@@ -238,7 +276,13 @@ mod tests {
                 {"worker": "w", "state": "COMPLETED", "until": "2030-01-31T12:00:03Z", "surplus": true},
                 {"worker": "u", "state": "LEASED", "lease_expires_at": "2030-01-31T12:01:00Z"}],
             "acts": [{"id": "a", "at": "2030-01-31T12:00:02Z", "who": "ann", "what": "retry dead letter"}]}"#;
-        let text = serde_json::from_str::<Answer>(answer).unwrap().text();
+        let results = r#"{"results": [
+            {"worker": "w", "attempt": 2, "completed_at": "2030-01-31T12:00:03Z", "surplus": true,
+             "result": {"b": "\u001b"}},
+            {"worker": "x", "attempt": 1, "completed_at": "2030-01-31T12:00:04Z", "surplus": false,
+             "result_base64": "/w=="}]}"#;
+        let Results { results } = serde_json::from_str(results).unwrap();
+        let text = serde_json::from_str::<Answer>(answer).unwrap().text(&results);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<_> = text.lines().map(words).collect();
         for line in [
@@ -249,6 +293,8 @@ mod tests {
             "1 REJECTED v 2030-01-31T12:00:00Z 2030-01-31T12:00:01.5Z 1s 500ms no\\nluck",
             "COMPLETED (surplus) w 2030-01-31T12:00:03Z",
             "LEASED u lease until 2030-01-31T12:01:00Z",
+            "w 2030-01-31T12:00:03Z {\"b\":\"\\u001b\"}",
+            "x 2030-01-31T12:00:04Z /w== (base64)",
             "2030-01-31T12:00:02Z ann retry dead letter",
         ] {
             assert!(lines.iter().any(|one| one == line), "{line} is not in\n{text}");

@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
-use super::print::{print, print_one, say};
+use super::print::{NotThere, print, print_one, say, say_more};
 use crate::{
     app,
     config::{Options, Settings, Time},
@@ -36,7 +36,8 @@ Examples:
 
 A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops \
 a revoked one, within a second. The command needs the database of the running taskd: the same \
---config or --data-dir."
+--config or --data-dir.
+Exit code: 0, or 1 if there is no token to revoke, 2 if the request is wrong or there is no database."
 )]
 pub(super) struct Token {
     #[command(subcommand)]
@@ -110,7 +111,7 @@ pub struct Revoke {
 #[derive(Args)]
 pub struct Acts {
     /// Most acts to print
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     last: u32,
     /// Print one JSON object for each act
     #[arg(long)]
@@ -202,7 +203,7 @@ async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
 
 async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     if !store.revoke_token(name, &Act::new(&me(), "revoke token", name)).await? {
-        bail!("there is no token {name:?}; taskd token list shows all");
+        bail!(NotThere(format!("there is no token {name:?}; taskd token list shows all")));
     }
     Ok(())
 }
@@ -269,8 +270,13 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
 
 pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<()> {
     let store = app::open_present_store(&settings).await?;
-    let acts = store.acts(None, args.last).await?;
+    // One more tells whether the list goes on.
+    let mut acts = store.acts(None, args.last.saturating_add(1)).await?;
     store.close().await;
+    if acts.len() > args.last as usize {
+        acts.pop();
+        say_more(args.last, "--last");
+    }
     if args.json {
         for act in &acts {
             print_one(serde_json::to_string(&json::read::Act::from(act))?)?;

@@ -23,7 +23,7 @@ pub(super) struct Trust {
     token: Option<Token>,
 
     /// Authority of the certificate of an https:// address [default: the authorities of the system]
-    #[arg(long, env = "TASKD_TLS_CA", hide_env = true, value_name = "PEM")]
+    #[arg(long, env = "TASKD_TLS_CA", hide_env_values = true, value_name = "PEM")]
     tls_ca: Option<PathBuf>,
 
     /// Certificate of this client, if taskd asks for one

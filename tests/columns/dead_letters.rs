@@ -272,12 +272,14 @@ async fn the_command_lists_shows_retries_and_purges() {
     let (code, table, _) = dead(&daemon, &["list", "--queue", "q"]);
     assert_eq!((code, table.lines().count()), (0, 4), "{table}");
     assert!(table.contains("KEY OR PLACE") && table.contains("broken link") && table.contains(&ids[0]), "{table}");
-    let (_, lines, _) = dead(&daemon, &["list", "--json", "--limit", "2", "--since", "1h"]);
+    let (_, lines, why) = dead(&daemon, &["list", "--json", "--limit", "2", "--since", "1h"]);
+    assert_eq!(why, "2 shown, and there may be more; --limit N shows N\n");
+    assert_eq!(dead(&daemon, &["list", "--json", "--limit", "3"]).2, "", "these are all");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((lines.len(), &lines[0]["reason"]), (2, &json!("broken link")));
     let (_, none, _) = dead(&daemon, &["list", "--json", "--until", "1h"]);
     assert_eq!(none, "");
-    let (code, shown, _) = dead(&daemon, &["show", &ids[0]]);
+    let (code, shown, _) = dead(&daemon, &["show", &ids[0], "--json"]);
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((code, &shown["payload"]["n"], &shown["history"][0]["worker"]), (0, &json!(1), &json!("w")));
 
@@ -288,8 +290,10 @@ async fn the_command_lists_shows_retries_and_purges() {
     assert_eq!((code, said.trim()), (0, "3 letters would be sent again"));
     let (code, said, _) = dead(&daemon, &["retry", &ids[0]]);
     assert_eq!((code, said.trim()), (0, "1 of 1 letters sent again"));
-    let (code, _, why) = dead(&daemon, &["retry", &ids[0]]);
-    assert_eq!(code, 1, "{why}");
+    let (code, said, why) = dead(&daemon, &["retry", &ids[0]]);
+    assert_eq!((code, said.trim()), (1, "0 of 1 letters sent again"), "{why}");
+    let (code, said, gone) = dead(&daemon, &["show", "0190a5c2-0000-7000-8000-000000000000"]);
+    assert_eq!((code, said.as_str(), gone.lines().count()), (1, "", 1), "{gone}");
     assert!(why.contains(&format!("{}: there is no letter", ids[0])), "{why}");
     let (code, said, _) = dead(&daemon, &["retry", "--queue", "q", "--yes", "--json"]);
     let said: Value = serde_json::from_str(&said).unwrap();

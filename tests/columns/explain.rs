@@ -240,7 +240,11 @@ async fn the_command_answers_in_sentences_or_as_json_and_errors_are_one_line() {
             "taskd: queue q has, and had, no task with the key \"unknown\"",
         ),
         (&["42", "--server", &server], 2, "taskd: \"42\" is not a task id"),
-        (&[&id, "--server", dead], 2, "taskd: cannot reach taskd's HTTP at http://127.0.0.1:1; --server names another"),
+        (
+            &[&id, "--server", dead],
+            2,
+            "taskd: cannot reach taskd's HTTP at http://127.0.0.1:1; --server (TASKD_HTTP_URL)",
+        ),
         (&[&id, "--server", &daemon.grpc()], 2, "taskd: "),
         (&[&id, "--server", "ftp://a"], 2, "taskd: invalid value 'ftp://a' for '--server <URL>': "),
         (&[], 2, "taskd: the following required arguments were not provided: <ID|QUEUE>"),

@@ -110,7 +110,7 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
 
     let (code, text) = shown(&daemon, &["q", "k"]);
     assert_eq!(code, 0, "{text}");
-    for part in [&id[..], "REJECTED", "EXPIRED", "lease expired", "{\"url\":\"x\"}"] {
+    for part in [&id[..], "REJECTED", "EXPIRED", "lease expired", "{\"url\":\"x\"}", "RESULT"] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
     let (code, json) = shown(&daemon, &[&id, "--json"]);

@@ -151,14 +151,17 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     assert!(said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd jobs stop"), "{said} {why}");
     let (code, table, _) = taskd(&daemon, &["jobs", "list"]);
     assert_eq!((code, table.lines().count()), (0, 3), "{table}");
-    let (_, lines, _) = taskd(&daemon, &["jobs", "list", "--json", "--limit", "1"]);
+    assert_eq!(taskd(&daemon, &["jobs", "list", "--limit", "2"]).2, "", "these are all");
+    let (_, lines, why) = taskd(&daemon, &["jobs", "list", "--json", "--limit", "1"]);
+    assert_eq!(why, "1 shown, and there may be more; --limit N shows N\n");
     let line: Value = serde_json::from_str(&lines).unwrap();
     assert_eq!((&line["filter"]["queue"], &line["changed"]), (&json!("other"), &json!(3)));
-    let (_, shown, _) = taskd(&daemon, &["jobs", "show", id]);
+    let (_, shown, _) = taskd(&daemon, &["jobs", "show", id, "--json"]);
     assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), job, "as the API shows it");
-    for args in [&["jobs", "show", "x"][..], &["jobs", "stop", "0190a5c2-0000-7000-8000-000000000000"]] {
-        let (code, said, why) = taskd(&daemon, args);
-        assert_eq!((code, said.as_str(), why.lines().count()), (2, "", 1), "{args:?}: {why}");
+    let unknown = "0190a5c2-0000-7000-8000-000000000000";
+    for (verb, id, expected) in [("show", "x", 2), ("show", unknown, 1), ("stop", unknown, 1)] {
+        let (code, said, why) = taskd(&daemon, &["jobs", verb, id]);
+        assert_eq!((code, said.as_str(), why.lines().count()), (expected, "", 1), "{verb} {id}: {why}");
     }
     assert!(daemon.stop().await.success());
 }

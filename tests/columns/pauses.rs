@@ -71,8 +71,8 @@ async fn a_paused_queue_gives_nothing_and_its_leases_go_on() {
 async fn the_commands_pause_and_resume_and_name_mistakes() {
     let daemon = column::start("", &[]).await;
     for (args, want) in [
-        (["pause", "later"], "queue later is paused\n"),
-        (["pause", "later"], "queue later was paused before\n"),
+        (["pause", "later"], "queue later is paused (it has no task)\n"),
+        (["pause", "later"], "queue later was paused before (it has no task)\n"),
         (["resume", "later"], "queue later is resumed\n"),
         (["resume", "later"], "queue later was not paused\n"),
     ] {
@@ -84,6 +84,7 @@ async fn the_commands_pause_and_resume_and_name_mistakes() {
     assert_eq!((code, &daemon.queue("later").await["paused"]), (0, &json!(true)));
     daemon.insert(&[json!({"queue": "later", "key": "k"})]).await;
     assert!(daemon.lease("w", "later", 1, "1s").await.is_empty());
+    assert_eq!(taskd(&daemon, &["pause", "later"]).1, "queue later was paused before\n");
     let (code, _, stderr) = taskd(&daemon, &["pause", "a b"]);
     assert!(code == 2 && stderr.lines().count() == 1 && stderr.contains("contains ' '"), "{code}: {stderr}");
     for (path, status) in [("q", 404), ("q:stop", 404), ("a%20b:pause", 400), (":pause", 400)] {

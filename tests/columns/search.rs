@@ -128,6 +128,11 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
     let (_, lines, _) = tasks(&daemon, &["--queue", "q", "--header", "site=a", "--json", "--since", "1h"]);
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((lines.len(), &lines[1]), (2, &list(&daemon, "queue=q&key=done").await["tasks"][0]));
+    let (_, lines, stderr) = tasks(&daemon, &["--queue", "q", "--json", "--limit", "1"]);
+    let more = "1 shown, and there may be more; --limit N shows N\n";
+    assert_eq!((lines.lines().count(), stderr.as_str()), (1, more));
+    let (_, lines, stderr) = tasks(&daemon, &["--queue", "q", "--json", "--status", "dead,completed", "--limit", "2"]);
+    assert_eq!((lines.lines().count(), stderr.as_str()), (2, ""), "these are all");
     let (_, none, _) = tasks(&daemon, &["--json", "--until", "1h"]);
     assert_eq!(none, "");
     for (args, why) in [
@@ -135,6 +140,8 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
         (&["--queue", "q", "--status", "gone"], "unknown status \"gone\"; expected PENDING"),
         (&["--queue", "q", "--header", "site"], "write NAME=VALUE"),
         (&["--queue", "a b"], "contains ' '"),
+        (&["cancel", "--yes"], "--queue NAME --key-prefix TEXT"),
+        (&["retry", "--yes"], "--queue NAME --status dead"),
     ] {
         let (code, said, stderr) = tasks(&daemon, args);
         assert_eq!((code, said.as_str(), stderr.lines().count()), (2, "", 1), "{args:?}: {stderr}");

@@ -190,3 +190,17 @@ fn top_without_a_terminal_is_one_line_of_error() {
     assert!(said.contains("top needs a terminal") && said.contains("taskd stats"), "{said}");
     assert!(output.stdout.is_empty());
 }
+
+#[tokio::test]
+async fn a_table_cuts_a_key_on_a_terminal_only_and_says_so() {
+    let daemon = Daemon::start("", &[]).await;
+    let key = "k".repeat(100);
+    daemon.insert(&[json!({"queue": "q", "key": key})]).await;
+    let args = ["tasks", "--queue", "q", "--grpc", &daemon.grpc()];
+    let mut terminal = Terminal::start(&args);
+    assert!(terminal.end().await.success());
+    until("the table is read", async || terminal.written().contains('…')).await;
+    assert!(!terminal.written().contains(&"k".repeat(60)), "{}", terminal.written());
+    let piped = Command::new(env!("CARGO_BIN_EXE_taskd")).args(args).output().unwrap();
+    assert!(String::from_utf8(piped.stdout).unwrap().contains(&key));
+}

@@ -12,7 +12,7 @@ use super::{
     ask::printable,
     client::{Server, Taskd},
     patience::{patiently, progress_bar, time},
-    print::{print, print_one, say},
+    print::{print, print_one, say, say_more},
 };
 use crate::wire::{
     pb::{self, operator_client::OperatorClient},
@@ -41,7 +41,8 @@ Examples:
 
 A task that is sent again keeps its id and the results that it has. What retry or purge has done stays \
 done if it is interrupted: the same command goes on with the rest.
-Exit code: 0, or 1 if some letters could not be changed, 2 if the request is wrong or the server cannot be reached.")]
+Exit code: 0, or 1 if some letters could not be changed or the letter is not there, 2 if the request is wrong or the \
+server cannot be reached.")]
 pub struct Dead {
     #[command(subcommand)]
     what: What,
@@ -96,8 +97,8 @@ struct List {
     filter: Filter,
 
     /// Most letters to list
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
 
     /// Print a JSON object per line
     #[arg(long)]
@@ -111,6 +112,10 @@ struct List {
 struct Show {
     /// Id of the letter; that of a dead task is the task's
     id: String,
+
+    /// Changes nothing: a letter is JSON also without it
+    #[arg(long)]
+    json: bool,
 
     #[command(flatten)]
     server: Server,
@@ -180,23 +185,29 @@ async fn connect(server: &Server) -> anyhow::Result<Client> {
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     let (mut cursor, mut left, mut letters) = (String::new(), args.limit, Vec::new());
-    while left > 0 {
-        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE);
+    let has_more = loop {
+        // One more tells whether the list goes on.
+        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
         let request = pb::ListDeadLettersRequest { filter: Some(args.filter.message()), limit, cursor };
-        let page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
-        left -= page.letters.len().min(left);
+        let mut page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
+        let has_more = page.letters.len() as u64 > left;
+        page.letters.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= page.letters.len() as u64;
         if args.json {
             page.letters.iter().try_for_each(|letter| print_one(show::json(letter)))?;
         } else {
             letters.extend(page.letters);
         }
         cursor = page.cursor;
-        if cursor.is_empty() {
-            break;
+        if cursor.is_empty() || left == 0 {
+            break has_more || !cursor.is_empty();
         }
-    }
+    };
     if !args.json {
         print(show::table(&letters))?;
+    }
+    if has_more {
+        say_more(args.limit, "--limit");
     }
     Ok(())
 }
@@ -263,7 +274,9 @@ async fn change(
     } else if args.dry_run {
         print(format_args!("{} letters would be {done}", HumanCount(matched)))?;
     } else {
-        print(format_args!("{} of {} letters {done}", HumanCount(changed), HumanCount(matched)))?;
+        // An id without a letter matches nothing.
+        let all = matched.max(changed + failed);
+        print(format_args!("{} of {} letters {done}", HumanCount(changed), HumanCount(all)))?;
     }
     Ok(failed == 0)
 }

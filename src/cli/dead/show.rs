@@ -5,7 +5,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cli::ask::beginning,
+    cli::ask::cell,
     model::{LetterKind, Priority},
     wire::pb,
 };
@@ -24,10 +24,10 @@ pub(super) fn table(letters: &[pb::Letter]) -> String {
     table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
     for letter in letters {
         let what = match &letter.task {
-            Some(task) => beginning(&String::from_utf8_lossy(&task.key)),
+            Some(task) => cell(&String::from_utf8_lossy(&task.key)),
             None => format!("{}/{} {}", letter.topic, letter.partition, letter.offset),
         };
-        let reason = beginning(&letter.reason);
+        let reason = cell(&letter.reason);
         let attempts = letter.attempts.to_string();
         table.add_row([&letter.id, &at(letter), kind(letter), &letter.queue, &what, &attempts, &reason]);
     }

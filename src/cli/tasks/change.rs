@@ -217,7 +217,8 @@ pub(super) async fn requeue(args: &Requeue) -> anyhow::Result<bool> {
 
 async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
     if args.ids.is_empty() && args.filter.queue.is_none() {
-        bail!("name the ids of tasks, or a queue and what is meant in it: --queue NAME --status dead");
+        let what = if matches!(verb, Verb::Retry) { "--status dead" } else { "--key-prefix TEXT" };
+        bail!("name the ids of tasks, or a queue and what is meant in it: --queue NAME {what}");
     }
     if args.ids.is_empty() && !args.dry_run && !args.yes {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");

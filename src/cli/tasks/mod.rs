@@ -11,7 +11,7 @@ use self::filter::Filter;
 use super::{
     client::{Server, Taskd},
     patience::patiently,
-    print::{print, print_one},
+    print::{print, print_one, say_more},
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
@@ -65,8 +65,8 @@ struct List {
     filter: Filter,
 
     /// Most tasks to list
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
 
     /// Print a JSON object per line
     #[arg(long)]
@@ -90,23 +90,29 @@ pub async fn run(args: Tasks) -> anyhow::Result<bool> {
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
     let (mut cursor, mut left, mut tasks) = (String::new(), args.limit, Vec::new());
-    while left > 0 {
-        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE);
+    let has_more = loop {
+        // One more tells whether the list goes on.
+        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
         let request = pb::ListTasksRequest { filter: Some(args.filter.message()), limit, cursor };
-        let page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
-        left -= page.tasks.len().min(left);
+        let mut page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
+        let has_more = page.tasks.len() as u64 > left;
+        page.tasks.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= page.tasks.len() as u64;
         if args.json {
             page.tasks.iter().try_for_each(|task| print_one(show::json(task)))?;
         } else {
             tasks.extend(page.tasks);
         }
         cursor = page.cursor;
-        if cursor.is_empty() {
-            break;
+        if cursor.is_empty() || left == 0 {
+            break has_more || !cursor.is_empty();
         }
-    }
+    };
     if !args.json {
         print(show::table(&tasks))?;
+    }
+    if has_more {
+        say_more(args.limit, "--limit");
     }
     Ok(())
 }

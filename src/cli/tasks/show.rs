@@ -5,7 +5,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Map, Value};
 
 use crate::{
-    cli::ask::beginning,
+    cli::ask::cell,
     model::{Priority, TaskStatus},
     wire::pb,
 };
@@ -21,7 +21,7 @@ pub(super) fn table(tasks: &[pb::Task]) -> String {
     table.set_header(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
-        let (key, reason) = (beginning(&String::from_utf8_lossy(&task.key)), beginning(&task.reason));
+        let (key, reason) = (cell(&String::from_utf8_lossy(&task.key)), cell(&task.reason));
         let completed = format!("{} of {}", task.completed, task.replicas);
         let attempts = task.attempts.to_string();
         table.add_row([&task.id, &created, &task.queue, &key, status(task), &completed, &attempts, &reason]);

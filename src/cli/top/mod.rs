@@ -16,7 +16,6 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-pub(in crate::cli) use self::view::cut;
 use self::{
     latency::Calls,
     screen::Screen,

@@ -6,7 +6,10 @@ use clap::ValueEnum;
 
 use super::latency::{CALLS, Calls, Latency};
 use crate::{
-    cli::queues::{Look, Queue, Rates, per_second},
+    cli::{
+        ask::cut,
+        queues::{Look, Queue, Rates, per_second},
+    },
     config::Time,
 };
 
@@ -52,6 +55,8 @@ const NUMBER: usize = 9;
 const NUMBERS: usize = 7;
 /// The least width of the column of names.
 const NAME: usize = 12;
+/// The mark behind the name of a queue that an operator has paused.
+const PAUSED: &str = " (paused)";
 
 /// The findings of one look.
 pub(super) struct Seen {
@@ -161,7 +166,10 @@ impl View {
         lines.extend(rows.iter().take(fit).map(|(queue, rates)| {
             let oldest = queue.oldest_waiting_ms.map_or("-".to_owned(), age);
             row([
-                queue.queue.clone(),
+                match queue.paused {
+                    true => format!("{}{PAUSED}", cut(&queue.queue, name - PAUSED.len())),
+                    false => queue.queue.clone(),
+                },
                 number((queue.pending + queue.queued) as f64),
                 number(queue.leases as f64),
                 number(queue.delayed as f64),
@@ -178,16 +186,6 @@ impl View {
         }
         lines
     }
-}
-
-/// The first `width` characters.
-pub(in crate::cli) fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
-    cut.push('…');
-    cut
 }
 
 /// A number in at most seven characters.
@@ -257,6 +255,18 @@ mod tests {
             view.sort_by_next();
         }
         assert_eq!(view.sort, Key::In, "the keys go round");
+    }
+
+    #[test]
+    fn a_paused_queue_is_marked() {
+        let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
+        let paused = |name: &str| Queue { paused: true, ..queue(name, 1, 0) };
+        view.see(seen(Instant::now(), vec![paused("a"), paused(&"x".repeat(60)), queue("b", 1, 0)]));
+        let lines = view.lines(80, 24).join("\n");
+        assert!(
+            lines.contains("\na (paused)  ") && lines.contains("xxx… (paused)") && !lines.contains("b ("),
+            "{lines}"
+        );
     }
 
     #[test]
