@@ -228,9 +228,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
     let load = |options| load(options, &matches);
     let all = Cli::command();
-    if let Some(run) = matches.subcommand_name().and_then(|name| all.find_subcommand(name))
-        && let Some(line) = environment::overlooked(&all, run, variables())
-    {
+    let run = matches.subcommand_name().and_then(|name| all.find_subcommand(name));
+    if let Some(line) = run.and_then(|run| environment::overlooked(&all, run, variables())) {
         say(format_args!("taskd: {line}"));
     }
     Ok(match cli.command {
