@@ -11,6 +11,7 @@ mod fsck;
 mod history;
 mod idempotency;
 mod jobs;
+pub mod json;
 mod letters;
 mod names;
 mod records;

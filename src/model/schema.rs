@@ -6,7 +6,11 @@ use bytes::Bytes;
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-use super::Encoding;
+use super::{
+    Encoding,
+    json::{self, Fault},
+    validate,
+};
 
 /// The longest message about a payload, in bytes.
 const MAX_MISFIT_BYTES: usize = 500;
@@ -62,7 +66,7 @@ impl PayloadSchema {
             _ if payload.is_empty() => Value::Null,
             Encoding::Json => match serde_json::from_slice(payload) {
                 Ok(value) => value,
-                Err(error) => return Some(not_json(&error.to_string())),
+                Err(error) => return Some(not_read(payload, &error)),
             },
             Encoding::Bytes | Encoding::Unknown => return Some(not_json("its payload_encoding is BYTES")),
         };
@@ -89,6 +93,17 @@ pub struct Misfit {
     pub says: String,
     /// The reason without parts of the payload, for the log.
     pub logged: String,
+}
+
+/// JSON that serde_json does not read: it counts depths, too.
+fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
+    match std::str::from_utf8(payload).map(json::check) {
+        Ok(Err(Fault::TooDeep)) => {
+            let says = validate::too_deep("payload");
+            Misfit { logged: says.clone(), says }
+        }
+        _ => not_json(&error.to_string()),
+    }
 }
 
 fn not_json(why: &str) -> Misfit {
@@ -170,6 +185,13 @@ mod tests {
 
     fn page() -> PayloadSchema {
         PayloadSchema::compile(PAGE).unwrap()
+    }
+
+    #[test]
+    fn a_payload_that_is_too_deep_is_called_so() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let misfit = page().misfit(deep.as_bytes(), Encoding::Json).unwrap();
+        assert_eq!(misfit.says, "payload has arrays and objects more than 120 deep in each other");
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
 use super::{
     Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow,
-    idempotency, is_traceparent, times::Times,
+    idempotency, is_traceparent,
+    json::{self, Fault},
+    times::Times,
 };
 
 /// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
@@ -175,17 +176,24 @@ pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), 
 pub fn encoding(what: &str, said: Encoding, bytes: &[u8]) -> Result<Encoding, String> {
     let utf8 =
         || std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()));
-    let json = || {
-        let _: IgnoredAny = serde_json::from_str(utf8()?).map_err(|error| error.to_string())?;
-        Ok(())
-    };
     let not_what_is_said = |form: &str, why: String| format!("{what}_encoding is {form}, but {what} is not: {why}");
     match said {
         Encoding::Unknown | Encoding::Bytes => Ok(Encoding::Bytes),
         Encoding::Text => utf8().map(|_| Encoding::Text).map_err(|why| not_what_is_said("TEXT", why)),
         Encoding::Json if bytes.is_empty() => Ok(Encoding::Json),
-        Encoding::Json => json().map(|()| Encoding::Json).map_err(|why| not_what_is_said("JSON", why)),
+        Encoding::Json => {
+            let text = utf8().map_err(|why| not_what_is_said("JSON", why))?;
+            json::check(text).map(|()| Encoding::Json).map_err(|fault| match fault {
+                Fault::NotJson(why) => not_what_is_said("JSON", why),
+                Fault::TooDeep => too_deep(what),
+            })
+        }
     }
+}
+
+/// The text of a payload or a result that is nested too deep.
+pub(super) fn too_deep(what: &str) -> String {
+    format!("{what} has arrays and objects more than {} deep in each other", json::MAX_DEPTH)
 }
 
 /// Checks headers. Workers pass them on to places where line ends and names have a meaning.
@@ -321,7 +329,9 @@ mod tests {
         for (payload, said, want) in cases {
             assert_eq!(encoded(payload, said), Ok(want), "{payload:?} as {said:?}");
         }
-        let wrong: [(&[u8], Encoding, &str); 3] = [
+        let half = "payload_encoding is JSON, but payload is not: an escape is half of a character";
+        let wrong: [(&[u8], Encoding, &str); 4] = [
+            (b"[\"\\ud800\"]", Json, half),
             (b"a\xff", Text, "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1"),
             (b"\"\xff\"", Json, "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1"),
             (b"{} {}", Json, "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4"),
@@ -329,6 +339,8 @@ mod tests {
         for (payload, said, why) in wrong {
             assert_eq!(encoded(payload, said), Err(why.into()));
         }
+        let deep = "payload has arrays and objects more than 120 deep in each other";
+        assert_eq!(encoded(["[".repeat(121), "]".repeat(121)].concat().leak().as_bytes(), Json), Err(deep.into()));
     }
 
     #[test]

@@ -63,6 +63,39 @@ async fn a_payload_that_does_not_fit_is_rejected_and_kept() {
 }
 
 #[tokio::test]
+async fn json_that_is_too_deep_is_refused_in_every_queue_and_as_a_result() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    let task = |queue: &str, payload: &str| format!("{{\"queue\":\"{queue}\",\"key\":\"k\",\"payload\":{payload}}}");
+    let insert = async |tasks: &[String]| {
+        let body = format!("[{}]", tasks.join(","));
+        let (_, answer) = daemon.post_text("/v1/tasks", "application/json", body).await;
+        answer["results"].as_array().unwrap().iter().map(|one| one["error"].as_str().map(str::to_owned)).collect()
+    };
+    let too_deep = |what: &str| format!("{what} has arrays and objects more than 120 deep in each other");
+    let tasks =
+        [task("q", &deep(20_000)), task("pages", &deep(20_000)), task("pages", &deep(121)), task("q", &deep(120))];
+    let errors: Vec<Option<String>> = insert(&tasks).await;
+    let payload = Some(too_deep("payload"));
+    assert_eq!(errors, [payload.clone(), payload.clone(), payload, None]);
+    let half: Vec<Option<String>> = insert(&[task("q", "{\"a\":\"\\ud800\"}")]).await;
+    assert!(half[0].as_ref().unwrap().ends_with("an escape is half of a character"), "{half:?}");
+
+    let leased = daemon.lease_all("w", "q", 1).await.remove(0);
+    let complete = async |rest: &str| {
+        let (id, token) = (&leased["id"], &leased["lease_token"]);
+        let done = format!("{{\"worker\":\"w\",\"completions\":[{{\"id\":{id},\"lease_token\":{token},{rest}}}]}}");
+        let (_, answer) = daemon.post_text("/v1/tasks:complete", "application/json", done).await;
+        answer["results"][0]["error"].as_str().map(str::to_owned)
+    };
+    assert_eq!(complete(&format!("\"result\":{}", deep(121))).await, Some(too_deep("result")));
+    let discovered = complete(&format!("\"discovered\":[{}]", task("pages", &deep(1000)))).await;
+    assert_eq!(discovered, Some(format!("discovered[0]: {}", too_deep("payload"))));
+    assert_eq!(complete(&format!("\"result\":{}", deep(120))).await, None);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_becomes_a_letter() {
     let mut daemon = Daemon::start(CONFIG, &["--pipelines", "discovery,fanout,watchdog,tasks"]).await;
     daemon.insert(&[json!({"queue": "q", "key": "a"}), json!({"queue": "q", "key": "b"})]).await;
