@@ -98,6 +98,24 @@ async fn unknown_routes_and_methods_are_problems() {
 }
 
 #[tokio::test]
+async fn probes_get_through_to_a_start_that_waits_and_has_many_clients() {
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let waiting = ingress::Waiting::start(listener, None);
+    let mut clients = Vec::new();
+    for _ in 0..300 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let mut status = [0; 12];
+        client.read_exact(&mut status).await.unwrap();
+        assert_eq!(&status, b"HTTP/1.1 200", "client {}", clients.len());
+        clients.push(client);
+    }
+    drop(clients);
+    waiting.end().await;
+}
+
+#[tokio::test]
 async fn a_body_that_is_no_json_is_told_where() {
     let api = Api::start(|_| {}).await;
     for path in ["/v1/tasks", "/v1/tasks:get", "/v1/tasks:complete", "/v1/tasks:reject", "/v1/tasks:extend"] {

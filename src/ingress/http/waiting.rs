@@ -34,17 +34,18 @@ pub struct Waiting {
 impl Waiting {
     pub fn start(http: TcpListener, tls: Option<Tls>) -> Self {
         let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
+        let router = router(what.subscribe());
         let answering = Answering {
             protocol: Protocol::Http,
             tls,
-            handlers: router(what.subscribe()),
+            handlers: router.clone(),
             budget: Budget::new(BUDGET),
             pace,
             stay: |_| Stay::No,
             wrap: |cut| Box::new(cut),
             stop: server.stop_token(),
         };
-        let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: None };
+        let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: Some(router) };
         server.spawn_once(listener::serve(http, door));
         Self { what, server }
     }
