@@ -25,6 +25,8 @@ pub const MOST_PARTITIONS: u32 = 1024;
 /// Stored as JSON text, in which a byte may take six bytes, in a column of at most 16 MiB.
 const MOST_HEADERS: usize = 1 << 20;
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Numbers that Lua and the tools behind it have exactly.
+pub(super) const MOST: u64 = 1_000_000_000_000_000;
 
 /// Finds the first mistake.
 pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Result<(), Error> {
@@ -48,7 +50,7 @@ impl Checker<'_> {
         self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
         // A reader of a Redis that was set back seeks to older records.
         self.time("topic_retention", settings.topic_retention, Duration::from_secs(60)..=3650 * DAY)?;
-        self.at_least("topic_retention_records", settings.topic_retention_records, 1000)?;
+        self.range("topic_retention_records", settings.topic_retention_records, 1000..=MOST)?;
         self.time("grace_period", settings.grace_period, Duration::from_millis(1)..=DAY)?;
         // A waiting loop beats once a second.
         self.time("stall_after", settings.stall_after, Duration::from_secs(3)..=DAY)?;
@@ -110,6 +112,9 @@ impl Checker<'_> {
         }
         self.pair(("redis_cert_file", &redis.cert_file), ("redis_key_file", &redis.key_file))?;
         self.pair(("redis_key_file", &redis.key_file), ("redis_cert_file", &redis.cert_file))?;
+        if redis.max_memory > MOST {
+            return self.fail("redis_max_memory", ByteSize(redis.max_memory), &format!("must be at most {MOST} bytes"));
+        }
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
         // Below the time limit of a call.
         self.time("redis_wait_timeout", redis.wait_timeout, Duration::from_millis(10)..=Duration::from_secs(5))?;
@@ -184,10 +189,17 @@ impl Checker<'_> {
             return self.fail("discovery_buffer", discovery.buffer, &why);
         }
         self.range("max_queues", discovery.max_queues, 1..=1_000_000)?;
+        self.range("discovery_buffer", discovery.buffer, 1..=10_000_000)?;
         let forget = watchdog.forget_queues_after;
-        if !forget.is_zero() && forget < Duration::from_secs(1) {
-            return self.fail("forget_queues_after", Time(forget), "must be 0s (never) or at least 1s");
+        if !forget.is_zero() && !(Duration::from_secs(1)..=3650 * DAY).contains(&forget) {
+            return self.fail("forget_queues_after", Time(forget), "must be 0s (never) or 1s to 3650days");
         }
+        let ages = [
+            ("retention", watchdog.retention),
+            ("letter_retention", watchdog.letter_retention),
+            ("history_retention", watchdog.history_retention),
+        ];
+        ages.into_iter().try_for_each(|(key, age)| self.time(key, age, Duration::ZERO..=36_500 * DAY))?;
         self.time("watchdog_interval", watchdog.interval, Duration::from_millis(10)..=Duration::from_secs(60))?;
         self.time("republish_after", watchdog.republish_after, Duration::from_millis(100)..=DAY)?;
         self.time("grace", watchdog.grace, Duration::from_secs(1)..=DAY)?;
@@ -227,13 +239,6 @@ impl Checker<'_> {
             return Ok(());
         }
         self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
-    }
-
-    pub(super) fn at_least(&self, key: &str, value: u64, least: u64) -> Result<(), Error> {
-        if value >= least {
-            return Ok(());
-        }
-        self.fail(key, value, &format!("must be at least {least}"))
     }
 
     pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
@@ -325,7 +330,13 @@ mod tests {
             "kafka.sasl.password = \"***\" (the default) is for a Kafka; name one with bus_url",
         ),
         (|s| s.topic_retention = Duration::ZERO, "topic_retention = 0s (the default) must be 1m to 3650days"),
-        (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be at least 1000"),
+        (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be 1000 to 10"),
+        (|s| s.topic_retention_records = u64::MAX, "must be 1000 to 1000000000000000"),
+        (|s| s.redis.max_memory = 1 << 60, "redis_max_memory = 1073741824GiB (the default) must be at most 10"),
+        (|s| s.discovery.buffer = usize::MAX, "(the default) must be 1 to 10000000"),
+        (|s| s.queues.default.high_water_tasks = u64::MAX, "(the default) must be 1 to 1000000000000000"),
+        (|s| s.watchdog.letter_retention = Duration::MAX, "must be 0s to 36500days"),
+        (|s| s.watchdog.forget_queues_after = Duration::MAX, "must be 0s (never) or 1s to 3650days"),
         (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),
         (|s| s.topic_prefix = "a/".into(), "topic_prefix = \"a/\""),
         (|s| s.discovery.batch_max = 1001, "discovery_batch_max = 1001 (the default) must be 1 to 1000"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    check::{Checker, DAY, SHORTEST_LEASE},
+    check::{Checker, DAY, MOST, SHORTEST_LEASE},
     error::Error,
     settings::{QueueSettings, Settings},
     units::{ByteSize, Time},
@@ -37,10 +37,10 @@ impl Checker<'_> {
         queue.backoff.iter().try_for_each(|wait| self.time(&key("backoff"), *wait, Duration::ZERO..=DAY))?;
         let window = Duration::from_secs(1)..=30 * DAY;
         self.time(&key("idempotency_window"), queue.idempotency_window, window)?;
-        self.at_least(&key("high_water_tasks"), queue.high_water_tasks, 1)?;
-        self.at_least(&key("high_water_bytes"), queue.high_water_bytes, 1)?;
-        self.at_least(&key("max_unfinished"), queue.max_unfinished, 1)?;
-        self.at_least(&key("filter_keys"), queue.filter_keys, 1)?;
+        self.range(&key("high_water_tasks"), queue.high_water_tasks, 1..=MOST)?;
+        self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=MOST)?;
+        self.range(&key("max_unfinished"), queue.max_unfinished, 1..=MOST)?;
+        self.range(&key("filter_keys"), queue.filter_keys, 1..=MOST)?;
         self.enrichment(key, queue)
     }
 
