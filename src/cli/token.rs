@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::print::{NotThere, print, print_one, say, say_more};
 use crate::{
     app,
-    config::{Options, Settings, Time},
+    config::{Auth, Options, Settings, Time},
     ingress::json,
     model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, now_unix_ms},
     store::{AddedToken, MOST_TOKENS, Store},
@@ -141,6 +141,9 @@ fn scope(text: &str) -> Result<Scope, String> {
 /// A century is for ever.
 fn expiry(text: &str) -> Result<Time, String> {
     let time: Time = text.parse()?;
+    if time.0 < Duration::from_millis(1) {
+        return Err("it must be at least 1ms".to_owned());
+    }
     match time.0 > Duration::from_secs(100 * 365 * 24 * 3600) {
         true => Err("it must be at most 100 years; leave it out for ever".to_owned()),
         false => Ok(time),
@@ -168,7 +171,7 @@ pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::List(_) | Command::Revoke(_) => app::open_present_store(&settings).await?,
     };
     let done = match command {
-        Command::Create(create) => self::create(create, &store).await,
+        Command::Create(create) => self::create(create, &store, settings.auth).await,
         Command::List(list) => self::list(&list, &store).await,
         Command::Revoke(revoke) => self::revoke(&revoke.name, &store).await,
     };
@@ -176,7 +179,7 @@ pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<
     done
 }
 
-async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
+async fn create(create: Create, store: &Arc<dyn Store>, auth: Auth) -> anyhow::Result<()> {
     let Create { name, roles, queues, worker, expires, calls_per_second, .. } = create;
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
@@ -197,6 +200,9 @@ async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
             bail!("there is a token {:?} already; revoke it first, or choose another name", token.name)
         }
         AddedToken::NoRoom => bail!("there are {MOST_TOKENS} tokens; revoke some first"),
+    }
+    if auth == Auth::None {
+        say("a taskd asks for tokens only with auth = tokens; the settings of this command have auth = none");
     }
     Ok(())
 }

@@ -322,6 +322,7 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
     one_line(&["token", "create", "x"], 2, "--roles");
     one_line(&["token", "create", "x", "--roles", "read", "--queues", ""], 2, "names no queue");
     one_line(&["token", "create", "x", "--roles", "read", "--expires", "8000years"], 2, "at most 100 years");
+    one_line(&["token", "create", "x", "--roles", "read", "--expires", "0s"], 2, "it must be at least 1ms");
     one_line(&["token", "revoke", "nobody"], 1, "there is no token \"nobody\"; taskd token list shows all");
 
     let (code, stdout, _) = taskd(&daemon, &["token", "list", "--json"]);
@@ -368,6 +369,11 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
     let (_, stdout, stderr) = taskd(&daemon, &["acts", "--last", "1"]);
     assert_eq!(stderr, "1 shown, and there may be more; --last N shows N\n");
     assert!(stdout.contains("create token") && stdout.contains("ops") && !stdout.contains("revoke"), "{stdout}");
+    for (auth, lines) in [("none", 1), ("tokens", 0)] {
+        let (code, stdout, stderr) = taskd(&daemon, &["token", "create", auth, "--roles", "read", "--auth", auth]);
+        assert_eq!((code, stdout.lines().count(), stderr.lines().count()), (0, 1, lines), "{stderr}");
+        assert!(stderr.is_empty() || stderr.contains("asks for tokens only with auth = tokens"), "{stderr}");
+    }
 }
 
 #[test]
