@@ -16,6 +16,7 @@ use super::{
     probe::{self, speaks_other},
     trust::{self, Token, Trust},
 };
+use crate::config::without_password;
 
 /// The address of taskd's gRPC port, and the way to call it.
 #[derive(Args)]
@@ -29,7 +30,7 @@ pub(super) struct Server {
         value_parser = with_scheme,
         default_value = "http://127.0.0.1:7601"
     )]
-    pub(super) grpc: String,
+    grpc: String,
 
     #[command(flatten)]
     trust: Trust,
@@ -39,6 +40,11 @@ pub(super) struct Server {
 pub(super) type Taskd = InterceptedService<Channel, Token>;
 
 impl Server {
+    /// The address for messages.
+    pub(super) fn shown(&self) -> String {
+        without_password(&self.grpc)
+    }
+
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
         connect(&self.grpc, &self.trust).await
     }
@@ -112,8 +118,9 @@ pub(super) fn with_scheme(text: &str) -> Result<String, String> {
 /// Connects to the gRPC port of taskd.
 pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
     trust.suits(url)?;
+    let shown = without_password(url);
     let mut endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
+        .map_err(|_| anyhow::anyhow!("--grpc {shown:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
         .timeout(ANSWER_TIMEOUT)
         .tcp_nodelay(true);
@@ -121,21 +128,21 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
         endpoint = endpoint.tls_config(trust.over_grpc()?).context("cannot use these certificates")?;
     }
     let channel = endpoint.connect().await.map_err(|error| {
-        if let Some(why) = trust.failure(url, &error) {
+        if let Some(why) = trust.failure(&shown, &error) {
             return anyhow::anyhow!(why);
         }
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!(
-            "cannot reach taskd at {url}: {cause}; is it running there? --grpc (TASKD_GRPC_URL) names another place"
+            "cannot reach taskd at {shown}: {cause}; is it running there? --grpc (TASKD_GRPC_URL) names another place"
         )
     })?;
     match speaks_other(endpoint.uri()).await {
         None => {}
         Some(probe::Other::Http1) => {
-            anyhow::bail!("{url} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)")
+            anyhow::bail!("{shown} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)")
         }
         Some(probe::Other::Tls) => {
-            anyhow::bail!("{url} wants TLS; write https://{}", url.trim_start_matches("http://"))
+            anyhow::bail!("{shown} wants TLS; write https://{}", shown.trim_start_matches("http://"))
         }
     }
     Ok(InterceptedService::new(channel, trust.token()))

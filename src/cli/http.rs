@@ -13,6 +13,7 @@ use tokio_rustls::TlsConnector;
 use url::Url;
 
 use super::{client, trust::Trust};
+use crate::config::without_password;
 
 const MOST_BYTES: usize = 64 << 20;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,6 +45,7 @@ impl HttpServer {
 /// An HTTP port.
 #[derive(Clone)]
 pub(super) struct HttpPort {
+    /// For messages, without a password.
     pub(super) url: String,
     host: String,
     /// The host without its port.
@@ -56,14 +58,15 @@ pub(super) struct HttpPort {
 
 impl HttpPort {
     pub(super) fn new(flag: &'static str, url: &str, trust: Trust) -> anyhow::Result<Self> {
-        let wrong = || format!("{flag} {url:?} is not a URL; write http://host:7600");
+        let shown = without_password(url);
+        let wrong = || format!("{flag} {shown:?} is not a URL; write http://host:7600");
         trust.suits(url)?;
         let parsed = Url::parse(url).with_context(wrong)?;
         let host = parsed.host_str().with_context(wrong)?;
         let is_tls = parsed.scheme() == "https";
         let port = parsed.port_or_known_default().with_context(wrong)?;
         let name = host.trim_matches(['[', ']']).to_owned();
-        Ok(Self { url: url.to_owned(), host: format!("{host}:{port}"), name, flag, trust, is_tls })
+        Ok(Self { url: shown, host: format!("{host}:{port}"), name, flag, trust, is_tls })
     }
 
     /// The mistake behind an answer that taskd does not give.

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::config::without_password;
+
 /// clap's message in one line, without its usage.
 ///
 /// `--help` shows the usage better. If a value came from a variable, the line names the variable.
 pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
-    let text = error.render().to_string();
+    let text = without_secrets(error);
     let said =
         text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
@@ -41,6 +43,21 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
         }
         Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
         _ => line,
+    }
+}
+
+/// clap's message, in which a value that is wrong does not show a secret.
+fn without_secrets(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
+    else {
+        return text;
+    };
+    match arg.split(' ').next() {
+        Some("--otlp-headers" | "--token") => text.replace(&format!("'{value}'"), "'***'"),
+        _ if value.contains("://") => text.replace(value, &without_password(value)),
+        _ => text,
     }
 }
 
@@ -116,6 +133,19 @@ mod tests {
 
     fn parse(args: &[&str]) -> Result<Command, Refusal> {
         super::super::parse(std::iter::once("taskd").chain(args.iter().copied()).map(OsString::from))
+    }
+
+    #[test]
+    fn a_wrong_value_shows_no_secret() {
+        let cases: [(&[&str], &str); 3] = [
+            (&["--otlp-headers", "authorization Bearer s3cret"], "'***' for '--otlp-headers <LIST>': header 1 is not"),
+            (&["stats", "--token", "s3\ncret"], "'***' for '--token <TOKEN>': it is no token"),
+            (&["stats", "--server", "ftp://u:s3cret@h"], "\"ftp://u:***@h\" is not an address"),
+        ];
+        for (args, want) in cases {
+            let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };
+            assert!(line.contains(want) && !line.contains("s3") && !line.contains("cret"), "{line:?}");
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ use rustls::{
 pub(super) use taskd_client::Token;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
+use crate::config::without_password;
+
 /// The token of the caller, and the certificates of both sides.
 #[derive(Args, Clone, Default)]
 pub(super) struct Trust {
@@ -57,7 +59,7 @@ impl Trust {
             (None, None) => return Ok(()),
         };
         match urls.split(',').find_map(|url| url.strip_prefix("http://")) {
-            Some(host) => bail!("{flag} needs an https:// address; write https://{host}"),
+            Some(host) => bail!("{flag} needs an https:// address; write https://{}", without_password(host)),
             None => Ok(()),
         }
     }

@@ -51,7 +51,12 @@ impl<'de> Deserialize<'de> for EnrichUrl {
 
 impl Serialize for EnrichUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_ref().map_or("", Url::as_str))
+        let mut url = self.0.clone();
+        // The query may have a secret.
+        if let Some(url) = url.as_mut().filter(|url| url.query().is_some()) {
+            url.set_query(Some("***"));
+        }
+        serializer.serialize_str(url.as_ref().map_or("", Url::as_str))
     }
 }
 
@@ -102,7 +107,8 @@ mod tests {
     #[test]
     fn an_endpoint_is_a_web_address_without_secrets() {
         assert_eq!(EnrichUrl::read("").unwrap(), EnrichUrl(None));
-        assert!(EnrichUrl::read("https://h:1/enrich?v=1").unwrap().0.is_some());
+        let url = EnrichUrl::read("https://h:1/enrich?key=secret").unwrap();
+        assert_eq!(serde_json::to_string(&url).unwrap(), "\"https://h:1/enrich?***\"");
         for (url, want) in [
             ("h", "the URL is not one ("),
             ("ftp://h/", "the URL has scheme \"ftp\"; write https://HOST/PATH"),

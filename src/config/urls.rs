@@ -107,6 +107,9 @@ fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
 fn has_known_parameters(url: &str) -> Result<(), String> {
     const KNOWN: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
     let query = url.split_once('?').map_or("", |(_, query)| query);
+    if query.contains('@') && !query.split('@').next().unwrap_or_default().contains('=') {
+        return Err("has a ? in its password; write %3F".into());
+    }
     let mut names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
     match names.find(|name| !KNOWN.contains(name)) {
         None => Ok(()),
@@ -168,16 +171,17 @@ pub fn without_password(url: &str) -> String {
 }
 
 fn hide_credentials(rest: &str) -> String {
-    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
-    // A password may contain any character, also an unescaped / or @: credentials end at the last @.
-    let place = match place.rsplit_once('@') {
-        Some((credentials, host)) => match credentials.split_once(':') {
-            Some((user, _)) => format!("{user}:***@{host}"),
-            None => format!("{credentials}@{host}"),
-        },
-        None => place.to_owned(),
-    };
-    let Some(query) = query else { return place };
+    // A password may contain any character, also an unescaped /, ? or @: credentials end at the last @.
+    if let Some((credentials, place)) = rest.rsplit_once('@')
+        && let Some((user, _)) = credentials.split_once(':')
+    {
+        return format!("{user}:***@{}", hide_parameters(place));
+    }
+    hide_parameters(rest)
+}
+
+fn hide_parameters(place: &str) -> String {
+    let Some((place, query)) = place.split_once('?') else { return place.to_owned() };
     let hide = |pair: &str| match pair.split_once('=') {
         Some((name, _)) if name.to_ascii_lowercase().contains("pass") => format!("{name}=***"),
         _ => pair.to_owned(),
@@ -195,6 +199,11 @@ mod tests {
             ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
             ("redis+cluster://u:se,cr@et@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
             ("mysql://u:se/cr@t@h/db", "mysql://u:***@h/db"),
+            ("mysql://u:se?cr/e@t@h/db", "mysql://u:***@h/db"),
+            ("mysql://u:secret@h/db?ssl-mode=x", "mysql://u:***@h/db?ssl-mode=x"),
+            ("mysql://u:se?cret=@h/db?password=secret", "mysql://u:***@h/db?password=***"),
+            ("mysql://h/db?password=sec@ret", "mysql://h/db?password=***"),
+            ("redis://:se?cret@h", "redis://:***@h"),
             ("mysql://h/db?ssl-mode=x&password=secret", "mysql://h/db?ssl-mode=x&password=***"),
             ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),
             ("kafka://u:secret@a:9092,b:9092", "kafka://u:***@a:9092,b:9092"),
@@ -244,6 +253,7 @@ mod tests {
                 "mysql://u:p@h/d?ssl-ca=/c&ssl_mode=REQUIRED",
                 "has an unknown parameter \"ssl_mode\"; expected ssl-mode, ssl-ca, ",
             ),
+            ("database_url", "mysql://u:a/b?c@h/d", "\"mysql://u:***@h/d\" (the default) has a ? in its password"),
             ("bus_url", "nats://h", "expected kafka://…"),
             ("bus_url", "kafka://", "expected kafka://…"),
         ];

@@ -31,6 +31,7 @@ pub(crate) struct Servers {
 }
 
 struct Server {
+    /// For messages.
     address: String,
     taskd: Taskd,
 }
@@ -91,7 +92,8 @@ impl Servers {
 impl Server {
     fn new(address: &str, token: &Token, tls: &ClientTlsConfig) -> Result<Self, Error> {
         let address = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-        let wrong = |_| Error::Options(format!("{address:?} is not a URL; write http://host:7601"));
+        let shown = without_credentials(&address);
+        let wrong = |_| Error::Options(format!("{shown:?} is not a URL; write http://host:7601"));
         let mut endpoint = Endpoint::from_shared(address.clone())
             .map_err(wrong)?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -103,6 +105,13 @@ impl Server {
             endpoint = endpoint.tls_config(tls.clone()).map_err(unusable)?;
         }
         let taskd = InterceptedService::new(endpoint.connect_lazy(), token.clone());
-        Ok(Self { address, taskd })
+        Ok(Self { address: shown, taskd })
+    }
+}
+
+fn without_credentials(address: &str) -> String {
+    match (address.split_once("://"), address.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
+        _ => address.to_owned(),
     }
 }

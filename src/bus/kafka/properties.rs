@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, io};
 
+use rdkafka::{ClientConfig, error::KafkaError, types::RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN};
+
 use crate::config::{Properties, Rules};
 
 /// The rules of properties for the settings.
@@ -101,7 +103,13 @@ fn secret_in(path: &str) -> io::Result<String> {
 
 fn is_secret(name: &str) -> bool {
     let words = ["password", "secret", ".pem", "sasl.oauthbearer.config", "ssl_key"];
-    of_file(name).is_none() && words.iter().any(|word| name.contains(word))
+    of_file(name).is_none() && (words.iter().any(|word| name.contains(word)) || !is_known(name))
+}
+
+/// A property that librdkafka does not know may be a secret under a misspelt name.
+fn is_known(name: &str) -> bool {
+    let tried = ClientConfig::new().set(name, "").create_native_config();
+    !matches!(tried, Err(KafkaError::ClientConfig(RD_KAFKA_CONF_UNKNOWN, ..)))
 }
 
 #[cfg(test)]
@@ -119,6 +127,7 @@ mod tests {
         fs::write(&path, "p ss\n").unwrap();
         let mut properties = parse("sasl.password = \"old\"\nsasl.username = \"taskd\"");
         assert!(is_secret("sasl.password") && !is_secret("sasl.username") && !is_secret("sasl.password.file"));
+        assert!(is_secret("sasl.passwort") && !is_secret("acks") && !is_secret("compression.type"));
 
         properties.set("sasl.password.file".into(), path.to_str().unwrap().into());
         assert_eq!(resolved(&properties).unwrap()["sasl.password"], "p ss");

@@ -21,6 +21,7 @@ use crate::cli::{
     http::ANSWER_TIMEOUT,
     trust::Trust,
 };
+use crate::config::without_password;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const HTTP_PORT: u16 = 7600;
@@ -116,7 +117,7 @@ impl Server {
         };
         let folder = self.own.as_ref().map(Own::folder).filter(|_| is_local);
         Ok(Conditions {
-            server: args.grpc.clone().unwrap_or_else(|| "own".to_owned()),
+            server: args.grpc.as_deref().map_or_else(|| "own".to_owned(), without_password),
             version: self.http.version().await?,
             redis_version,
             appendfsync,
@@ -234,8 +235,9 @@ impl Usage {
 
 /// The default HTTP port on the host of a gRPC URL.
 fn http_beside(grpc: &str) -> anyhow::Result<String> {
-    let mut url = Url::parse(grpc).with_context(|| format!("--grpc {grpc:?} is not a URL; write http://host:7601"))?;
-    ensure!(url.set_port(Some(HTTP_PORT)).is_ok(), "--grpc {grpc:?} has no host; write http://host:7601");
+    let shown = without_password(grpc);
+    let mut url = Url::parse(grpc).with_context(|| format!("--grpc {shown:?} is not a URL; write http://host:7601"))?;
+    ensure!(url.set_port(Some(HTTP_PORT)).is_ok(), "--grpc {shown:?} has no host; write http://host:7601");
     Ok(url.to_string().trim_end_matches('/').to_owned())
 }
 
@@ -247,7 +249,7 @@ fn pid_behind(grpc: &str) -> Option<u32> {
 }
 
 async fn connect_redis(url: &str) -> anyhow::Result<MultiplexedConnection> {
-    let unreachable = || format!("cannot reach Redis at {}", crate::config::without_password(url));
+    let unreachable = || format!("cannot reach Redis at {}", without_password(url));
     let client = redis::Client::open(url).with_context(unreachable)?;
     // FLUSHALL of a million tasks takes longer than the default of half a second.
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));

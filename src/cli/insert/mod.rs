@@ -134,7 +134,8 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
-    let progress = Progress::new(&args.server.grpc, Time(patience), &bar);
+    let address = args.server.shown();
+    let progress = Progress::new(&address, Time(patience), &bar);
     let sent = send_all(&args, client, input, &progress).await;
     bar.finish_and_clear();
     let summary = progress.summary();
@@ -298,7 +299,7 @@ async fn send(
             }
             Err(status) if is_transient(&status) => progress.failed(&status),
             Err(status) => {
-                bail!("taskd at {} did not take the lines from {first}: {}", args.server.grpc, client::said(&status))
+                bail!("taskd at {} did not take the lines from {first}: {}", args.server.shown(), client::said(&status))
             }
         }
         if !rest.is_empty() {
