@@ -197,7 +197,7 @@ proptest! {
         max in 1..30_usize,
     ) {
         let read = |chunks: Vec<Bytes>| -> Vec<Line> {
-            let mut lines = Lines::new(stream::iter(chunks.into_iter().map(Ok)), max);
+            let mut lines = Lines::new(stream::iter(chunks.into_iter().map(Ok)), max, drop);
             let mut all = Vec::new();
             loop {
                 let batch = lines.next_batch(3).now_or_never().expect("all is there").expect("no error");

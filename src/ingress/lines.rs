@@ -34,9 +34,11 @@ pub struct Lines<S> {
 }
 
 impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
-    /// Splits `stream`, and drops a line longer than `max` while it reads it.
-    pub fn new(stream: S, max: usize) -> Self {
-        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0 };
+    /// Splits `stream`, and drops a line longer than `max` while it reads it. `dropped` hears of the bytes of such
+    /// lines, and of blank ones.
+    pub fn new(stream: S, max: usize, dropped: impl FnMut(usize) + Send + 'static) -> Self {
+        let dropped = Box::new(dropped);
+        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0, dropped };
         Self { lines: FramedRead::with_capacity(StreamReader::new(stream), decoder, READ_BYTES), failed: None }
     }
 
@@ -65,7 +67,7 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
         Ok(batch)
     }
 
-    /// The bytes of all lines that were returned, or left out, since the last call.
+    /// The bytes of all lines that were returned since the last call.
     pub fn take_consumed(&mut self) -> usize {
         std::mem::take(&mut self.lines.decoder_mut().consumed)
     }
@@ -80,6 +82,7 @@ struct LineDecoder {
     /// The beginning of this line was dropped.
     is_too_long: bool,
     consumed: usize,
+    dropped: Box<dyn FnMut(usize) + Send>,
 }
 
 impl LineDecoder {
@@ -87,17 +90,21 @@ impl LineDecoder {
     fn take(&mut self, buffer: &mut BytesMut, length: usize, end: usize) -> Option<Line> {
         self.number += 1;
         self.searched = 0;
-        self.consumed += length + end;
         let mut text = buffer.split_to(length).freeze();
         buffer.advance(end);
         if std::mem::take(&mut self.is_too_long) || length > self.max {
+            (self.dropped)(length + end);
             return Some(Line { number: self.number, text: Err(TooLong(self.max)) });
         }
+        if text.iter().all(u8::is_ascii_whitespace) {
+            (self.dropped)(length + end);
+            return None;
+        }
+        self.consumed += length + end;
         if text.ends_with(b"\r") {
             text.truncate(length - 1);
         }
-        let is_blank = text.iter().all(u8::is_ascii_whitespace);
-        (!is_blank).then_some(Line { number: self.number, text: Ok(text) })
+        Some(Line { number: self.number, text: Ok(text) })
     }
 }
 
@@ -114,7 +121,7 @@ impl Decoder for LineDecoder {
         self.searched = buffer.len();
         if self.is_too_long || buffer.len() > self.max {
             self.is_too_long = true;
-            self.consumed += std::mem::take(&mut self.searched);
+            (self.dropped)(std::mem::take(&mut self.searched));
             buffer.clear();
         }
         Ok(None)
@@ -133,13 +140,19 @@ impl Decoder for LineDecoder {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
     use futures::stream;
+    use parking_lot::Mutex;
 
     use super::*;
 
     async fn lines(chunks: &[&'static str], max: usize) -> Vec<(u64, Option<String>)> {
         let chunks = chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk.as_bytes())));
-        let mut lines = Lines::new(stream::iter(chunks.collect::<Vec<_>>()), max);
+        let mut lines = Lines::new(stream::iter(chunks.collect::<Vec<_>>()), max, drop);
         let mut all = Vec::new();
         while let [line] = &lines.next_batch(1).await.unwrap()[..] {
             let text = line.text.as_ref().ok().map(|text| String::from_utf8(text.to_vec()).unwrap());
@@ -170,27 +183,34 @@ mod tests {
     #[tokio::test]
     async fn of_a_stream_that_breaks_the_whole_lines_count_and_the_last_piece_does_not() {
         let chunks = [Ok(Bytes::from_static(b"one\ntw")), Err(io::Error::other("broken"))];
-        let mut lines = Lines::new(stream::iter(chunks), 9);
+        let mut lines = Lines::new(stream::iter(chunks), 9, drop);
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 1);
         assert_eq!(lines.next_batch(10).await.unwrap_err().to_string(), "broken");
         assert!(lines.next_batch(10).await.unwrap().is_empty());
     }
 
     #[tokio::test]
-    async fn every_byte_is_consumed_once() {
-        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0\nend"].map(|chunk| Ok(chunk.into()));
-        let mut lines = Lines::new(stream::iter(chunks), 9);
-        let mut consumed = Vec::new();
+    async fn every_byte_is_consumed_or_dropped_once_and_dropped_at_once() {
+        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0", "12345", "\n \n", "\nend"].map(|chunk| Ok(chunk.into()));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (dropping, seen) = (dropped.clone(), Arc::new(Mutex::new(Vec::new())));
+        let (reading, before) = (seen.clone(), dropped.clone());
+        let chunks = stream::iter(chunks).inspect(move |_| reading.lock().push(before.load(Relaxed)));
+        let count = move |bytes| {
+            dropping.fetch_add(bytes, Relaxed);
+        };
+        let (mut lines, mut consumed) = (Lines::new(chunks, 9, count), Vec::new());
         while !lines.next_batch(1).await.unwrap().is_empty() {
             consumed.push(lines.take_consumed());
         }
-        assert_eq!(consumed, [4, 7, 11, 3], "the blank lines with the one behind them");
+        assert_eq!((consumed, dropped.load(Relaxed)), (vec![4, 5, 0, 3], 21));
+        assert_eq!(*seen.lock(), [0, 2, 2, 12, 17, 20], "before each chunk");
     }
 
     #[tokio::test]
     async fn a_batch_takes_what_is_there_and_waits_for_nothing_more() {
         let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(8);
-        let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 99);
+        let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 99, drop);
         sender.send(Ok("a\nb\nc".into())).await.unwrap();
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 2);
         sender.send(Ok("\nd\ne\n".into())).await.unwrap();

@@ -376,6 +376,18 @@ async fn a_line_that_finds_no_room_is_not_rejected() {
 }
 
 #[tokio::test]
+async fn lines_that_are_dropped_hold_no_room() {
+    let mut daemon = Daemon::start(LITTLE, &[]).await;
+    let insert = async |body: String| daemon.post_text("/v1/tasks", "application/x-ndjson", body).await;
+    let (status, answer) = insert("x".repeat(40 * MIB)).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("REJECTED")), "{answer}");
+    let (status, answer) = insert(format!("{}{}", "\n".repeat(40 * MIB), with_headers(0, 0))).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("CREATED")), "{answer}");
+    until("all room is free", async || held_bytes(&daemon).await < 64 << 10).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn a_request_that_never_fits_is_not_told_to_come_again() {
     let mut daemon = Daemon::start(LITTLE, &[]).await;
     let tasks: Vec<_> = (0..6000).map(|n| with_headers(n, 20)).collect();

@@ -196,7 +196,7 @@ async fn send_all(
     progress: &Progress<'_>,
 ) -> anyhow::Result<()> {
     let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| progress.read(chunk.len()));
-    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES));
+    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES, drop));
     let sent = batches.map(|batch| send(client.clone(), args, batch, progress)).buffer_unordered(args.in_flight.into());
     let mut sent = std::pin::pin!(sent);
     let mut look = tokio::time::interval(LOOK_EVERY);

@@ -166,7 +166,9 @@ enum Read {
 impl Source {
     fn new(state: &State, share: Share, body: Body) -> Self {
         let chunks = body.into_data_stream().map_err(io::Error::other as fn(axum::Error) -> io::Error);
-        let lines = Lines::new(chunks, state.settings.limits.max_request_bytes);
+        let dropped = share.clone();
+        let dropped = move |bytes| dropped.shrink(bytes);
+        let lines = Lines::new(chunks, state.settings.limits.max_request_bytes, dropped);
         Self { lines, share, settings: Arc::clone(&state.settings), stop: state.stop.clone() }
     }
 
