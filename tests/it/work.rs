@@ -290,6 +290,9 @@ async fn mistakes_are_one_line() {
     nowhere.args.drain(1..3);
     let said = nowhere.refused(&["true"]).await;
     assert!(said.contains("cannot reach taskd at http://127.0.0.1:1"), "{said}");
+    nowhere.args[4] = "u:s3cret@127.0.0.1:1".to_owned();
+    let said = nowhere.refused(&["true"]).await;
+    assert!(said.contains("cannot reach taskd at http://u:***@127.0.0.1:1"), "{said}");
     let said = work.refused(&[]).await;
     assert!(said.contains("CMD"), "{said}");
 }
@@ -311,6 +314,8 @@ async fn a_signal_drains_and_a_second_one_gives_back() {
     let (code, lines, stderr) = finish(child).await;
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert_eq!(outcomes(&lines), [("1", "completed", "")]);
+    let draining = lines.iter().find(|line| line["event"] == "draining").unwrap();
+    assert_eq!(draining["message"], "takes no more tasks, and finishes 1; a second Ctrl-C ends them at once");
 
     let work = Work::new(&daemon, &[]);
     let script = work.script(&format!("echo $$ > pid; {text}"));
@@ -472,6 +477,28 @@ async fn urls_are_checked() {
     assert_eq!((&results[3]["truncated"], &results[3]["content_length"]), (&json!(true), &json!(100_000)));
     assert_eq!(results[0]["content_type"], "text/html; charset=utf-8");
     assert!(results[0]["seconds"].as_f64().unwrap() > 0.0 && results[0]["tls_expires_at"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_waits_too_long_for_its_host_goes_back_at_no_cost() {
+    let (daemon, site) = (Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await, site().await);
+    daemon.insert(&["/two.html", "/gone"].map(|path| json!({"queue": "q", "key": format!("{site}{path}")}))).await;
+    let check = ["--http-check", "--concurrency", "2", "--timeout", "1s"];
+    let slow = Work::new(&daemon, &[&check[..], &["--host-delay", "1h"]].concat());
+    let mut child = slow.command(&[]).spawn().unwrap();
+    let stdout = BufReader::new(child.stdout.take().unwrap());
+    let outcome = move || {
+        let mut tasks = stdout.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        tasks.find(|line| line["event"] == "task" && line["status"] != "completed")
+    };
+    let outcome = tokio::task::spawn_blocking(outcome).await.unwrap().unwrap();
+    assert_eq!(outcome["status"], "given_back", "{outcome}");
+    assert!(outcome["reason"].as_str().unwrap().ends_with("no turn at its host within 1s"), "{outcome}");
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(finish(child).await.0, 0);
+    Work::new(&daemon, &[ONCE, &check].concat()).run(&[]).await;
+    let queue = daemon.queue("q").await;
+    assert_eq!((&queue["completed"], &queue["dead"]), (&json!(2), &json!(0)), "{queue}");
 }
 
 /// A server whose answers break off.

@@ -36,7 +36,7 @@ pub enum Ended {
     Completed,
     /// Rejected: the attempt failed.
     Rejected,
-    /// Rejected because the worker stopped.
+    /// Given back because the worker stopped, or before the handler had begun with it.
     GivenBack,
     /// The lease was lost, or the task ended in another way: cancelled, or completed by others.
     Lost,
@@ -50,7 +50,7 @@ pub struct Summary {
     pub completed: u64,
     /// Attempts that failed.
     pub rejected: u64,
-    /// Tasks given back at the stop.
+    /// Tasks given back at the stop, or before the handler had begun with them.
     pub given_back: u64,
     /// Tasks that this worker lost, or finished in vain.
     pub lost: u64,

@@ -76,12 +76,13 @@ pub struct Failure {
     pub(crate) reason: String,
     pub(crate) retry: bool,
     pub(crate) delay: Option<Duration>,
+    pub(crate) not_started: bool,
 }
 
 impl Failure {
     /// A failed attempt. Operators read the reason in the history of the task: the first 4,000 bytes of it.
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), retry: true, delay: None }
+        Self { reason: reason.into(), retry: true, delay: None, not_started: false }
     }
 
     /// No further attempt: the task is dead.
@@ -96,6 +97,13 @@ impl Failure {
         Self { delay: Some(delay), ..self }
     }
 
+    /// The handler has not begun with the task: taskd offers it again at once, and counts no failure.
+    #[must_use]
+    pub fn not_started(self) -> Self {
+        // An older taskd does not know `not_started`, and counts a failure.
+        Self { retry: true, delay: Some(Duration::ZERO), not_started: true, ..self }
+    }
+
     pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
         pb::Rejection {
             id: id.to_owned(),
@@ -103,7 +111,7 @@ impl Failure {
             reason: cut(self.reason),
             retry: Some(self.retry),
             delay: self.delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
-            not_started: false,
+            not_started: self.not_started,
         }
     }
 }

@@ -225,7 +225,10 @@ impl<S: Source> Run<S> {
                 let completion = done.completion(held.info.id(), &held.info.lease_token);
                 self.reports.complete(number, completion);
             }
-            Some(Err(failure)) => self.reject(number, Ended::Rejected, failure),
+            Some(Err(failure)) => {
+                let ending = if failure.not_started { Ended::GivenBack } else { Ended::Rejected };
+                self.reject(number, ending, failure);
+            }
             None => {
                 self.reject(number, Ended::GivenBack, Failure::new("the worker stopped").again_after(Duration::ZERO))
             }
@@ -237,7 +240,11 @@ impl<S: Source> Run<S> {
         held.ending = ending;
         held.reason.clone_from(&failure.reason);
         let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
-        self.reports.reject(number, rejection);
+        if rejection.not_started {
+            self.reports.give_back(number, rejection);
+        } else {
+            self.reports.reject(number, rejection);
+        }
     }
 
     fn answered(&mut self, answered: Answered) {
@@ -291,13 +298,7 @@ impl<S: Source> Run<S> {
     /// Gives back what no handler has started.
     fn give_back_waiting(&mut self) {
         while let Some((number, ..)) = self.table.next() {
-            let Some(held) = self.table.get_mut(number) else { continue };
-            let failure = Failure::new("not started: the worker stopped").again_after(Duration::ZERO);
-            held.ending = Ended::GivenBack;
-            held.reason.clone_from(&failure.reason);
-            // An older taskd does not know `not_started`, and counts a failure.
-            let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
-            self.reports.give_back(number, pb::Rejection { not_started: true, ..rejection });
+            self.reject(number, Ended::GivenBack, Failure::new("not started: the worker stopped").not_started());
         }
     }
 

@@ -152,6 +152,20 @@ async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
 }
 
 #[tokio::test]
+async fn a_handler_may_give_its_task_back_at_no_cost() {
+    let mock = Mock::new(tasks(1).map(|task| task.max_attempts(1)));
+    let calls = AtomicUsize::new(0);
+    let handler = move |task: Task| {
+        let is_first = calls.fetch_add(1, SeqCst) == 0;
+        let busy = || Failure::new("busy").again_after(Duration::from_secs(9)).not_started();
+        async move { if is_first { Err(busy()) } else { Ok(Done::text(task.attempt().to_string())) } }
+    };
+    let summary = worker().run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((summary.completed, summary.given_back, summary.rejected), (1, 1, 0));
+    assert!(mock.dead("q", "k0").is_none(), "no attempt counted");
+}
+
+#[tokio::test]
 async fn a_second_stop_drops_what_runs() {
     let mock = Mock::new(tasks(2));
     let (began, may_end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -506,6 +520,8 @@ async fn a_dropped_handler_tells_what_it_started() {
 #[tokio::test]
 async fn an_address_of_no_use_is_told_at_once() {
     assert!(Client::new("http://a b").is_err());
+    let said = Client::new("http://u:s3cret@a b").err().unwrap().to_string();
+    assert!(said.contains("http://***@a b") && !said.contains("s3cret"), "{said}");
     assert!(Client::builder(Vec::<String>::new()).build().is_err());
     let nobody = Client::builder(["127.0.0.1:1"]).give_up_after(Duration::ZERO).build().unwrap();
     let error = nobody.insert([NewTask::new("q", "k")]).await.unwrap_err();

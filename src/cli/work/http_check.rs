@@ -4,11 +4,13 @@ mod gate;
 mod hop;
 
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::ensure;
+use humantime::format_duration;
 use hyper::{Method, StatusCode, header::HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Serialize;
@@ -18,7 +20,7 @@ use url::Url;
 
 use self::{
     gate::Gates,
-    hop::{Answer, Hop},
+    hop::{Answer, Hop, is_inside},
 };
 use super::args::Checks;
 
@@ -53,7 +55,7 @@ struct Checked<'a> {
     truncated: bool,
     content_length: Option<u64>,
     content_type: Option<&'a str>,
-    server: &'a str,
+    server: SocketAddr,
     tls_expires_at: Option<&'a str>,
 }
 
@@ -61,6 +63,15 @@ struct Checked<'a> {
 struct Redirect {
     status: u16,
     to: String,
+}
+
+/// The time that a check has taken so far.
+#[derive(Default)]
+struct Spent {
+    /// For its turn at a host.
+    waiting: Duration,
+    /// For answers.
+    asking: Duration,
 }
 
 impl Checker {
@@ -81,22 +92,34 @@ impl Checker {
     }
 
     /// One request, when its host has room.
-    async fn ask(&self, url: &Url, method: &Method) -> Result<(Answer, Duration), Failure> {
-        let host = url.host_str().unwrap_or_default();
-        let _place = self.gates.enter(host).await;
+    async fn ask(&self, url: &Url, method: &Method, is_outside: bool, spent: &mut Spent) -> Result<Answer, Failure> {
+        let came = Instant::now();
+        let patience = self.timeout.saturating_sub(spent.waiting);
+        let Ok(_place) = timeout(patience, self.gates.enter(url.host_str().unwrap_or_default())).await else {
+            let why = format!("{url}: no turn at its host within {}", format_duration(self.timeout));
+            return Err(Failure::new(why).not_started());
+        };
         let began = Instant::now();
-        match timeout(self.answer_timeout, self.hop.ask(url, method)).await {
-            Ok(answer) => Ok((answer.map_err(|why| Failure::new(format!("{url}: {why}")))?, began.elapsed())),
+        spent.waiting += began - came;
+        let left = self.timeout.saturating_sub(spent.asking);
+        let answer = timeout(left.min(self.answer_timeout), self.hop.ask(url, method, is_outside)).await;
+        spent.asking += began.elapsed();
+        match answer {
+            Ok(answer) => answer.map_err(|why| Failure::new(format!("{url}: {why}"))),
+            Err(_) if left <= self.answer_timeout => {
+                Err(Failure::new(format!("it took longer than {}", format_duration(self.timeout))))
+            }
             Err(_) => Err(Failure::new(format!("{url}: no answer within {:?}", self.answer_timeout))),
         }
     }
 
     async fn follow(&self, first: Url) -> Result<Done, Failure> {
+        // A site outside must not make the check ask servers inside.
+        let mut is_outside = false;
         let mut method = if self.is_head { Method::HEAD } else { Method::GET };
-        let (mut url, mut redirects, mut took) = (first.clone(), Vec::new(), Duration::ZERO);
+        let (mut url, mut redirects, mut spent) = (first.clone(), Vec::new(), Spent::default());
         loop {
-            let (answer, time) = self.ask(&url, &method).await?;
-            took += time;
+            let answer = self.ask(&url, &method, is_outside, &mut spent).await?;
             if method == Method::HEAD
                 && matches!(answer.status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
             {
@@ -114,7 +137,7 @@ impl Checker {
                     return Err(Failure::new(format!("{first}: more than {} redirects", self.redirects)).never_again());
                 }
                 redirects.push(Redirect { status: answer.status.as_u16(), to: to.to_string() });
-                url = to;
+                (url, is_outside) = (to, !is_inside(answer.server.ip()));
                 continue;
             }
             return Ok(Done::json(&Checked {
@@ -123,13 +146,13 @@ impl Checker {
                 method: method.as_str(),
                 final_url: url.as_str(),
                 redirects: &redirects,
-                seconds: took.as_secs_f64(),
+                seconds: spent.asking.as_secs_f64(),
                 first_byte_seconds: answer.first_byte.as_secs_f64(),
                 bytes: answer.bytes,
                 truncated: answer.is_truncated,
                 content_length: answer.content_length(),
                 content_type: answer.content_type(),
-                server: &answer.server,
+                server: answer.server,
                 tls_expires_at: answer.tls_expires_at.as_deref(),
             })?);
         }
@@ -141,10 +164,7 @@ pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done,
     let key = task.key();
     let url = Url::parse(&key).ok().filter(is_http);
     let url = url.ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
-    match timeout(checker.timeout, Box::pin(checker.follow(url))).await {
-        Ok(done) => done,
-        Err(_) => Err(Failure::new(format!("it took longer than {}", humantime::format_duration(checker.timeout)))),
-    }
+    checker.follow(url).await
 }
 
 fn is_http(url: &Url) -> bool {

@@ -7,7 +7,7 @@ mod found;
 mod http_check;
 mod show;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use taskd_client::{Client, Error, Worker};
@@ -22,13 +22,15 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let client = args.server.client().await?;
     let name = args.name();
     let show = Arc::new(Show::new(&name, args.json));
+    // The handler has a time-out of its own, and says more. A check may wait as long for its host.
+    let waiting = if args.http_check { args.timeout.0 } else { Duration::ZERO };
+    let limit = args.timeout.0 + waiting + command::KILL_AFTER * 4;
     let mut worker = Worker::new(name, args.queues.clone())
         .concurrency(args.concurrency.into())
         .prefetch(args.prefetch.into())
         .lease(args.lease.0)
-        // The handler has a time-out of its own, and says more.
-        .time_limit(args.timeout.0 + command::KILL_AFTER * 4)
-        .drain_limit(args.timeout.0 + command::KILL_AFTER * 4)
+        .time_limit(limit)
+        .drain_limit(limit)
         .stop_on_signals()
         .on_event({
             let show = show.clone();

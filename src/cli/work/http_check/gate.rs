@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Mutex as Turns, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until},
 };
 
@@ -22,8 +22,8 @@ pub(super) struct Gates {
 
 struct Host {
     places: Arc<Semaphore>,
-    /// When the next request may begin.
-    next: Mutex<Instant>,
+    /// When the next request may begin. The request whose turn it is holds the lock until then.
+    next: Turns<Instant>,
 }
 
 impl Gates {
@@ -36,13 +36,9 @@ impl Gates {
         let host = self.host(host);
         // Nobody closes the semaphore.
         let place = host.places.clone().acquire_owned().await.ok();
-        let turn = {
-            let mut next = host.next.lock().unwrap_or_else(PoisonError::into_inner);
-            let turn = Instant::now().max(*next);
-            *next = turn + self.delay;
-            turn
-        };
-        sleep_until(turn).await;
+        let mut next = host.next.lock().await;
+        sleep_until(*next).await;
+        *next = Instant::now() + self.delay;
         place
     }
 
@@ -50,7 +46,7 @@ impl Gates {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         if hosts.len() >= MOST_HOSTS {
             let now = Instant::now();
-            let is_ahead = |host: &Host| *host.next.lock().unwrap_or_else(PoisonError::into_inner) > now;
+            let is_ahead = |host: &Host| host.next.try_lock().is_ok_and(|next| *next > now);
             hosts.retain(|_, host| Arc::strong_count(host) > 1 || is_ahead(host));
         }
         let new = || Host { places: Arc::new(Semaphore::new(self.per_host)), next: Instant::now().into() };
@@ -75,5 +71,15 @@ mod tests {
         let gates = Gates::new(2, Duration::from_secs(3600));
         drop(gates.enter("a").await);
         assert!(gates.enter("a").now_or_never().is_none(), "there is a place, and it is too early");
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_nobody_used_delays_no_other() {
+        let gates = Gates::new(2, Duration::from_secs(3600));
+        drop(gates.enter("a").await);
+        let next = || *gates.host("a").next.try_lock().unwrap();
+        let before = next();
+        assert!(gates.enter("a").now_or_never().is_none(), "it is too early");
+        assert_eq!(next(), before);
     }
 }

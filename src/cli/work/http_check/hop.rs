@@ -1,11 +1,12 @@
 //! One request over a connection of its own, so that its times and its certificate belong to it.
 
 use std::{
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::{
@@ -41,7 +42,7 @@ pub(super) struct Answer {
     pub(super) bytes: u64,
     pub(super) is_truncated: bool,
     /// The address that answered.
-    pub(super) server: String,
+    pub(super) server: SocketAddr,
     pub(super) tls_expires_at: Option<String>,
 }
 
@@ -71,18 +72,20 @@ impl Answer {
 }
 
 impl Hop {
-    /// The answer; the error says at which step there was none. The caller sets a deadline.
-    pub(super) async fn ask(&self, url: &Url, method: &Method) -> Result<Answer, String> {
+    /// The answer; the error says at which step there was none. The caller sets a deadline. With `is_outside` a server
+    /// inside this network is asked nothing.
+    pub(super) async fn ask(&self, url: &Url, method: &Method, is_outside: bool) -> Result<Answer, String> {
         // All causes: that of TLS is the last one.
-        self.request(url, method).await.map_err(|error| format!("{error:#}"))
+        self.request(url, method, is_outside).await.map_err(|error| format!("{error:#}"))
     }
 
-    async fn request(&self, url: &Url, method: &Method) -> anyhow::Result<Answer> {
+    async fn request(&self, url: &Url, method: &Method, is_outside: bool) -> anyhow::Result<Answer> {
         let began = Instant::now();
         let host = url.host_str().context("it has no host")?.trim_matches(['[', ']']);
         let port = url.port_or_known_default().context("it has no port")?;
         let socket = TcpStream::connect((host, port)).await.context("cannot connect")?;
-        let server = socket.peer_addr()?.to_string();
+        let server = socket.peer_addr()?;
+        ensure!(!(is_outside && is_inside(server.ip())), "a site outside redirects to {server}, inside this network");
         let mut tls_expires_at = None;
         let mut driver = JoinSet::new();
         let mut sender = if url.scheme() == "https" {
@@ -137,6 +140,14 @@ impl Hop {
     }
 }
 
+/// True for addresses that the internet does not route.
+pub(super) fn is_inside(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+    }
+}
+
 /// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed asks for no wait.
 fn wait(text: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
@@ -164,6 +175,26 @@ fn expires_at(certificate: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_inside_are_known() {
+        let is_inside = |text: &str| is_inside(text.parse().unwrap());
+        let inside = ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "0.0.0.0"];
+        assert!(inside.into_iter().chain(["::1", "fd00::1", "fe80::1", "::ffff:10.0.0.1"]).all(is_inside));
+        assert!(!["192.0.2.7", "172.32.0.1", "2001:db8::1", "::ffff:192.0.2.7"].into_iter().any(is_inside));
+    }
+
+    #[tokio::test]
+    async fn a_site_outside_leads_to_no_server_inside() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+        let tls = ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
+        let hop = Hop { tls: tls.into(), user_agent: HeaderValue::from_static("test"), most_bytes: 1 };
+        let said = hop.ask(&url, &Method::GET, true).await.err().unwrap();
+        assert!(said.starts_with("a site outside redirects to 127.0.0.1:"), "{said}");
+        let (mut socket, _) = listener.accept().await.unwrap();
+        assert_eq!(tokio::io::AsyncReadExt::read(&mut socket, &mut [0]).await.unwrap(), 0, "it is asked nothing");
+    }
 
     #[test]
     fn a_wait_is_seconds_or_a_date() {
