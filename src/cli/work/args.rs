@@ -19,9 +19,9 @@ Examples:
   taskd work --queue links --http-check --per-host 2   GET each key; the result is JSON
   taskd work --queue q --exit-when-idle 5s -- ./do.sh | jq -c 'select(.status == \"rejected\")'
 
-In the command, {key}, {id}, {queue}, {attempt} and {file} stand for those of the task, also inside an
-argument. No shell reads them. A key may begin with a dash: put -- before {key} if the command takes options.
-The payload comes on stdin, or is in the file {file}. The environment has TASKD_ID, TASKD_KEY, TASKD_QUEUE,
+In the command, {key}, {id}, {queue}, {attempt} and {file} stand for those of the task, also inside an argument. \
+No shell reads them. A key may begin with a dash: put -- before {key} if the command takes options. \
+The payload comes on stdin, or is in the file {file}. The environment has TASKD_ID, TASKD_KEY, TASKD_QUEUE, \
 TASKD_ATTEMPT, TASKD_HEADER_<NAME> and TRACEPARENT, and no TASKD_TOKEN.
 
 Exit code of the command:
@@ -29,16 +29,16 @@ Exit code of the command:
   --dead-code (65)  the task is dead: it is not tried again
   others    the attempt failed; the end of stderr is the reason. taskd tries again after the backoff
 
-A command that takes longer than --timeout, or writes more than --max-output, is killed with all that it started
+A command that takes longer than --timeout, or writes more than --max-output, is killed with all that it started \
 (its process group), and the attempt failed. The lease is extended while a command runs.
 
 Discovered tasks: a line is a key of the same queue (or of --discover-queue), or a task in JSON:
   --discover-fd             each line that the command writes to file descriptor 3
   --discover-prefix 'NEW '  each line of stdout that begins so, without that; it is no part of the result
 
-Progress is a line on a terminal; otherwise stdout has a JSON object per line for each task, and a summary.
-Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other
-workers get their tasks at once. Exit code: 0 after a stop; 2 if taskd cannot be reached or refuses, also if it did
+Progress is a line on a terminal; otherwise stdout has a JSON object per line for each task, and a summary. \
+Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other \
+workers get their tasks at once. Exit code: 0 after a stop; 2 if taskd cannot be reached or refuses, also if it did \
 not answer the reports of finished tasks at the end.")]
 pub struct Work {
     /// Queue to take tasks from; may be repeated
@@ -68,7 +68,7 @@ pub struct Work {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(super) lease: Time,
 
-    /// How long a task may take
+    /// How long a task may take, without a check's wait for its host
     #[arg(long, value_name = "TIME", default_value = "10m")]
     pub(super) timeout: Time,
 

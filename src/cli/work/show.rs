@@ -28,6 +28,7 @@ struct State {
     running: u64,
     completed: u64,
     failed: u64,
+    given_back: u64,
     lost: u64,
     told: Option<Instant>,
     /// Of the last event of a task.
@@ -37,7 +38,8 @@ struct State {
 impl Show {
     pub(super) fn new(worker: &str, is_json: bool) -> Self {
         let bar = (!is_json && io::stdout().is_terminal()).then(progress_bar);
-        let state = State { running: 0, completed: 0, failed: 0, lost: 0, told: None, at: Instant::now() };
+        let (running, completed, failed, given_back, lost, told) = (0, 0, 0, 0, 0, None);
+        let state = State { running, completed, failed, given_back, lost, told, at: Instant::now() };
         let show = Self { bar, state: state.into() };
         match &show.bar {
             Some(bar) => {
@@ -62,7 +64,7 @@ impl Show {
                 let (count, status) = match ended {
                     Ended::Completed => (&mut state.completed, "completed"),
                     Ended::Rejected => (&mut state.failed, "rejected"),
-                    Ended::GivenBack => (&mut state.lost, "given_back"),
+                    Ended::GivenBack => (&mut state.given_back, "given_back"),
                     Ended::Lost => (&mut state.lost, "lost"),
                 };
                 *count += 1;
@@ -86,8 +88,10 @@ impl Show {
                 state.told = Some(Instant::now());
                 self.say("away", &error.to_string());
             }
+            Event::Draining(0) => self.say("draining", "takes no more tasks"),
             Event::Draining(tasks) => {
-                self.say("draining", &format!("takes no more tasks, and finishes {tasks}"));
+                let what = format!("takes no more tasks, and finishes {tasks}; a second Ctrl-C ends them at once");
+                self.say("draining", &what);
             }
             _ => {}
         }
@@ -125,10 +129,11 @@ impl Show {
 
     fn draw(&self, state: &State, key: &str) {
         let Some(bar) = &self.bar else { return };
-        let State { running, completed, failed, lost, .. } = state;
+        let State { running, completed, failed, given_back, lost, .. } = state;
         let (completed, failed) = (HumanCount(*completed), HumanCount(*failed));
         let key: String = printable(key).chars().take(60).collect();
-        bar.set_message(format!("{running} running  {completed} completed  {failed} rejected  {lost} lost  {key}"));
+        let ends = format!("{completed} completed  {failed} rejected  {given_back} given back  {lost} lost");
+        bar.set_message(format!("{running} running  {ends}  {key}"));
     }
 
     fn say(&self, event: &str, what: &str) {
