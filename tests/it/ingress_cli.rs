@@ -74,6 +74,28 @@ fn a_command_whose_stdout_is_closed_ends_quietly_with_its_own_exit_code() {
 }
 
 #[test]
+fn what_commands_print_has_no_secrets() {
+    let (_dir, path) = file("[queues.q]\nenrich_url = \"https://h/e?key=s3cret\"\n");
+    let shown = |args: &[&str], env: &[(&str, &str)], code: i32| {
+        let (got, stdout, stderr) = run(args, env);
+        assert_eq!(got, code, "{stderr}");
+        assert!(!stdout.contains("s3cret") && !stderr.contains("s3cret"), "{stdout}{stderr}");
+        stdout + &stderr
+    };
+    let urls = [("TASKD_OTLP_ENDPOINT", "https://u:s3cret@h:4318"), ("TASKD_REDIS_URL", "redis://:s3cret?s3cret@h")];
+    let printed = shown(&["check-config", "--config", &path], &urls, 0);
+    for url in ["https://h/e?***", "https://u:***@h:4318", "redis://:***@h"] {
+        assert!(printed.contains(&format!("{url:?}")), "{url} is not in {printed}");
+    }
+    let printed = shown(&["check-config"], &[("TASKD_OTLP_HEADERS", "s3cret")], 2);
+    assert!(printed.contains("'***' for TASKD_OTLP_HEADERS: header 1 is not name=value"), "{printed}");
+    let printed = shown(&["check-config"], &[("TASKD_KAFKA_SASL_PASSWORT", "s3cret")], 2);
+    assert!(printed.contains("kafka.sasl.passwort = \"***\""), "{printed}");
+    let printed = shown(&["stats", "--server", "http://u:s3cret@127.0.0.1:1"], &[], 2);
+    assert!(printed.contains("cannot reach taskd's HTTP at http://u:***@127.0.0.1:1"), "{printed}");
+}
+
+#[test]
 fn nothing_is_asked_of_a_folder_in_which_no_taskd_has_run() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("elsewhere");
