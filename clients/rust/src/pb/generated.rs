@@ -1339,7 +1339,7 @@ pub struct FsckResponse {
     /// Finds beyond those, which an answer has no room for. They are mended like the others.
     #[prost(uint64, tag = "5")]
     pub more: u64,
-    /// Suspected tasks that this part could not look at again.
+    /// Suspected tasks that this part could not look at again, and one more if SQL could not count the unfinished tasks.
     #[prost(uint64, tag = "6")]
     pub unchecked: u64,
 }
