@@ -646,9 +646,11 @@ async fn max_connections_bounds_each_listener() {
 async fn a_call_that_waits_for_tasks_keeps_no_room_of_its_request() {
     let mut daemon = Daemon::start("", &[]).await;
     let open = json!({"worker": "w", "queues": ["q"]});
-    let session = daemon.post("/v1/sessions:open", &open).await.1["session"].as_str().unwrap().to_owned();
+    let session = async || daemon.post("/v1/sessions:open", &open).await.1["session"].as_str().unwrap().to_owned();
+    // Of one session, a call may bring what the other one wants.
+    let sessions = [session().await, session().await];
     let get = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
-    let want = json!({"worker": "w", "session": session, "want": 1, "wait": "60s"}).to_string();
+    let want = json!({"worker": "w", "session": sessions[0], "want": 1, "wait": "60s"}).to_string();
     // A large body says no more than a small one.
     let spaces = " ".repeat(4 * MIB);
     let post = |path: &str, body: String| {
@@ -658,7 +660,7 @@ async fn a_call_that_waits_for_tasks_keeps_no_room_of_its_request() {
     let calls = [post("/v1/tasks:get", get), post("/v1/sessions:want", want)];
     let wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
     let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], wait, ..Default::default() };
-    let want = pb::WantTasksRequest { worker: "w".into(), session: session.clone(), want: 1, wait };
+    let want = pb::WantTasksRequest { worker: "w".into(), session: sessions[1].clone(), want: 1, wait };
     let channel = channel(&daemon).await;
     let grpc = [("/taskd.v1.Tasks/GetTasks", get.encode_to_vec()), ("/taskd.v1.Tasks/WantTasks", want.encode_to_vec())]
         .map(|(method, mut message)| {
@@ -666,8 +668,11 @@ async fn a_call_that_waits_for_tasks_keeps_no_room_of_its_request() {
             prost::encoding::bytes::encode(1000, &vec![0; 4 * MIB], &mut message);
             tokio::spawn(call(channel.clone(), method, message.into()))
         });
-    let call = json!({"worker": "w", "session": session});
-    until("the session's calls wait", async || daemon.post("/v1/sessions:pending", &call).await.1["demand"] == 2).await;
+    for session in sessions {
+        let call = json!({"worker": "w", "session": session});
+        until("the session's call waits", async || daemon.post("/v1/sessions:pending", &call).await.1["demand"] == 1)
+            .await;
+    }
     // Nothing tells when the others wait, so the room must stay free for a second.
     let mut free = 0;
     until("their room is free again", async || {
