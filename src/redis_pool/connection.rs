@@ -16,7 +16,7 @@ use super::address::{Address, CONNECT, RESPONSE, timed_out};
 
 /// A connection to a cluster that answers no call for this time is stuck itself. redis-rs 1.8 may wait for its own lock
 /// for ever when a master dies: `refresh_slots` stands in line behind calls and reconnections that it does not poll.
-const SILENCE: Duration = Duration::from_secs(1);
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///
@@ -29,6 +29,8 @@ struct Inner {
     address: Address,
     /// `None`: one server.
     cluster: Option<ClusterClient>,
+    /// How long a connection to a cluster may answer no call.
+    silence: Duration,
     /// The connection with its number; `None` when a new one must be made.
     current: RwLock<Option<(u64, Link)>>,
     /// The number of the last connection. The caller that connects holds the lock.
@@ -73,16 +75,16 @@ impl Answered {
 }
 
 impl Connection {
-    pub(super) async fn connect(address: &Address) -> RedisResult<Self> {
-        let connection = Self::new(address)?;
+    pub(super) async fn connect(address: &Address, silence: Duration) -> RedisResult<Self> {
+        let connection = Self::new(address, silence)?;
         connection.get().await?;
         Ok(connection)
     }
 
-    fn new(address: &Address) -> RedisResult<Self> {
+    fn new(address: &Address, silence: Duration) -> RedisResult<Self> {
         let cluster = if address.is_cluster { Some(address.cluster()?) } else { None };
         let (current, connecting) = (RwLock::default(), tokio::sync::Mutex::default());
-        Ok(Self(Arc::new(Inner { address: address.clone(), cluster, current, connecting })))
+        Ok(Self(Arc::new(Inner { address: address.clone(), cluster, silence, current, connecting })))
     }
 
     async fn get(&self) -> RedisResult<(u64, Link)> {
@@ -111,7 +113,7 @@ impl Connection {
         match &self.0.cluster {
             Some(cluster) => {
                 let conn = cluster.get_async_connection().await?;
-                Ok(Link::Cluster(conn, Answered::now(SILENCE)))
+                Ok(Link::Cluster(conn, Answered::now(self.0.silence)))
             }
             None => self.0.address.connect(self.0.address.seed(), Some(RESPONSE)).await.map(Link::One),
         }
@@ -210,7 +212,7 @@ mod tests {
     async fn nobody_waits_in_line_for_a_server_that_does_not_answer() {
         for url in ["redis+cluster://127.0.0.1:1", "redis://127.0.0.1:1"] {
             let address = Address::new(url, &RedisAccess::default()).unwrap();
-            let connection = Connection::new(&address).unwrap();
+            let connection = Connection::new(&address, SILENCE).unwrap();
             let _somebody_tries = connection.0.connecting.lock().await;
             let answer = tokio::time::timeout(CONNECT * 3, connection.get()).await.expect("an answer");
             assert!(answer.is_err_and(|error| error.is_timeout()));

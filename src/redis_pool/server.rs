@@ -1,6 +1,6 @@
 //! A server or a cluster, with its connections.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::{
     InfoDict, Value,
@@ -12,7 +12,7 @@ use super::{
     address::{Address, RESPONSE},
     check::{check, check_node, check_state},
     cluster,
-    connection::Connection,
+    connection::{Connection, SILENCE},
     durability::{Durability, Shortfall},
     error::Error,
     script::Batch,
@@ -41,9 +41,10 @@ impl Redis {
 
     pub async fn connect_as(url: &str, prefix: &str, access: &RedisAccess) -> Result<Self, Error> {
         let address = Address::new(url, access)?;
-        let shared = connect(&address).await?;
+        let shared = connect(&address, SILENCE).await?;
         let durability = Durability::new(access);
-        let waiting = if durability.is_some() { connect(&address).await? } else { shared.clone() };
+        // A call that waits for replicas holds up those behind it.
+        let waiting = if durability.is_some() { connect(&address, RESPONSE).await? } else { shared.clone() };
         let turns = durability.as_ref().map_or(1, |durability| durability.at_once(RESPONSE * 4 / 5));
         Ok(Self { address, shared, waiting, turns: Arc::new(Semaphore::new(turns)), durability, prefix: prefix.into() })
     }
@@ -142,15 +143,15 @@ impl Redis {
     }
 }
 
-async fn connect(address: &Address) -> Result<Connection, Error> {
+async fn connect(address: &Address, silence: Duration) -> Result<Connection, Error> {
     if !address.is_cluster {
-        return Ok(Connection::connect(address).await?);
+        return Ok(Connection::connect(address, silence).await?);
     }
     // The client of the cluster does not say why it cannot connect.
     let mut last = None;
     for seed in address.seeds() {
         match check_node(address, seed).await {
-            Ok(()) => return Ok(Connection::connect(address).await?),
+            Ok(()) => return Ok(Connection::connect(address, silence).await?),
             // Another node may know better.
             Err(error) if error.is_transient() => last = Some(error),
             Err(error) => return Err(error),

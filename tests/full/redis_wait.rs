@@ -222,8 +222,9 @@ async fn a_completion_on_a_cluster_waits_for_the_replica_of_its_master() {
     let queue = Queue::new(redis.clone());
     let tasks = leased(&queue).await;
     until("the replica has it", async || complete(&queue, &tasks[0]).await.is_ok()).await;
-    // Each master has one.
-    let two = Queue::new(Redis::connect_as(shared().await, redis.prefix(), &access(2, false)).await.unwrap());
+    // Each master has one. The wait is longer than a connection to a cluster may answer no call otherwise.
+    let access = RedisAccess { wait_timeout: Duration::from_millis(2500), ..access(2, false) };
+    let two = Queue::new(Redis::connect_as(shared().await, redis.prefix(), &access).await.unwrap());
     let short = complete(&two, &tasks[1]).await;
     let short = short.unwrap_err().to_string();
     assert!(short.ends_with(" of 2 replicas): try again"), "{short}");

@@ -77,12 +77,12 @@ impl Published {
             self.bus.check_partitions().await?;
         }
         // Another process may have opened a shard that this one does not know yet. Then its records are not read here.
-        let unknown: HashSet<ShardId> = match shards.keys().all(|shard| self.queue.knows(shard)) {
+        let open: HashSet<ShardId> = match shards.keys().all(|shard| self.queue.knows(shard)) {
             true => HashSet::new(),
             false => self.store.shards(None).await?.into_iter().map(|shard| shard.id).collect(),
         };
         for (shard, tasks) in shards {
-            if unknown.contains(&shard) && !self.queue.knows(&shard) {
+            if open.contains(&shard) && !self.queue.knows(&shard) {
                 continue;
             }
             if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
