@@ -140,8 +140,8 @@ impl Reader {
             return true;
         }
         match self.statuses(&open).await {
-            Ok(events) => {
-                statuses.extend(events.into_iter().map(|event| (event.id, event.status)));
+            Ok(looks) => {
+                statuses.extend(looks.into_iter().map(|look| (look.event.id, look.event.status)));
                 true
             }
             Err(error) => {

@@ -13,6 +13,7 @@ use super::{
     query::task_id,
     text::{ECHO, shorten},
     watchers::Counted,
+    watching::Look,
 };
 use crate::{
     model::{Caller, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched},
@@ -51,8 +52,8 @@ impl Api {
             let now = query.statuses(&[id]).await?.pop().ok_or(Error::NoSuchTask(id))?;
             Ok::<_, Error>((watch, now))
         };
-        let (watch, now) = begin.instrument(span("watch_task", caller)).await?;
-        let is_seen = last.is_some_and(|last| last.task == id && last.status == now.status);
+        let (watch, Look { event: now, is_ending }) = begin.instrument(span("watch_task", caller)).await?;
+        let is_seen = last.is_some_and(|last| last.task == id && (last.status == now.status || is_ending));
         let life = Life { id, last: Some(now.clone()) };
         let of_task = OfTask { watch, life, held: Vec::new(), hear_at: Instant::now() };
         let mut watching = self.watching(caller, Source::Task(of_task), counted);

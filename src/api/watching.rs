@@ -20,6 +20,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The tasks that are read at once.
 const AT_ONCE: usize = 500;
 
+/// A task, as SQL and Redis have it now.
+pub(super) struct Look {
+    pub(super) event: TaskEvent,
+    /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the task.
+    pub(super) is_ending: bool,
+}
+
 impl Reader {
     /// Reads for the watchers of this process, until the stop.
     pub fn inform_watchers(&self, supervisor: &Supervisor) {
@@ -48,7 +55,11 @@ impl Reader {
             }
             for ids in announcer.take_asked(all).chunks(AT_ONCE) {
                 match self.statuses(ids).await {
-                    Ok(events) => announcer.tell(events),
+                    // Of a task that ends, the end itself is the next news.
+                    Ok(looks) => {
+                        let stay = looks.into_iter().filter(|look| !look.is_ending);
+                        announcer.tell(stay.map(|look| look.event).collect());
+                    }
                     // They are read again at the next look.
                     Err(error) => tracing::debug!("cannot read {} tasks that are watched: {error}", ids.len()),
                 }
@@ -59,18 +70,18 @@ impl Reader {
     }
 
     /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results with it.
-    pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Vec<TaskEvent>, Error> {
+    pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Vec<Look>, Error> {
         let now = self.now_unix_ms();
         let tasks = self.store().listed(ids).await?;
         let records = self.records(&tasks).await?;
-        let event = |task: ListedTask| {
+        let look = |task: ListedTask| {
             let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
             let view = view(task, record, now);
-            // The task's report is on the way to SQL.
-            let status = if view.status.is_final() && !is_final { TaskStatus::Assigned } else { view.status };
+            let is_ending = view.status.is_final() && !is_final;
+            let status = if is_ending { TaskStatus::Assigned } else { view.status };
             let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
-            TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }
+            Look { event: TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }, is_ending }
         };
-        Ok(tasks.into_iter().map(event).collect())
+        Ok(tasks.into_iter().map(look).collect())
     }
 }

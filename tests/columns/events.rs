@@ -188,8 +188,29 @@ async fn failures_deaths_and_cancels_are_told() {
     let id = one(&daemon, json!({"queue": "q", "key": "later", "delay": "1h"})).await;
     let mut events = Events::of_task(&daemon, &id).await;
     assert_eq!(events.status().await, "DELAYED");
-    daemon.post("/v1/tasks:cancel", &json!({"ids": [id]})).await;
+    let (_, cancelled) = daemon.post("/v1/tasks:cancel", &json!({"ids": [id]})).await;
+    assert_eq!(cancelled["results"][0]["status"], "OK", "{cancelled}");
     assert_eq!(events.rest().await, ["CANCELLED"]);
+}
+
+/// All watched tasks are read once a second. Some of so many die between Redis and SQL then.
+#[tokio::test]
+async fn a_task_that_nobody_had_is_never_assigned_on_its_way_to_its_end() {
+    let daemon = column::start(LONG_LEASES, &[]).await;
+    let within = |n: u64| format!("{}ms", 3000 + 50 * n);
+    let task = |n: u64| json!({"queue": "q", "key": n.to_string(), "finish_within": within(n)});
+    let ids = daemon.insert(&(0..40).map(task).collect::<Vec<_>>()).await;
+    let mut watches = Vec::new();
+    for id in &ids {
+        watches.push(Events::of_task(&daemon, id).await);
+    }
+    for events in &mut watches {
+        // A slow machine may begin a watch behind the deadline.
+        let first = events.status().await;
+        let rest = events.rest().await;
+        assert_eq!(rest.last().unwrap_or(&first), "DEAD");
+        assert!(!rest.contains(&"ASSIGNED".to_owned()), "{first}, {rest:?}");
+    }
 }
 
 #[tokio::test]
