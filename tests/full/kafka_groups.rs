@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus_kafka::{Broker, broker},
     support::{
+        PATIENCE,
         bus_contract::{Backend, PARTITIONS, commit, publish, publish_many, read, subscribe, values, within},
         until,
     },
@@ -74,8 +75,11 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     // One stays; the others live for a few batches each.
     for batches in [usize::MAX, 3, 5, 8] {
         let mut config = broker.config();
-        // A member learns of a change by its heartbeat.
-        config.properties.insert("heartbeat.interval.ms".into(), "100".into());
+        // A member learns of a change by its heartbeat, and a slow machine throws none out: its records would come
+        // again.
+        for (property, value) in [("heartbeat.interval.ms", "100"), ("session.timeout.ms", "60000")] {
+            config.properties.insert(property.into(), value.into());
+        }
         let bus: Arc<dyn Bus> = Arc::new(within("open", Kafka::open(config)).await.expect("open"));
         let (log, stop) = (Arc::clone(&log), stop.clone());
         members.push(tokio::spawn(async move {
@@ -86,9 +90,10 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     }
     let each = Mutex::new(None);
     let published = async {
-        let mut rounds: u64 = 0;
+        let (mut rounds, began): (u64, _) = (0, Instant::now());
         // For as long as it takes until it was a storm.
         while log.lock().unwrap().moves < 20 {
+            assert!(began.elapsed() < 4 * PATIENCE, "{} moves are no storm", log.lock().unwrap().moves);
             for partition in 0..PARTITIONS {
                 publish_many(&*bus, Topic::Pipeline, partition, &format!("{rounds}/"), 10).await;
             }
@@ -98,19 +103,23 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
         }
         *each.lock().unwrap() = Some(rounds * 10);
     };
+    let look = async || {
+        let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+        let log = log.lock().unwrap();
+        for (partition, committed) in (0..).zip(&committed) {
+            let upto = committed.map_or(0, |committed| committed.major + 1);
+            let ahead = (0..upto).find(|offset| !log.done.contains(&(partition, *offset)));
+            assert_eq!(ahead, None, "of partition {partition} {upto} records are committed");
+        }
+        let end = *each.lock().unwrap();
+        committed.iter().all(|committed| end.is_some() && committed.map(|at| at.major + 1) == end)
+    };
     let watched = async {
-        until("all is read and committed", async || {
-            let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
-            let log = log.lock().unwrap();
-            for (partition, committed) in (0..).zip(&committed) {
-                let upto = committed.map_or(0, |committed| committed.major + 1);
-                let ahead = (0..upto).find(|offset| !log.done.contains(&(partition, *offset)));
-                assert_eq!(ahead, None, "of partition {partition} {upto} records are committed");
-            }
-            let end = *each.lock().unwrap();
-            committed.iter().all(|committed| end.is_some() && committed.map(|at| at.major + 1) == end)
-        })
-        .await;
+        while each.lock().unwrap().is_none() {
+            look().await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        until("all is read and committed", look).await;
     };
     tokio::join!(published, watched);
     stop.cancel();
@@ -132,7 +141,7 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     let broker = broker().await;
     let mut config = broker.config();
     for (property, value) in
-        [("session.timeout.ms", "1000"), ("heartbeat.interval.ms", "200"), ("max.poll.interval.ms", "1000")]
+        [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "200"), ("max.poll.interval.ms", "6000")]
     {
         config.properties.insert(property.into(), value.into());
     }
