@@ -24,7 +24,7 @@ async fn a_task_waits_and_gives_up_as_it_says() {
     let tasks = [
         json!({"queue": "q", "key": "soon", "backoff": soon}),
         json!({"queue": "never", "key": "never", "payload": "x".repeat(5000), "backoff": never}),
-        json!({"queue": "expires", "key": "expires", "backoff": never, "lease_duration": "1s"}),
+        json!({"queue": "expires", "key": "expires", "backoff": never, "lease_duration": "3s"}),
     ];
     let ids = daemon.insert(&tasks).await;
     for attempt in 1..=4 {

@@ -15,6 +15,7 @@ pub(crate) const CONFIG: &str = "\
     partitions = 2\n\
     reconcile_every = \"1h\"\n\
     [queues.default]\n\
+    lease = \"10m\"\n\
     backoff = [\"1h\"]\n\
     [queues.full]\n\
     high_water_tasks = 2\n";

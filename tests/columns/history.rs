@@ -11,7 +11,7 @@ use crate::{
     support::{daemon::Daemon, until},
 };
 
-const AT_ONCE: &str = "partitions = 1\n[queues.default]\nbackoff = [\"0s\"]\nmax_attempts = 5\n";
+const AT_ONCE: &str = "partitions = 1\n[queues.default]\nlease = \"10m\"\nbackoff = [\"0s\"]\nmax_attempts = 5\n";
 
 async fn task(daemon: &Daemon, id: &str) -> Value {
     let (status, answer) = daemon.get(&format!("/v1/tasks/{id}")).await;
@@ -32,7 +32,7 @@ async fn task_with(daemon: &Daemon, id: &str, attempts: usize) -> Value {
 
 /// Leases one task for so long.
 async fn lease_for(daemon: &Daemon, worker: &str, queue: &str, lease: &str) -> Value {
-    let get = json!({"worker": worker, "queues": [queue], "wait": "10s", "lease_duration": lease});
+    let get = json!({"worker": worker, "queues": [queue], "wait": "60s", "lease_duration": lease});
     let (status, answer) = daemon.post("/v1/tasks:get", &get).await;
     assert_eq!((status, answer["tasks"].as_array().map(Vec::len)), (200, Some(1)), "{answer}");
     answer["tasks"][0].clone()
@@ -85,7 +85,7 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
     let (from, until_) = (rejected["from"].as_str().unwrap(), rejected["until"].as_str().unwrap());
     assert!(inserted["created_at"].as_str().unwrap() <= from && from <= until_, "{rejected}");
 
-    lease_for(&daemon, "a", "q", "100ms").await;
+    lease_for(&daemon, "a", "q", "3s").await;
     until("the lease expires", async || states(&task(&daemon, &id).await).contains(&("EXPIRED", "a"))).await;
     let of_a = lease_for(&daemon, "a", "q", "1m").await;
     assert_eq!(daemon.complete("a", &[of_a]).await, ["OK"]);
@@ -122,7 +122,7 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_was_sent_again_has_the_act_and_the_failures_of_both_lives() {
-    let mut daemon = column::start("partitions = 1\n[queues.default]\nmax_attempts = 1", &[]).await;
+    let mut daemon = column::start("partitions = 1\n[queues.default]\nlease = \"10m\"\nmax_attempts = 1", &[]).await;
     let ids = daemon.insert(&[json!({"queue": "q", "key": "k"}), json!({"queue": "q", "key": "l"})]).await;
     let dead = async |id: &str| {
         let letter = format!("/v1/dead-letters/{id}");

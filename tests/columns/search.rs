@@ -40,7 +40,7 @@ fn tasks(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_are_listed_with_the_status_that_they_have_now() {
-    let mut daemon = column::start("[queues.default]\nmax_attempts = 1", &[]).await;
+    let mut daemon = column::start("[queues.default]\nlease = \"10m\"\nmax_attempts = 1", &[]).await;
     // One after the other: the newest comes first.
     for (key, more) in [
         ("done", json!({"headers": {"site": "a"}})),

@@ -158,7 +158,7 @@ async fn a_crawl_on_streams_completes_each_page_once_while_workers_and_their_pro
 
 #[tokio::test]
 async fn a_token_binds_its_sessions_and_its_end_is_theirs() {
-    let mut daemon = column::start(&format!("{TOKENS}{CONFIG}"), &[]).await;
+    let mut daemon = column::start(&format!("{TOKENS}[queues.q]\nlease = \"10m\""), &[]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
     let own = token(&daemon, "own", &["--roles", "work", "--queues", "q", "--worker", "w"]).await;
     let task = json!([{"queue": "q", "key": "k"}]);

@@ -52,7 +52,7 @@ async fn a_wrong_task_is_rejected_with_the_reason_and_the_others_are_taken() {
 
 #[tokio::test]
 async fn a_worker_is_told_what_is_wrong_with_its_lease() {
-    let config = "[queues.q]\nlease = \"300ms\"\nbackoff = [\"1ms\"]\n[queues.slow]\nlease = \"1m\"";
+    let config = "[queues.q]\nlease = \"5s\"\nbackoff = [\"1ms\"]\n[queues.slow]\nlease = \"1m\"";
     let mut daemon = Daemon::start(config, &[]).await;
     for (request, detail) in [
         (json!({"queues": ["q"]}), "worker is missing: say who asks"),

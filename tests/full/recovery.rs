@@ -216,7 +216,7 @@ async fn inserts_that_were_answered_survive_kills_of_taskd() {
 
 #[tokio::test]
 async fn a_worker_that_dies_again_and_again_makes_a_dead_letter() {
-    let config = "[queues.q]\nlease = \"100ms\"\nmax_attempts = 3\nbackoff = [\"20ms\"]";
+    let config = "[queues.q]\nlease = \"3s\"\nmax_attempts = 3\nbackoff = [\"20ms\"]";
     let mut daemon = Daemon::start(config, &[]).await;
     let id = &daemon.insert(&tasks("q", 0, 1)).await[0];
     for attempt in 1..=3 {

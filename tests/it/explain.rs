@@ -46,7 +46,7 @@ fn unix_ms(time: &Value) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_tells_since_when_unless_it_was_extended_or_has_another_length() {
-    let config = format!("{CONFIG}[queues.short]\nlease = \"300ms\"\n");
+    let config = format!("{CONFIG}[queues.short]\nlease = \"3s\"\n");
     let daemon = Daemon::start(&config, &[]).await;
     let id = insert(&daemon, json!({"queue": "q", "key": "a", "replicas": 2})).await;
     until_at(&daemon, &id, "WAITING", "w").await;
@@ -90,7 +90,7 @@ async fn a_lease_tells_since_when_unless_it_was_extended_or_has_another_length()
         expired["state"] == "EXPIRED"
     })
     .await;
-    assert!(unix_ms(&expired["until"]) - unix_ms(&expired["from"]) >= 300, "{expired}");
+    assert!(unix_ms(&expired["until"]) - unix_ms(&expired["from"]) >= 3000, "{expired}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,7 @@ const CONFIG: &str = "\
     partitions = 1\n\
     reconcile_every = \"1h\"\n\
     [queues.default]\n\
+    lease = \"10m\"\n\
     backoff = [\"1h\"]\n";
 
 fn taskd(args: &[&str]) -> (i32, String, String) {

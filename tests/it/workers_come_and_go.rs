@@ -190,11 +190,11 @@ async fn a_session_is_served_from_all_partitions() {
 /// Their worker never comes back: one task expires by its poll, one ends with its session.
 #[tokio::test]
 async fn what_a_worker_began_and_left_goes_to_another() {
-    let mut daemon = Daemon::start("[queues.q]\nlease = \"1s\"\nbackoff = [\"0s\"]", &[]).await;
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"3s\"\nbackoff = [\"0s\"]", &[]).await;
     insert(&daemon, 0, 1, 1).await;
     let polled = daemon.lease_all("gone", "q", 1).await;
     insert(&daemon, 1, 2, 1).await;
-    let open = pb::OpenSession { timeout: seconds(2), lease_duration: seconds(600), ..opening("gone too", 1) };
+    let open = pb::OpenSession { timeout: seconds(4), lease_duration: seconds(600), ..opening("gone too", 1) };
     let mut gone = Worker::open(daemon.grpc_port(), open).await.unwrap();
     let (mut pushed, mut left) = (gone.tasks(1).await, 2);
     if pushed[0].id == polled[0]["id"] {
