@@ -123,7 +123,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
     let inserted = insert(&grpc, &["--tls-ca", &authority.path("ca.pem")]);
     assert!(inserted.status.success(), "{inserted:?}");
     let mut work = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    work.args(["work", "--queue", "q", "--exit-when-idle", "700ms", "--concurrency", "8", "--grpc", &grpc]);
+    work.args(["work", "--queue", "q", "--exit-when-idle", "5s", "--concurrency", "8", "--grpc", &grpc]);
     let worked = work.args(["--tls-ca", &authority.path("ca.pem"), "--", "true"]).output().unwrap();
     let lines = String::from_utf8_lossy(&worked.stdout);
     assert!(worked.status.success() && lines.contains("\"status\":\"completed\""), "{worked:?}");

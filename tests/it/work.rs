@@ -79,6 +79,14 @@ async fn finish(child: Child) -> (i32, Vec<Value>, String) {
     (status.code().unwrap_or(-1), lines, String::from_utf8(stderr).unwrap())
 }
 
+/// Reads the lines up to this event, which it answers. Those behind it are left to [`finish`].
+fn read_until(child: &mut Child, event: &str) -> Value {
+    // A larger buffer would take more than a line.
+    let lines = BufReader::with_capacity(1, child.stdout.as_mut().unwrap()).lines();
+    let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    lines.find(|line| line["event"] == event).expect("the event comes")
+}
+
 fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
 }
@@ -106,7 +114,7 @@ async fn result(daemon: &Daemon, id: &str) -> Value {
     result
 }
 
-const ONCE: &[&str] = &["--exit-when-idle", "700ms"];
+const ONCE: &[&str] = &["--exit-when-idle", "5s"];
 const QUICK: &str = "[queues.default]\nbackoff = [\"10ms\"]\nmax_attempts = 2\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +176,7 @@ async fn a_worker_is_not_idle_while_a_command_runs() {
         assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the worker is there");
     }
     let lost = std::time::Instant::now();
-    until("a worker that is idle would end", async || lost.elapsed() > Duration::from_secs(1)).await;
+    until("a worker that is idle would end", async || lost.elapsed() > Duration::from_secs(6)).await;
     daemon.insert(&[json!({"queue": "q", "key": "next"})]).await;
     until("it waits here", async || daemon.queue("q").await["assigned"] == 2).await;
     fs::write(work.dir.path().join("end"), "").unwrap();
@@ -243,7 +251,7 @@ async fn a_command_is_kept_within_bounds() {
     let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
     let tasks = ["hang", "flood", "noise", "left"].map(|key| json!({"queue": "q", "key": key}));
     daemon.insert(&tasks).await;
-    let args = ["--concurrency", "4", "--timeout", "2s", "--max-output", "10000"];
+    let args = ["--concurrency", "4", "--timeout", "10s", "--max-output", "10000"];
     let work = Work::new(&daemon, &[ONCE, &args].concat());
     let script = work.script(
         "case $1 in\n\
@@ -256,7 +264,7 @@ async fn a_command_is_kept_within_bounds() {
     let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
     let outcomes = outcomes(&lines);
     let reason = |key: &str| outcomes.iter().find(|outcome| outcome.0 == key).unwrap().2;
-    assert_eq!(reason("hang"), "it took longer than 2s");
+    assert_eq!(reason("hang"), "it took longer than 10s");
     assert_eq!(reason("flood"), "it wrote more than 10000 bytes (stdout)");
     assert!(reason("noise").ends_with("xthe end") && reason("noise").len() < 1100, "{}", reason("noise"));
     assert_eq!(reason("left"), "a process that it left behind keeps its output open");
@@ -305,16 +313,16 @@ async fn a_signal_drains_and_a_second_one_gives_back() {
     let text = "touch began; while [ ! -e end ]; do sleep 0.05; done";
     let work = Work::new(&daemon, &[]);
     let script = work.script(text);
-    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    let mut child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
     until("the command runs", async || work.dir.path().join("began").exists()).await;
     signal(&child, Signal::SIGINT);
+    let draining = read_until(&mut child, "draining");
     // It takes nothing new, and finishes this one.
     daemon.insert(&[json!({"queue": "q", "key": "2"})]).await;
     fs::write(work.dir.path().join("end"), "").unwrap();
     let (code, lines, stderr) = finish(child).await;
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert_eq!(outcomes(&lines), [("1", "completed", "")]);
-    let draining = lines.iter().find(|line| line["event"] == "draining").unwrap();
     assert_eq!(draining["message"], "takes no more tasks, and finishes 1; a second Ctrl-C ends them at once");
 
     let work = Work::new(&daemon, &[]);
@@ -483,7 +491,7 @@ async fn urls_are_checked() {
 async fn a_check_that_waits_too_long_for_its_host_goes_back_at_no_cost() {
     let (daemon, site) = (Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await, site().await);
     daemon.insert(&["/two.html", "/gone"].map(|path| json!({"queue": "q", "key": format!("{site}{path}")}))).await;
-    let check = ["--http-check", "--concurrency", "2", "--timeout", "1s"];
+    let check = ["--http-check", "--concurrency", "2", "--timeout", "5s"];
     let slow = Work::new(&daemon, &[&check[..], &["--host-delay", "1h"]].concat());
     let mut child = slow.command(&[]).spawn().unwrap();
     let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -493,7 +501,7 @@ async fn a_check_that_waits_too_long_for_its_host_goes_back_at_no_cost() {
     };
     let outcome = tokio::task::spawn_blocking(outcome).await.unwrap().unwrap();
     assert_eq!(outcome["status"], "given_back", "{outcome}");
-    assert!(outcome["reason"].as_str().unwrap().ends_with("no turn at its host within 1s"), "{outcome}");
+    assert!(outcome["reason"].as_str().unwrap().ends_with("no turn at its host within 5s"), "{outcome}");
     signal(&child, Signal::SIGTERM);
     assert_eq!(finish(child).await.0, 0);
     Work::new(&daemon, &[ONCE, &check].concat()).run(&[]).await;
@@ -567,7 +575,8 @@ async fn check_links(daemon: &Daemon, site: &str) -> String {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
         command.env_remove(name);
     }
-    command.args([site, env!("CARGO_BIN_EXE_taskd")]).env("TASKD_GRPC_URL", daemon.grpc());
+    command.args([site, env!("CARGO_BIN_EXE_taskd")]);
+    command.env("TASKD_GRPC_URL", daemon.grpc()).env("CHECK_LINKS_IDLE", "5s");
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     assert!(output.status.success(), "{:?}", output.stderr);
     String::from_utf8(output.stdout).unwrap()
