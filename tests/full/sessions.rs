@@ -37,7 +37,7 @@ async fn a_worker_moves_between_processes_and_one_that_starts_again_takes_over_i
     insert(0, 3).await;
 
     // A worker moves: its old session, which nobody hears any more, ends and leaves alone what it took along.
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("w", 3) };
+    let open = pb::OpenSession { timeout: seconds(10), ..opening("w", 3) };
     let mut old = Worker::open(one.grpc_port(), open).await.unwrap();
     let tasks = old.tasks(3).await;
     let (session, holding) = (old.opened.session.clone(), tasks[..2].iter().map(|task| task.id.clone()).collect());

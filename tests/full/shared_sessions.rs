@@ -107,7 +107,7 @@ impl Session {
 async fn any_process_serves_a_session_and_another_ends_it_when_one_is_killed() {
     let mut all = Two::start().await;
     all.insert(0, 6).await;
-    let open = pb::OpenSessionRequest { want: 4, timeout: seconds(3), ..Default::default() };
+    let open = pb::OpenSessionRequest { want: 4, timeout: seconds(10), ..Default::default() };
     let session = Session::open(&all.one, "w", open).await;
     assert_eq!(session.granted, 4);
     let tasks = session.tasks(&all.two, 4).await;

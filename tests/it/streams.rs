@@ -154,13 +154,13 @@ async fn a_closed_session_gives_back_what_it_has_and_what_was_started_is_a_failu
 async fn an_idle_session_lives_by_its_heartbeats_and_a_silent_one_ends() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 0, 1).await;
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("silent", 1) };
+    let open = pb::OpenSession { timeout: seconds(5), ..opening("silent", 1) };
     let mut silent = Worker::open(daemon.grpc_port(), open).await.unwrap();
     assert_eq!(silent.tasks(1).await[0].attempt, 1);
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("idle", 0) };
+    let open = pb::OpenSession { timeout: seconds(6), ..opening("idle", 0) };
     let mut idle = Worker::open(daemon.grpc_port(), open).await.unwrap();
     let heartbeat = idle.opened.heartbeat.unwrap();
-    assert_eq!((heartbeat.seconds, heartbeat.nanos / 1_000_000), (0, 666));
+    assert_eq!((heartbeat.seconds, heartbeat.nanos), (2, 0));
     let beats = idle.to.clone();
     let beating = tokio::spawn(async move {
         while beats.send(pb::WorkerFrame::default()).await.is_ok() {
@@ -169,8 +169,8 @@ async fn an_idle_session_lives_by_its_heartbeats_and_a_silent_one_ends() {
     });
     let status = silent.end().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    // The idle one was opened later, and hears taskd's heartbeats.
-    for _ in 0..9 {
+    // The idle one was opened later. It hears taskd's heartbeats for longer than its time-out.
+    for _ in 0..4 {
         assert!(idle.read().await.unwrap().is_some());
     }
     idle.ask(pb::WorkerFrame { want: 1, ..Default::default() }).await.unwrap();
@@ -213,7 +213,7 @@ async fn a_worker_goes_on_with_its_session_and_what_did_not_arrive_goes_back() {
 async fn a_session_whose_worker_stays_away_ends() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 0, 1).await;
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("w", 1) };
+    let open = pb::OpenSession { timeout: seconds(5), ..opening("w", 1) };
     let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
     worker.tasks(1).await;
     drop(worker);
@@ -246,8 +246,7 @@ async fn a_takeover_voids_the_leases_of_the_workers_other_sessions() {
 async fn a_worker_that_moves_to_another_session_keeps_its_leases() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 0, 2).await;
-    let open = pb::OpenSession { timeout: seconds(2), ..opening("w", 2) };
-    let mut old = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let mut old = Worker::open(daemon.grpc_port(), opening("w", 2)).await.unwrap();
     let tasks = old.tasks(2).await;
     let mut new = Worker::open(daemon.grpc_port(), opening("w", 0)).await.unwrap();
     let extension = |task: &pb::LeasedTask| {
@@ -337,7 +336,7 @@ async fn a_cancelled_task_is_told_to_the_session_that_holds_it() {
 async fn a_passed_deadline_is_told_to_the_session_that_holds_the_task() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     let mut worker = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
-    let ids = daemon.insert(&[json!({"queue": "q", "key": "k", "finish_within": "2s"})]).await;
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "k", "finish_within": "10s"})]).await;
     let tasks = worker.tasks(1).await;
     while worker.ended.is_empty() {
         worker.read().await.unwrap().expect("the stream goes on");
@@ -370,12 +369,12 @@ async fn leases_are_kept_while_the_worker_lives() {
 
 #[tokio::test]
 async fn the_shortest_leases_are_kept_as_well() {
-    let mut daemon = Daemon::start("[queues.q]\nlease = \"300ms\"", &[]).await;
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"2s\"", &[]).await;
     insert(&daemon, 0, 5).await;
-    let open = pb::OpenSession { keep_leases: true, timeout: seconds(6), ..opening("w", 5) };
+    let open = pb::OpenSession { keep_leases: true, timeout: seconds(40), ..opening("w", 5) };
     let mut worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
     let tasks = worker.tasks(5).await;
-    // It comes two seconds later, after six leases.
+    // It comes thirteen seconds later, after six leases.
     let spoken = worker.read().await.unwrap().expect("a heartbeat");
     assert_eq!(spoken.ended, []);
     assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::Ok; 5]);
@@ -395,7 +394,8 @@ async fn what_a_process_was_allotted_does_not_outlive_it() {
     let other = Worker::open(daemon.grpc_port(), opening("z", 1)).await.unwrap();
     let of_both: Vec<String> =
         redis::cmd("KEYS").arg("taskd:{sessions:5}:of:*").query_async(&mut daemon.redis().await).await.unwrap();
-    assert!(of_both.len() == 2, "{of_both:?}");
+    // The allotment of the killed process may be gone by now.
+    assert!(of_both.contains(&"taskd:{sessions:5}:of:z".to_owned()), "{of_both:?}");
     until("only the other one has an allotment", async || {
         let of: Vec<String> =
             redis::cmd("KEYS").arg("taskd:{sessions:5}:of:*").query_async(&mut daemon.redis().await).await.unwrap();
