@@ -4,7 +4,10 @@ use std::{process::Command, time::Duration};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UnixStream},
+};
 
 use crate::support::{
     daemon::Daemon,
@@ -26,18 +29,21 @@ async fn a_stop_ends_waits_finishes_what_is_in_hand_and_leaves_nothing_running()
     let mut daemon = Daemon::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     assert_eq!(daemon.lease("w", "q", 1, "10s").await.len(), 1);
-    let waiting = crate::support::http_client()
-        .post(format!("{}/v1/tasks:get", daemon.http()))
-        .json(&json!({"worker": "w", "queues": ["q"], "wait": "1m"}))
-        .send();
-    let waiting = tokio::spawn(waiting);
-    // A second call that is answered shows that the first one has been accepted.
-    daemon.get("/healthz").await;
+    // Behind the answer to the first call of a connection, taskd begins with the second.
+    let mut calls = TcpStream::connect(("127.0.0.1", daemon.http_port())).await.unwrap();
+    let wait = r#"{"worker":"w","queues":["q"],"wait":"1m"}"#;
+    let (host, json) = ("host: localhost\r\n", "content-type: application/json\r\n");
+    let first = format!("GET /healthz HTTP/1.1\r\n{host}\r\n");
+    let second = format!("POST /v1/tasks:get HTTP/1.1\r\n{host}{json}content-length: {}\r\n\r\n{wait}", wait.len());
+    calls.write_all((first + &second).as_bytes()).await.unwrap();
+    let mut answers = Vec::new();
+    while !answers.ends_with(b"ok\n") {
+        assert_ne!(calls.read_buf(&mut answers).await.unwrap(), 0, "{answers:?}");
+    }
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().await.code(), Some(0));
-    if let Ok(answer) = waiting.await.unwrap() {
-        assert_eq!(answer.text().await.unwrap(), r#"{"tasks":[]}"#);
-    }
+    calls.read_to_end(&mut answers).await.unwrap();
+    assert!(answers.ends_with(br#"{"tasks":[]}"#), "{}", String::from_utf8_lossy(&answers));
     assert!(!daemon.kill9_redis(), "redis-server was left running");
 }
 
