@@ -15,7 +15,7 @@ async fn insert(daemon: &Daemon, tasks: &[Value]) -> Vec<Value> {
     serde_json::from_value(answer["results"].take()).unwrap()
 }
 
-/// How many bits of the numbers 0 to 65,535 are set, where the test reaches Redis.
+/// True when taskd has marked numbers in the bitmap.
 async fn has_bits(daemon: &Daemon) -> bool {
     let (_, text) = daemon.get("/metrics").await;
     text.as_str().unwrap().contains("script=\"filter_bits\"")

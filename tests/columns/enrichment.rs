@@ -221,7 +221,7 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     let endpoint = Endpoint::start().await;
-    let config = "enrich_timeout = \"2s\"\nenrich_failures = 1000\nenrich_answer_bytes = \"1KiB\"";
+    let config = "enrich_timeout = \"5s\"\nenrich_failures = 1000\nenrich_answer_bytes = \"1KiB\"";
     let mut daemon = column::start(&endpoint.config(config), &[]).await;
     let moods = [
         (Mood::Sleeps, "timed_out"),
@@ -263,6 +263,7 @@ async fn a_deadline_that_passes_meanwhile_makes_no_answer_wrong() {
         daemon.insert(&[late]).await;
     }
     assert_eq!(outcome(&daemon, "wrong").await, 0.0);
+    assert_eq!((endpoint.keys().len(), outcome(&daemon, "enriched").await), (5, 5.0));
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
     assert!(daemon.stop().await.success());
 }

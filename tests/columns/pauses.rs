@@ -83,6 +83,7 @@ async fn the_commands_pause_and_resume_and_name_mistakes() {
     let (code, ..) = taskd(&daemon, &["pause", "later"]);
     assert_eq!((code, &daemon.queue("later").await["paused"]), (0, &json!(true)));
     daemon.insert(&[json!({"queue": "later", "key": "k"})]).await;
+    until("it is queued", async || daemon.queue("later").await["queued"] == 1).await;
     assert!(daemon.lease("w", "later", 1, "1s").await.is_empty());
     assert_eq!(taskd(&daemon, &["pause", "later"]).1, "queue later was paused before\n");
     let (code, _, stderr) = taskd(&daemon, &["pause", "a b"]);
