@@ -1,7 +1,5 @@
 //! The gRPC API over a real socket, as far as it answers by itself.
 
-use std::time::Duration;
-
 use axum::http::Request;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -17,13 +15,16 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 
-use crate::{ingress_http::idle_state, support::daemon::Daemon};
+use crate::{
+    ingress_http::idle_state,
+    support::{PATIENCE, daemon::Daemon},
+};
 
 pub(crate) async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(ingress::grpc::serve(listener, state));
-    (Channel::from_shared(url).unwrap().timeout(crate::support::PATIENCE).connect().await.unwrap(), server)
+    (Channel::from_shared(url).unwrap().timeout(PATIENCE).connect().await.unwrap(), server)
 }
 
 #[tokio::test]
@@ -68,6 +69,20 @@ async fn wrong_requests_are_invalid_arguments() {
 }
 
 #[tokio::test]
+async fn an_insert_into_a_full_queue_is_told_to_try_later() {
+    let daemon = Daemon::start("[queues.q]\nmax_unfinished = 1", &[]).await;
+    let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
+    let mut insert = async |key: &'static str| {
+        let task = pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait: None }).await
+    };
+    insert("first").await.unwrap();
+    let status = insert("second").await.unwrap_err();
+    let why = "queue q has 1 unfinished tasks, its max_unfinished; try again later";
+    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, why));
+}
+
+#[tokio::test]
 async fn reflection_is_within_the_budget_of_all_requests() {
     // A question that is refused ends the stream.
     for (budget, want) in [(0, false), (64 << 10, true)] {
@@ -89,7 +104,7 @@ async fn a_stop_ends_the_server_by_itself() {
     let state = idle_state(|_| {});
     let (_channel, server) = start(state.clone()).await;
     state.stop.cancel();
-    tokio::time::timeout(Duration::from_secs(5), server).await.expect("the server ends by itself").unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, server).await.expect("the server ends by itself").unwrap().unwrap();
 }
 
 #[tokio::test]
