@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::until;
+use crate::support::{PATIENCE, until};
 
 /// A data folder in which a test starts servers one after the other.
 struct Folder {
@@ -82,7 +82,7 @@ impl Watched {
 
     async fn end(self) {
         self.stop.cancel();
-        tokio::time::timeout(Duration::from_secs(5), self.task).await.expect("an end in time").expect("no panic");
+        tokio::time::timeout(PATIENCE, self.task).await.expect("an end in time").expect("no panic");
     }
 }
 

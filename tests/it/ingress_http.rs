@@ -245,5 +245,5 @@ async fn a_stop_ends_idle_connections_and_lets_requests_finish() {
     let mut answer = String::new();
     half.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    tokio::time::timeout(Duration::from_secs(5), api.server).await.expect("the server ends by itself").unwrap();
+    tokio::time::timeout(crate::support::PATIENCE, api.server).await.expect("the server ends by itself").unwrap();
 }
