@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, Background, Taskd
+from conftest import ROOT, Background, Program, Taskd, until
 
 import taskd as taskd_package
 from taskd.testing import MockSource
@@ -79,3 +81,29 @@ def test_the_client(taskd: Taskd, tmp_path: Any, monkeypatch: Any) -> None:
     exec(re.sub(r".*client.wait.*\n", "", code), names)
     names["lines"].close()
     assert (names["counts"].created, names["counts"].duplicates) == (1, 1)
+
+
+def without_a_library(page: str, taskd: Taskd, queue: str, folder: Path) -> str:
+    """A file with the worker of a page that needs no library, for this taskd and this queue."""
+    (code,) = re.findall(r"```python\n(import json, urllib.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    file = folder / "worker.py"
+    file.write_text(code.replace("127.0.0.1:7600", f"127.0.0.1:{taskd.http}").replace('"demo"', f'"{queue}"'))
+    return str(file)
+
+
+def test_the_worker_in_ten_lines(taskd: Taskd, queue: str, program: Callable[..., Program], tmp_path: Path) -> None:
+    worker = program(without_a_library("README.md", taskd, queue, tmp_path))
+    with taskd_package.Client(taskd.address) as client:
+        client.insert(queue, "root", payload={"depth": 2})
+    until(lambda: worker.said().count("\n") >= 7, "it has done seven tasks")
+    children = [f"root/{n}" for n in (0, 1)]
+    keys = ["root", *children, *(f"{child}/{n}" for child in children for n in (0, 1))]
+    assert sorted(worker.said().splitlines()) == sorted(f"{key} OK" for key in keys)
+
+
+def test_a_worker_without_a_library(taskd: Taskd, queue: str, program: Callable[..., Program], tmp_path: Path) -> None:
+    worker = program(without_a_library("docs/workers.md", taskd, queue, tmp_path))
+    with taskd_package.Client(taskd.address) as client:
+        task = client.insert(queue, "k", payload=[1])
+    assert taskd.results(task.id)[0]["result"] == {"payload": [1]}
+    worker.says("'status': 'OK'")
