@@ -30,10 +30,15 @@ struct Seen {
     handed_out: BTreeMap<(u32, u64), usize>,
     /// A commit was called, or is about to be.
     done: BTreeSet<(u32, u64)>,
+    /// The committed records of each partition, by the last look at the broker.
+    committed: BTreeMap<u32, u64>,
     /// How often a partition went from one life of a reader to another.
     moves: usize,
     last_owner: BTreeMap<u32, uuid::Uuid>,
 }
+
+/// The records of a batch, at most.
+const AT_ONCE: usize = 7;
 
 type Log = Arc<Mutex<Seen>>;
 
@@ -46,7 +51,7 @@ async fn one_life(bus: Arc<dyn Bus>, log: Log, batches: usize, stop: Cancellatio
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let (me, mut last) = (uuid::Uuid::new_v4(), BTreeMap::<u32, u64>::new());
     for _ in 0..batches {
-        let Some(messages) = stop.run_until_cancelled(reader.next(7)).await else { return };
+        let Some(messages) = stop.run_until_cancelled(reader.next(AT_ONCE)).await else { return };
         let messages = messages.expect("a change in the group is no error");
         {
             let mut log = log.lock().unwrap();
@@ -58,6 +63,9 @@ async fn one_life(bus: Arc<dyn Bus>, log: Log, batches: usize, stop: Cancellatio
                     || offset == 0
                     || log.done.contains(&(partition, offset - 1));
                 assert!(goes_on, "{partition}/{offset} was handed out behind {before:?}");
+                // Nobody is killed: the next owner does not do again what was committed.
+                let committed = log.committed.get(&partition).copied().unwrap_or(0);
+                assert!(committed <= offset, "{partition}/{offset} was handed out behind {committed} commits");
                 *log.handed_out.entry((partition, offset)).or_default() += 1;
                 log.moves += usize::from(log.last_owner.insert(partition, me).is_some_and(|before| before != me));
             }
@@ -105,11 +113,12 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     };
     let look = async || {
         let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
-        let log = log.lock().unwrap();
+        let mut log = log.lock().unwrap();
         for (partition, committed) in (0..).zip(&committed) {
             let upto = committed.map_or(0, |committed| committed.major + 1);
             let ahead = (0..upto).find(|offset| !log.done.contains(&(partition, *offset)));
             assert_eq!(ahead, None, "of partition {partition} {upto} records are committed");
+            log.committed.insert(partition, upto);
         }
         let end = *each.lock().unwrap();
         committed.iter().all(|committed| end.is_some() && committed.map(|at| at.major + 1) == end)
@@ -131,9 +140,9 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     let log = log.lock().unwrap();
     let each = each.lock().unwrap().expect("the publisher has ended");
     assert_eq!(log.handed_out.len() as u64, each * u64::from(PARTITIONS));
-    // Nobody was killed: what was committed is not done again by the next owner.
+    // A batch comes again if its commit met the change that took its partition away, and few do.
     let again: Vec<_> = log.handed_out.iter().filter(|(_, times)| **times > 1).collect();
-    assert!(again.is_empty(), "handed out more than once: {again:?}");
+    assert!(again.len() <= AT_ONCE * log.moves / 4, "{} moves, handed out more than once: {again:?}", log.moves);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
