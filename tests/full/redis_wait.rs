@@ -275,7 +275,8 @@ async fn a_completion_waits_for_the_append_only_file_of_valkey() {
     let queue = Queue::new(redis);
     let tasks = leased(&queue).await;
     until("it is in the file", async || complete(&queue, &tasks[0]).await.is_ok()).await;
-    let both = Queue::new(Redis::connect_as(&server.url(), "t", &access(1, true)).await.unwrap());
+    let both = RedisAccess { wait_timeout: Duration::from_secs(5), ..access(1, true) };
+    let both = Queue::new(Redis::connect_as(&server.url(), "t", &both).await.unwrap());
     let short = complete(&both, &tasks[1]).await.unwrap_err().to_string();
     assert_eq!(short, "not yet durable (on 0 of 1 replicas): try again");
     // Not to be had without the file.
