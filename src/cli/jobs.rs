@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     model::{JobState, TaskStatus},
-    wire::pb::{self, operator_client::OperatorClient},
+    wire::{
+        pb::{self, operator_client::OperatorClient},
+        task_status,
+    },
 };
 
 pub(super) type Operator = OperatorClient<Taskd>;
@@ -211,8 +214,7 @@ pub(super) fn json(job: &pb::Job) -> Value {
 
 fn filter(filter: &pb::TaskFilter) -> Value {
     let mut object = Map::new();
-    let known = |number: &i32| TaskStatus::ALL.into_iter().find(|one| pb::TaskStatus::from(*one) as i32 == *number);
-    let statuses: Vec<_> = filter.statuses.iter().filter_map(known).map(TaskStatus::as_str).collect();
+    let statuses: Vec<_> = filter.statuses.iter().copied().filter_map(task_status).map(TaskStatus::as_str).collect();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     for (name, value) in [
         ("queue", filter.queue.clone()),

@@ -16,7 +16,10 @@ use super::{
 };
 use crate::{
     model::TaskStatus,
-    wire::pb::{self, discovery_client::DiscoveryClient},
+    wire::{
+        pb::{self, discovery_client::DiscoveryClient},
+        task_status,
+    },
 };
 
 /// How long to go on while taskd is away.
@@ -102,7 +105,7 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
             Err(status) => Ended::Broken(status),
         };
         match ended {
-            Ended::Final(status) => return Ok(status == pb::TaskStatus::Completed),
+            Ended::Final(status) => return Ok(status == TaskStatus::Completed),
             Ended::Quiet => bail!("taskd ended the watch without a reason"),
             Ended::Broken(status) if !is_transient(&status) => return refused(&status),
             Ended::Broken(status) => match waits.next() {
@@ -138,7 +141,7 @@ async fn open(taskd: &Taskd, target: &Target, last: &str) -> Result<Streaming<pb
 /// How a stream ended.
 enum Ended {
     /// The task is finished.
-    Final(pb::TaskStatus),
+    Final(TaskStatus),
     /// taskd ended the stream without an error.
     Quiet,
     Broken(Status),
@@ -158,8 +161,9 @@ async fn follow(
                     last.clone_from(&event.event_id);
                 }
                 tell(&event, target, as_json)?;
-                let status = event.status();
-                if matches!(target, Target::Task(_)) && is_final(status) {
+                if let (Target::Task(_), Some(status)) = (target, task_status(event.status))
+                    && status.is_final()
+                {
                     ended = Ended::Final(status);
                 }
             }
@@ -169,18 +173,9 @@ async fn follow(
     }
 }
 
-fn is_final(status: pb::TaskStatus) -> bool {
-    TaskStatus::ALL.into_iter().any(|known| known.is_final() && pb::TaskStatus::from(known) == status)
-}
-
-fn name(status: pb::TaskStatus) -> &'static str {
-    let known = TaskStatus::ALL.into_iter().find(|known| pb::TaskStatus::from(*known) == status);
-    known.map_or("UNKNOWN", TaskStatus::as_str)
-}
-
 fn tell(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
     let at = event.at.map(|at| at.to_string()).unwrap_or_default();
-    let (id, status) = (&event.id, name(event.status()));
+    let (id, status) = (&event.id, task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str));
     let line = match (as_json, event.gap, target) {
         (true, true, _) => json!({"gap": true}).to_string(),
         (true, false, _) => {

@@ -270,6 +270,11 @@ impl From<ItemAnswer> for pb::ItemResult {
     }
 }
 
+/// Reads a status. `None`: it is of a later version, or unspecified.
+pub fn task_status(number: i32) -> Option<TaskStatus> {
+    TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == number)
+}
+
 impl From<TaskStatus> for pb::TaskStatus {
     fn from(status: TaskStatus) -> Self {
         match status {

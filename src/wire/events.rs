@@ -4,7 +4,7 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::{
-    pb,
+    pb, task_status,
     time::{read_duration, timestamp},
 };
 use crate::model::{AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus};
@@ -27,8 +27,7 @@ type ReadChange = (TaskId, Option<TaskStatus>, i64);
 pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {
     let changes = pb::StatusChanges::decode(bytes).map_err(|error| error.to_string())?.changes;
     let read = |change: pb::StatusChange| {
-        let status = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == change.status);
-        Some((TaskId::from_slice(&change.id)?, status, change.at_unix_ms))
+        Some((TaskId::from_slice(&change.id)?, task_status(change.status), change.at_unix_ms))
     };
     Ok(changes.into_iter().filter_map(read).collect())
 }
@@ -80,12 +79,11 @@ pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
 /// Reads a record of topic `events`, with its number.
 pub fn read_event_record(record: &Bytes) -> Result<(u64, EventRecord), String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
-    let status = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == event.status);
     let read = EventRecord {
         id: TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?,
         queue: QueueName::new(&event.queue).map_err(|error| error.to_string())?,
         key: event.key,
-        status: status.ok_or_else(|| format!("the status {}", event.status))?,
+        status: task_status(event.status).ok_or_else(|| format!("the status {}", event.status))?,
         at_unix_ms: event.at_unix_ms,
         epoch: event.epoch,
         worker: event.worker,

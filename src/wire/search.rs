@@ -1,7 +1,7 @@
 //! Lists of tasks: messages to and from `model`.
 
-use super::{pb, time::unix_ms};
-use crate::model::{QueueName, TaskFilter, TaskList, TaskPages, TaskStatus, WorkerName};
+use super::{pb, task_status, time::unix_ms};
+use crate::model::{QueueName, TaskFilter, TaskList, TaskPages, WorkerName};
 
 impl TryFrom<pb::TaskFilter> for TaskFilter {
     type Error = String;
@@ -12,7 +12,8 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
         let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
         let mut distinct = Vec::new();
         for number in statuses {
-            status(number)?.add_to(&mut distinct);
+            let status = task_status(number).ok_or_else(|| format!("status {number} is unknown"))?;
+            status.add_to(&mut distinct);
         }
         Ok(Self {
             queue: queue.map_err(|error| error.to_string())?,
@@ -25,11 +26,6 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
             until_unix_ms: until.map(unix_ms),
         })
     }
-}
-
-fn status(number: i32) -> Result<TaskStatus, String> {
-    let known = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == number);
-    known.ok_or_else(|| format!("status {number} is unknown"))
 }
 
 impl TryFrom<pb::ListTasksRequest> for TaskPages {
@@ -55,6 +51,7 @@ impl From<TaskList> for pb::ListTasksResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::TaskStatus;
 
     #[test]
     fn a_filter_is_read_and_a_wrong_one_is_named() {

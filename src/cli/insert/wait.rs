@@ -13,7 +13,10 @@ use crate::{
         print::print,
     },
     model::TaskStatus,
-    wire::pb::{self, discovery_client::DiscoveryClient},
+    wire::{
+        pb::{self, discovery_client::DiscoveryClient},
+        task_status,
+    },
 };
 
 /// The longest wait of one call, which is shorter than the patience with an answer.
@@ -45,7 +48,7 @@ pub(super) async fn wait(
                     if result.status() == pb::InsertStatus::Rejected {
                         continue;
                     }
-                    let status = status(&result);
+                    let status = task_status(result.task_status);
                     if !left.is_zero() && !status.is_some_and(TaskStatus::is_final) {
                         still.push((number, task));
                         continue;
@@ -69,11 +72,6 @@ pub(super) async fn wait(
         }
     }
     Ok(())
-}
-
-fn status(result: &pb::InsertResult) -> Option<TaskStatus> {
-    let status = result.task_status();
-    TaskStatus::ALL.into_iter().find(|known| pb::TaskStatus::from(*known) == status)
 }
 
 fn tell(number: u64, task: &pb::NewTask, result: &pb::InsertResult, status: Option<TaskStatus>) -> anyhow::Result<()> {

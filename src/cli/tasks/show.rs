@@ -7,12 +7,11 @@ use serde_json::{Map, Value};
 use crate::{
     cli::ask::cell,
     model::{Priority, TaskStatus},
-    wire::pb,
+    wire::{pb, task_status},
 };
 
 fn status(task: &pb::Task) -> &'static str {
-    let known = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == task.status);
-    known.map_or("UNKNOWN", TaskStatus::as_str)
+    task_status(task.status).map_or("UNKNOWN", TaskStatus::as_str)
 }
 
 pub(super) fn table(tasks: &[pb::Task]) -> String {
