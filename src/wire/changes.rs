@@ -1,7 +1,12 @@
-//! Changes of live work: messages to and from `model`.
+//! Changes of tasks, and jobs: messages to and from `model`.
 
-use super::{pb, time::read_duration};
-use crate::model::{ChangeTasks, Priority, RequeueTasks, TasksChanged, Update};
+use super::{
+    pb,
+    time::{read_duration, timestamp},
+};
+use crate::model::{
+    ChangeTasks, Job, JobProgress, JobState, Priority, RequeueTasks, TaskCount, TaskFilter, TasksChanged, Update,
+};
 
 /// Which tasks to change, and how. Either may be wrong.
 pub type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
@@ -25,16 +30,110 @@ pub fn requeue(request: pb::RequeueTasksRequest) -> Asked<RequeueTasks> {
     (tasks, reserved_for.and_then(|reserved_for| RequeueTasks::new(&to, &away_from, reserved_for)))
 }
 
-impl From<TasksChanged> for pb::ChangeTasksResponse {
-    fn from(changed: TasksChanged) -> Self {
-        let pb::RetryTasksResponse { results, count, job } = changed.into();
-        Self { results, count, job }
+impl TryFrom<pb::RetryTasksRequest> for ChangeTasks {
+    type Error = String;
+
+    fn try_from(request: pb::RetryTasksRequest) -> Result<Self, String> {
+        let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
+        Self::new(ids, filter.map(TaskFilter::try_from).transpose()?, dry_run, yes)
     }
 }
 
-impl From<TasksChanged> for pb::RequeueTasksResponse {
+impl TryFrom<pb::CancelTasksRequest> for ChangeTasks {
+    type Error = String;
+
+    fn try_from(request: pb::CancelTasksRequest) -> Result<Self, String> {
+        let pb::CancelTasksRequest { ids, filter, dry_run, yes } = request;
+        pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into()
+    }
+}
+
+impl From<TasksChanged> for pb::RetryTasksResponse {
     fn from(changed: TasksChanged) -> Self {
-        let pb::RetryTasksResponse { results, count, job } = changed.into();
-        Self { results, count, job }
+        let mut response = Self::default();
+        match changed {
+            TasksChanged::Items(answers) => response.results = answers.into_iter().map(Into::into).collect(),
+            TasksChanged::Counted(TaskCount { matched, looked_at, at_least }) => {
+                response.count = Some(pb::TaskCount { matched, looked_at, at_least });
+            }
+            TasksChanged::Started(job) => response.job = Some((*job).into()),
+        }
+        response
+    }
+}
+
+macro_rules! tasks_changed {
+    ($($response:ident)*) => {$(
+        impl From<TasksChanged> for pb::$response {
+            fn from(changed: TasksChanged) -> Self {
+                let pb::RetryTasksResponse { results, count, job } = changed.into();
+                Self { results, count, job }
+            }
+        }
+    )*};
+}
+tasks_changed!(ChangeTasksResponse RequeueTasksResponse CancelTasksResponse);
+
+impl From<TaskFilter> for pb::TaskFilter {
+    fn from(filter: TaskFilter) -> Self {
+        Self {
+            queue: filter.queue.map(|queue| queue.as_str().to_owned()).unwrap_or_default(),
+            statuses: filter.statuses.into_iter().map(|status| pb::TaskStatus::from(status).into()).collect(),
+            key: filter.key.unwrap_or_default(),
+            key_prefix: filter.key_prefix,
+            headers: filter.headers.into_iter().collect(),
+            worker: filter.worker.map(|worker| worker.as_str().to_owned()).unwrap_or_default(),
+            since: filter.since_unix_ms.map(timestamp),
+            until: filter.until_unix_ms.map(timestamp),
+        }
+    }
+}
+
+impl From<Job> for pb::Job {
+    fn from(job: Job) -> Self {
+        let state = match job.state {
+            JobState::Running => pb::JobState::Running,
+            JobState::Done => pb::JobState::Done,
+            JobState::Stopped => pb::JobState::Stopped,
+            JobState::Failed => pb::JobState::Failed,
+        };
+        let JobProgress { cursor: _, looked_at, matched, changed, failed, last_error } = job.progress;
+        Self {
+            id: job.id.to_string(),
+            what: job.change.to_string(),
+            state: state.into(),
+            filter: Some(job.filter.into()),
+            who: job.who,
+            looked_at,
+            matched,
+            changed,
+            failed,
+            last_error,
+            created_at: Some(timestamp(job.created_unix_ms)),
+            updated_at: Some(timestamp(job.updated_unix_ms)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{QueueName, TaskStatus, WorkerName};
+
+    #[test]
+    fn a_filter_survives_the_way_there_and_back() {
+        let filter = TaskFilter {
+            queue: QueueName::new("q").ok(),
+            statuses: vec![TaskStatus::Cancelled],
+            key: None,
+            key_prefix: "k".into(),
+            headers: vec![("h".into(), "v".into())],
+            worker: WorkerName::new("w").ok(),
+            since_unix_ms: Some(1),
+            until_unix_ms: Some(2),
+        };
+        assert_eq!(TaskFilter::try_from(pb::TaskFilter::from(filter.clone())), Ok(filter));
+        let neither = ChangeTasks::try_from(pb::RetryTasksRequest::default());
+        assert_eq!(neither.unwrap_err(), "name tasks by ids or by a filter");
     }
 }

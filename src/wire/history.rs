@@ -1,4 +1,4 @@
-//! Attempts that failed, on their way to SQL; and tasks with their history, as a call answers them.
+//! Attempts that failed, on their way to SQL; tasks with their history, and acts of operators, as a call answers them.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -88,6 +88,13 @@ impl From<Attempt> for pb::TaskAttempt {
 impl From<Act> for pb::TaskAct {
     fn from(act: Act) -> Self {
         Self { id: act.id.to_string(), at: Some(timestamp(act.at_unix_ms())), who: act.who, what: act.what }
+    }
+}
+
+impl From<Act> for pb::Act {
+    fn from(act: Act) -> Self {
+        let at = Some(timestamp(act.at_unix_ms()));
+        Self { id: act.id.to_string(), at, who: act.who, what: act.what, on: act.target }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
-mod acts;
 mod backoff;
 mod body;
 mod books;
@@ -11,13 +10,11 @@ mod explain;
 mod fsck;
 pub mod grpc_codec;
 mod history;
-mod jobs;
 mod letters;
 pub mod pb;
 mod records;
 mod search;
 mod session;
-mod shared;
 pub mod time;
 
 pub use body::{blob_of_row, body_blob, body_values, read_body, with_body_values};

@@ -157,45 +157,30 @@ struct Client {
 }
 
 impl Client {
-    async fn call(
-        &self,
-        verb: &Verb,
-        request: pb::RetryTasksRequest,
-    ) -> Result<tonic::Response<pb::RetryTasksResponse>, Status> {
+    async fn call(&self, verb: &Verb, request: pb::RetryTasksRequest) -> Result<pb::RetryTasksResponse, Status> {
+        let (mut operator, mut discovery) = (self.operator.clone(), self.discovery.clone());
         let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
-        match verb {
+        Ok(match verb {
             Verb::Retry => {
                 let request = pb::RetryTasksRequest { ids, filter, dry_run, yes };
-                self.operator.clone().retry_tasks(request).await
+                operator.retry_tasks(request).await?.into_inner()
             }
             Verb::Update(values) => {
                 let request = pb::ChangeTasksRequest { ids, filter, dry_run, yes, ..values.clone() };
-                let answer = self.operator.clone().change_tasks(request).await?;
-                let changed = |answer: pb::ChangeTasksResponse| {
-                    let pb::ChangeTasksResponse { results, count, job } = answer;
-                    pb::RetryTasksResponse { results, count, job }
-                };
-                Ok(answer.map(changed))
+                let answer = operator.change_tasks(request).await?.into_inner();
+                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
             }
             Verb::Requeue(whom) => {
                 let request = pb::RequeueTasksRequest { ids, filter, dry_run, yes, ..whom.clone() };
-                let answer = self.operator.clone().requeue_tasks(request).await?;
-                let changed = |answer: pb::RequeueTasksResponse| {
-                    let pb::RequeueTasksResponse { results, count, job } = answer;
-                    pb::RetryTasksResponse { results, count, job }
-                };
-                Ok(answer.map(changed))
+                let answer = operator.requeue_tasks(request).await?.into_inner();
+                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
             }
             Verb::Cancel => {
                 let request = pb::CancelTasksRequest { ids, filter, dry_run, yes };
-                let answer = self.discovery.clone().cancel_tasks(request).await?;
-                let changed = |answer: pb::CancelTasksResponse| {
-                    let pb::CancelTasksResponse { results, count, job } = answer;
-                    pb::RetryTasksResponse { results, count, job }
-                };
-                Ok(answer.map(changed))
+                let answer = discovery.cancel_tasks(request).await?.into_inner();
+                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
             }
-        }
+        })
     }
 }
 
@@ -233,13 +218,13 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
     let (dry_run, yes) = (args.dry_run, args.yes);
     let request = pb::RetryTasksRequest { filter, dry_run, yes, ..Default::default() };
     if args.dry_run {
-        let answer = patiently(async || client.call(verb, request.clone()).await).await?.into_inner();
+        let answer = patiently(async || client.call(verb, request.clone()).await).await?;
         count(args, verb, &answer.count.unwrap_or_default())?;
         return Ok(true);
     }
     // Once: a call that broke off may have started its job.
     let answer = client.call(verb, request).await.map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
-    let job = answer.into_inner().job.context("taskd has started no job")?;
+    let job = answer.job.context("taskd has started no job")?;
     if args.detach {
         print(if args.json { jobs::json(&job).to_string() } else { job.id })?;
         return Ok(true);
@@ -262,7 +247,7 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
     let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
     for ids in args.ids.chunks(AT_ONCE) {
         let request = pb::RetryTasksRequest { ids: ids.to_vec(), dry_run: args.dry_run, ..Default::default() };
-        let answer = patiently(async || client.call(verb, request.clone()).await).await?.into_inner();
+        let answer = patiently(async || client.call(verb, request.clone()).await).await?;
         matched += answer.count.map_or(0, |count| count.matched);
         for result in answer.results {
             if result.status == i32::from(pb::ItemStatus::Ok) {
