@@ -1,4 +1,4 @@
-//! A question to taskd's HTTP port, about something that may not be there.
+//! Questions to taskd's HTTP port, and their answers as a terminal shows them.
 
 use std::io::{self, IsTerminal as _};
 
@@ -9,24 +9,34 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{http::HttpPort, print::say, trust::with_hint};
 
+/// The answer to `path`, which is none of an error.
+pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
+    let (status, body) = server.get(path).await?;
+    if status.is_success() { Ok(body) } else { Err(refusal(server, status, &body)) }
+}
+
+/// Reads an answer.
+pub(super) fn read<T: DeserializeOwned>(server: &HttpPort, body: &[u8]) -> anyhow::Result<T> {
+    serde_json::from_slice(body).with_context(|| server.is_another())
+}
+
 /// Asks, and answers the body and what is in it. `None`: there is no such thing, which stderr says.
 pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> anyhow::Result<Option<(Bytes, T)>> {
     let (status, body) = server.get(path).await?;
-    let unreadable = || server.is_another();
     if status.is_success() {
-        let answer = serde_json::from_slice(&body).with_context(unreadable)?;
+        let answer = read(server, &body)?;
         return Ok(Some((body, answer)));
     }
     if status != StatusCode::NOT_FOUND {
         return Err(refusal(server, status, &body));
     }
-    let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
+    let problem: Problem = read(server, &body)?;
     say(format_args!("taskd: {}", printable(&problem.detail)));
     Ok(None)
 }
 
 /// The words of taskd in an answer that is an error.
-pub(super) fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
+fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => anyhow!(with_hint(&printable(&problem.detail), status == StatusCode::UNAUTHORIZED)),
         Err(error) => anyhow::Error::from(error).context(server.is_another()),

@@ -5,21 +5,19 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use indicatif::HumanCount;
 use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::{
-    ask::refusal,
+    ask::{get, read},
     http::{HttpPort, HttpServer},
-    print::{NotThere, print_one},
+    print::{self, CLEAR, NotThere, print_one},
 };
 
-/// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
-const CLEAR: &str = "\x1b[2J\x1b[H";
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Show what came in, what went out, and where the rest is, by queue
@@ -125,7 +123,7 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     let is_terminal = io::stdout().is_terminal();
     loop {
         let body = look(&server, args.queue.as_deref()).await?;
-        let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+        let answer: Answer = read(&server, &body)?;
         if let (Some(name), false) = (&args.queue, args.watch)
             && answer.queues.iter().all(Queue::is_blank)
         {
@@ -155,16 +153,11 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<hyper::b
         path.push('?');
         path.push_str(&form_urlencoded::Serializer::new(String::new()).append_pair("queue", queue).finish());
     }
-    let (status, body) = server.get(&path).await?;
-    if !status.is_success() {
-        return Err(refusal(server, status, &body));
-    }
-    Ok(body)
+    get(server, &path).await
 }
 
 fn table(answer: &Answer) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header([
+    let mut table = print::table([
         "queue", "stored", "dupl.", "reject.", "done", "dead", "cancel.", "fresh", "parked", "sched.", "missing",
         "between", "queued", "assigned", "delayed", "reports", "state",
     ]);

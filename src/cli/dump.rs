@@ -1,6 +1,6 @@
 //! `taskd dump`: the state of a queue in Redis, decoded.
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use hyper::body::Bytes;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use url::form_urlencoded;
 
 use super::{
-    ask::{printable, refusal},
+    ask::{get, printable, read},
     http::{HttpPort, HttpServer},
     print::{NotThere, print},
 };
@@ -74,11 +74,8 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
 }
 
 async fn look(server: &HttpPort, query: &str) -> anyhow::Result<(Bytes, Answer)> {
-    let (status, body) = server.get(&format!("/v1/dump?{query}")).await?;
-    if !status.is_success() {
-        return Err(refusal(server, status, &body));
-    }
-    let answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+    let body = get(server, &format!("/v1/dump?{query}")).await?;
+    let answer = read(server, &body)?;
     Ok((body, answer))
 }
 

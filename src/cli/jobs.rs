@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use indicatif::HumanCount;
 use serde_json::{Map, Value};
 
 use super::{
     client::{Server, Taskd},
     patience::{patiently, progress_bar},
-    print::{print, print_one, say, say_more},
+    print::{self, print, print_one, say, say_more},
 };
 use crate::{
     model::{JobState, TaskStatus},
@@ -141,9 +140,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         jobs.iter().try_for_each(|job| print_one(json(job)))?;
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ID", "CREATED", "WHO", "WHAT", "QUEUE", "STATE", "MATCHED", "CHANGED", "FAILED"]);
+    let mut table = print::table(["ID", "CREATED", "WHO", "WHAT", "QUEUE", "STATE", "MATCHED", "CHANGED", "FAILED"]);
     for job in &jobs {
         let created = job.created_at.map(|at| at.to_string()).unwrap_or_default();
         let queue = job.filter.as_ref().map_or("", |filter| &filter.queue);

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use backon::BackoffBuilder;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 use tonic::{Code, Status};
 
 use super::{
     client::{self, WAITS, is_transient},
-    print::NotThere,
+    print::{NotThere, print, print_one, say_more},
 };
 use crate::{config::Time, model::now_unix_ms, wire::time::from_rfc_3339};
 
 /// How long to go on while taskd is away or busy.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// The most that a page has, but for the one more.
+const AT_ONCE: u32 = 500;
 
 /// Calls taskd until it answers, for a while. Each call may be repeated.
 pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
@@ -30,6 +33,42 @@ pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> a
             },
         }
     }
+}
+
+/// Prints a list, page by page: a line of JSON for each of it, or one table. `page` gets the size and the cursor of a
+/// page, and answers its part of the list and the next cursor.
+pub(super) async fn pages<T>(
+    limit: u64,
+    as_json: bool,
+    page: impl AsyncFn(u32, String) -> Result<(Vec<T>, String), Status>,
+    json: impl Fn(&T) -> Value,
+    table: impl FnOnce(&[T]) -> String,
+) -> anyhow::Result<()> {
+    let (mut cursor, mut left, mut all) = (String::new(), limit, Vec::new());
+    let has_more = loop {
+        // One more tells whether the list goes on.
+        let size = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
+        let (mut some, next) = patiently(async || page(size, cursor.clone()).await).await?;
+        let has_more = some.len() as u64 > left;
+        some.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= some.len() as u64;
+        if as_json {
+            some.iter().try_for_each(|one| print_one(json(one)))?;
+        } else {
+            all.extend(some);
+        }
+        cursor = next;
+        if cursor.is_empty() || left == 0 {
+            break has_more || !cursor.is_empty();
+        }
+    };
+    if !as_json {
+        print(table(&all))?;
+    }
+    if has_more {
+        say_more(limit, "--limit");
+    }
+    Ok(())
 }
 
 /// A time, or a duration before now.

@@ -1,9 +1,14 @@
-//! Lines on stdout and stderr.
+//! Lines and tables, on stdout and stderr.
 
 use std::{
     fmt::Display,
     io::{self, Write as _},
 };
+
+use comfy_table::{Row, Table, presets};
+
+/// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
+pub(super) const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// Stdout does not take a line.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +36,13 @@ pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
 /// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
 pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{line}")?)
+}
+
+/// A table without lines.
+pub(super) fn table(head: impl Into<Row>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(head);
+    table
 }
 
 /// Says that a list ended at its limit. `flag` raises it.

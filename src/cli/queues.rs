@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-use hyper::body::Bytes;
 use serde::Deserialize;
 
-use super::{ask::refusal, http::HttpPort};
+use super::{ask, http::HttpPort};
 
 /// A queue, as `GET /v1/queues` answers it.
 #[derive(Clone, Debug, Deserialize)]
@@ -53,7 +51,7 @@ impl Look {
         struct Queues {
             queues: Vec<Queue>,
         }
-        let Queues { queues } = serde_json::from_slice(body).with_context(|| server.is_another())?;
+        let Queues { queues } = ask::read(server, body)?;
         Ok(Self { at: Instant::now(), queues })
     }
 
@@ -70,15 +68,6 @@ impl Look {
 /// Events a second. Two looks at the same time have no rate.
 pub(super) fn per_second(events: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { events as f64 / elapsed.as_secs_f64() }
-}
-
-/// The answer to `path`, which is none of an error.
-pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
-    let (status, body) = server.get(path).await?;
-    if !status.is_success() {
-        return Err(refusal(server, status, &body));
-    }
-    Ok(body)
 }
 
 #[cfg(test)]

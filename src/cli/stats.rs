@@ -6,21 +6,19 @@ use std::{
 };
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use indicatif::HumanCount;
 
 use terminal_size::{Height, Width, terminal_size};
 
 use super::{
-    ask::{cut, printable},
+    ask::{cut, get, printable},
     http::HttpServer,
-    print::print,
-    queues::{Look, get},
+    print::{self, CLEAR, print},
+    queues::Look,
 };
 use crate::config::Time;
 
-/// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
-const CLEAR: &str = "\x1b[2J\x1b[H";
 /// The size of a terminal that does not say it.
 const USUAL: (u16, u16) = (80, 24);
 
@@ -98,8 +96,7 @@ fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Ve
 }
 
 fn table(look: &Look, before: Option<&Look>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header([
+    let mut table = print::table([
         "queue",
         "pending",
         "queued",

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 use clap::Args;
-use comfy_table::{Table, presets};
 use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded;
@@ -12,7 +11,7 @@ use url::form_urlencoded;
 use super::{
     ask::{ask, cut, printable},
     http::HttpServer,
-    print::{print, say},
+    print::{self, print, say},
 };
 use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
 
@@ -241,9 +240,7 @@ fn content(value: Option<&Value>, base64: Option<&String>) -> Option<String> {
 }
 
 fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(head);
+    let mut table = print::table(head);
     for row in rows {
         table.add_row(row.map(|cell| shortened(&cell)));
     }

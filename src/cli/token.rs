@@ -9,11 +9,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
-use super::print::{NotThere, print, print_one, say, say_more};
+use super::print::{self, NotThere, print, print_one, say, say_more};
 use crate::{
     app,
     config::{Auth, Options, Settings, Time},
@@ -257,7 +256,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
             print_one(serde_json::to_string(&token)?)?;
         }
     } else {
-        let mut table = table(["name", "roles", "queues", "worker", "calls/s", "expires"]);
+        let mut table = print::table(["name", "roles", "queues", "worker", "calls/s", "expires"]);
         for token in tokens {
             let expires = token.expires_at.unwrap_or_else(|| "never".to_owned());
             table.add_row([
@@ -288,17 +287,11 @@ pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<
             print_one(serde_json::to_string(&json::read::Act::from(act))?)?;
         }
     } else {
-        let mut table = table(["when", "who", "what", "on"]);
+        let mut table = print::table(["when", "who", "what", "on"]);
         for act in acts {
             table.add_row([in_seconds(act.at_unix_ms()), act.who, act.what, act.target]);
         }
         print(&table)?;
     }
     Ok(())
-}
-
-fn table<const N: usize>(heading: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(heading);
-    table
 }

@@ -11,8 +11,8 @@ use tonic::Status;
 use super::{
     ask::printable,
     client::{Server, Taskd},
-    patience::{patiently, progress_bar, time},
-    print::{print, print_one, say, say_more},
+    patience::{pages, patiently, progress_bar, time},
+    print::{print, say},
 };
 use crate::wire::{
     pb::{self, operator_client::OperatorClient},
@@ -184,32 +184,12 @@ async fn connect(server: &Server) -> anyhow::Result<Client> {
 
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
-    let (mut cursor, mut left, mut letters) = (String::new(), args.limit, Vec::new());
-    let has_more = loop {
-        // One more tells whether the list goes on.
-        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
+    let page = async |limit, cursor| {
         let request = pb::ListDeadLettersRequest { filter: Some(args.filter.message()), limit, cursor };
-        let mut page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
-        let has_more = page.letters.len() as u64 > left;
-        page.letters.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-        left -= page.letters.len() as u64;
-        if args.json {
-            page.letters.iter().try_for_each(|letter| print_one(show::json(letter)))?;
-        } else {
-            letters.extend(page.letters);
-        }
-        cursor = page.cursor;
-        if cursor.is_empty() || left == 0 {
-            break has_more || !cursor.is_empty();
-        }
+        let page = client.clone().list_dead_letters(request).await?.into_inner();
+        Ok((page.letters, page.cursor))
     };
-    if !args.json {
-        print(show::table(&letters))?;
-    }
-    if has_more {
-        say_more(args.limit, "--limit");
-    }
-    Ok(())
+    pages(args.limit, args.json, page, show::json, show::table).await
 }
 
 async fn show(args: &Show) -> anyhow::Result<()> {

@@ -1,11 +1,10 @@
 //! Letters as a table and as JSON.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use comfy_table::{Table, presets};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cli::ask::cell,
+    cli::{ask::cell, print},
     model::{LetterKind, Priority},
     wire::pb,
 };
@@ -19,9 +18,7 @@ fn at(letter: &pb::Letter) -> String {
 }
 
 pub(super) fn table(letters: &[pb::Letter]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
+    let mut table = print::table(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
     for letter in letters {
         let what = match &letter.task {
             Some(task) => cell(&String::from_utf8_lossy(&task.key)),

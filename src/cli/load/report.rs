@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use indicatif::HumanCount;
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use super::{
     ledger::Ledger,
     plan::{Kind, Plan},
 };
-use crate::wire::pb::QueueBooks;
+use crate::{cli::print, wire::pb::QueueBooks};
 
 /// The most tasks that a line names.
 const NAMED: usize = 5;
@@ -155,9 +155,7 @@ impl<'a> Report<'a> {
     }
 
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(["", "asked for", "happened", "in SQL"]);
+        let mut table = print::table(["", "asked for", "happened", "in SQL"]);
         let count = |count: u64| HumanCount(count).to_string();
         let books = |of: Count| self.books.as_ref().map_or(String::new(), |books| count(of(books)));
         let rows: [(&str, Count); 4] = [
@@ -171,11 +169,7 @@ impl<'a> Report<'a> {
         }
         let failed = |counts: &Counts| count(counts.failed_once.unwrap_or(0));
         table.add_row(["failed once".to_owned(), failed(&self.asked), failed(&self.happened), String::new()]);
-        for column in 1..4 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let Latency { p50, p90, p99, max } = self.latency_ms;
         format!(
             "{table}\n\n{} workers; {:.0} tasks/s sent, {:.0}/s ended, {:.1} s\n\

@@ -10,13 +10,10 @@ use clap::{Args, Subcommand};
 use self::filter::Filter;
 use super::{
     client::{Server, Taskd},
-    patience::patiently,
-    print::{print, print_one, say_more},
+    patience::pages,
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
-/// The tasks of one call.
-const AT_ONCE: u32 = 500;
 /// The largest answer: keys have at most 4 KiB each.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -89,30 +86,10 @@ pub async fn run(args: Tasks) -> anyhow::Result<bool> {
 
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
-    let (mut cursor, mut left, mut tasks) = (String::new(), args.limit, Vec::new());
-    let has_more = loop {
-        // One more tells whether the list goes on.
-        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
+    let page = async |limit, cursor| {
         let request = pb::ListTasksRequest { filter: Some(args.filter.message()), limit, cursor };
-        let mut page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
-        let has_more = page.tasks.len() as u64 > left;
-        page.tasks.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-        left -= page.tasks.len() as u64;
-        if args.json {
-            page.tasks.iter().try_for_each(|task| print_one(show::json(task)))?;
-        } else {
-            tasks.extend(page.tasks);
-        }
-        cursor = page.cursor;
-        if cursor.is_empty() || left == 0 {
-            break has_more || !cursor.is_empty();
-        }
+        let page = client.clone().list_tasks(request).await?.into_inner();
+        Ok((page.tasks, page.cursor))
     };
-    if !args.json {
-        print(show::table(&tasks))?;
-    }
-    if has_more {
-        say_more(args.limit, "--limit");
-    }
-    Ok(())
+    pages(args.limit, args.json, page, show::json, show::table).await
 }

@@ -1,11 +1,10 @@
 //! Tasks as a table and as JSON.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use comfy_table::{Table, presets};
 use serde_json::{Map, Value};
 
 use crate::{
-    cli::ask::cell,
+    cli::{ask::cell, print},
     model::{Priority, TaskStatus},
     wire::{pb, task_status},
 };
@@ -15,9 +14,7 @@ fn status(task: &pb::Task) -> &'static str {
 }
 
 pub(super) fn table(tasks: &[pb::Task]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
+    let mut table = print::table(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
         let (key, reason) = (cell(&String::from_utf8_lossy(&task.key)), cell(&task.reason));

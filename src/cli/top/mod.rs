@@ -22,8 +22,9 @@ use self::{
     view::{Key, Seen, View},
 };
 use super::{
+    ask::get,
     http::{HttpPort, HttpServer},
-    queues::{Look, get},
+    queues::Look,
 };
 use crate::config::Time;
 
