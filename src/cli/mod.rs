@@ -95,9 +95,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Subcommands {
+    #[command(flatten)]
+    Client(Client),
+    Migrate(Migrate),
+    Partitions(Partitions),
+    Token(token::Token),
+    Acts(token::Acts),
+    CheckConfig(CheckConfig),
+}
+
+/// The commands that need no settings of a taskd.
+#[derive(Subcommand)]
+pub enum Client {
     Insert(insert::Insert),
     Work(Box<work::Work>),
-    Tasks(tasks::Tasks),
+    Tasks(Box<tasks::Tasks>),
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
@@ -110,18 +122,15 @@ enum Subcommands {
     Resume(change::Resume),
     Bench(bench::Bench),
     Load(load::Load),
-    Migrate(Migrate),
-    Partitions(Partitions),
-    Token(token::Token),
-    Acts(token::Acts),
     Stats(stats::Stats),
     Top(top::Top),
     Books(books::Books),
     Fsck(fsck::Fsck),
     Dump(dump::Dump),
+    #[command(display_order = 100)]
     Completions(manual::Completions),
+    #[command(display_order = 101)]
     Man(manual::Man),
-    CheckConfig(CheckConfig),
 }
 
 /// Bring the database's schema up to date, and exit
@@ -156,28 +165,7 @@ pub enum Command {
     CheckConfig(Loaded),
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
-    Insert(insert::Insert),
-    Work(Box<work::Work>),
-    Tasks(tasks::Tasks),
-    Jobs(jobs::Jobs),
-    Dead(dead::Dead),
-    Task(task::Task),
-    Watch(watch::Watch),
-    Explain(explain::Explain),
-    Cancel(change::Cancel),
-    Change(change::Change),
-    Requeue(change::Requeue),
-    Pause(change::Pause),
-    Resume(change::Resume),
-    Stats(stats::Stats),
-    Top(top::Top),
-    Books(books::Books),
-    Fsck(fsck::Fsck),
-    Dump(dump::Dump),
-    Completions(manual::Completions),
-    Man(manual::Man),
-    Bench(bench::Bench),
-    Load(load::Load),
+    Client(Client),
 }
 
 /// The reason why taskd does nothing, for the user.
@@ -233,30 +221,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         say(format_args!("taskd: {line}"));
     }
     Ok(match cli.command {
-        Some(Subcommands::Insert(insert)) => Command::Insert(insert),
-        Some(Subcommands::Work(work)) => Command::Work(work),
-        Some(Subcommands::Load(load)) => Command::Load(load),
-        Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
-        Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
-        Some(Subcommands::Dead(dead)) => Command::Dead(dead),
-        Some(Subcommands::Task(task)) => Command::Task(task),
-        Some(Subcommands::Watch(watch)) => Command::Watch(watch),
-        Some(Subcommands::Explain(explain)) => Command::Explain(explain),
-        Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
-        Some(Subcommands::Change(change)) => Command::Change(change),
-        Some(Subcommands::Requeue(requeue)) => Command::Requeue(requeue),
-        Some(Subcommands::Pause(pause)) => Command::Pause(pause),
-        Some(Subcommands::Resume(resume)) => Command::Resume(resume),
-        Some(Subcommands::Stats(stats)) => Command::Stats(stats),
-        Some(Subcommands::Top(top)) => Command::Top(top),
-        Some(Subcommands::Books(books)) => Command::Books(books),
-        Some(Subcommands::Fsck(fsck)) => Command::Fsck(fsck),
-        Some(Subcommands::Dump(dump)) => Command::Dump(dump),
-        Some(Subcommands::Completions(completions)) => Command::Completions(completions),
-        Some(Subcommands::Man(man)) => Command::Man(man),
-        Some(Subcommands::Bench(bench)) => {
-            bench.check().map_err(Refusal::Usage)?;
-            Command::Bench(bench)
+        Some(Subcommands::Client(client)) => {
+            if let Client::Bench(bench) = &client {
+                bench.check().map_err(Refusal::Usage)?;
+            }
+            Command::Client(client)
         }
         Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
         Some(Subcommands::Partitions(Partitions { count, options })) => {

@@ -17,7 +17,7 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE,
+    Client, Command, USAGE,
     ask::printable,
     bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
     print::{NotThere, Unwritten, print, say},
@@ -40,7 +40,7 @@ pub fn run() -> ExitCode {
     };
     // Only this user may read the files that taskd makes. Those of a command that `work` runs, and the pages of the
     // manual, are as the user has them elsewhere.
-    if !matches!(command, Command::Work(_) | Command::Man(_)) {
+    if !matches!(command, Command::Client(Client::Work(_) | Client::Man(_))) {
         umask(Mode::from_bits_truncate(0o077));
     }
     match command {
@@ -62,36 +62,42 @@ pub fn run() -> ExitCode {
         }
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
-        Command::Pause(args) => exit(block_on(change::pause(args)).flatten(), USAGE),
-        Command::Resume(args) => exit(block_on(change::resume(args)).flatten(), USAGE),
-        Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
-        Command::Fsck(args) => exit_as(block_on(fsck::run(args))),
-        Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
-        Command::Top(args) => exit(block_on(top::run(args)).flatten(), USAGE),
-        Command::Books(args) => exit_as(block_on(books::run(args))),
-        Command::Completions(completions) => exit(completions.print(command_line()), 1),
-        Command::Man(man) => exit(man.write(command_line()), 1),
-        Command::Insert(args) => match block_on(insert::run(args)) {
-            Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Work(args) => exit(block_on(work::run(*args)).flatten(), USAGE),
-        Command::Load(args) => exit_as(block_on(load::run(args))),
-        Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
-        Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
-        Command::Dead(args) => exit_as(block_on(dead::run(args))),
-        Command::Task(args) => exit_as(block_on(task::run(args))),
-        Command::Watch(args) => exit_as(block_on(watch::run(args))),
-        Command::Explain(args) => exit_as(block_on(explain::run(args))),
-        Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
-        Command::Change(args) => exit_as(block_on(change::change(args))),
-        Command::Requeue(args) => exit_as(block_on(change::requeue(args))),
-        Command::Bench(args) => exit_as(block_on(bench::run(args))),
+        Command::Client(client) => run_client(client),
         Command::CheckConfig(loaded) => {
             let text = || config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
             exit(check(&loaded).and_then(|()| Ok(print(text().trim_end())?)), USAGE)
         }
+    }
+}
+
+fn run_client(client: Client) -> ExitCode {
+    match client {
+        Client::Pause(args) => exit(block_on(change::pause(args)).flatten(), USAGE),
+        Client::Resume(args) => exit(block_on(change::resume(args)).flatten(), USAGE),
+        Client::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
+        Client::Fsck(args) => exit_as(block_on(fsck::run(args))),
+        Client::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
+        Client::Top(args) => exit(block_on(top::run(args)).flatten(), USAGE),
+        Client::Books(args) => exit_as(block_on(books::run(args))),
+        Client::Completions(completions) => exit(completions.print(command_line()), 1),
+        Client::Man(man) => exit(man.write(command_line()), 1),
+        Client::Insert(args) => match block_on(insert::run(args)) {
+            Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Client::Work(args) => exit(block_on(work::run(*args)).flatten(), USAGE),
+        Client::Load(args) => exit_as(block_on(load::run(args))),
+        Client::Tasks(args) => exit_as(block_on(tasks::run(*args))),
+        Client::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Client::Dead(args) => exit_as(block_on(dead::run(args))),
+        Client::Task(args) => exit_as(block_on(task::run(args))),
+        Client::Watch(args) => exit_as(block_on(watch::run(args))),
+        Client::Explain(args) => exit_as(block_on(explain::run(args))),
+        Client::Cancel(args) => exit_as(block_on(change::cancel(args))),
+        Client::Change(args) => exit_as(block_on(change::change(args))),
+        Client::Requeue(args) => exit_as(block_on(change::requeue(args))),
+        Client::Bench(args) => exit_as(block_on(bench::run(args))),
     }
 }
 
