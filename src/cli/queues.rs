@@ -1,32 +1,59 @@
 //! The queues of a running taskd as its HTTP API answers them, and their rates between two looks.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Add,
+    time::{Duration, Instant},
+};
 
 use serde::Deserialize;
 
 use super::{ask, http::HttpPort};
 
 /// A queue, as `GET /v1/queues` answers it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Queue {
     pub(super) queue: String,
-    pub(super) pending: u64,
-    pub(super) queued: u64,
-    pub(super) assigned: u64,
-    pub(super) delayed: u64,
+    #[serde(flatten)]
+    pub(super) counts: Counts,
     pub(super) leases: u64,
-    pub(super) completed: u64,
-    pub(super) dead: u64,
-    pub(super) cancelled: u64,
     pub(super) oldest_waiting_ms: Option<u64>,
     #[serde(default)]
     pub(super) paused: bool,
 }
 
-impl Queue {
+/// The tasks of queues, by status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Counts {
+    pub(super) pending: u64,
+    pub(super) queued: u64,
+    pub(super) assigned: u64,
+    pub(super) delayed: u64,
+    pub(super) completed: u64,
+    pub(super) dead: u64,
+    pub(super) cancelled: u64,
+}
+
+impl Counts {
     /// All tasks that taskd counts, finished or not.
-    fn all(&self) -> u64 {
-        [self.pending, self.queued, self.assigned, self.delayed, self.completed, self.dead, self.cancelled].iter().sum()
+    pub(super) fn all(&self) -> u64 {
+        let Self { pending, queued, assigned, delayed, completed, dead, cancelled } = self;
+        pending + queued + assigned + delayed + completed + dead + cancelled
+    }
+}
+
+impl Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            pending: self.pending + other.pending,
+            queued: self.queued + other.queued,
+            assigned: self.assigned + other.assigned,
+            delayed: self.delayed + other.delayed,
+            completed: self.completed + other.completed,
+            dead: self.dead + other.dead,
+            cancelled: self.cancelled + other.cancelled,
+        }
     }
 }
 
@@ -60,8 +87,9 @@ impl Look {
         let before = before?;
         let was = before.queues.iter().find(|was| was.queue == queue.queue)?;
         let rate = |now: u64, was: u64| per_second(now.saturating_sub(was), self.at - before.at);
+        let (now, was) = (queue.counts, was.counts);
         // Retention removes finished tasks, so a count may be lower than before.
-        Some(Rates { inserted: rate(queue.all(), was.all()), completed: rate(queue.completed, was.completed) })
+        Some(Rates { inserted: rate(now.all(), was.all()), completed: rate(now.completed, was.completed) })
     }
 }
 
@@ -78,16 +106,8 @@ mod tests {
     fn rates_are_those_between_two_looks() {
         let queue = |name: &str, queued, completed| Queue {
             queue: name.into(),
-            pending: 0,
-            queued,
-            assigned: 0,
-            delayed: 0,
-            leases: 0,
-            completed,
-            dead: 0,
-            cancelled: 0,
-            oldest_waiting_ms: None,
-            paused: false,
+            counts: Counts { queued, completed, ..Counts::default() },
+            ..Queue::default()
         };
         let at = Instant::now();
         let before = Look { at, queues: vec![queue("q", 10, 100)] };

@@ -15,7 +15,7 @@ use super::{
     ask::{cut, get, printable},
     http::HttpServer,
     print::{self, CLEAR, print},
-    queues::Look,
+    queues::{Counts, Look},
 };
 use crate::config::Time;
 
@@ -113,12 +113,13 @@ fn table(look: &Look, before: Option<&Look>) -> Table {
         let rates = look.rates(queue, before).map(|rates| [rates.inserted, rates.completed]);
         let rates = rates.map_or_else(Default::default, |rates| rates.map(|rate| format!("{rate:.0}")));
         let oldest = queue.oldest_waiting_ms.map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
-        let counts = [queue.pending, queue.queued, queue.assigned, queue.delayed, queue.leases, queue.completed];
+        let Counts { pending, queued, assigned, delayed, completed, dead, .. } = queue.counts;
+        let counts = [pending, queued, assigned, delayed, queue.leases, completed];
         let mark = if queue.paused { " (paused)" } else { "" };
         let mut row = vec![format!("{}{mark}", queue.queue)];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
         row.extend(rates);
-        row.extend([HumanCount(queue.dead).to_string(), oldest.unwrap_or_default()]);
+        row.extend([HumanCount(dead).to_string(), oldest.unwrap_or_default()]);
         table.add_row(row);
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
@@ -151,7 +152,8 @@ mod tests {
             "completed": 1000, "dead": 5, "cancelled": 0, "oldest_waiting_ms": 61000}"#;
         let queue: Queue = serde_json::from_slice(answer).unwrap();
         let at = Instant::now();
-        let was = Queue { completed: 0, queued: 12245, ..queue.clone() };
+        let counts = Counts { completed: 0, queued: 12245, ..queue.counts };
+        let was = Queue { counts, ..queue.clone() };
         let before = Look { at, queues: vec![was] };
         let look = Look { at: at + Duration::from_secs(100), queues: vec![queue] };
         let cells = |before| -> Vec<String> {

@@ -13,6 +13,7 @@ use super::{
     throughput,
     work::Tasks,
 };
+use crate::cli::queues::Counts;
 
 /// The workers that many are compared with.
 const FEW_WORKERS: u16 = 10;
@@ -165,7 +166,7 @@ impl Backlog {
     async fn settle(&self, run: &Run<'_>) -> anyhow::Result<()> {
         let (waiting, done) = (u64::from(self.waiting()), self.done.len() as u64);
         let patience = run.args.work.give_up_after.0;
-        let is_settled = |counts: &super::http::Counts| counts.queued == waiting && counts.completed == done;
+        let is_settled = |counts: &Counts| counts.queued == waiting && counts.completed == done;
         let settled = run.server.wait_for(&self.tasks.queues, patience, is_settled).await?;
         ensure!(settled.is_some(), "gave up: {waiting} tasks of {} do not come to wait", self.queue());
         Ok(())

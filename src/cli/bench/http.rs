@@ -2,40 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use axum::body::Bytes;
-use serde::Deserialize;
 
 use crate::cli::{
     http::{ANSWER_TIMEOUT, HttpPort},
+    queues::{Counts, Look},
     trust::Trust,
 };
 
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-
-/// The contents of queues together, as `/v1/queues` counts it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct Counts {
-    pub(super) pending: u64,
-    pub(super) queued: u64,
-    pub(super) assigned: u64,
-    pub(super) delayed: u64,
-    pub(super) completed: u64,
-    pub(super) dead: u64,
-    pub(super) cancelled: u64,
-}
-
-#[derive(Deserialize)]
-struct Queues {
-    queues: Vec<Queue>,
-}
-
-#[derive(Deserialize)]
-struct Queue {
-    queue: String,
-    #[serde(flatten)]
-    counts: Counts,
-}
 
 /// The HTTP port of the taskd that is measured.
 #[derive(Clone)]
@@ -49,9 +25,8 @@ impl Http {
     /// The counts of the queues whose name is in `names`, together.
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;
-        let unreadable = || format!("{}/v1/queues does not answer as taskd does", self.0.url);
-        let all: Queues = serde_json::from_slice(&answer).with_context(unreadable)?;
-        let ours = all.queues.into_iter().filter(|queue| names.contains(&queue.queue));
+        let look = Look::read(&self.0, &answer)?;
+        let ours = look.queues.into_iter().filter(|queue| names.contains(&queue.queue));
         Ok(ours.fold(Counts::default(), |sum, queue| sum + queue.counts))
     }
 
@@ -80,29 +55,5 @@ impl Http {
         let said = String::from_utf8_lossy(&body);
         ensure!(status.is_success(), "{}{path} answers {status}: {}", self.0.url, said.trim());
         Ok(body)
-    }
-}
-
-impl Counts {
-    /// All tasks, whatever became of them.
-    pub(super) fn all(&self) -> u64 {
-        let Self { pending, queued, assigned, delayed, completed, dead, cancelled } = self;
-        pending + queued + assigned + delayed + completed + dead + cancelled
-    }
-}
-
-impl std::ops::Add for Counts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            pending: self.pending + other.pending,
-            queued: self.queued + other.queued,
-            assigned: self.assigned + other.assigned,
-            delayed: self.delayed + other.delayed,
-            completed: self.completed + other.completed,
-            dead: self.dead + other.dead,
-            cancelled: self.cancelled + other.cancelled,
-        }
     }
 }

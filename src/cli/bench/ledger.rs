@@ -1,6 +1,6 @@
 //! The count of all completions: every task by exactly NUM distinct workers.
 
-use super::http::Counts;
+use crate::cli::queues::Counts;
 
 /// The most tasks that a message names.
 const NAMED: usize = 5;

@@ -8,13 +8,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     args::Work,
-    http::Counts,
     ledger::{Credits, Verdict},
     progress::{LOOK_EVERY, Stall},
     run::Run,
     server::{Server, Usage},
     work::{Leased, Tasks, Worker},
 };
+use crate::cli::queues::Counts;
 
 /// The other work of workers.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,13 +12,14 @@ use url::Url;
 
 use super::{
     args::{Bench, Part},
-    http::{Counts, Http},
+    http::Http,
     machine::{self, Machine},
     own::Own,
 };
 use crate::cli::{
     client::{self, Taskd},
     http::ANSWER_TIMEOUT,
+    queues::Counts,
     trust::Trust,
 };
 use crate::config::without_password;

@@ -143,12 +143,12 @@ impl View {
         // Rates are finite, and never below zero: their bits have their order.
         rows.sort_by_cached_key(|(queue, rates)| {
             let by = match self.sort {
-                Key::Waiting => queue.pending + queue.queued,
+                Key::Waiting => queue.counts.pending + queue.counts.queued,
                 Key::Leased => queue.leases,
-                Key::Delayed => queue.delayed,
+                Key::Delayed => queue.counts.delayed,
                 Key::In => rates.inserted.to_bits(),
                 Key::Done => rates.completed.to_bits(),
-                Key::Dead => queue.dead,
+                Key::Dead => queue.counts.dead,
                 Key::Oldest => queue.oldest_waiting_ms.unwrap_or_default(),
                 Key::Queue => 0,
             };
@@ -170,12 +170,12 @@ impl View {
                     true => format!("{}{PAUSED}", cut(&queue.queue, name - PAUSED.len())),
                     false => queue.queue.clone(),
                 },
-                number((queue.pending + queue.queued) as f64),
+                number((queue.counts.pending + queue.counts.queued) as f64),
                 number(queue.leases as f64),
-                number(queue.delayed as f64),
+                number(queue.counts.delayed as f64),
                 number(rates.inserted),
                 number(rates.completed),
-                number(queue.dead as f64),
+                number(queue.counts.dead as f64),
                 oldest,
             ])
         }));
@@ -213,22 +213,11 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::cli::queues::Counts;
 
     fn queue(name: &str, queued: u64, dead: u64) -> Queue {
-        let (queue, oldest_waiting_ms) = (name.to_owned(), Some(61_000));
-        Queue {
-            queue,
-            pending: 0,
-            queued,
-            assigned: 0,
-            delayed: 0,
-            leases: 0,
-            completed: 0,
-            dead,
-            cancelled: 0,
-            oldest_waiting_ms,
-            paused: false,
-        }
+        let counts = Counts { queued, dead, ..Counts::default() };
+        Queue { queue: name.to_owned(), counts, oldest_waiting_ms: Some(61_000), ..Queue::default() }
     }
 
     fn seen(at: Instant, queues: Vec<Queue>) -> Seen {
