@@ -28,7 +28,7 @@ Examples:
   taskd books crawl --watch       one queue, each second until Ctrl-C
   taskd books --json | jq '.queues[] | {queue, state, in, out}'
 
-stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished \
+stored = completed + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished \
 with its report on the way to SQL; at rest it is 0.
 Exit code: 0, 1 if the books of a queue are UNBALANCED or the queue named has no task, 2 if the server cannot be \
 reached or the question is wrong.")]
@@ -158,7 +158,7 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<hyper::b
 
 fn table(answer: &Answer) -> String {
     let mut table = print::table([
-        "queue", "stored", "dupl.", "reject.", "done", "dead", "cancel.", "fresh", "parked", "sched.", "missing",
+        "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked", "sched.", "missing",
         "between", "queued", "assigned", "delayed", "reports", "state",
     ]);
     for Queue { queue, state, came_in, out, held } in &answer.queues {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use indicatif::HumanCount;
 
 use terminal_size::{Height, Width, terminal_size};
@@ -20,7 +20,9 @@ use super::{
 use crate::config::Time;
 
 /// The size of a terminal that does not say it.
-const USUAL: (u16, u16) = (80, 24);
+const USUAL: (Width, Height) = (Width(80), Height(24));
+/// The columns that a narrow terminal leaves out, one after the other: assigned, completed, pending.
+const LEFT_OUT: [usize; 3] = [3, 6, 1];
 
 /// Show the queues of a running taskd: a table that lives on a terminal, else JSON
 #[derive(Args)]
@@ -31,8 +33,8 @@ Examples:
   taskd top                       the same on a whole screen, sorted, with the latencies of calls
 
 pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left; \
-delayed: nothing is due yet; (paused): no worker gets anything; in/s, done/s: tasks inserted and completed a second \
-since the look before.")]
+delayed: nothing is due yet; (paused): no worker gets anything; in/s, compl./s: tasks inserted and completed a \
+second since the look before. A narrow terminal leaves out assigned, completed and pending.")]
 pub struct Stats {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
@@ -58,13 +60,13 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     }
     let mut before = Look::read(&server, &get(&server, "/v1/queues").await?)?;
     if args.once {
-        print(table(&before, None))?;
+        print(table(&before, None, size().0))?;
         return Ok(());
     }
-    let (mut text, mut trouble) = (table(&before, None).to_string(), None);
+    let (mut text, mut trouble) = (table(&before, None, size().0).to_string(), None);
     loop {
-        let (width, height) = terminal_size().map_or(USUAL, |(Width(width), Height(height))| (width, height));
-        let lines = screen(&text, trouble.as_deref(), usize::from(width.max(1)), usize::from(height.max(2)));
+        let (width, height) = size();
+        let lines = screen(&text, trouble.as_deref(), width, height);
         // A terminal that went away is no failure.
         if writeln!(io::stdout(), "{CLEAR}{}", lines.join("\n")).is_err() {
             return Ok(());
@@ -74,10 +76,15 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         let look = get(&server, "/v1/queues").await.and_then(|answer| Look::read(&server, &answer));
         trouble = look.as_ref().err().map(|error| printable(&format!("{error:#}")));
         if let Ok(look) = look {
-            text = table(&look, Some(&before)).to_string();
+            text = table(&look, Some(&before), size().0).to_string();
             before = look;
         }
     }
+}
+
+fn size() -> (usize, usize) {
+    let (Width(width), Height(height)) = terminal_size().unwrap_or(USUAL);
+    (width.max(1).into(), height.max(2).into())
 }
 
 /// The lines of the table that fit, below the trouble of the last look. The last line of the terminal stays free.
@@ -95,7 +102,7 @@ fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Ve
     shown.iter().map(|line| cut(line.trim_end(), width)).collect()
 }
 
-fn table(look: &Look, before: Option<&Look>) -> Table {
+fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
     let mut table = print::table([
         "queue",
         "pending",
@@ -105,7 +112,7 @@ fn table(look: &Look, before: Option<&Look>) -> Table {
         "leases",
         "completed",
         "in/s",
-        "done/s",
+        "compl./s",
         "dead",
         "oldest",
     ]);
@@ -122,7 +129,16 @@ fn table(look: &Look, before: Option<&Look>) -> Table {
         row.extend([HumanCount(dead).to_string(), oldest.unwrap_or_default()]);
         table.add_row(row);
     }
+    for column in table.column_iter_mut() {
+        column.set_padding((1, 0));
+    }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    for column in LEFT_OUT {
+        let is_wider = table.lines().any(|line| line.chars().count() > width);
+        if let Some(column) = table.column_mut(column).filter(|_| is_wider) {
+            column.set_constraint(ColumnConstraint::Hidden);
+        }
+    }
     table
 }
 
@@ -157,10 +173,15 @@ mod tests {
         let before = Look { at, queues: vec![was] };
         let look = Look { at: at + Duration::from_secs(100), queues: vec![queue] };
         let cells = |before| -> Vec<String> {
-            let text = table(&look, before).to_string();
+            let text = table(&look, before, 90).to_string();
             text.lines().nth(1).unwrap().split_whitespace().map(str::to_owned).collect()
         };
         assert_eq!(cells(None), ["q", "0", "12,345", "2", "3", "4", "1,000", "5", "1m", "1s"]);
         assert_eq!(cells(Some(&before))[7..9], ["11", "10"]);
+        let usual = table(&look, None, 80).to_string();
+        assert!(usual.lines().all(|line| line.chars().count() <= 80), "{usual}");
+        assert!(!usual.contains("assigned") && usual.contains("pending") && usual.contains("oldest"), "{usual}");
+        let narrow = table(&look, None, 60).to_string();
+        assert!(!narrow.contains("pending") && narrow.contains("queued") && narrow.contains("oldest"), "{narrow}");
     }
 }

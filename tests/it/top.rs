@@ -137,7 +137,7 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
     assert!(top.is_raw());
     assert_eq!(tcgetattr(&top.side).unwrap().control_chars[SpecialCharacterIndices::VQUIT as usize], 0);
     top.press(b's');
-    top.shows("by leased").await;
+    top.shows("by leases").await;
     top.press(b'p');
     top.shows("paused").await;
     top.press(b'p');
@@ -168,7 +168,7 @@ async fn stats_live_on_a_terminal() {
     let mut daemon = Daemon::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
     let mut stats = Terminal::start(&["stats", "--server", &daemon.http(), "--every", "100ms"]);
-    stats.shows("in/s").await;
+    stats.shows("oldest").await;
     // Later looks have rates: a queue has a cell more for each.
     until("there are rates", async || {
         let screen = stats.screen();

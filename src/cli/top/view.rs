@@ -18,10 +18,12 @@ use crate::{
 pub(super) enum Key {
     #[default]
     Waiting,
-    Leased,
+    #[value(alias = "leased")]
+    Leases,
     Delayed,
     In,
-    Done,
+    #[value(alias = "done")]
+    Completed,
     Dead,
     Oldest,
     Queue,
@@ -31,10 +33,10 @@ impl Key {
     const ALL: [(Self, &'static str); 8] = [
         (Self::Queue, "queue"),
         (Self::Waiting, "waiting"),
-        (Self::Leased, "leased"),
+        (Self::Leases, "leases"),
         (Self::Delayed, "delayed"),
         (Self::In, "in/s"),
-        (Self::Done, "done/s"),
+        (Self::Completed, "compl./s"),
         (Self::Dead, "dead"),
         (Self::Oldest, "oldest"),
     ];
@@ -144,10 +146,10 @@ impl View {
         rows.sort_by_cached_key(|(queue, rates)| {
             let by = match self.sort {
                 Key::Waiting => queue.counts.pending + queue.counts.queued,
-                Key::Leased => queue.leases,
+                Key::Leases => queue.leases,
                 Key::Delayed => queue.counts.delayed,
                 Key::In => rates.inserted.to_bits(),
-                Key::Done => rates.completed.to_bits(),
+                Key::Completed => rates.completed.to_bits(),
                 Key::Dead => queue.counts.dead,
                 Key::Oldest => queue.oldest_waiting_ms.unwrap_or_default(),
                 Key::Queue => 0,
