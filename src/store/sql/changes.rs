@@ -16,7 +16,7 @@ use super::{
     backend::Backend,
     counts::Counts,
     letters, outbox,
-    rows::{corrupt, from_row, key_hash, number, queue_name, status, task_id},
+    rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
     session::Session,
     shards,
     statement::{Statement, lists},
@@ -65,19 +65,20 @@ impl<DB: Backend> Changes for SqlStore<DB> {
     }
 }
 
-struct TargetColumns {
-    id: Vec<u8>,
-    key_hash: Vec<u8>,
-    queue: String,
-    shard: i64,
-    replicas: i64,
-    priority: i64,
-    epoch: i64,
-    status: i64,
-    completed: i64,
-    on_bus: i64,
+columns! {
+    struct TargetColumns {
+        id: Vec<u8>,
+        key_hash: Vec<u8>,
+        queue: String,
+        shard: i64,
+        replicas: i64,
+        priority: i64,
+        epoch: i64,
+        status: i64,
+        completed: i64,
+        on_bus: i64,
+    }
 }
-from_row!(TargetColumns { id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus });
 
 /// A task that a change is about.
 struct Target {
@@ -210,18 +211,19 @@ async fn store_update<S: Session>(
     Ok(reopened)
 }
 
-struct KeptColumns {
-    task_id: Vec<u8>,
-    turn: i64,
-    at_ms: i64,
-    queue: Option<String>,
-    shard: Option<i64>,
-    replicas: Option<i64>,
-    priority: Option<i64>,
-    epoch: Option<i64>,
-    status: Option<i64>,
+columns! {
+    struct KeptColumns {
+        task_id: Vec<u8>,
+        turn: i64,
+        at_ms: i64,
+        queue: Option<String>,
+        shard: Option<i64>,
+        replicas: Option<i64>,
+        priority: Option<i64>,
+        epoch: Option<i64>,
+        status: Option<i64>,
+    }
 }
-from_row!(KeptColumns { task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status });
 
 async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
     let KeptPages { kind, upto_unix_ms, after, limit } = pages;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::{
     SqlStore,
     backend::Backend,
-    rows::{corrupt, from_row, number, queue_name, task_id},
+    rows::{columns, corrupt, number, queue_name, task_id},
     session::Session,
     statement::{Statement, lists},
 };
@@ -32,17 +32,18 @@ const KIND: i64 = ChangeKind::Deadline as i64;
 /// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the others.
 const UNREAD_MS: i64 = 24 * 3_600_000;
 
-struct Columns {
-    task_id: Vec<u8>,
-    queue: Option<String>,
-    shard: Option<i64>,
-    replicas: Option<i64>,
-    priority: Option<i64>,
-    epoch: Option<i64>,
-    status: Option<i64>,
-    deadline_ms: Option<i64>,
+columns! {
+    struct Columns {
+        task_id: Vec<u8>,
+        queue: Option<String>,
+        shard: Option<i64>,
+        replicas: Option<i64>,
+        priority: Option<i64>,
+        epoch: Option<i64>,
+        status: Option<i64>,
+        deadline_ms: Option<i64>,
+    }
 }
-from_row!(Columns { task_id, queue, shard, replicas, priority, epoch, status, deadline_ms });
 
 impl Columns {
     /// `None`: nothing is left to end.

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 
 use super::{
-    rows::{from_row, number, queue_name, status, task_id},
+    rows::{columns, number, queue_name, status, task_id},
     session::Session,
     statement::{Statement, lists, pieces},
 };
@@ -121,18 +121,19 @@ fn waiting(not_before_unix_ms: i64, now_unix_ms: i64) -> TaskStatus {
     if not_before_unix_ms > now_unix_ms { TaskStatus::Delayed } else { TaskStatus::Pending }
 }
 
-struct MovedColumns {
-    id: Vec<u8>,
-    queue: String,
-    task_key: Vec<u8>,
-    status: i64,
-    attempts: i64,
-    reason: String,
-    epoch: i64,
-    not_before_ms: i64,
-    updated_ms: i64,
+columns! {
+    struct MovedColumns {
+        id: Vec<u8>,
+        queue: String,
+        task_key: Vec<u8>,
+        status: i64,
+        attempts: i64,
+        reason: String,
+        epoch: i64,
+        not_before_ms: i64,
+        updated_ms: i64,
+    }
 }
-from_row!(MovedColumns { id, queue, task_key, status, attempts, reason, epoch, not_before_ms, updated_ms });
 
 impl MovedColumns {
     fn into_event(self, credited: &mut HashMap<TaskId, (String, u32)>) -> Result<EventRecord> {

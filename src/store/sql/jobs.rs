@@ -11,7 +11,7 @@ use super::{
     backend::Backend,
     dialect::Dialect,
     letters,
-    rows::{corrupt, from_row, number, task_id},
+    rows::{columns, corrupt, number, task_id},
     session::Session,
     statement::{Statement, Value, pieces},
 };
@@ -154,38 +154,24 @@ async fn keep_acts<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
     Ok(())
 }
 
-pub(super) struct Columns {
-    id: Vec<u8>,
-    what: String,
-    filter: String,
-    who: String,
-    scope: String,
-    state: i64,
-    position: Vec<u8>,
-    looked_at: i64,
-    matched: i64,
-    changed: i64,
-    failed: i64,
-    last_error: String,
-    created_ms: i64,
-    updated_ms: i64,
+columns! {
+    pub(super) struct Columns {
+        id: Vec<u8>,
+        what: String,
+        filter: String,
+        who: String,
+        scope: String,
+        state: i64,
+        position: Vec<u8>,
+        looked_at: i64,
+        matched: i64,
+        changed: i64,
+        failed: i64,
+        last_error: String,
+        created_ms: i64,
+        updated_ms: i64,
+    }
 }
-from_row!(Columns {
-    id,
-    what,
-    filter,
-    who,
-    scope,
-    state,
-    position,
-    looked_at,
-    matched,
-    changed,
-    failed,
-    last_error,
-    created_ms,
-    updated_ms
-});
 
 /// The jobs that this taskd understands.
 fn readable(rows: Vec<Columns>) -> Vec<Job> {

@@ -12,7 +12,7 @@ use super::{
     counts::Counts,
     outbox,
     retention::{self, Which},
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, status, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
@@ -80,17 +80,18 @@ pub(super) async fn add<S: Session>(session: &mut S, letters: &[NewLetter]) -> R
     Ok(())
 }
 
-pub(super) struct BriefColumns {
-    letter_id: Vec<u8>,
-    kind: i64,
-    at_ms: i64,
-    summary: Vec<u8>,
-    task_key: Option<Vec<u8>>,
-    task_queue: Option<String>,
-    task_attempts: Option<i64>,
-    task_reason: Option<String>,
+columns! {
+    pub(super) struct BriefColumns {
+        letter_id: Vec<u8>,
+        kind: i64,
+        at_ms: i64,
+        summary: Vec<u8>,
+        task_key: Option<Vec<u8>>,
+        task_queue: Option<String>,
+        task_attempts: Option<i64>,
+        task_reason: Option<String>,
+    }
 }
-from_row!(BriefColumns { letter_id, kind, at_ms, summary, task_key, task_queue, task_attempts, task_reason });
 
 fn kind(number: i64) -> Result<LetterKind> {
     LetterKind::from_number(number).ok_or_else(|| corrupt(format!("a letter of kind {number}")))
@@ -180,17 +181,14 @@ pub(super) async fn one<DB: Backend>(sql: &Runner<DB>, id: LetterId) -> Result<O
     Ok(Some(StoredLetter { id, kind, letter }))
 }
 
-struct DeadTaskColumns {
-    task: TaskColumns,
-    attempts: i64,
-    reason: String,
+columns! {
+    struct DeadTaskColumns {
+        #[flatten]
+        task: TaskColumns,
+        attempts: i64,
+        reason: String,
+    }
 }
-from_row!(DeadTaskColumns {
-    #[flatten]
-    task: TaskColumns,
-    attempts,
-    reason
-});
 
 /// The letters among `ids`, with their kinds.
 pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {

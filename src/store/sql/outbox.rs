@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     batches::{self, Batch, NEVER},
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id},
+    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, task_id},
     session::Session,
     statement::{Statement, lists, pieces},
 };
@@ -334,19 +334,15 @@ pub(super) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
         .bind(Unpublished::Scheduled)
 }
 
-pub(super) struct UnfinishedColumns {
-    pub(super) task: TaskColumns,
-    status: i64,
-    completed: i64,
-    epoch: i64,
+columns! {
+    pub(super) struct UnfinishedColumns {
+        #[flatten]
+        pub(super) task: TaskColumns,
+        status: i64,
+        completed: i64,
+        epoch: i64,
+    }
 }
-from_row!(UnfinishedColumns {
-    #[flatten]
-    task: TaskColumns,
-    status,
-    completed,
-    epoch
-});
 
 impl UnfinishedColumns {
     pub(super) fn is_final(&self) -> bool {

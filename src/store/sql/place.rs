@@ -6,7 +6,7 @@ use super::{
     backend::Backend,
     batches::{self, NEVER},
     outbox,
-    rows::{from_row, number, queue_name},
+    rows::{columns, number, queue_name},
     runner::Runner,
     shards,
     statement::Statement,
@@ -16,33 +16,22 @@ use crate::{
     store::{Place, Result, Turn, Unpublished},
 };
 
-/// A task with its row in the outbox and its batch, where it has them.
-struct PlaceColumns {
-    queue: String,
-    shard: i64,
-    pub_generation: String,
-    pub_major: i64,
-    pub_minor: i64,
-    state: Option<i64>,
-    due_ms: Option<i64>,
-    turn: Option<i64>,
-    batch_generation: Option<String>,
-    batch_due_ms: Option<i64>,
-    places: Option<String>,
+columns! {
+    /// A task with its row in the outbox and its batch, where it has them.
+    struct PlaceColumns {
+        queue: String,
+        shard: i64,
+        pub_generation: String,
+        pub_major: i64,
+        pub_minor: i64,
+        state: Option<i64>,
+        due_ms: Option<i64>,
+        turn: Option<i64>,
+        batch_generation: Option<String>,
+        batch_due_ms: Option<i64>,
+        places: Option<String>,
+    }
 }
-from_row!(PlaceColumns {
-    queue,
-    shard,
-    pub_generation,
-    pub_major,
-    pub_minor,
-    state,
-    due_ms,
-    turn,
-    batch_generation,
-    batch_due_ms,
-    places
-});
 
 const NAME: &str = "place";
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::{
     counts::Counts,
     outbox,
-    rows::{from_row, key_hash, number, queue_name, status, task_id, worker_name},
+    rows::{columns, key_hash, number, queue_name, status, task_id, worker_name},
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
@@ -81,36 +81,23 @@ pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> R
     Ok(tasks)
 }
 
-struct ProgressColumns {
-    id: Vec<u8>,
-    number: i64,
-    key_hash: Vec<u8>,
-    queue: String,
-    replicas: i64,
-    priority: i64,
-    status: i64,
-    completed: i64,
-    attempts: i64,
-    epoch: i64,
-    reason: String,
-    updated_ms: i64,
-    on_bus: i64,
+columns! {
+    struct ProgressColumns {
+        id: Vec<u8>,
+        number: i64,
+        key_hash: Vec<u8>,
+        queue: String,
+        replicas: i64,
+        priority: i64,
+        status: i64,
+        completed: i64,
+        attempts: i64,
+        epoch: i64,
+        reason: String,
+        updated_ms: i64,
+        on_bus: i64,
+    }
 }
-from_row!(ProgressColumns {
-    id,
-    number,
-    key_hash,
-    queue,
-    replicas,
-    priority,
-    status,
-    completed,
-    attempts,
-    epoch,
-    reason,
-    updated_ms,
-    on_bus
-});
 
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {

@@ -10,10 +10,22 @@ pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_ke
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
      backoff, COALESCE(deadline_ms, 0) AS deadline";
 
-/// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
-/// The derive of sqlx would compile sqlx a second time.
-macro_rules! from_row {
-    ($columns:ident { $(#[flatten] $part:ident: $of:ty,)? $($field:ident),+ $(,)? }) => {
+/// Declares a struct that rows of both databases can be read into: a field from the column of its name, a `#[flatten]`
+/// field from the row. The derive of sqlx would compile sqlx a second time.
+macro_rules! columns {
+    (
+        $(#[$attribute:meta])*
+        $vis:vis struct $columns:ident {
+            $(#[flatten] $part_vis:vis $part:ident: $of:ty,)?
+            $($field_vis:vis $field:ident: $type:ty,)+
+        }
+    ) => {
+        $(#[$attribute])*
+        $vis struct $columns {
+            $($part_vis $part: $of,)?
+            $($field_vis $field: $type,)+
+        }
+
         impl<'r> sqlx::FromRow<'r, sqlx::mysql::MySqlRow> for $columns {
             fn from_row(row: &'r sqlx::mysql::MySqlRow) -> sqlx::Result<Self> {
                 Ok(Self {
@@ -38,46 +50,29 @@ macro_rules! from_row {
         }
     };
 }
-pub(super) use from_row;
+pub(super) use columns;
 
-pub struct TaskColumns {
-    id: Vec<u8>,
-    key_hash: Vec<u8>,
-    queue: String,
-    shard: i64,
-    task_key: Vec<u8>,
-    payload: Vec<u8>,
-    payload_encoding: i64,
-    replicas: i64,
-    priority: i64,
-    max_attempts: i64,
-    lease_ms: i64,
-    not_before_ms: i64,
-    headers: String,
-    traceparent: String,
-    created_ms: i64,
-    backoff: Vec<u8>,
-    deadline: i64,
+columns! {
+    pub struct TaskColumns {
+        id: Vec<u8>,
+        key_hash: Vec<u8>,
+        queue: String,
+        shard: i64,
+        task_key: Vec<u8>,
+        payload: Vec<u8>,
+        payload_encoding: i64,
+        replicas: i64,
+        priority: i64,
+        max_attempts: i64,
+        lease_ms: i64,
+        not_before_ms: i64,
+        headers: String,
+        traceparent: String,
+        created_ms: i64,
+        backoff: Vec<u8>,
+        deadline: i64,
+    }
 }
-from_row!(TaskColumns {
-    id,
-    key_hash,
-    queue,
-    shard,
-    task_key,
-    payload,
-    payload_encoding,
-    replicas,
-    priority,
-    max_attempts,
-    lease_ms,
-    not_before_ms,
-    headers,
-    traceparent,
-    created_ms,
-    backoff,
-    deadline
-});
 
 impl TryFrom<TaskColumns> for TaskRow {
     type Error = Error;
@@ -109,27 +104,19 @@ impl TryFrom<TaskColumns> for TaskRow {
     }
 }
 
-pub(super) struct TaskDetailColumns {
-    task: TaskColumns,
-    status: i64,
-    completed: i64,
-    attempts: i64,
-    reason: String,
-    epoch: i64,
-    updated_ms: i64,
-    unpublished: i64,
+columns! {
+    pub(super) struct TaskDetailColumns {
+        #[flatten]
+        task: TaskColumns,
+        status: i64,
+        completed: i64,
+        attempts: i64,
+        reason: String,
+        epoch: i64,
+        updated_ms: i64,
+        unpublished: i64,
+    }
 }
-from_row!(TaskDetailColumns {
-    #[flatten]
-    task: TaskColumns,
-    status,
-    completed,
-    attempts,
-    reason,
-    epoch,
-    updated_ms,
-    unpublished
-});
 
 impl TryFrom<TaskDetailColumns> for TaskDetail {
     type Error = Error;

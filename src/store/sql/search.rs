@@ -13,7 +13,7 @@ use super::{
     dialect::Dialect,
     groups::{in_groups, order},
     keys,
-    rows::{corrupt, from_row, number, queue_name, status, task_id},
+    rows::{columns, corrupt, number, queue_name, status, task_id},
     runner::Runner,
     statement::{Statement, lists},
 };
@@ -190,40 +190,25 @@ async fn merged<DB: Backend>(sql: &Runner<DB>, ranges: Statement<'_>, limit: usi
     Ok(ids)
 }
 
-struct Columns {
-    id: Vec<u8>,
-    queue: String,
-    shard: i64,
-    task_key: Vec<u8>,
-    status: i64,
-    replicas: i64,
-    completed: i64,
-    attempts: i64,
-    priority: i64,
-    updated_ms: i64,
-    not_before_ms: i64,
-    deadline: i64,
-    shown_reason: String,
-    shown_headers: String,
-    epoch: i64,
+columns! {
+    struct Columns {
+        id: Vec<u8>,
+        queue: String,
+        shard: i64,
+        task_key: Vec<u8>,
+        status: i64,
+        replicas: i64,
+        completed: i64,
+        attempts: i64,
+        priority: i64,
+        updated_ms: i64,
+        not_before_ms: i64,
+        deadline: i64,
+        shown_reason: String,
+        shown_headers: String,
+        epoch: i64,
+    }
 }
-from_row!(Columns {
-    id,
-    queue,
-    shard,
-    task_key,
-    status,
-    replicas,
-    completed,
-    attempts,
-    priority,
-    updated_ms,
-    not_before_ms,
-    deadline,
-    shown_reason,
-    shown_headers,
-    epoch
-});
 
 /// The tasks among `ids` that fit the filter.
 async fn rows<DB: Backend>(
