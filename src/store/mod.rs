@@ -16,7 +16,6 @@ mod jobs;
 pub mod mysql;
 mod owned;
 mod pauses;
-mod progress;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -40,12 +39,11 @@ pub use self::{
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
-    progress::SettledTask,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, Retried, Settled,
-        Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
+        SettledTask, Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 
-use super::progress::SettledTask;
 use crate::model::{
     Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
 };
@@ -151,6 +150,13 @@ pub struct Settled {
     pub discovered: Vec<Inserted>,
     /// The task, unless it is unknown.
     pub task: Option<SettledTask>,
+}
+
+/// A task that a report was about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettledTask {
+    pub queue: QueueName,
+    pub priority: Priority,
 }
 
 /// The state of a task, for the fanout and the settler.
