@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use uuid::{Timestamp, Uuid};
 
 use super::{
+    meta,
     rows::{corrupt, number},
     session::Session,
     statement::{Statement, pieces},
@@ -15,6 +16,7 @@ use super::{
 use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
 use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
 
+pub(super) const VERSION: &str = "tokens_version";
 /// Old acts that go with a new one.
 const OLD_ACTS: u32 = 2000;
 
@@ -22,14 +24,6 @@ const OLD_ACTS: u32 = 2000;
 pub(super) type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
 pub(super) type ActColumns = (Vec<u8>, String, String, String);
-
-pub(super) fn version<'a>() -> Statement<'a> {
-    Statement::new("SELECT value FROM meta WHERE name = 'tokens_version'")
-}
-
-pub(super) fn version_of(rows: &[(String,)]) -> Result<u64> {
-    rows.first().and_then(|(version,)| version.parse().ok()).ok_or_else(|| corrupt("no tokens_version"))
-}
 
 pub(super) fn tokens<'a>() -> Statement<'a> {
     Statement::new(
@@ -80,7 +74,7 @@ pub(super) async fn add<S: Session>(
     token: &AccessToken,
     act: &Act,
 ) -> Result<AddedToken> {
-    raise_version(session).await?;
+    meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(AddedToken::Yes);
     }
@@ -111,7 +105,7 @@ pub(super) async fn add<S: Session>(
 }
 
 pub(super) async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
-    raise_version(session).await?;
+    meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(true);
     }
@@ -120,11 +114,6 @@ pub(super) async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -
         record(session, act).await?;
     }
     Ok(was_there)
-}
-
-async fn raise_version<S: Session>(session: &mut S) -> Result<()> {
-    let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'tokens_version'";
-    session.execute(Statement::new(raise)).await.map(drop)
 }
 
 pub(super) async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {

@@ -11,7 +11,7 @@ use super::{
     dialect::Dialect,
     groups::FIRST,
     outbox,
-    rows::{corrupt, number, queue_name, task_id},
+    rows::{corrupt, number, queue_name},
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
@@ -104,8 +104,7 @@ async fn last_of_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId) -> Result<O
         .sql(" WHERE task_id > ? ORDER BY task_id LIMIT 1 OFFSET ?")
         .bind(&after)
         .bind(COUNTED_AT_ONCE - 1);
-    let last: Vec<(Vec<u8>,)> = sql.read("off_bus", last).await?;
-    last.first().map(|(id,)| task_id(id)).transpose()
+    Ok(sql.ids("off_bus", last).await?.first().copied())
 }
 
 async fn count_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId, last: Option<TaskId>) -> Result<OffBusCounts> {

@@ -96,8 +96,7 @@ async fn stranded<DB: Backend>(
         .sql(" WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?")
         .bind(&after)
         .bind(GONE_OVER - 1);
-    let last: Vec<(Vec<u8>,)> = sql.read(NAME, last).await?;
-    let next = last.first().map(|(id,)| task_id(id)).transpose()?;
+    let next = sql.ids(NAME, last).await?.first().copied();
     let upto = next.unwrap_or(LAST);
     let found = Statement::new("SELECT queue, id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)

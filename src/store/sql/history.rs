@@ -18,7 +18,8 @@ use super::{
     access::{self, ActColumns},
     backend::Backend,
     dialect::Dialect,
-    rows::{corrupt, number, task_id, worker_name},
+    meta,
+    rows::{corrupt, number, worker_name},
     session::Session,
     statement::{Statement, lists, pieces},
 };
@@ -100,8 +101,7 @@ impl<DB: Backend> History for SqlStore<DB> {
             .sql(" WHERE id < ? ORDER BY id LIMIT ?")
             .bind(&young)
             .bind(limit);
-        let old = self.sql.read::<(Vec<u8>,)>(NAME, old).await?;
-        let old = old.into_iter().map(|(id,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        let old = self.sql.ids(NAME, old).await?;
         if old.is_empty() {
             return Ok(0);
         }
@@ -122,9 +122,7 @@ impl<DB: Backend> History for SqlStore<DB> {
     }
 
     async fn lease_times_from(&self) -> Result<i64> {
-        let from = Statement::new("SELECT value FROM meta WHERE name = 'lease_times_from'");
-        let from: Vec<(String,)> = self.sql.read("lease_times_from", from).await?;
-        from.first().and_then(|(ms,)| ms.parse().ok()).ok_or_else(|| corrupt("no lease_times_from"))
+        meta::read(&self.sql, "lease_times_from", "lease_times_from").await
     }
 }
 
@@ -188,9 +186,7 @@ async fn stored_tasks<S: Session>(session: &mut S, ids: BTreeSet<TaskId>) -> Res
     let (ids, mut stored) = (Vec::from_iter(ids), BTreeSet::new());
     for ids in lists(&ids) {
         let found = Statement::new("SELECT id FROM tasks ").sql(S::BY_PRIMARY_KEY).sql(" WHERE id IN ").list(ids);
-        for (id,) in session.fetch::<(Vec<u8>,)>(found.sql(" ORDER BY id").sql(S::FOR_SHARE)).await? {
-            stored.insert(task_id(&id)?);
-        }
+        stored.extend(session.ids(found.sql(" ORDER BY id").sql(S::FOR_SHARE)).await?);
     }
     Ok(stored)
 }
@@ -204,16 +200,14 @@ async fn trim<S: Session>(session: &mut S, tasks: &[TaskId]) -> Result<()> {
             .list(tasks)
             .sql(" GROUP BY task_id HAVING COUNT(*) > ?")
             .bind(FAILURES_STAY);
-        for (task,) in session.fetch::<(Vec<u8>,)>(many).await? {
-            let task = task_id(&task)?;
+        for task in session.ids(many).await? {
             let beyond = Statement::new("SELECT id FROM history ")
                 .sql(&S::by_index("history_task"))
                 .sql(" WHERE task_id = ? ORDER BY id DESC LIMIT ? OFFSET ?")
                 .bind(&task)
                 .bind(TRIMMED)
                 .bind(FAILURES_STAY);
-            let beyond = session.fetch::<(Vec<u8>,)>(beyond).await?;
-            let beyond = beyond.into_iter().map(|(id,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+            let beyond = session.ids(beyond).await?;
             remove(session, &beyond).await?;
         }
     }

@@ -2,15 +2,13 @@
 
 use async_trait::async_trait;
 
-use super::{SqlStore, backend::Backend, rows::corrupt, session::Session as _, statement::Statement};
+use super::{SqlStore, backend::Backend, meta, session::Session as _, statement::Statement};
 use crate::store::{Holders, Result};
 
 #[async_trait]
 impl<DB: Backend> Holders for SqlStore<DB> {
     async fn holder(&self) -> Result<String> {
-        let rows = self.sql.read("holder", Statement::new("SELECT value FROM meta WHERE name = 'redis'")).await?;
-        let (holder,) = rows.into_iter().next().ok_or_else(|| corrupt("no redis"))?;
-        Ok(holder)
+        meta::read(&self.sql, "holder", "redis").await
     }
 
     async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool> {

@@ -137,9 +137,7 @@ async fn insert_by_memory<S: Session>(
         let mut stored = HashSet::new();
         for ids in lists(&ids) {
             let of_batch = Statement::new("SELECT id FROM tasks WHERE insertion = ? AND id IN ").bind(batch).list(ids);
-            for (id,) in session.fetch::<(Vec<u8>,)>(of_batch).await? {
-                stored.insert(task_id(&id)?);
-            }
+            stored.extend(session.ids(of_batch).await?);
         }
         new.retain(|row| stored.contains(&row.task.id));
     }

@@ -44,6 +44,7 @@ mod insert;
 mod jobs;
 mod keys;
 mod letters;
+mod meta;
 mod migrate;
 mod outbox;
 mod owned;
@@ -76,7 +77,6 @@ use self::{
     access::{ActColumns, TokenColumns},
     counts::{CountColumns, Counts},
     insert::OldKeys,
-    rows::{corrupt, task_id},
     runner::Runner,
     shards::ShardColumns,
     statement::lists,
@@ -133,10 +133,7 @@ impl<DB: Backend> SqlStore<DB> {
 #[async_trait]
 impl<DB: Backend> Store for SqlStore<DB> {
     async fn store_id(&self) -> Result<String> {
-        let statement = Statement::new("SELECT value FROM meta WHERE name = 'store_id'");
-        let rows = self.sql.read("store_id", statement).await?;
-        let (id,) = rows.into_iter().next().ok_or_else(|| corrupt("no store_id"))?;
-        Ok(id)
+        meta::read(&self.sql, "store_id", "store_id").await
     }
 
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
@@ -230,8 +227,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
-        let page = self.sql.read("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
-        let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        let ids = self.sql.ids("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
         if ids.is_empty() {
             return Ok(0);
         }
@@ -273,8 +269,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
         const NAME: &str = "remove_old_letters";
-        let page = self.sql.read(NAME, letters::old::<DB::Connection>(age, limit)).await?;
-        let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        let ids = self.sql.ids(NAME, letters::old::<DB::Connection>(age, limit)).await?;
         if ids.is_empty() {
             return Ok(0);
         }
@@ -358,8 +353,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn tokens_version(&self) -> Result<u64> {
-        let rows = self.sql.read("tokens_version", access::version()).await?;
-        access::version_of(&rows)
+        meta::read(&self.sql, access::VERSION, access::VERSION).await
     }
 
     async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {

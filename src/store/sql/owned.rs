@@ -9,7 +9,6 @@ use super::{
     backend::Backend,
     keys,
     retention::before,
-    rows::task_id,
     statement::{Statement, lists},
 };
 use crate::{
@@ -29,9 +28,7 @@ impl<DB: Backend> KeyOwners for SqlStore<DB> {
                 .append(before::<DB::Connection>(age))
                 .sql(" AND id IN ")
                 .list(ids);
-            for (id,) in self.sql.read::<(Vec<u8>,)>("lately_final", statement).await? {
-                lately.push(task_id(&id)?);
-            }
+            lately.extend(self.sql.ids("lately_final", statement).await?);
         }
         Ok(lately)
     }

@@ -5,22 +5,16 @@
 
 use async_trait::async_trait;
 
-use super::{
-    SqlStore, access,
-    backend::Backend,
-    rows::{corrupt, queue_name},
-    session::Session,
-    statement::Statement,
-};
+use super::{SqlStore, access, backend::Backend, meta, rows::queue_name, session::Session, statement::Statement};
 use crate::model::{Act, PausedQueue, QueueName};
 use crate::store::{MOST_PAUSED, Pauses, Pausing, Result};
+
+const VERSION: &str = "pauses_version";
 
 #[async_trait]
 impl<DB: Backend> Pauses for SqlStore<DB> {
     async fn pauses_version(&self) -> Result<u64> {
-        let version = Statement::new("SELECT value FROM meta WHERE name = 'pauses_version'");
-        let rows: Vec<(String,)> = self.sql.read("pauses_version", version).await?;
-        rows.first().and_then(|(version,)| version.parse().ok()).ok_or_else(|| corrupt("no pauses_version"))
+        meta::read(&self.sql, VERSION, VERSION).await
     }
 
     async fn paused_queues(&self) -> Result<Vec<PausedQueue>> {
@@ -48,7 +42,7 @@ impl<DB: Backend> Pauses for SqlStore<DB> {
 }
 
 async fn pause<S: Session>(session: &mut S, paused: &PausedQueue, act: &Act) -> Result<Pausing> {
-    raise_version(session).await?;
+    meta::raise(session, VERSION).await?;
     // A call that is repeated because its COMMIT had no answer.
     if access::is_recorded(session, act).await? {
         return Ok(Pausing::Done);
@@ -68,7 +62,7 @@ async fn pause<S: Session>(session: &mut S, paused: &PausedQueue, act: &Act) -> 
 }
 
 async fn resume<S: Session>(session: &mut S, queue: &QueueName, act: &Act) -> Result<Pausing> {
-    raise_version(session).await?;
+    meta::raise(session, VERSION).await?;
     if access::is_recorded(session, act).await? {
         return Ok(Pausing::Done);
     }
@@ -78,9 +72,4 @@ async fn resume<S: Session>(session: &mut S, queue: &QueueName, act: &Act) -> Re
     }
     access::keep(session, act).await?;
     Ok(Pausing::Done)
-}
-
-async fn raise_version<S: Session>(session: &mut S) -> Result<()> {
-    let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'pauses_version'";
-    session.execute(Statement::new(raise)).await.map(drop)
 }

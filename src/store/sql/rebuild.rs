@@ -49,8 +49,7 @@ pub(super) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuildi
             .sql(" WHERE on_bus = 1 AND ")
             .append(in_groups::<DB::Connection>("id", &FIRST, &LAST))
             .sql(&format!(" ORDER BY {} LIMIT 1", order::<DB::Connection>("id", " DESC")));
-        let last = sql.read::<(Vec<u8>,)>(NAME, last).await?.into_iter().next();
-        rebuilding.upto = last.map(|(id,)| task_id(&id)).transpose()?;
+        rebuilding.upto = sql.ids(NAME, last).await?.first().copied();
     }
     Ok(rebuilding)
 }

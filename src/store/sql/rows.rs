@@ -144,6 +144,11 @@ pub(super) fn task_id(bytes: &[u8]) -> Result<TaskId> {
     TaskId::from_slice(bytes).ok_or_else(|| corrupt(format!("a task id of {} bytes", bytes.len())))
 }
 
+/// The ids of rows that have no other column.
+pub(super) fn task_ids(rows: Vec<(Vec<u8>,)>) -> Result<Vec<TaskId>> {
+    rows.iter().map(|(id,)| task_id(id)).collect()
+}
+
 pub(super) fn key_hash(bytes: &[u8]) -> Result<KeyHash> {
     let hash = bytes.try_into().map_err(|_| corrupt(format!("a key hash of {} bytes", bytes.len())))?;
     Ok(KeyHash(hash))

@@ -5,10 +5,11 @@ use std::{future::Future, sync::Arc, time::Instant};
 use super::{
     backend::{Backend, Steps, Work},
     retry::repeating,
+    rows::task_ids,
     session::Columns,
     statement::Statement,
 };
-use crate::{store::Result, telemetry::metrics};
+use crate::{model::TaskId, store::Result, telemetry::metrics};
 
 pub(super) struct Runner<DB>(pub(super) DB);
 
@@ -26,6 +27,11 @@ impl<DB: Backend> Runner<DB> {
     /// Runs one statement that changes nothing, as part of the operation `name`.
     pub(super) async fn read<T: Columns>(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<T>> {
         timed(name, repeating(name, || self.0.read(statement.clone()))).await
+    }
+
+    /// Reads the ids of a statement that selects nothing else.
+    pub(super) async fn ids(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<TaskId>> {
+        task_ids(self.read(name, statement).await?)
     }
 }
 

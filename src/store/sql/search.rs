@@ -168,9 +168,7 @@ async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[Task
             .sql(" WHERE worker = ? AND ")
             .bind(worker.as_str())
             .append(DB::Connection::of_tasks(ids));
-        for (id,) in sql.read::<(Vec<u8>,)>(NAME, found).await? {
-            done.insert(task_id(&id)?);
-        }
+        done.extend(sql.ids(NAME, found).await?);
     }
     Ok(done)
 }
@@ -181,8 +179,7 @@ fn newest<'a>(range: Statement<'a>, order: &str, from: &'a TaskId, below: &'a Ta
 
 /// The newest of some ranges, each in order.
 async fn merged<DB: Backend>(sql: &Runner<DB>, ranges: Statement<'_>, limit: usize) -> Result<Vec<TaskId>> {
-    let found: Vec<(Vec<u8>,)> = sql.read(NAME, ranges).await?;
-    let mut ids = found.into_iter().map(|(id,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+    let mut ids = sql.ids(NAME, ranges).await?;
     ids.sort_unstable_by(|a, b| b.cmp(a));
     // A task that moves between two ranges may be in both.
     ids.dedup();

@@ -7,7 +7,7 @@ use std::{
 
 use sqlx::mysql::MySqlRow;
 
-use super::{columns::FromRow, dialect::Dialect, statement::Statement};
+use super::{columns::FromRow, dialect::Dialect, rows::task_ids, statement::Statement};
 use crate::{
     model::{KeyHash, TaskId},
     store::Result,
@@ -33,6 +33,11 @@ pub trait Session: Dialect + Send {
     fn execute_for_long(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send;
 
     fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send;
+
+    /// Fetches the ids of a statement that selects nothing else.
+    fn ids(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<TaskId>>> + Send {
+        async move { task_ids(self.fetch(statement).await?) }
+    }
 
     /// The owners that the connection has in memory. `None`: a unique index of `tasks` decides who has a key.
     fn recent(&self, _keys: &[KeyHash]) -> Option<Recent> {

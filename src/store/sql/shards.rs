@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::{
     backend::Backend,
     dialect::Dialect,
+    meta,
     rows::{corrupt, number, queue_name},
     runner::Runner,
     session::Session,
@@ -43,12 +44,8 @@ pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
 ///
 /// The row stays locked until the transaction ends, so that versions become visible in their order.
 pub(super) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
-    let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
-    session.execute(Statement::new(raise)).await?;
-    let version = Statement::new("SELECT value FROM meta WHERE name = 'shards_version'");
-    let version: Vec<(String,)> = session.fetch(version).await?;
-    let version = version.first().and_then(|(version,)| version.parse().ok());
-    version.ok_or_else(|| corrupt("no shards_version"))
+    meta::raise(session, "shards_version").await?;
+    meta::value(session, "shards_version").await
 }
 
 /// Opens the shards that are not open.
