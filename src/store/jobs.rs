@@ -37,6 +37,6 @@ pub trait Jobs: Send + Sync {
     /// Stops a running job, and records the act. Answers the job behind it; `None`: there is no such job.
     async fn stop_job(&self, id: Uuid, at_unix_ms: i64, act: &Act) -> Result<Option<Job>>;
 
-    /// Sends tasks again as [`super::Store::retry`] does, and records an act for each that it answers.
+    /// Sends tasks again as [`super::Letters::retry`] does, and records an act for each that it answers.
     async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>>;
 }

@@ -1,7 +1,5 @@
 //! Arguments and answers of the store.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use bytes::Bytes;
 
 use crate::model::{
@@ -49,26 +47,10 @@ pub struct NewRow {
     pub due_unix_ms: i64,
 }
 
-/// The bytes of tasks at which a page of the outbox ends: a thousand rows may weigh a gigabyte.
-pub const PAGE_BYTES: usize = 16 << 20;
-
-/// How many due rows `Store::oldest_waiting` looks at.
-pub const DUE_LOOKED_AT: u64 = 1000;
-
-/// A row of the outbox, or a task of a batch that is not published.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutboxRow {
-    pub task: TaskRow,
-    /// No worker has completed it, and nobody has sent it again: for the queue it is as new.
-    pub is_as_new: bool,
-    pub unpublished: Unpublished,
-    pub turn: Turn,
-}
-
 /// The number of a task's stay off the bus: of its batch, or of its row in the outbox.
 ///
 /// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because
-/// the bus has no record of it. So each `Store::unpublish` chooses a new turn, which is not negative. The turn of a
+/// the bus has no record of it. So each `Outbox::unpublish` chooses a new turn, which is not negative. The turn of a
 /// batch is negative: it is the batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Turn(pub i64);
@@ -96,14 +78,6 @@ impl<T> Stored<T> {
     pub fn turn_of(&self, row: &NewRow) -> Turn {
         if row.unpublished == Unpublished::Fresh { self.batch } else { Turn::FIRST }
     }
-}
-
-/// Tasks that are on the bus now, at or before `offset` of their partition.
-#[derive(Clone, Debug)]
-pub struct Published {
-    pub partition: u32,
-    pub offset: Offset,
-    pub tasks: Vec<(TaskId, Turn)>,
 }
 
 /// One report from `task-results`.
@@ -232,77 +206,4 @@ pub struct QueueCount {
     pub queue: QueueName,
     pub status: StoredStatus,
     pub count: u64,
-}
-
-/// A shard as SQL remembers it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredShard {
-    pub id: ShardId,
-    /// The present generation of the shard, or the last one if it is closed.
-    pub generation: u64,
-    pub is_open: bool,
-    /// The version of its last change.
-    pub version: u64,
-}
-
-/// The outcome of `Store::open_shards` for one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opening {
-    pub generation: u64,
-    /// This call opened it: Redis has nothing of this generation yet. Otherwise it was open before.
-    pub is_new: bool,
-}
-
-/// The outcome of `Store::bring_forward`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BroughtForward {
-    pub rows: u64,
-    /// Where the next page begins.
-    pub next: Option<(i64, TaskId)>,
-}
-
-/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rebuilding {
-    /// Each with its present generation.
-    pub shards: BTreeMap<ShardId, u64>,
-    /// The greatest id of a task that is not in the outbox. A task that is stored later is published later, too.
-    pub upto: Option<TaskId>,
-}
-
-/// A page of the tasks of shards that are being rebuilt.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RebuildPage {
-    /// By id.
-    pub tasks: Vec<TaskRow>,
-    /// Their credited replicas, which stay credited.
-    pub credited: u64,
-    /// Where the next page begins; `None`: this is the last one.
-    pub next: Option<TaskId>,
-}
-
-/// A shard whose tasks are published again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rebuilt {
-    pub shard: ShardId,
-    /// The generation of the shard that they are published for.
-    pub generation: u64,
-    /// They are at or before this offset of the shard's partition; `None`: none was published.
-    pub offset: Option<Offset>,
-}
-
-/// The most access tokens. Each process keeps all of them in memory.
-pub const MOST_TOKENS: u32 = 10_000;
-
-/// How long an operator's act can be read.
-pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
-
-/// The answer to a new access token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddedToken {
-    Yes,
-    /// Another token has the name.
-    NameTaken,
-    /// There are [`MOST_TOKENS`].
-    NoRoom,
 }

@@ -22,7 +22,7 @@ use taskd::{
     store::{
         Error,
         Inserted::{Duplicate, New},
-        NewRow, Published, Rebuilt, Settlement, Store, Turn, Unpublished,
+        NewRow, Outbox, Published, Rebuilds, Rebuilt, Settlement, Shards, Store, TaskReads, Turn, Unpublished,
         mysql::MysqlStore,
     },
 };

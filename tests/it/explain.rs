@@ -1,7 +1,7 @@
 //! Places of a task that a test makes inside taskd's own servers.
 
 use serde_json::{Value, json};
-use taskd::store::{Store, Unpublished, sqlite::SqliteStore};
+use taskd::store::{Outbox, Store, Unpublished, sqlite::SqliteStore};
 
 use crate::{
     columns::explain::{CONFIG, explain, insert, reason, until_at},

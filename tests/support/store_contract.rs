@@ -1,4 +1,4 @@
-//! The promises of every store (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a
+//! The promises of every store (`src/store`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a
 //! backend.
 
 use std::{

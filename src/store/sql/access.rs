@@ -5,34 +5,65 @@
 
 use std::num::NonZeroU32;
 
+use async_trait::async_trait;
 use uuid::{Timestamp, Uuid};
 
 use super::{
+    SqlStore,
+    backend::Backend,
     meta,
     rows::{corrupt, number},
     session::Session,
     statement::{Statement, pieces},
 };
 use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
-use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
+use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result, Tokens};
 
-pub(super) const VERSION: &str = "tokens_version";
+const VERSION: &str = "tokens_version";
 /// Old acts that go with a new one.
 const OLD_ACTS: u32 = 2000;
 
 /// The columns of a token and its [`AccessToken`].
-pub(super) type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
+type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
 pub(super) type ActColumns = (Vec<u8>, String, String, String);
 
-pub(super) fn tokens<'a>() -> Statement<'a> {
-    Statement::new(
-        "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms FROM tokens ORDER BY name",
-    )
+#[async_trait]
+impl<DB: Backend> Tokens for SqlStore<DB> {
+    async fn tokens_version(&self) -> Result<u64> {
+        meta::read(&self.sql, VERSION, VERSION).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
+        const SELECT: &str = "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms \
+             FROM tokens ORDER BY name";
+        let tokens = self.sql.read("tokens", Statement::new(SELECT)).await?;
+        Ok(tokens.into_iter().filter_map(token_or_none).collect())
+    }
+
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
+        let add = self.sql.run("add_token", (hash, token.clone(), act.clone()), |session, (hash, token, act)| {
+            Box::pin(add(session, hash, token, act))
+        });
+        add.await
+    }
+
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
+        let revoke = self.sql.run("revoke_token", (name.to_owned(), act.clone()), |session, (name, act)| {
+            Box::pin(revoke(session, name, act))
+        });
+        revoke.await
+    }
+
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
+        let before = before.unwrap_or(Uuid::max());
+        let acts = Statement::new("SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?");
+        self.sql.read("acts", acts.bind(&before).bind(limit)).await?.into_iter().map(act).collect()
+    }
 }
 
 /// The token, unless this taskd does not understand it. Such a token gives no right, and takes none from others.
-pub(super) fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
+fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
     let name = columns.1.clone();
     token(columns).inspect_err(|error| tracing::warn!("the token {name:?} counts for nothing here: {error}")).ok()
 }
@@ -54,26 +85,12 @@ fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
     Ok((hash, token))
 }
 
-pub(super) fn acts<'a>(before: Option<&'a Uuid>, limit: u32) -> Statement<'a> {
-    let select = Statement::new("SELECT id, who, what, target FROM acts ");
-    let page = match before {
-        Some(before) => select.sql("WHERE id < ? ").bind(before),
-        None => select,
-    };
-    page.sql("ORDER BY id DESC LIMIT ?").bind(limit)
-}
-
 pub(super) fn act((id, who, what, target): ActColumns) -> Result<Act> {
     let id = Uuid::from_slice(&id).map_err(|_| corrupt("an act's id is a UUID"))?;
     Ok(Act { id, who, what, target })
 }
 
-pub(super) async fn add<S: Session>(
-    session: &mut S,
-    hash: &SecretHash,
-    token: &AccessToken,
-    act: &Act,
-) -> Result<AddedToken> {
+async fn add<S: Session>(session: &mut S, hash: &SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
     meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(AddedToken::Yes);
@@ -104,7 +121,7 @@ pub(super) async fn add<S: Session>(
     Ok(AddedToken::Yes)
 }
 
-pub(super) async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
+async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
     meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(true);

@@ -8,22 +8,17 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    backend::Backend,
     counts::Counts,
     outbox,
     retention::{self, Which},
-    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, status, task_id, worker_name},
-    runner::Runner,
+    rows::{number, queue_name, status, task_id, worker_name},
     session::Session,
     statement::{Statement, lists, pieces},
     wishes,
 };
 use crate::{
     config::EventQueues,
-    model::{
-        DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, QueueName, StoredLetter,
-        StoredStatus, TaskId, TaskRow,
-    },
+    model::{DeadLetter, LetterId, LetterKind, QueueName, StoredStatus, TaskId},
     store::{Result, Retried, Unpublished},
     wire,
 };
@@ -78,128 +73,6 @@ pub(super) async fn add<S: Session>(session: &mut S, letters: &[NewLetter]) -> R
         }
     }
     Ok(())
-}
-
-columns! {
-    pub(super) struct BriefColumns {
-        letter_id: Vec<u8>,
-        kind: i64,
-        at_ms: i64,
-        summary: Vec<u8>,
-        task_key: Option<Vec<u8>>,
-        task_queue: Option<String>,
-        task_attempts: Option<i64>,
-        task_reason: Option<String>,
-    }
-}
-
-fn kind(number: i64) -> Result<LetterKind> {
-    LetterKind::from_number(number).ok_or_else(|| corrupt(format!("a letter of kind {number}")))
-}
-
-fn read(bytes: Vec<u8>) -> Result<DeadLetter> {
-    wire::read_dead_letter(&bytes.into()).map_err(|error| corrupt(format!("a letter: {error}")))
-}
-
-impl BriefColumns {
-    fn into_letter(self) -> Result<StoredLetter> {
-        let (id, kind, mut letter) = (task_id(&self.letter_id)?, kind(self.kind)?, read(self.summary)?);
-        letter.at_unix_ms = self.at_ms;
-        if let (Some(key), Some(queue)) = (self.task_key, self.task_queue) {
-            letter.task_id = Some(id);
-            letter.queue.clone_from(&queue);
-            letter.reason = self.task_reason.unwrap_or_default();
-            letter.attempts = number(self.task_attempts.unwrap_or_default())?;
-            letter.task = Some(NewTask { queue, key: key.into(), ..Default::default() });
-        }
-        Ok(StoredLetter { id, kind, letter })
-    }
-}
-
-/// The letters of a page, the newest first.
-fn listed<'a, S: Session>(pages: &'a LetterPages) -> Statement<'a> {
-    let filter = &pages.filter;
-    let index = match (&filter.queue, filter.kind) {
-        (None, None) => "letters_at",
-        (Some(_), None) => "letters_queue",
-        (None, Some(_)) => "letters_kind",
-        (Some(_), Some(_)) => "letters_queue_kind",
-    };
-    let mut statement = Statement::new(
-        "SELECT letters.id AS letter_id, kind, at_ms, summary, task_key, tasks.queue AS task_queue, \
-         attempts AS task_attempts, reason AS task_reason FROM letters ",
-    )
-    .sql(&S::by_index(index))
-    .sql(" LEFT JOIN tasks ")
-    .sql(S::BY_PRIMARY_KEY)
-    .sql(" ON tasks.id = letters.id AND kind = 1 WHERE at_ms >= ? AND at_ms < ?")
-    .bind(filter.since_unix_ms.unwrap_or(i64::MIN))
-    .bind(filter.until_unix_ms.unwrap_or(i64::MAX));
-    if let Some(queue) = &filter.queue {
-        statement = statement.sql(" AND letters.queue = ?").bind(queue);
-    }
-    if let Some(kind) = filter.kind {
-        statement = statement.sql(" AND kind = ?").bind(kind);
-    }
-    if let Some(LetterCursor { at_unix_ms, id }) = &pages.after {
-        statement = statement.sql(" AND at_ms <= ? AND (at_ms < ? OR letters.id < ?)");
-        statement = statement.bind(*at_unix_ms).bind(*at_unix_ms).bind(id);
-    }
-    statement.sql(" ORDER BY at_ms DESC, letters.id DESC LIMIT ?").bind(pages.limit)
-}
-
-pub(super) async fn list<DB: Backend>(sql: &Runner<DB>, pages: &LetterPages) -> Result<LetterPage> {
-    let rows: Vec<BriefColumns> = sql.read("letters", listed::<DB::Connection>(pages)).await?;
-    let is_full = rows.len() == pages.limit as usize;
-    let mut letters = rows.into_iter().map(BriefColumns::into_letter).collect::<Result<Vec<_>>>()?;
-    let last = letters.last().map(|last| LetterCursor { at_unix_ms: last.letter.at_unix_ms, id: last.id });
-    letters.retain(|letter| letter.letter.reason.starts_with(&pages.filter.reason));
-    Ok(LetterPage { letters, next: last.filter(|_| is_full) })
-}
-
-/// The letter with all that it has.
-pub(super) async fn one<DB: Backend>(sql: &Runner<DB>, id: LetterId) -> Result<Option<StoredLetter>> {
-    const NAME: &str = "letter";
-    let found = Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?").bind(&id);
-    let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = sql.read(NAME, found).await?;
-    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else {
-        return Ok(None);
-    };
-    let kind = kind(stored)?;
-    if kind != LetterKind::Task {
-        return Ok(Some(StoredLetter { id, kind, letter: read(content)? }));
-    }
-    let task = Statement::new(format!("SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?")).bind(&id);
-    let task: Vec<DeadTaskColumns> = sql.read(NAME, task).await?;
-    let Some(DeadTaskColumns { task, attempts, reason }) = task.into_iter().next() else {
-        return Ok(None);
-    };
-    let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
-    let queue = row.queue.as_str().to_owned();
-    let task = Some(NewTask::from(&row));
-    let letter = DeadLetter { task_id: Some(id), queue, attempts, reason, at_unix_ms, task, ..read(summary)? };
-    Ok(Some(StoredLetter { id, kind, letter }))
-}
-
-columns! {
-    struct DeadTaskColumns {
-        #[flatten]
-        task: TaskColumns,
-        attempts: i64,
-        reason: String,
-    }
-}
-
-/// The letters among `ids`, with their kinds.
-pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
-    let mut kinds = Vec::with_capacity(ids.len());
-    for ids in lists(ids) {
-        let found = Statement::new("SELECT id, kind FROM letters WHERE id IN ").list(ids);
-        for (id, stored) in sql.read::<(Vec<u8>, i64)>("letter_kinds", found).await? {
-            kinds.push((task_id(&id)?, kind(stored)?));
-        }
-    }
-    Ok(kinds)
 }
 
 /// Makes dead and cancelled tasks unfinished again, in their next epoch, and puts them into the outbox.

@@ -43,6 +43,7 @@ mod idempotency;
 mod insert;
 mod jobs;
 mod keys;
+mod letter_pages;
 mod letters;
 mod meta;
 mod migrate;
@@ -67,20 +68,11 @@ mod statement;
 mod tasks;
 mod wishes;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
-use uuid::Uuid;
 
-use self::{
-    access::{ActColumns, TokenColumns},
-    counts::{CountColumns, Counts},
-    insert::OldKeys,
-    runner::Runner,
-    shards::ShardColumns,
-    statement::lists,
-};
 pub(super) use self::{
     backend::{Backend, Work},
     columns::FromRow,
@@ -89,16 +81,9 @@ pub(super) use self::{
     session::{Columns, Recent, Session},
     statement::{Statement, Value},
 };
-use super::{
-    AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
-    RebuildPage, Rebuilding, Rebuilt, Result, Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard,
-    TaskDetail, TaskState, Turn, Unpublished,
-};
+use self::{counts::Counts, insert::OldKeys, runner::Runner};
+use super::{Inserted, NewRow, Result, Settled, Settlement, Store, Stored};
 use crate::config::EventQueues;
-use crate::model::{
-    AccessToken, Act, DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash, ShardId,
-    StoredLetter, TaskId, TaskResult, TaskRow, WorkerName,
-};
 
 /// A store in SQL.
 pub struct SqlStore<DB> {
@@ -163,69 +148,6 @@ impl<DB: Backend> Store for SqlStore<DB> {
         settle.await
     }
 
-    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
-        let mark = self.sql.run("mark_published", (generation.to_owned(), published.to_vec()), |session, input| {
-            Box::pin(outbox::mark_published(session, &input.0, &input.1))
-        });
-        mark.await
-    }
-
-    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
-        let unpublish = self.sql.run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
-            Box::pin(outbox::unpublish(session, ids, *why, 0))
-        });
-        unpublish.await
-    }
-
-    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
-        let put_off = self.sql.run("put_off", (ids.to_vec(), until_unix_ms), |session, (ids, until)| {
-            Box::pin(outbox::unpublish(session, ids, Unpublished::Fresh, *until))
-        });
-        put_off.await
-    }
-
-    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        pages::page(&self.sql, pages::Of::Due(now_unix_ms), limit, without).await
-    }
-
-    async fn bring_forward(
-        &self,
-        later_than_unix_ms: i64,
-        to_unix_ms: i64,
-        after: Option<(i64, TaskId)>,
-        limit: usize,
-    ) -> Result<BroughtForward> {
-        pages::bring_forward(&self.sql, later_than_unix_ms, to_unix_ms, after, limit).await
-    }
-
-    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
-        pages::oldest_waiting(&self.sql, now_unix_ms).await
-    }
-
-    async fn parked_queues(&self) -> Result<Vec<QueueName>> {
-        pages::parked_queues(&self.sql).await
-    }
-
-    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        pages::page(&self.sql, pages::Of::Parked(queue), limit, without).await
-    }
-
-    async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
-        tasks::states(&self.sql, ids).await
-    }
-
-    async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>> {
-        tasks::states_for(&self.sql, worker, ids).await
-    }
-
-    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
-        tasks::published(&self.sql, generation, after, limit).await
-    }
-
-    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
-        pages::remove_settled_batches(&self.sql, after, limit).await
-    }
-
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
         let ids = self.sql.ids("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
         if ids.is_empty() {
@@ -235,149 +157,6 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
         });
         remove.await
-    }
-
-    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
-        let letters: Vec<letters::NewLetter> = letters.iter().map(Into::into).collect();
-        let keep = self.sql.run("keep_letters", letters, |session, letters| Box::pin(letters::add(session, letters)));
-        keep.await
-    }
-
-    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage> {
-        letters::list(&self.sql, pages).await
-    }
-
-    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>> {
-        letters::one(&self.sql, id).await
-    }
-
-    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
-        letters::kinds(&self.sql, ids).await
-    }
-
-    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>> {
-        let input = (ids.to_vec(), now_unix_ms, self.event_queues());
-        let retry = self
-            .sql
-            .run("retry", input, |session, (ids, now, events)| Box::pin(letters::retry(session, ids, *now, events)));
-        retry.await
-    }
-
-    async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
-        self.sql.run("purge", ids.to_vec(), |session, ids| Box::pin(letters::purge(session, ids))).await
-    }
-
-    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
-        const NAME: &str = "remove_old_letters";
-        let ids = self.sql.ids(NAME, letters::old::<DB::Connection>(age, limit)).await?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        self.sql.run(NAME, ids, |session, ids| Box::pin(letters::purge(session, ids))).await
-    }
-
-    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
-        tasks::rows(&self.sql, ids).await
-    }
-
-    async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
-        tasks::task(&self.sql, id).await
-    }
-
-    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>> {
-        place::of(&self.sql, generation, id).await
-    }
-
-    async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
-        tasks::results(&self.sql, id).await
-    }
-
-    async fn results_bytes(&self, id: TaskId) -> Result<usize> {
-        tasks::results_bytes(&self.sql, id).await
-    }
-
-    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
-        let mut counts = Vec::new();
-        // All queues are one part, and an empty list of queues is none.
-        let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
-        for part in parts {
-            counts.extend(self.sql.read::<CountColumns>("counts", counts::of(part)).await?);
-        }
-        counts.into_iter().map(QueueCount::try_from).collect()
-    }
-
-    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
-        let unfinished = self.sql.read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>()).await?;
-        let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
-        unfinished.into_iter().map(count).collect()
-    }
-
-    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
-        let statement = changed_after.map_or_else(shards::all_open, shards::changed::<DB::Connection>);
-        self.sql.read::<ShardColumns>("shards", statement).await?.into_iter().map(StoredShard::try_from).collect()
-    }
-
-    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
-        let open =
-            self.sql.run("open_shards", shards.to_vec(), |session, shards| Box::pin(shards::open(session, shards)));
-        open.await
-    }
-
-    async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
-        let close = self.sql.run("close_shard", (shard.clone(), generation), |session, (shard, generation)| {
-            Box::pin(shards::close(session, shard, *generation))
-        });
-        close.await
-    }
-
-    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
-        let begin =
-            self.sql.run("begin_rebuild", lost.to_vec(), |session, lost| Box::pin(rebuild::begin(session, lost)));
-        begin.await
-    }
-
-    async fn rebuilding(&self) -> Result<Rebuilding> {
-        rebuild::rebuilding(&self.sql).await
-    }
-
-    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage> {
-        rebuild::page(&self.sql, of, after, limit).await
-    }
-
-    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
-        let input = (generation.to_owned(), rebuilt.to_vec());
-        let end = self.sql.run("end_rebuild", input, |session, (generation, rebuilt)| {
-            Box::pin(rebuild::end(session, generation, rebuilt))
-        });
-        end.await
-    }
-
-    async fn tokens_version(&self) -> Result<u64> {
-        meta::read(&self.sql, access::VERSION, access::VERSION).await
-    }
-
-    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
-        let tokens = self.sql.read::<TokenColumns>("tokens", access::tokens()).await?;
-        Ok(tokens.into_iter().filter_map(access::token_or_none).collect())
-    }
-
-    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
-        let add = self.sql.run("add_token", (hash, token.clone(), act.clone()), |session, (hash, token, act)| {
-            Box::pin(access::add(session, hash, token, act))
-        });
-        add.await
-    }
-
-    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
-        let revoke = self.sql.run("revoke_token", (name.to_owned(), act.clone()), |session, (name, act)| {
-            Box::pin(access::revoke(session, name, act))
-        });
-        revoke.await
-    }
-
-    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
-        let acts = self.sql.read::<ActColumns>("acts", access::acts(before.as_ref(), limit)).await?;
-        acts.into_iter().map(access::act).collect()
     }
 
     async fn close(&self) {

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use async_trait::async_trait;
+
 use super::{
+    SqlStore,
     backend::Backend,
     batches::{self, Batch},
     outbox::{self, Listed},
@@ -11,14 +14,16 @@ use super::{
     statement::lists,
 };
 use crate::model::{QueueName, TaskId, TaskRow};
-use crate::store::{BroughtForward, DUE_LOOKED_AT, OutboxRow, PAGE_BYTES, Result, Turn, Unpublished};
+use crate::store::{
+    BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published, Result, Turn, Unpublished,
+};
 
 /// Behind the last of all ids: no task has it.
 const LAST_ID: TaskId = TaskId(uuid::Uuid::max());
 
 /// The kind of a page.
 #[derive(Clone, Copy)]
-pub(super) enum Of<'a> {
+enum Of<'a> {
     /// All that is due at this time.
     Due(i64),
     /// The parked rows of a queue.
@@ -37,8 +42,115 @@ impl Of<'_> {
 /// More tasks than there are.
 const ALL: usize = i64::MAX as usize;
 
+#[async_trait]
+impl<DB: Backend> Outbox for SqlStore<DB> {
+    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
+        let mark = self.sql.run("mark_published", (generation.to_owned(), published.to_vec()), |session, input| {
+            Box::pin(outbox::mark_published(session, &input.0, &input.1))
+        });
+        mark.await
+    }
+
+    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
+        let unpublish = self.sql.run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
+            Box::pin(outbox::unpublish(session, ids, *why, 0))
+        });
+        unpublish.await
+    }
+
+    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
+        let put_off = self.sql.run("put_off", (ids.to_vec(), until_unix_ms), |session, (ids, until)| {
+            Box::pin(outbox::unpublish(session, ids, Unpublished::Fresh, *until))
+        });
+        put_off.await
+    }
+
+    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+        page(&self.sql, Of::Due(now_unix_ms), limit, without).await
+    }
+
+    async fn bring_forward(
+        &self,
+        later_than_unix_ms: i64,
+        to_unix_ms: i64,
+        after: Option<(i64, TaskId)>,
+        limit: usize,
+    ) -> Result<BroughtForward> {
+        const NAME: &str = "bring_forward";
+        let batched =
+            if after.is_none() { bring_batches_forward(&self.sql, later_than_unix_ms, to_unix_ms).await? } else { 0 };
+        let (due, task) = after.unwrap_or((later_than_unix_ms, LAST_ID));
+        let page = self.sql.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
+        let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
+        let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
+        let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
+        let fresh: Vec<TaskId> = fresh.collect();
+        if fresh.is_empty() {
+            return Ok(BroughtForward { rows: batched, next });
+        }
+        let rows = self
+            .sql
+            .run(NAME, (fresh, later_than_unix_ms, to_unix_ms), |session, (fresh, later_than_ms, to_ms)| {
+                Box::pin(outbox::bring_forward(session, fresh, *later_than_ms, *to_ms))
+            })
+            .await?;
+        Ok(BroughtForward { rows: rows + batched, next })
+    }
+
+    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
+        const NAME: &str = "oldest_waiting";
+        let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
+        let mut waits = |queue: QueueName, id: TaskId| {
+            oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
+        };
+        for (queue, id) in
+            self.sql.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_unix_ms)).await?
+        {
+            waits(queue_name(&queue)?, task_id(&id)?);
+        }
+        let due = batches::unpublished(&self.sql, NAME, i64::MIN..=now_unix_ms, DUE_LOOKED_AT as usize).await?;
+        let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(&self.sql, NAME, "queue, id", &due).await?;
+        for (queue, id) in in_batches {
+            waits(queue_name(&queue)?, task_id(&id)?);
+        }
+        for queue in self.parked_queues().await? {
+            let parked = outbox::oldest_parked::<DB::Connection>(&queue);
+            for id in self.sql.read::<(Option<Vec<u8>>,)>(NAME, parked).await?.into_iter().filter_map(|(id,)| id) {
+                waits(queue.clone(), task_id(&id)?);
+            }
+        }
+        Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
+    }
+
+    async fn parked_queues(&self) -> Result<Vec<QueueName>> {
+        let mut queues: Vec<QueueName> = Vec::new();
+        // From one queue to the next: a queue may have millions of rows.
+        loop {
+            let next = outbox::next_parked_queue::<DB::Connection>(queues.last());
+            match &self.sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
+                [(Some(queue),)] => queues.push(queue_name(queue)?),
+                _ => return Ok(queues),
+            }
+        }
+    }
+
+    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+        page(&self.sql, Of::Parked(queue), limit, without).await
+    }
+
+    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
+        const NAME: &str = "remove_batches";
+        let page = batches::published(&self.sql, NAME, after, limit).await?;
+        let needed = batches::needed(&self.sql, NAME, &page).await?;
+        let settled: Vec<Turn> =
+            page.iter().map(|batch| batch.number).filter(|number| !needed.contains(number)).collect();
+        remove_batches(&self.sql, &settled).await?;
+        Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
+    }
+}
+
 /// A page. Removes its outbox rows whose task is final or does not exist any more.
-pub(super) async fn page<DB: Backend>(
+async fn page<DB: Backend>(
     sql: &Runner<DB>,
     of: Of<'_>,
     limit: usize,
@@ -115,20 +227,6 @@ async fn remove_batches<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Resu
     sql.run("remove_batches", batches.to_vec(), |session, batches| Box::pin(batches::remove(session, batches))).await
 }
 
-/// Removes the published batches that no task needs, among a page of them.
-pub(super) async fn remove_settled_batches<DB: Backend>(
-    sql: &Runner<DB>,
-    after: Option<Turn>,
-    limit: u32,
-) -> Result<Option<Turn>> {
-    const NAME: &str = "remove_batches";
-    let page = batches::published(sql, NAME, after, limit).await?;
-    let needed = batches::needed(sql, NAME, &page).await?;
-    let settled: Vec<Turn> = page.iter().map(|batch| batch.number).filter(|number| !needed.contains(number)).collect();
-    remove_batches(sql, &settled).await?;
-    Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
-}
-
 /// The unfinished tasks of a page, and whether each is as new.
 async fn unfinished_of<DB: Backend>(
     sql: &Runner<DB>,
@@ -161,32 +259,6 @@ fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec
     wanted.take_while(fits).collect()
 }
 
-pub(super) async fn bring_forward<DB: Backend>(
-    sql: &Runner<DB>,
-    later_than_ms: i64,
-    to_ms: i64,
-    after: Option<(i64, TaskId)>,
-    limit: usize,
-) -> Result<BroughtForward> {
-    const NAME: &str = "bring_forward";
-    let batched = if after.is_none() { bring_batches_forward(sql, later_than_ms, to_ms).await? } else { 0 };
-    let (due, task) = after.unwrap_or((later_than_ms, LAST_ID));
-    let page = sql.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
-    let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
-    let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
-    let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
-    let fresh: Vec<TaskId> = fresh.collect();
-    if fresh.is_empty() {
-        return Ok(BroughtForward { rows: batched, next });
-    }
-    let rows = sql
-        .run(NAME, (fresh, later_than_ms, to_ms), |session, (fresh, later_than_ms, to_ms)| {
-            Box::pin(outbox::bring_forward(session, fresh, *later_than_ms, *to_ms))
-        })
-        .await?;
-    Ok(BroughtForward { rows: rows + batched, next })
-}
-
 /// Makes all batches due that are due later. Answers how many tasks they have.
 async fn bring_batches_forward<DB: Backend>(sql: &Runner<DB>, later_than_ms: i64, to_ms: i64) -> Result<u64> {
     const NAME: &str = "bring_forward";
@@ -201,39 +273,4 @@ async fn bring_batches_forward<DB: Backend>(sql: &Runner<DB>, later_than_ms: i64
     })
     .await?;
     Ok(batches.iter().map(|batch| batch.tasks).sum())
-}
-
-pub(super) async fn oldest_waiting<DB: Backend>(sql: &Runner<DB>, now_ms: i64) -> Result<Vec<(QueueName, i64)>> {
-    const NAME: &str = "oldest_waiting";
-    let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
-    let mut waits = |queue: QueueName, id: TaskId| {
-        oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
-    };
-    for (queue, id) in sql.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_ms)).await? {
-        waits(queue_name(&queue)?, task_id(&id)?);
-    }
-    let due = batches::unpublished(sql, NAME, i64::MIN..=now_ms, DUE_LOOKED_AT as usize).await?;
-    let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(sql, NAME, "queue, id", &due).await?;
-    for (queue, id) in in_batches {
-        waits(queue_name(&queue)?, task_id(&id)?);
-    }
-    for queue in parked_queues(sql).await? {
-        let parked = outbox::oldest_parked::<DB::Connection>(&queue);
-        for id in sql.read::<(Option<Vec<u8>>,)>(NAME, parked).await?.into_iter().filter_map(|(id,)| id) {
-            waits(queue.clone(), task_id(&id)?);
-        }
-    }
-    Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
-}
-
-pub(super) async fn parked_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<QueueName>> {
-    let mut queues: Vec<QueueName> = Vec::new();
-    // From one queue to the next: a queue may have millions of rows.
-    loop {
-        let next = outbox::next_parked_queue::<DB::Connection>(queues.last());
-        match &sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
-            [(Some(queue),)] => queues.push(queue_name(queue)?),
-            _ => return Ok(queues),
-        }
-    }
 }

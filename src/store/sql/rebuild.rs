@@ -3,7 +3,10 @@
 //! A rebuild changes no row of a task. While it runs, the row of its shard says so; in the end the same row says where
 //! all tasks of the shard were published. See the migration `rebuild_shards`.
 
+use async_trait::async_trait;
+
 use super::{
+    SqlStore,
     backend::Backend,
     dialect::Dialect,
     groups::{FIRST, LAST, in_groups, order},
@@ -15,13 +18,97 @@ use super::{
     statement::{Statement, lists},
 };
 use crate::model::{Offset, ShardId, TaskId, TaskRow};
-use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result};
+use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Result};
 
 /// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole payloads.
 const WEIGHED_AT_ONCE: usize = 16;
 
+#[async_trait]
+impl<DB: Backend> Rebuilds for SqlStore<DB> {
+    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+        let begin = self.sql.run("begin_rebuild", lost.to_vec(), |session, lost| Box::pin(begin(session, lost)));
+        begin.await
+    }
+
+    async fn rebuilding(&self) -> Result<Rebuilding> {
+        const NAME: &str = "rebuilding";
+        let marked = Statement::new("SELECT queue, shard, life FROM shards ")
+            .sql(&DB::Connection::by_index("shards_rebuilding"))
+            // SQLite uses a partial index only for a condition with the words of the index.
+            .sql(" WHERE rebuilding = 1 AND closed = 0");
+        let mut rebuilding = Rebuilding::default();
+        for (queue, shard, generation) in self.sql.read::<(String, i64, i64)>(NAME, marked).await? {
+            let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+            rebuilding.shards.insert(shard, number(generation)?);
+        }
+        if !rebuilding.shards.is_empty() {
+            let last = Statement::new("SELECT id FROM tasks ")
+                .sql(&DB::Connection::by_index("tasks_on_bus"))
+                .sql(" WHERE on_bus = 1 AND ")
+                .append(in_groups::<DB::Connection>("id", &FIRST, &LAST))
+                .sql(&format!(" ORDER BY {} LIMIT 1", order::<DB::Connection>("id", " DESC")));
+            rebuilding.upto = self.sql.ids(NAME, last).await?.first().copied();
+        }
+        Ok(rebuilding)
+    }
+
+    /// One walk over all tasks for all shards: no index begins with the shard, so one for each would go over them, too.
+    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage> {
+        const NAME: &str = "rebuild_page";
+        let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
+        let after = after.unwrap_or(FIRST);
+        // The index has all that this reads.
+        let list = Statement::new("SELECT id, queue, shard FROM tasks ")
+            .sql(&DB::Connection::by_index("tasks_on_bus"))
+            .sql(" WHERE on_bus = 1 AND ")
+            .append(in_groups::<DB::Connection>("id", &after, &upto))
+            .sql(&format!(" AND id > ? AND id <= ? ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
+            .bind(&after)
+            .bind(&upto)
+            .bind(limit);
+        let listed = self.sql.read::<(Vec<u8>, String, i64)>(NAME, list).await?;
+        let mut last =
+            listed.last().map(|(id, ..)| task_id(id)).transpose()?.filter(|_| listed.len() == limit as usize);
+        let mut ids = Vec::with_capacity(listed.len());
+        for (id, queue, shard) in listed {
+            let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+            if of.shards.contains_key(&shard) {
+                ids.push(task_id(&id)?);
+            }
+        }
+        let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(ids.len()));
+        'page: for some in ids.chunks(WEIGHED_AT_ONCE) {
+            let weigh = Statement::new(
+                "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
+            );
+            for (id, completed, weight) in
+                self.sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(some).sql(" ORDER BY id")).await?
+            {
+                if bytes >= PAGE_BYTES {
+                    last = fit.last().copied();
+                    break 'page;
+                }
+                bytes += number::<usize>(weight)?;
+                page.credited += number::<u64>(completed)?;
+                fit.push(task_id(&id)?);
+            }
+        }
+        page.next = last;
+        page.tasks = unfinished(&self.sql, NAME, &fit).await?;
+        Ok(page)
+    }
+
+    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+        let input = (generation.to_owned(), rebuilt.to_vec());
+        let end = self
+            .sql
+            .run("end_rebuild", input, |session, (generation, rebuilt)| Box::pin(end(session, generation, rebuilt)));
+        end.await
+    }
+}
+
 /// Raises the generations and marks the shards, in one step: a shard that is opened in Redis afterwards is marked.
-pub(super) async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
     let version = next_version(session).await?;
     let mut generations = Vec::with_capacity(lost.len());
     for (shard, from) in lost {
@@ -30,80 +117,6 @@ pub(super) async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) 
         generations.push(find(session, shard).await?.generation);
     }
     Ok(generations)
-}
-
-pub(super) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuilding> {
-    const NAME: &str = "rebuilding";
-    let marked = Statement::new("SELECT queue, shard, life FROM shards ")
-        .sql(&DB::Connection::by_index("shards_rebuilding"))
-        // SQLite uses a partial index only for a condition with the words of the index.
-        .sql(" WHERE rebuilding = 1 AND closed = 0");
-    let mut rebuilding = Rebuilding::default();
-    for (queue, shard, generation) in sql.read::<(String, i64, i64)>(NAME, marked).await? {
-        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        rebuilding.shards.insert(shard, number(generation)?);
-    }
-    if !rebuilding.shards.is_empty() {
-        let last = Statement::new("SELECT id FROM tasks ")
-            .sql(&DB::Connection::by_index("tasks_on_bus"))
-            .sql(" WHERE on_bus = 1 AND ")
-            .append(in_groups::<DB::Connection>("id", &FIRST, &LAST))
-            .sql(&format!(" ORDER BY {} LIMIT 1", order::<DB::Connection>("id", " DESC")));
-        rebuilding.upto = sql.ids(NAME, last).await?.first().copied();
-    }
-    Ok(rebuilding)
-}
-
-/// A page. It goes over all unfinished tasks that are not in the outbox: one walk for all shards.
-///
-/// A walk for each shard would go over all of them as well, because no index begins with the shard.
-pub(super) async fn page<DB: Backend>(
-    sql: &Runner<DB>,
-    of: &Rebuilding,
-    after: Option<TaskId>,
-    limit: u32,
-) -> Result<RebuildPage> {
-    const NAME: &str = "rebuild_page";
-    let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
-    let after = after.unwrap_or(FIRST);
-    // The index has all that this reads.
-    let list = Statement::new("SELECT id, queue, shard FROM tasks ")
-        .sql(&DB::Connection::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND ")
-        .append(in_groups::<DB::Connection>("id", &after, &upto))
-        .sql(&format!(" AND id > ? AND id <= ? ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
-        .bind(&after)
-        .bind(&upto)
-        .bind(limit);
-    let listed = sql.read::<(Vec<u8>, String, i64)>(NAME, list).await?;
-    let mut last = listed.last().map(|(id, ..)| task_id(id)).transpose()?.filter(|_| listed.len() == limit as usize);
-    let mut ids = Vec::with_capacity(listed.len());
-    for (id, queue, shard) in listed {
-        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        if of.shards.contains_key(&shard) {
-            ids.push(task_id(&id)?);
-        }
-    }
-    let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(ids.len()));
-    'page: for some in ids.chunks(WEIGHED_AT_ONCE) {
-        let weigh = Statement::new(
-            "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
-        );
-        for (id, completed, weight) in
-            sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(some).sql(" ORDER BY id")).await?
-        {
-            if bytes >= PAGE_BYTES {
-                last = fit.last().copied();
-                break 'page;
-            }
-            bytes += number::<usize>(weight)?;
-            page.credited += number::<u64>(completed)?;
-            fit.push(task_id(&id)?);
-        }
-    }
-    page.next = last;
-    page.tasks = unfinished(sql, NAME, &fit).await?;
-    Ok(page)
 }
 
 /// The unfinished tasks among `ids`, by id.
@@ -120,7 +133,7 @@ async fn unfinished<DB: Backend>(sql: &Runner<DB>, operation: &'static str, ids:
 }
 
 /// Takes the marks away and keeps the places. A shard that was lost again meanwhile keeps its mark.
-pub(super) async fn end<S: Session>(session: &mut S, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+async fn end<S: Session>(session: &mut S, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
     for Rebuilt { shard, generation: of_shard, offset } in rebuilt {
         let mut end = Statement::new("UPDATE shards SET rebuilding = 0");
         if let Some(Offset { major, minor }) = *offset {

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use async_trait::async_trait;
+
 use super::{
+    SqlStore,
     backend::Backend,
     dialect::Dialect,
     meta,
@@ -12,10 +15,30 @@ use super::{
     statement::{Statement, lists, pieces},
 };
 use crate::model::{Offset, QueueName, ShardId};
-use crate::store::{Error, Opening, Result, StoredShard};
+use crate::store::{Error, Opening, Result, Shards, StoredShard};
+
+#[async_trait]
+impl<DB: Backend> Shards for SqlStore<DB> {
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
+        let statement = changed_after.map_or_else(all_open, changed::<DB::Connection>);
+        self.sql.read::<ShardColumns>("shards", statement).await?.into_iter().map(StoredShard::try_from).collect()
+    }
+
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
+        let open = self.sql.run("open_shards", shards.to_vec(), |session, shards| Box::pin(open(session, shards)));
+        open.await
+    }
+
+    async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
+        let close = self.sql.run("close_shard", (shard.clone(), generation), |session, (shard, generation)| {
+            Box::pin(close(session, shard, *generation))
+        });
+        close.await
+    }
+}
 
 /// The columns of a [`StoredShard`].
-pub(super) type ShardColumns = (String, i64, i64, i64, i64);
+type ShardColumns = (String, i64, i64, i64, i64);
 
 impl TryFrom<ShardColumns> for StoredShard {
     type Error = Error;
@@ -31,12 +54,12 @@ fn select<'a>() -> Statement<'a> {
 }
 
 /// The open shards, by queue and number.
-pub(super) fn all_open<'a>() -> Statement<'a> {
+fn all_open<'a>() -> Statement<'a> {
     select().sql("WHERE closed = 0 ORDER BY queue, shard")
 }
 
 /// The shards with a change after `version`.
-pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
+fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
     select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
 }
 
@@ -49,7 +72,7 @@ pub(super) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
 }
 
 /// Opens the shards that are not open.
-pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
+async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
     let version = next_version(session).await?;
     let mut sorted: Vec<&ShardId> = shards.iter().collect();
     sorted.sort_unstable();
@@ -80,7 +103,7 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
 }
 
 /// Closes the shard if it is in this generation. Answers whether it is closed in it now.
-pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
+async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
     let version = next_version(session).await?;
     let close = Statement::new("UPDATE shards SET closed = 1, version = ?").bind(version);
     session.execute(in_generation(close, shard, generation)).await?;

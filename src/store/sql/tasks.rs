@@ -1,19 +1,26 @@
-//! Queries about tasks, their results and their keys.
+//! Queries about tasks and their results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_trait::async_trait;
+
 use super::{
+    SqlStore,
     backend::Backend,
     batches,
+    counts::{self, CountColumns},
     dialect::Dialect,
     groups::{FIRST, LAST, in_groups, order},
+    place,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     shards,
     statement::{Statement, lists},
 };
-use crate::model::{Encoding, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskResult, TaskRow, WorkerName};
-use crate::store::{PublishedTask, Result, StateFor, TaskDetail, TaskState, Turn};
+use crate::model::{
+    Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow, WorkerName,
+};
+use crate::store::{Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskReads, TaskState, Turn};
 
 /// Each id once: an id in two lists would bring its workers twice.
 fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
@@ -23,53 +30,139 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
     ids
 }
 
-pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
-    type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
-    let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
-    for ids in lists(&distinct(ids)) {
-        let credited =
-            Statement::new("SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ")
-                .sql(DB::Connection::IS_RESULT_OF)
-                .sql(" AND surplus = 0 WHERE id IN ")
-                .list(ids);
-        for (id, stored, epoch, replicas, priority, worker) in sql.read::<Columns>("states", credited).await? {
-            let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
-            let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
-            let new = TaskState { id, status, workers: Vec::new(), epoch, replicas, priority };
-            let state = states.entry(id).or_insert(new);
-            state.workers.extend(worker.map(worker_name).transpose()?);
+#[async_trait]
+impl<DB: Backend> TaskReads for SqlStore<DB> {
+    async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+        type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
+        let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
+        for ids in lists(&distinct(ids)) {
+            let credited =
+                Statement::new("SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ")
+                    .sql(DB::Connection::IS_RESULT_OF)
+                    .sql(" AND surplus = 0 WHERE id IN ")
+                    .list(ids);
+            for (id, stored, epoch, replicas, priority, worker) in self.sql.read::<Columns>("states", credited).await? {
+                let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
+                let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
+                let new = TaskState { id, status, workers: Vec::new(), epoch, replicas, priority };
+                let state = states.entry(id).or_insert(new);
+                state.workers.extend(worker.map(worker_name).transpose()?);
+            }
         }
+        Ok(states.into_values().collect())
     }
-    Ok(states.into_values().collect())
-}
 
-pub(super) async fn states_for<DB: Backend>(
-    sql: &Runner<DB>,
-    worker: &WorkerName,
-    ids: &[TaskId],
-) -> Result<Vec<StateFor>> {
-    type Columns = (Vec<u8>, String, i64, i64, Option<i64>, Option<i64>);
-    let mut states = Vec::new();
-    for ids in lists(&distinct(ids)) {
-        let found = Statement::new(
-            "SELECT id, queue, shard, status, lease_generation, lease_grant FROM tasks LEFT JOIN results ON ",
-        )
-        .sql(DB::Connection::IS_RESULT_OF)
-        .sql(" AND worker = ? WHERE id IN ")
-        .bind(worker.as_str())
-        .list(ids);
-        for (id, queue, shard, stored, generation, grant) in sql.read::<Columns>("states_for", found).await? {
-            let completed_under = match generation.zip(grant) {
-                Some((generation, grant)) => {
-                    Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
-                }
-                None => None,
-            };
-            let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-            states.push(StateFor { id: task_id(&id)?, shard, status: status(stored)?, completed_under });
+    async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>> {
+        type Columns = (Vec<u8>, String, i64, i64, Option<i64>, Option<i64>);
+        let mut states = Vec::new();
+        for ids in lists(&distinct(ids)) {
+            let found = Statement::new(
+                "SELECT id, queue, shard, status, lease_generation, lease_grant FROM tasks LEFT JOIN results ON ",
+            )
+            .sql(DB::Connection::IS_RESULT_OF)
+            .sql(" AND worker = ? WHERE id IN ")
+            .bind(worker.as_str())
+            .list(ids);
+            for (id, queue, shard, stored, generation, grant) in self.sql.read::<Columns>("states_for", found).await? {
+                let completed_under = match generation.zip(grant) {
+                    Some((generation, grant)) => {
+                        Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
+                    }
+                    None => None,
+                };
+                let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+                states.push(StateFor { id: task_id(&id)?, shard, status: status(stored)?, completed_under });
+            }
         }
+        Ok(states)
     }
-    Ok(states)
+
+    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
+        let after = after.unwrap_or(FIRST);
+        let page = Statement::new(PUBLISHED)
+            .sql(&DB::Connection::by_index("tasks_on_bus"))
+            .sql(" LEFT JOIN batches ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" ON batch = insertion WHERE on_bus = 1 AND ")
+            .append(in_groups::<DB::Connection>("id", &after, &LAST))
+            .sql(" AND id > ?")
+            .bind(&after)
+            .sql(IS_PUBLISHED)
+            .sql(&format!(" ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
+            .bind(limit);
+        let page = self.sql.read(PUBLISHED_NAME, page).await?;
+        with_places(&self.sql, generation, page).await
+    }
+
+    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+        let mut rows = Vec::with_capacity(ids.len());
+        for ids in lists(ids) {
+            let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+            for columns in self.sql.read::<TaskColumns>("rows", statement).await? {
+                rows.push(columns.try_into()?);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
+        let task = Statement::new(format!(
+            "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
+                 (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
+                 (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
+             FROM tasks WHERE id = ?"
+        ))
+        .bind(&id);
+        let found: Option<TaskDetailColumns> = self.sql.read("task", task).await?.into_iter().next();
+        found.map(TryInto::try_into).transpose()
+    }
+
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>> {
+        place::of(&self.sql, generation, id).await
+    }
+
+    async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
+        let results = Statement::new(
+            "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ",
+        )
+        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+        .sql(" ORDER BY completed_ms, surplus, worker");
+        type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
+        let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
+            Ok(TaskResult {
+                worker: worker_name(worker)?,
+                result: result.into(),
+                encoding: Encoding::from_number(encoding),
+                attempt: number(attempt)?,
+                completed_unix_ms,
+                surplus: surplus != 0,
+            })
+        };
+        self.sql.read("results", results).await?.into_iter().map(result).collect()
+    }
+
+    async fn results_bytes(&self, id: TaskId) -> Result<usize> {
+        let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE ")
+            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
+        let lengths: Vec<(i64,)> = self.sql.read("results_bytes", lengths).await?;
+        lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
+    }
+
+    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
+        let mut counts = Vec::new();
+        // All queues are one part, and an empty list of queues is none.
+        let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
+        for part in parts {
+            counts.extend(self.sql.read::<CountColumns>("counts", counts::of(part)).await?);
+        }
+        counts.into_iter().map(QueueCount::try_from).collect()
+    }
+
+    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
+        let unfinished = self.sql.read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>()).await?;
+        let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
+        unfinished.into_iter().map(count).collect()
+    }
 }
 
 /// Id, queue, shard, batch, and the place of the task itself.
@@ -79,29 +172,7 @@ const PUBLISHED_NAME: &str = "published";
 const PUBLISHED: &str = "SELECT id, queue, shard, insertion, pub_generation, pub_major, pub_minor FROM tasks ";
 const IS_PUBLISHED: &str = " AND (pub_generation <> '' OR batch IS NULL OR generation <> '')";
 
-pub(super) async fn published<DB: Backend>(
-    sql: &Runner<DB>,
-    generation: &str,
-    after: Option<TaskId>,
-    limit: u32,
-) -> Result<Vec<PublishedTask>> {
-    let after = after.unwrap_or(FIRST);
-    let page = Statement::new(PUBLISHED)
-        .sql(&DB::Connection::by_index("tasks_on_bus"))
-        .sql(" LEFT JOIN batches ")
-        .sql(DB::Connection::BY_PRIMARY_KEY)
-        .sql(" ON batch = insertion WHERE on_bus = 1 AND ")
-        .append(in_groups::<DB::Connection>("id", &after, &LAST))
-        .sql(" AND id > ?")
-        .bind(&after)
-        .sql(IS_PUBLISHED)
-        .sql(&format!(" ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
-        .bind(limit);
-    let page = sql.read(PUBLISHED_NAME, page).await?;
-    with_places(sql, generation, page).await
-}
-
-/// The tasks among `ids` that [`published`] would show.
+/// The tasks among `ids` that [`TaskReads::published`] would show.
 pub(super) async fn published_among<DB: Backend>(
     sql: &Runner<DB>,
     generation: &str,
@@ -143,53 +214,4 @@ async fn with_places<DB: Backend>(
     // A task that came back may have several places. The latest one holds: the task stands at or before it.
     page.iter_mut().for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
     Ok(page)
-}
-
-pub(super) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
-    let mut rows = Vec::with_capacity(ids.len());
-    for ids in lists(ids) {
-        let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
-        for columns in sql.read::<TaskColumns>("rows", statement).await? {
-            rows.push(columns.try_into()?);
-        }
-    }
-    Ok(rows)
-}
-
-pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
-    let task = Statement::new(format!(
-        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
-             (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
-             (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
-         FROM tasks WHERE id = ?"
-    ))
-    .bind(&id);
-    let found: Option<TaskDetailColumns> = sql.read("task", task).await?.into_iter().next();
-    found.map(TryInto::try_into).transpose()
-}
-
-pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<TaskResult>> {
-    let results =
-        Statement::new("SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ")
-            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
-            .sql(" ORDER BY completed_ms, surplus, worker");
-    type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
-    let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
-        Ok(TaskResult {
-            worker: worker_name(worker)?,
-            result: result.into(),
-            encoding: Encoding::from_number(encoding),
-            attempt: number(attempt)?,
-            completed_unix_ms,
-            surplus: surplus != 0,
-        })
-    };
-    sql.read("results", results).await?.into_iter().map(result).collect()
-}
-
-pub(super) async fn results_bytes<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<usize> {
-    let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE ")
-        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
-    let lengths: Vec<(i64,)> = sql.read("results_bytes", lengths).await?;
-    lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
 }

@@ -8,8 +8,9 @@ use crate::{
         QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
     },
     store::{
-        BookStore as _, CheckStore as _, IdempotencyKeys as _, NewRow, Published, Rebuilt, Search as _, Settlement,
-        Store, TaskSearch, Turn, TurnedAway, Unpublished,
+        BookStore as _, CheckStore as _, IdempotencyKeys as _, Letters as _, NewRow, Outbox as _, Published,
+        Rebuilds as _, Rebuilt, Search as _, Settlement, Shards as _, Store, TaskReads as _, TaskSearch, Turn,
+        TurnedAway, Unpublished,
     },
 };
 

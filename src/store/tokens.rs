@@ -1,0 +1,44 @@
+//! Access tokens, and the acts of operators.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::Result;
+use crate::model::{AccessToken, Act, SecretHash};
+
+/// The most access tokens. Each process keeps all of them in memory.
+pub const MOST_TOKENS: u32 = 10_000;
+
+/// How long an operator's act can be read.
+pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// The answer to a new access token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddedToken {
+    Yes,
+    /// Another token has the name.
+    NameTaken,
+    /// There are [`MOST_TOKENS`].
+    NoRoom,
+}
+
+/// The part of the store that keeps access tokens.
+#[async_trait]
+pub trait Tokens: Send + Sync {
+    /// A number that each change of the tokens raises.
+    async fn tokens_version(&self) -> Result<u64>;
+
+    /// All access tokens, by name. There are at most [`MOST_TOKENS`].
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>>;
+
+    /// Adds a token, and records the act.
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken>;
+
+    /// Removes the token of that name, and records the act. Answers whether there was one.
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;
+
+    /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
+}
