@@ -17,8 +17,8 @@ use tokio::sync::Mutex;
 use super::text::{ECHO, shorten};
 use crate::{
     model::{
-        Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
-        TaskFilter, WorkerName,
+        Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, OpenSession, QueueName, Role,
+        Roles, SecretHash, TaskFilter, WorkerName,
     },
     runtime::{Clock, Supervisor},
     store::{self, Store},
@@ -209,14 +209,14 @@ pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
     out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
 }
 
-/// Refuses a caller that does not reach the queues of a filter.
-pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
-    filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+/// Refuses a caller that does not reach the queue of a filter, or all queues if it names none.
+pub(super) fn reaches_all_of(caller: &Caller, queue: Option<&QueueName>) -> Result<(), Denied> {
+    queue.map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
 }
 
 /// Refuses a caller that may not use a filter: for the sake of its queue, or of its worker.
 pub(super) fn may_choose(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
-    reaches_all_of(caller, filter)?;
+    reaches_all_of(caller, filter.queue.as_ref())?;
     filter.worker.as_ref().map_or(Ok(()), |worker| may_name(caller, worker))
 }
 
@@ -260,9 +260,11 @@ pub(super) fn is_one_worker(caller: &Caller) -> bool {
     caller.access.token().is_some_and(|token| token.worker.is_some())
 }
 
-/// Checks that the caller may end all sessions of a worker: they may be of any queue.
-pub(super) fn may_take_over(caller: &Caller) -> Result<(), Denied> {
-    if is_one_worker(caller) { Ok(()) } else { reaches_everything(caller) }
+/// Checks that the caller may open such a session. A takeover ends all sessions of a worker, of any queue.
+pub(super) fn may_open(caller: &Caller, open: &mut OpenSession) -> Result<(), Denied> {
+    as_worker(caller, &mut open.worker)?;
+    open.queues.iter().try_for_each(|queue| reaches(caller, queue))?;
+    if open.takeover && !is_one_worker(caller) { reaches_everything(caller) } else { Ok(()) }
 }
 
 /// Checks a report's worker, and answers each item of a queue that the caller does not reach.

@@ -5,17 +5,18 @@ use std::collections::HashMap;
 use tracing::Instrument as _;
 
 use super::{
-    access::may_name,
+    access::{may_name, who},
     error::Error,
     handle::{Api, span},
-    text::{ECHO, shorten},
+    items::Named,
+    query::task_id,
 };
 use crate::{
     model::{
         Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName, Requeue, RequeueTasks,
         TaskAct, TaskId, TasksChanged, Update,
     },
-    pipelines::changing::{Changing, MOST},
+    pipelines::changing::Changing,
     queue::NEVER,
 };
 
@@ -66,7 +67,7 @@ impl Api {
 
     /// Cancels one task. An error says why it cannot be cancelled.
     pub async fn cancel_task(&self, caller: &Caller, id: &str) -> Result<ItemAnswer, Error> {
-        let id: TaskId = id.parse().map_err(|_| Error::NotATaskId(shorten(id, ECHO).into_owned()))?;
+        let id = task_id(id)?;
         let answers = self.cancel_tasks(caller, vec![id.to_string()]).await?;
         let answer = answers.into_iter().next().ok_or(Error::NoSuchTask(id))?;
         match answer.status {
@@ -84,24 +85,10 @@ impl Api {
     ) -> Result<Vec<ItemAnswer>, Error> {
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
-        if ids.len() > MOST {
-            return Err(Error::Invalid(format!("{} ids in one call; at most {MOST}", ids.len())));
-        }
-        let parsed: Vec<Option<TaskId>> = ids.iter().map(|id| id.parse().ok()).collect();
-        let mut named: Vec<TaskId> = parsed.iter().flatten().copied().collect();
-        named.sort_unstable();
-        named.dedup();
-        let changed = if named.is_empty() { HashMap::new() } else { self.change(caller, &named, change).await? };
-        let answer = |(id, parsed): (String, Option<TaskId>)| match parsed {
-            // Only a caller that reaches the queue may know that the task is there.
-            Some(task) => answer(id, changed.get(&task).copied().unwrap_or(Changed::Unknown), change),
-            None => {
-                let id = shorten(&id, ECHO).into_owned();
-                let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
-                ItemAnswer::invalid(id, error)
-            }
-        };
-        Ok(ids.into_iter().zip(parsed).map(answer).collect())
+        let named = Named::new(ids)?;
+        let changed = self.change(caller, &named.tasks(), change).await?;
+        // Only a caller that reaches the queue may know that the task is there.
+        Ok(named.answer(|id, task| answer(id, changed.get(&task).copied().unwrap_or(Changed::Unknown), change)))
     }
 
     /// Changes the tasks that the caller reaches.
@@ -123,7 +110,7 @@ impl Api {
         if ids.is_empty() {
             return Ok(changed);
         }
-        let who = caller.access.token().map_or("anybody", |token| &token.name);
+        let who = who(caller);
         let act = |id: &TaskId| (*id, Act::new(who, &change.act(), &id.to_string()));
         let acts: Vec<TaskAct> = ids.iter().map(act).collect();
         let answers = self.changing()?.change(&ids, change, &acts).await?;

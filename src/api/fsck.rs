@@ -10,7 +10,7 @@ use serde_json::Value;
 use tracing::Instrument as _;
 
 use super::{
-    access::{reaches, reaches_everything},
+    access::{reaches, reaches_all_of, who},
     error::Error,
     handle::{Api, span},
     reader::Reader,
@@ -85,17 +85,13 @@ impl Api {
         self.authentication.still_valid(caller)?;
         let queue = Some(&queue).filter(|queue| !queue.is_empty()).map(|queue| QueueName::new(queue)).transpose();
         let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
-        match &queue {
-            Some(queue) => reaches(caller, queue.as_str())?,
-            None => reaches_everything(caller)?,
-        }
+        reaches_all_of(caller, queue.as_ref())?;
         let place: Place = cursor.parse().map_err(Error::Invalid)?;
         let reader = self.query()?;
         if repair {
             // Nothing is changed without an act.
-            let who = caller.access.token().map_or("anybody", |token| &token.name);
             let target = queue.as_ref().map_or("all queues", QueueName::as_str);
-            reader.store.keep_acts(&[Act::new(who, "fsck --repair", target)]).await?;
+            reader.store.keep_acts(&[Act::new(who(caller), "fsck --repair", target)]).await?;
         }
         check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
     }

@@ -1,5 +1,16 @@
 //! Items that were answered before the call, beside those that it answers.
 
+use std::collections::BTreeSet;
+
+use super::{
+    error::Error,
+    text::{ECHO, shorten},
+};
+use crate::{
+    model::{ItemAnswer, TaskId},
+    pipelines::changing::MOST,
+};
+
 /// Parts readable items from answered ones. [`merge`] puts the answers together in the order of the items.
 pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut readable = Vec::with_capacity(items.len());
@@ -17,6 +28,41 @@ pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) 
 pub(super) fn merge<A>(known: Vec<Option<A>>, answers: Vec<A>) -> Vec<A> {
     let mut answers = answers.into_iter();
     known.into_iter().filter_map(|known| known.or_else(|| answers.next())).collect()
+}
+
+/// Tasks that a call names by their ids.
+pub(super) struct Named {
+    named: Vec<(String, TaskId)>,
+    known: Vec<Option<ItemAnswer>>,
+}
+
+impl Named {
+    pub(super) fn new(ids: Vec<String>) -> Result<Self, Error> {
+        if ids.len() > MOST {
+            return Err(Error::Invalid(format!("{} ids in one call; at most {MOST}", ids.len())));
+        }
+        let parse = |id: String| match id.parse::<TaskId>() {
+            Ok(task) => Ok((id, task)),
+            Err(_) => {
+                let id = shorten(&id, ECHO).into_owned();
+                let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
+                Err(ItemAnswer::invalid(id, error))
+            }
+        };
+        let (named, known) = split(ids.into_iter().map(parse).collect());
+        Ok(Self { named, known })
+    }
+
+    /// The tasks, each once.
+    pub(super) fn tasks(&self) -> Vec<TaskId> {
+        let tasks: BTreeSet<TaskId> = self.named.iter().map(|(_, task)| *task).collect();
+        tasks.into_iter().collect()
+    }
+
+    /// The answers to all ids, in order. Text that is no id has its answer already.
+    pub(super) fn answer(self, answer: impl Fn(String, TaskId) -> ItemAnswer) -> Vec<ItemAnswer> {
+        merge(self.known, self.named.into_iter().map(|(id, task)| answer(id, task)).collect())
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use super::{
     changes::TOO_MANY,
     error::Error,
     handle::{Api, span},
-    query::{MOST_LISTED, bounded},
+    items::Named,
+    query::{LISTED, MOST_LISTED, bounded},
     text::{ECHO, shorten},
 };
 use crate::{
@@ -21,8 +22,6 @@ use crate::{
     store::{ListedTask, TaskSearch},
 };
 
-/// The tasks that a call names by id, at most.
-const MOST_IDS: usize = 1000;
 /// The tasks that a count looks at, in all and at once.
 const COUNTED: u64 = 100_000;
 const COUNTED_AT_ONCE: u32 = 1000;
@@ -88,15 +87,8 @@ impl Api {
         if let Some(live) = change.live().filter(|_| !dry_run) {
             return Ok(TasksChanged::Items(self.change_tasks(caller, ids, &live).await?));
         }
-        if ids.len() > MOST_IDS {
-            return Err(Error::Invalid(format!("{} ids in one call; at most {MOST_IDS}", ids.len())));
-        }
-        let query = self.query()?;
-        let parsed: Vec<Option<TaskId>> = ids.iter().map(|id| id.parse().ok()).collect();
-        let mut named: Vec<TaskId> = parsed.iter().flatten().copied().collect();
-        named.sort_unstable();
-        named.dedup();
-        let mut tasks = query.store().listed(&named).await?;
+        let (query, count, named) = (self.query()?, ids.len(), Named::new(ids)?);
+        let mut tasks = query.store().listed(&named.tasks()).await?;
         // Only a caller that reaches the queue may know that the task is there.
         tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
         let may_change = change.may_change();
@@ -111,19 +103,14 @@ impl Api {
         if !ended.is_empty() {
             let (now, who) = (query.now_unix_ms(), who(caller));
             let retried = query.store().retry_with_acts(&ended, now, who, &change.act()).await?;
-            tracing::info!(%who, "{who}: {}, {} of {} ids", change.of_tasks(), retried.len(), ids.len());
+            tracing::info!(%who, "{who}: {}, {} of {count} ids", change.of_tasks(), retried.len());
             answers.extend(retried.into_iter().map(|retried| (retried.id, (ItemStatus::Ok, ""))));
         }
-        let answer = |(id, parsed): (String, Option<TaskId>)| match parsed.map(|task| answers.get(&task)) {
-            Some(Some((status, error))) => ItemAnswer { error: (*error).to_owned(), ..ItemAnswer::new(id, *status) },
-            Some(None) => ItemAnswer::new(id, ItemStatus::UnknownTask),
-            None => {
-                let id = shorten(&id, ECHO).into_owned();
-                let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
-                ItemAnswer::invalid(id, error)
-            }
+        let answer = |id: String, task: TaskId| {
+            let (status, error) = answers.get(&task).copied().unwrap_or((ItemStatus::UnknownTask, ""));
+            ItemAnswer { error: error.to_owned(), ..ItemAnswer::new(id, status) }
         };
-        Ok(TasksChanged::Items(ids.into_iter().zip(parsed).map(answer).collect()))
+        Ok(TasksChanged::Items(named.answer(answer)))
     }
 
     /// Counts the tasks of a filter, up to a bound.
@@ -174,7 +161,7 @@ impl Api {
     /// Jobs before the job `before`, the latest first, of queues that the caller reaches.
     pub async fn jobs(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Job>, Error> {
         let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
-        let limit = bounded(limit)? as usize;
+        let limit = bounded(limit, LISTED)? as usize;
         let (query, mut jobs) = (self.query()?, Vec::new());
         for _ in 0..MOST_PAGES {
             let page = query.store().jobs(before, MOST_LISTED).instrument(span("jobs", caller)).await?;
@@ -207,7 +194,7 @@ impl Api {
 }
 
 fn reaches_job(caller: &Caller, job: &Job) -> bool {
-    reaches_all_of(caller, &job.filter).is_ok()
+    reaches_all_of(caller, job.filter.queue.as_ref()).is_ok()
 }
 
 fn job_id(text: &str) -> Result<Uuid, Error> {

@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use tracing::Instrument as _;
 
 use super::{
-    access::{Denied, reaches, reaches_everything},
+    access::{reaches_all_of, reaches_everything, who},
     error::Error,
     handle::{Api, span},
+    query::{LISTED, bounded},
     reader::Reader,
     text::{ECHO, shorten},
 };
@@ -19,18 +20,16 @@ use crate::{
     pipelines::discovery,
 };
 
-/// The letters that a call looks at, where the caller does not say, and at most.
-const LISTED: u32 = 100;
+/// The letters that a change takes, where the caller does not say.
 const CHANGED: u32 = 500;
-const MOST: u32 = 1000;
 /// The letters that are read and inserted at once. Each may have 8 MiB.
 const INSERTED_AT_ONCE: usize = 8;
 
 impl Api {
     /// A page of letters, without payloads and values.
     pub async fn letters(&self, caller: &Caller, pages: Result<LetterPages, String>) -> Result<LetterPage, Error> {
-        let pages = pages.and_then(|pages| bounded(pages, LISTED)).map_err(Error::Invalid)?;
-        reaches_all_of(caller, &pages)?;
+        let pages = checked(pages.map_err(Error::Invalid)?, LISTED)?;
+        reaches_all_of(caller, pages.filter.queue.as_ref())?;
         let store = self.query()?.store();
         Ok(store.letters(&pages).instrument(span("letters", caller)).await?)
     }
@@ -118,8 +117,7 @@ impl Api {
         what: &str,
         letters: impl Iterator<Item = &LetterId>,
     ) -> Result<(), Error> {
-        let who = caller.access.token().map_or("anybody", |token| &token.name);
-        let act = |id: &LetterId| Act::new(who, &format!("{what} dead letter"), &id.to_string());
+        let act = |id: &LetterId| Act::new(who(caller), &format!("{what} dead letter"), &id.to_string());
         Ok(self.query()?.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
     }
 
@@ -148,8 +146,8 @@ impl Api {
                 return Err(Error::Invalid(why.into()));
             }
             ChosenLetters::Pages(pages) => {
-                reaches_all_of(caller, &pages)?;
-                let page = store.letters(&bounded(pages, CHANGED).map_err(Error::Invalid)?).await?;
+                reaches_all_of(caller, pages.filter.queue.as_ref())?;
+                let page = store.letters(&checked(pages, CHANGED)?).await?;
                 changed.next = page.next;
                 page.letters.into_iter().map(|letter| (letter.id, letter.kind)).collect()
             }
@@ -182,24 +180,15 @@ impl Api {
     }
 }
 
-/// Refuses a caller that does not reach the queues of a filter.
-fn reaches_all_of(caller: &Caller, pages: &LetterPages) -> Result<(), Denied> {
-    pages.filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
-}
-
 /// An operator's act stays in the log.
 fn note(done: &str, changed: &LettersChanged) {
     let LettersChanged { changed, failed, .. } = changed;
     tracing::info!(changed, failed = failed.len(), "{changed} dead letters were {done}, {} stay", failed.len());
 }
 
-fn bounded(pages: LetterPages, default: u32) -> Result<LetterPages, String> {
-    pages.filter.check()?;
-    match pages.limit {
-        0 => Ok(LetterPages { limit: default, ..pages }),
-        1..=MOST => Ok(pages),
-        limit => Err(format!("limit is {limit}; must be 1 to {MOST}")),
-    }
+fn checked(pages: LetterPages, usual: u32) -> Result<LetterPages, Error> {
+    pages.filter.check().map_err(Error::Invalid)?;
+    Ok(LetterPages { limit: bounded(pages.limit, usual)?, ..pages })
 }
 
 /// Inserts tasks that were never stored, and purges their letters. A process that is killed in between leaves a letter

@@ -3,7 +3,7 @@
 use tracing::Instrument as _;
 
 use super::{
-    access::reaches,
+    access::{reaches, who},
     error::Error,
     handle::{Api, span},
 };
@@ -27,7 +27,7 @@ impl Api {
         let queue = QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?;
         reaches(caller, queue.as_str())?;
         let query = self.query()?;
-        let who = caller.access.token().map_or("anybody", |token| &token.name);
+        let who = who(caller);
         let act = Act::new(who, if is_paused { "pause queue" } else { "resume queue" }, queue.as_str());
         let done = match is_paused {
             true => {

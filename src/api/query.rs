@@ -10,23 +10,13 @@ use super::{
     reader::Reader,
     text::{ECHO, shorten},
 };
-use crate::model::{
-    Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, TaskView, WorkerName,
-};
+use crate::model::{Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, WorkerName};
 
 /// The entries of a list, where the caller does not say, and at most.
-const LISTED: u32 = 100;
+pub(super) const LISTED: u32 = 100;
 pub(super) const MOST_LISTED: u32 = 1000;
 
 impl Api {
-    /// A task with its status.
-    pub async fn task(&self, caller: &Caller, id: &str) -> Result<TaskView, Error> {
-        let id = task_id(id)?;
-        let task = self.query()?.task(id).instrument(span("task", caller)).await?;
-        // Only a caller that reaches the queue may know that the task is there.
-        task.filter(|task| caller.access.reaches(task.queue.as_str())).ok_or(Error::NoSuchTask(id))
-    }
-
     /// Where a task is, and what keeps it from a worker.
     pub async fn explain(&self, caller: &Caller, request: &ExplainTask) -> Result<Explanation, Error> {
         let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
@@ -63,12 +53,11 @@ impl Api {
         id: &str,
         room: impl FnOnce(usize) -> Result<R, E>,
     ) -> Result<(Vec<TaskResult>, R), E> {
-        if !caller.access.reaches_everything() {
-            self.task(caller, id).await?;
-        }
-        let id = task_id(id)?;
-        let query = self.query()?;
+        let (id, query) = (task_id(id)?, self.query()?);
         let read = async {
+            if !caller.access.reaches_everything() {
+                query.queue_of(caller, id).await?;
+            }
             let room = room(query.results_bytes(id).await?)?;
             let results = query.results(id).await?.ok_or(Error::NoSuchTask(id))?;
             Ok((results, room))
@@ -92,7 +81,7 @@ impl Api {
     pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
         // They name queues and tokens.
         reaches_everything(caller)?;
-        let limit = bounded(limit)?;
+        let limit = bounded(limit, LISTED)?;
         let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
         let acts = self.query()?.acts(before.transpose()?, limit);
         acts.instrument(span("acts", caller)).await
@@ -104,9 +93,9 @@ impl Api {
 }
 
 /// The entries of a list for which a caller asks; 0: as many as usual.
-pub(super) fn bounded(limit: u32) -> Result<u32, Error> {
+pub(super) fn bounded(limit: u32, usual: u32) -> Result<u32, Error> {
     match limit {
-        0 => Ok(LISTED),
+        0 => Ok(usual),
         1..=MOST_LISTED => Ok(limit),
         _ => Err(Error::Invalid(format!("limit is {limit}; must be 1 to {MOST_LISTED}"))),
     }

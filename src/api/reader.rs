@@ -8,7 +8,7 @@ use super::{error::Error, ledger::Ledger, watchers::Watchers};
 use crate::{
     bus::Bus,
     config::Settings,
-    model::{Act, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    model::{Act, Caller, QueueName, QueueView, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
     pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
@@ -37,22 +37,10 @@ impl Reader {
         self.clock.now_unix_ms()
     }
 
-    pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
-        let Some(detail) = self.store.task(id).await? else {
-            return Ok(None);
-        };
-        let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
-        Ok(Some(view(detail, record, self.clock.now_unix_ms())))
-    }
-
-    async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Error> {
-        let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
-        match self.queue.inspect(&shard, &[detail.task.id]).await {
-            Ok((_, records)) => Ok(records.into_iter().next().flatten().filter(|record| !record.is_past(detail.epoch))),
-            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
-            Err(queue::Error::NoGeneration) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    /// The queue of a task. Only a caller that reaches it may know that the task is there.
+    pub(super) async fn queue_of(&self, caller: &Caller, id: TaskId) -> Result<QueueName, Error> {
+        let queue = self.store.queues_of(&[id]).await?.pop().map(|(_, queue)| queue);
+        queue.filter(|queue| caller.access.reaches(queue.as_str())).ok_or(Error::NoSuchTask(id))
     }
 
     pub(super) async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>, Error> {

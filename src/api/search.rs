@@ -11,6 +11,7 @@ use super::{
     access::{is_scoped, may_choose},
     error::Error,
     handle::{Api, span},
+    query::{LISTED, MOST_LISTED, bounded},
     reader::{Reader, status},
 };
 use crate::{
@@ -19,9 +20,6 @@ use crate::{
     store::{ListedTask, TaskSearch},
 };
 
-/// The tasks of a page, where the caller does not say, and at most.
-const LISTED: u32 = 100;
-const MOST: u32 = 1000;
 /// The tasks that a page looks at, at most. Then it ends, however few it has found.
 const LOOK_AT: u32 = 10_000;
 /// The tasks that are read at once when only Redis knows which of them are meant.
@@ -32,18 +30,11 @@ const SHARDS_AT_ONCE: usize = 64;
 impl Api {
     /// A page of tasks without payloads, the newest first.
     pub async fn list_tasks(&self, caller: &Caller, pages: Result<TaskPages, String>) -> Result<TaskList, Error> {
-        let pages = pages.and_then(bounded).map_err(Error::Invalid)?;
+        let mut pages = pages.map_err(Error::Invalid)?;
+        pages.filter.check().map_err(Error::Invalid)?;
+        pages.limit = bounded(pages.limit, LISTED)?;
         may_choose(caller, &pages.filter)?;
         self.query()?.list(pages, is_scoped(caller)).instrument(span("list_tasks", caller)).await
-    }
-}
-
-fn bounded(pages: TaskPages) -> Result<TaskPages, String> {
-    pages.filter.check()?;
-    match pages.limit {
-        0 => Ok(TaskPages { limit: LISTED, ..pages }),
-        1..=MOST => Ok(pages),
-        limit => Err(format!("limit is {limit}; must be 1 to {MOST}")),
     }
 }
 
@@ -54,7 +45,7 @@ impl Reader {
         let mut list = TaskList::default();
         let mut search = TaskSearch { filter, limit: 0, look_at: 0, after, stays_in_queue };
         loop {
-            let missing = u32::try_from(limit - list.tasks.len()).unwrap_or(MOST);
+            let missing = u32::try_from(limit - list.tasks.len()).unwrap_or(MOST_LISTED);
             let left = LOOK_AT.saturating_sub(u32::try_from(list.looked_at).unwrap_or(LOOK_AT));
             search.limit = if asks_redis { ASKED_AT_ONCE.min(left) } else { missing };
             search.look_at = left;

@@ -6,13 +6,12 @@ use super::{
     access,
     error::Error,
     handle::{Api, span},
-    stream::{answered, ids},
+    stream::answers,
     tasks::counted,
 };
 use crate::{
     model::{
-        Batch, Caller, GetTasks, ItemAnswer, Items, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed,
-        SessionOpened, TasksReported, WantTasks,
+        Caller, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed, SessionOpened, TasksReported, WantTasks,
     },
     pipelines::tasks::{self, Reports, SharedTasks},
     telemetry::metrics::Method,
@@ -27,16 +26,10 @@ impl Api {
     ) -> Result<SessionOpened, Error> {
         let mut open = open.map_err(Error::Invalid)?;
         self.tasks()?.few_ids("holding", &open.holding)?;
-        let (worker, queues) = (std::mem::take(&mut open.worker), open.queues.clone());
-        let mut get = GetTasks { worker, queues, ..GetTasks::default() };
-        access::may_get(caller, &mut get)?;
-        if open.takeover {
-            access::may_take_over(caller)?;
-        }
-        open.worker = get.worker;
+        access::may_open(caller, &mut open)?;
         if !open.session.is_empty() {
-            let call = SessionCall { worker: open.worker.clone(), session: open.session.clone() };
-            self.reaches_session(caller, &call).await?;
+            let mut call = SessionCall { worker: open.worker.clone(), session: open.session.clone() };
+            self.may_call(caller, &mut call).await?;
         }
         Ok(self.tasks()?.open_shared(open, access::is_one_worker(caller)).await?)
     }
@@ -50,8 +43,7 @@ impl Api {
     ) -> Result<(SharedTasks, Option<R>), Error> {
         let tasks = self.tasks()?;
         let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
-        access::as_worker(caller, &mut call.worker)?;
-        self.reaches_session(caller, &call).await?;
+        self.may_call(caller, &mut call).await?;
         let shared = tasks.want_shared(&call, want).await?;
         // The session may have other queues than a moment ago.
         shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
@@ -72,22 +64,19 @@ impl Api {
 
     /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.
     pub async fn surrender_tasks(&self, caller: &Caller, mut call: SessionCall) -> Result<(u32, u32), Error> {
-        access::as_worker(caller, &mut call.worker)?;
-        self.reaches_session(caller, &call).await?;
+        self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.surrender_shared(&call).await?)
     }
 
     /// The tasks that a session wants and has.
     pub async fn pending_count(&self, caller: &Caller, mut call: SessionCall) -> Result<Pending, Error> {
-        access::as_worker(caller, &mut call.worker)?;
-        self.reaches_session(caller, &call).await?;
+        self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.live_shared(&call, &[]).await?.1)
     }
 
     /// Ends a session.
     pub async fn close_session(&self, caller: &Caller, mut call: SessionCall) -> Result<SessionClosed, Error> {
-        access::as_worker(caller, &mut call.worker)?;
-        self.reaches_session(caller, &call).await?;
+        self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.close_shared(&call).await?)
     }
 
@@ -100,8 +89,7 @@ impl Api {
         }
         let ReportTasks { mut call, completions, rejections, extensions, started } = report;
         tasks.few_ids("started", &started)?;
-        access::as_worker(caller, &mut call.worker)?;
-        self.reaches_session(caller, &call).await?;
+        self.may_call(caller, &mut call).await?;
         let (shared, pending) = tasks.live_shared(&call, &started).await?;
         let mut answer = TasksReported { pending, ..TasksReported::default() };
         if count == 0 {
@@ -115,25 +103,14 @@ impl Api {
         Ok(tasks.reported_shared(&shared, &reports, &started, answer).await?)
     }
 
-    /// Refuses a caller that does not reach the queues of a session, before the call changes anything.
-    async fn reaches_session(&self, caller: &Caller, call: &SessionCall) -> Result<(), Error> {
+    /// Checks the worker of a call, and refuses a caller that does not reach the queues of the session, before the call
+    /// changes anything.
+    async fn may_call(&self, caller: &Caller, call: &mut SessionCall) -> Result<(), Error> {
+        access::as_worker(caller, &mut call.worker)?;
         if access::is_scoped(caller) {
             let queues = self.tasks()?.queues_of_shared(call).await?;
             queues.iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
         }
         Ok(())
     }
-}
-
-/// Reports items, if there are any. Those of a shard that does not answer are to be sent again.
-async fn answers<T>(
-    worker: &str,
-    items: Items<T>,
-    call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, Error>,
-) -> Result<Vec<ItemAnswer>, Error> {
-    if items.is_empty() {
-        return Ok(Vec::new());
-    }
-    let ids = ids(&items);
-    answered(call(Batch { worker: worker.to_owned(), items }).await, ids)
 }

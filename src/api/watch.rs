@@ -44,8 +44,7 @@ impl Api {
         let query = self.query()?;
         let counted = query.watchers.admit(caller, 1)?;
         let begin = async {
-            let task = query.task(id).await?.filter(|task| caller.access.reaches(task.queue.as_str()));
-            let queue = task.ok_or(Error::NoSuchTask(id))?.queue;
+            let queue = query.queue_of(caller, id).await?;
             let announcer = query.queue.announcer();
             let watch = announcer.watch(vec![(queue, vec![id])], Interest::All)?;
             // Behind the watch: what happens from here on is heard.

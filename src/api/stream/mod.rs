@@ -12,15 +12,11 @@ use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, time::timeout};
 
 pub use self::frames::{FindRoom, Received, Room, Sent, StreamEnd};
-pub(super) use self::report::{answered, ids};
+pub(super) use self::report::answers;
 use self::serve::Streaming;
-use super::{
-    access::{self, Denied},
-    error::Error,
-    handle::Api,
-};
+use super::{access, error::Error, handle::Api};
 use crate::{
-    model::{Caller, GetTasks, OpenSession, SessionOpened, TaskdFrame},
+    model::{Caller, SessionOpened, TaskdFrame},
     pipelines::tasks::heartbeat,
     telemetry::metrics::SessionEnd,
 };
@@ -53,7 +49,8 @@ impl Api {
         };
         let Some(Ok(Received { mut frame, room: its_room })) = first else { return Err(StreamEnd::Broken) };
         let open = frame.open.take().ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
-        let open = self.admitted(&caller, open.map_err(StreamEnd::Wrong)?)?;
+        let mut open = open.map_err(StreamEnd::Wrong)?;
+        access::may_open(&caller, &mut open)?;
         tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
         tasks.queues_to_go_on(&open).iter().try_for_each(|queue| access::reaches(&caller, queue.as_str()))?;
         let (want, keeps) = (open.want, open.keep_leases);
@@ -91,17 +88,5 @@ impl Api {
         };
         tasks.end_attached(&attached, why).await;
         end
-    }
-
-    /// Checks that the caller may open such a session.
-    fn admitted(&self, caller: &Caller, mut open: OpenSession) -> Result<OpenSession, Denied> {
-        let (worker, queues) = (std::mem::take(&mut open.worker), open.queues.clone());
-        let mut get = GetTasks { worker, queues, ..GetTasks::default() };
-        access::may_get(caller, &mut get)?;
-        if open.takeover {
-            access::may_take_over(caller)?;
-        }
-        open.worker = get.worker;
-        Ok(open)
     }
 }

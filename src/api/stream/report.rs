@@ -9,7 +9,7 @@ use std::{
 use super::frames::StreamEnd;
 use crate::{
     api::{Api, Error},
-    model::{Batch, Caller, FrameAnswer, ItemAnswer, ItemStatus, Items, WorkerFrame},
+    model::{Batch, Caller, FrameAnswer, Item, ItemAnswer, ItemStatus, Items, WorkerFrame},
     pipelines::tasks::{self, Attached, Reports},
 };
 
@@ -24,27 +24,16 @@ impl Api {
     ) -> Result<FrameAnswer, StreamEnd> {
         let WorkerFrame { completions, rejections, extensions, .. } = frame;
         let reports = Reports::of(&completions, &rejections, &extensions);
-        if !completions.is_empty() {
-            let ids = ids(&completions);
-            let worker = attached.worker().to_owned();
-            let answers = self.complete(caller, Batch { worker, items: completions }).await;
-            answer.completions = answered(answers, ids).map_err(end)?;
-            attached.completed(&reports, &answer.completions);
-        }
-        if !rejections.is_empty() {
-            let ids = ids(&rejections);
-            let worker = attached.worker().to_owned();
-            let answers = self.reject(caller, Batch { worker, items: rejections }).await;
-            answer.rejections = answered(answers, ids).map_err(end)?;
-            attached.rejected(&reports, &answer.rejections);
-        }
-        if !extensions.is_empty() {
-            let ids = ids(&extensions);
-            let worker = attached.worker().to_owned();
-            let answers = self.extend(caller, Batch { worker, items: extensions }).await;
-            answer.extensions = answered(answers, ids).map_err(end)?;
-            attached.extended(&reports, &answer.extensions);
-        }
+        let worker = attached.worker();
+        let completed = answers(worker, completions, async |batch| self.complete(caller, batch).await);
+        answer.completions = completed.await.map_err(end)?;
+        attached.completed(&reports, &answer.completions);
+        let rejected = answers(worker, rejections, async |batch| self.reject(caller, batch).await);
+        answer.rejections = rejected.await.map_err(end)?;
+        attached.rejected(&reports, &answer.rejections);
+        let extended = answers(worker, extensions, async |batch| self.extend(caller, batch).await);
+        answer.extensions = extended.await.map_err(end)?;
+        attached.extended(&reports, &answer.extensions);
         Ok(answer)
     }
 }
@@ -56,16 +45,21 @@ fn end(error: Error) -> StreamEnd {
     }
 }
 
-pub(in crate::api) fn ids<T>(items: &Items<T>) -> Vec<String> {
-    items.iter().map(|item| item.as_ref().map_or_else(|answer| answer.id.clone(), |item| item.id.clone())).collect()
-}
-
-/// The answers to items. Where a server does not answer, each is to be sent again: the session goes on.
-pub(in crate::api) fn answered(
-    answers: Result<Vec<ItemAnswer>, Error>,
-    ids: Vec<String>,
+/// Reports items, if there are any. Where a server does not answer, each is to be sent again: the session goes on.
+pub(in crate::api) async fn answers<T>(
+    worker: &str,
+    items: Items<T>,
+    call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, Error>,
 ) -> Result<Vec<ItemAnswer>, Error> {
-    match answers {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let id = |item: &Result<Item<T>, ItemAnswer>| match item {
+        Ok(item) => item.id.clone(),
+        Err(answer) => answer.id.clone(),
+    };
+    let ids: Vec<String> = items.iter().map(id).collect();
+    match call(Batch { worker: worker.to_owned(), items }).await {
         Err(error @ Error::Tasks(tasks::Error::Unavailable(_))) => {
             let why = error.to_string();
             let try_later = |id| ItemAnswer { error: why.clone(), ..ItemAnswer::new(id, ItemStatus::TryLater) };
