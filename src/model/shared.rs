@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::Serialize;
+
 use super::{Completion, Extension, ItemAnswer, Items, Rejection};
 
 /// Names a session to a call.
@@ -38,10 +41,12 @@ impl ReportTasks {
     }
 }
 
-/// The tasks of a session: those that it wants, and those that it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How many tasks a session wants and has.
+#[derive(Clone, Copy, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Pending {
+    /// How many tasks it still wants.
     pub demand: u32,
+    /// How many tasks it got and has not reported.
     pub in_hand: u32,
 }
 
@@ -56,9 +61,11 @@ pub struct TasksReported {
     pub pending: Pending,
 }
 
-/// The end of a session: what became of its tasks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A session that has ended.
+#[derive(Clone, Copy, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SessionClosed {
+    /// Tasks that are offered again at no cost.
     pub offered: u32,
+    /// Tasks that had been started.
     pub failed: u32,
 }

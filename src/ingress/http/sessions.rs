@@ -64,7 +64,7 @@ pub(super) async fn pending_count(
     body: Body,
 ) -> Answer {
     let call = call(&state, &headers, body).await?;
-    Ok(Json(json::sessions::Pending::from(state.api.pending_count(&caller, call).await?)).into_response())
+    Ok(Json(state.api.pending_count(&caller, call).await?).into_response())
 }
 
 pub(super) async fn report_tasks(
@@ -89,7 +89,7 @@ pub(super) async fn close_session(
     body: Body,
 ) -> Answer {
     let call = call(&state, &headers, body).await?;
-    Ok(Json(json::sessions::SessionClosed::from(state.api.close_session(&caller, call).await?)).into_response())
+    Ok(Json(state.api.close_session(&caller, call).await?).into_response())
 }
 
 async fn call(state: &State, headers: &HeaderMap, body: Body) -> Result<SessionCall, Problem> {

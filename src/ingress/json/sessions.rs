@@ -14,7 +14,7 @@ use super::{
     work::{self, Completion, Extension, ItemAnswer, LeasedTask, MAX_ITEMS, Rejection},
 };
 use crate::{
-    model::{self, QueueName},
+    model::{self, Pending, QueueName},
     pipelines::tasks,
 };
 
@@ -185,22 +185,7 @@ pub(in crate::ingress) struct WantedTasks<'a> {
 impl<'a> From<&'a tasks::SharedTasks> for WantedTasks<'a> {
     fn from(wanted: &'a tasks::SharedTasks) -> Self {
         let tasks = wanted.leases.tasks.iter().map(LeasedTask::from).collect();
-        Self { tasks, granted: wanted.granted, pending: wanted.pending.into() }
-    }
-}
-
-/// How many tasks a session wants and has.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct Pending {
-    /// How many tasks it still wants.
-    demand: u32,
-    /// How many tasks it got and has not reported.
-    in_hand: u32,
-}
-
-impl From<model::Pending> for Pending {
-    fn from(model::Pending { demand, in_hand }: model::Pending) -> Self {
-        Self { demand, in_hand }
+        Self { tasks, granted: wanted.granted, pending: wanted.pending }
     }
 }
 
@@ -232,23 +217,8 @@ impl<'a> From<&'a model::TasksReported> for TasksReported<'a> {
             rejections: answers(&reported.rejections),
             extensions: answers(&reported.extensions),
             counted: reported.counted,
-            pending: reported.pending.into(),
+            pending: reported.pending,
         }
-    }
-}
-
-/// A session that has ended.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct SessionClosed {
-    /// Tasks that are offered again at no cost.
-    offered: u32,
-    /// Tasks that had been started.
-    failed: u32,
-}
-
-impl From<model::SessionClosed> for SessionClosed {
-    fn from(model::SessionClosed { offered, failed }: model::SessionClosed) -> Self {
-        Self { offered, failed }
     }
 }
 

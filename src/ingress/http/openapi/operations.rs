@@ -8,7 +8,7 @@ use super::{
     super::{super::json, probes::Readiness},
     operation::Operation,
 };
-use crate::model::{InsertAnswer, LetterKind, QueueView, TaskId};
+use crate::model::{InsertAnswer, LetterKind, Pending, QueueView, SessionClosed, TaskId};
 
 /// The description of a route. One that has none is in the document by its method and its path. A route whose handler
 /// reads a verb behind the last part of the path is described with that verb.
@@ -186,13 +186,13 @@ fn session(path: &'static str) -> Option<Operation> {
             .answers::<json::sessions::Surrendered>(),
         "/v1/sessions:pending" => new("getPendingCount", "Say how many tasks a session wants and has")
             .takes::<json::sessions::SessionCall>()
-            .answers::<json::sessions::Pending>(),
+            .answers::<Pending>(),
         "/v1/sessions:report" => new("reportTasks", "Report tasks of a session")
             .takes::<json::sessions::ReportTasks<'_>>()
             .answers::<json::sessions::TasksReported<'_>>(),
-        "/v1/sessions:close" => new("closeSession", "End a session")
-            .takes::<json::sessions::SessionCall>()
-            .answers::<json::sessions::SessionClosed>(),
+        "/v1/sessions:close" => {
+            new("closeSession", "End a session").takes::<json::sessions::SessionCall>().answers::<SessionClosed>()
+        }
         _ => return None,
     })
 }
