@@ -1,11 +1,9 @@
 //! Events of tasks as Server-Sent Events, and inserts that wait.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    Extension,
     body::Body,
-    extract::{Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -15,8 +13,7 @@ use serde::Deserialize;
 
 use super::{
     super::{
-        State,
-        budget::{Share, WAITING_TASK},
+        budget::WAITING_TASK,
         json::{
             self,
             events::{End, Event},
@@ -24,12 +21,13 @@ use super::{
         },
     },
     answer::{Answer, list, within},
+    call::Call,
     problem::Problem,
-    request::{Id, task_id},
+    request::Id,
 };
 use crate::{
     api::Watching,
-    model::{Caller, InsertStatus, Watched},
+    model::{InsertStatus, Watched},
 };
 
 /// The wait of a browser before it connects again.
@@ -40,40 +38,29 @@ const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfTask {
+struct OfTask {
     last_event_id: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfQueue {
+struct OfQueue {
     queue: String,
     last_event_id: Option<String>,
 }
 
-pub(super) async fn watch_task(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    query: Result<Query<OfTask>, QueryRejection>,
-    id: Id,
-) -> Answer {
-    let Query(OfTask { last_event_id }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
-    let last = last_event(&headers, last_event_id)?;
-    let watching = state.api.watch_task(&caller, &task_id(id), last.as_deref()).await?;
+pub(super) async fn watch_task(Id(id): Id, call: Call) -> Answer {
+    let OfTask { last_event_id } = call.fields()?;
+    let last = last_event(&call.headers, last_event_id)?;
+    let watching = call.state.api.watch_task(&call.caller, &id, last.as_deref()).await?;
     // A browser that gets 204 does not come again.
     Ok(if watching.is_over() { StatusCode::NO_CONTENT.into_response() } else { events(watching) })
 }
 
-pub(super) async fn watch_queue(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    query: Result<Query<OfQueue>, QueryRejection>,
-) -> Answer {
-    let Query(OfQueue { queue, last_event_id }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
-    let last = last_event(&headers, last_event_id)?;
-    Ok(events(state.api.watch_queue(&caller, &queue, last.as_deref()).await?))
+pub(super) async fn watch_queue(call: Call) -> Answer {
+    let OfQueue { queue, last_event_id } = call.fields()?;
+    let last = last_event(&call.headers, last_event_id)?;
+    Ok(events(call.state.api.watch_queue(&call.caller, &queue, last.as_deref()).await?))
 }
 
 fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<String>, Problem> {
@@ -113,17 +100,12 @@ fn written(next: Watched) -> Bytes {
 
 /// Inserts, and answers when the tasks are final or the wait is over. The room of the request's parts returns before
 /// the wait.
-pub(super) async fn insert_and_wait(
-    state: &State,
-    caller: &Caller,
-    share: &Share,
-    asked: NewTasks,
-    wait: std::time::Duration,
-) -> Answer {
+pub(super) async fn insert_and_wait(call: Call, asked: NewTasks, wait: Duration) -> Answer {
+    let Call { state, caller, share, .. } = call;
     let NewTasks { tasks, is_single } = asked;
     let bytes = tasks.len() * WAITING_TASK;
     let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(bytes).ok());
-    let (mut awaited, room) = state.api.insert_and_wait(caller, tasks, wait, stored, room).await?;
+    let (mut awaited, room) = state.api.insert_and_wait(&caller, tasks, wait, stored, room).await?;
     let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
     let answer = list("results", awaited.iter().map(json::events::AwaitedTask::from))?;
     drop(room);

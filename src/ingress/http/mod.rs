@@ -2,10 +2,9 @@
 //! JSON.
 
 mod answer;
-mod books;
+mod call;
 mod changes;
 mod events;
-mod fsck;
 mod guard;
 mod idempotency;
 mod jobs;
@@ -14,50 +13,45 @@ mod ndjson;
 mod openapi;
 mod probes;
 mod problem;
+mod reading;
 mod request;
-mod search;
 mod sessions;
-mod task;
 mod waiting;
 
 use std::sync::Arc;
 
 use axum::{
-    Extension, Json, Router,
-    body::Body,
-    extract::{Query, Request, State as Extract, rejection::QueryRejection},
+    Json, Router,
+    extract::{Request, State as Extract},
     handler::Handler,
-    http::{HeaderMap, Method, StatusCode, Uri, header},
+    http::{Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{self, MethodRouter},
 };
-use bytes::Bytes;
-use serde::Deserialize;
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
 
 use self::{
-    answer::{Answer, item_answers, leased, list, within},
+    answer::{Answer, item_answers, leased, list},
+    call::Call,
     problem::Problem,
-    request::{Id, JSON, json_body, pace, task_id},
+    request::pace,
 };
 use super::{
     State,
     authenticate::authenticate,
-    budget::Share,
     connection::{Answering, Stay},
-    descriptors,
-    json::{self, Unread},
+    descriptors, json,
     listener::{self, Door},
     measure,
-    tally::{Excess, Tally},
+    tally::Excess,
     traced,
 };
 use crate::{
     api::{self, Api},
-    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
+    model::{Batch, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     telemetry::{OPENMETRICS, metrics},
 };
 
@@ -102,17 +96,17 @@ fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, S
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
-        get("/v1/tasks", Role::Read, search::list_tasks),
-        get("/v1/tasks/{id}", Role::Read, task::get_task),
+        get("/v1/tasks", Role::Read, reading::list_tasks),
+        get("/v1/tasks/{id}", Role::Read, reading::get_task),
         delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
-        get("/v1/tasks/{id}/results", Role::Read, get_results),
+        get("/v1/tasks/{id}/results", Role::Read, reading::get_results),
         get("/v1/tasks/{id}/events", Role::Read, events::watch_task),
         get("/v1/events", Role::Read, events::watch_queue),
-        get("/v1/queues", Role::Read, get_queues),
-        get("/v1/tasks:explain", Role::Read, explain_task),
-        get("/v1/books", Role::Read, books::get_books),
-        get("/v1/dump", Role::Read, fsck::get_dump),
-        post("/v1/fsck", Role::Admin, fsck::fsck),
+        get("/v1/queues", Role::Read, reading::get_queues),
+        get("/v1/tasks:explain", Role::Read, reading::explain_task),
+        get("/v1/books", Role::Read, reading::get_books),
+        get("/v1/dump", Role::Read, reading::get_dump),
+        post("/v1/fsck", Role::Admin, reading::fsck),
         post("/v1/tasks:get", Role::Work, get_tasks),
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),
@@ -123,7 +117,7 @@ fn table() -> Vec<Route> {
         post("/v1/sessions:pending", Role::Work, sessions::pending_count),
         post("/v1/sessions:report", Role::Work, sessions::report_tasks),
         post("/v1/sessions:close", Role::Work, sessions::close_session),
-        post("/v1/tasks:retry", Role::Admin, jobs::retry_tasks),
+        post("/v1/tasks:retry", Role::Admin, changes::retry_tasks),
         get("/v1/jobs", Role::Read, jobs::get_jobs),
         get("/v1/jobs/{id}", Role::Read, jobs::get_job),
         // `/v1/jobs/{id}:stop`: the router knows no suffix of a parameter.
@@ -132,7 +126,7 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:change", Role::Admin, changes::update_tasks),
         post("/v1/tasks:requeue", Role::Admin, changes::requeue_tasks),
         post("/v1/queues/{queue}", Role::Admin, changes::pause_or_resume),
-        get("/v1/acts", Role::Admin, get_acts),
+        get("/v1/acts", Role::Admin, reading::get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
         post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
@@ -209,123 +203,54 @@ fn full(state: State, max_connections: usize) -> Router {
     probes::routes().with_state(state).fallback(refuse)
 }
 
-async fn insert_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let wait = json::events::wait(uri.query().unwrap_or_default()).map_err(Problem::bad_request)?;
-    if request::is_ndjson(&headers)? {
+async fn insert_tasks(mut call: Call) -> Answer {
+    let wait = json::events::wait(call.query()).map_err(Problem::bad_request)?;
+    if request::is_ndjson(&call.headers)? {
         if wait.is_some() {
             return Err(Problem::bad_request("wait is for tasks in JSON, not for lines of any number"));
         }
-        idempotency::refuse(&headers)?;
-        return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
+        idempotency::refuse(&call.headers)?;
+        return ndjson::insert(call).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
-    let body = json_body(&state, &headers, body, expected).await?;
-    let mut tally = Tally::new(&state.settings, &share, body.len());
-    let mut asked = json::insert::new_tasks(&body, &mut tally)?;
-    tally.keep();
-    idempotency::adopt(&headers, &mut asked)?;
-    traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
+    let mut asked = call.counted_or(expected, json::insert::new_tasks).await?;
+    idempotency::adopt(&call.headers, &mut asked)?;
+    traced::adopt(&mut asked.tasks, traced::caller_context(&call.headers).as_deref());
     if let Some(wait) = wait {
-        // The text of the request must not stay in memory during the wait.
-        drop(body);
-        return events::insert_and_wait(&state, &caller, &share, asked, wait).await;
+        return events::insert_and_wait(call, asked, wait).await;
     }
-    let answers = state.api.insert(&caller, asked.tasks).await?;
+    let answers = call.state.api.insert(&call.caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
 }
 
-async fn explain_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
-    let question = json::explain::question(uri.query().unwrap_or_default())?;
-    let explanation = state.api.explain(&caller, &question).await?;
-    within(&state.budget, Json(json::explain::Explanation::from(&explanation)).into_response())
-}
-
-async fn get_results(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
-    // The room comes before the results: they may have 100 MiB.
-    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| Problem::from(Excess::from(no_room)));
-    let (results, room) = state.api.results(&caller, &task_id(id), room).await?;
-    let answer = list("results", results.iter().map(json::read::TaskResult::from))?;
-    drop((results, room));
-    within(&state.budget, answer)
-}
-
-async fn get_queues(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
-    within(&state.budget, list("queues", state.api.queues(&caller).await?)?)
-}
-
-async fn get_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let request = json::work::get_tasks(&json_body(&state, &headers, body, JSON).await?)?;
+async fn get_tasks(mut call: Call) -> Answer {
+    let request = call.json(json::work::get_tasks).await?;
     // The call may wait, and its body is gone.
-    share.become_answer(0);
-    let leases = state.api.get(&caller, Ok(request)).await?;
-    leased(&state.budget, leases, |tasks| list("tasks", tasks.iter().map(json::work::LeasedTask::from)))
+    call.share.become_answer(0);
+    let leases = call.state.api.get(&call.caller, Ok(request)).await?;
+    leased(&call.state.budget, leases, |tasks| list("tasks", tasks.iter().map(json::work::LeasedTask::from)))
 }
 
-async fn complete_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let (batch, next) = batch(&state, &share, &headers, body, json::work::completions).await?;
-    let Some(next) = next else { return answered(batch, async |batch| state.api.complete(&caller, batch).await).await };
-    let (answers, leases) = state.api.complete_and_get(&caller, batch, Ok(next)).await?;
+async fn complete_tasks(mut call: Call) -> Answer {
+    let (batch, next) = call.counted(json::work::completions).await?;
+    let Call { state: State { api, budget, .. }, caller, .. } = &call;
+    let Some(next) = next else { return answered(batch, async |batch| api.complete(caller, batch).await).await };
+    let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
     // Without room for the tasks their leases go back. The reports are taken.
     let answer = |tasks: &[LeasedTask]| Ok(Json(json::work::Completed::new(&answers, tasks)).into_response());
-    leased(&state.budget, leases, answer).or_else(|_no_room| answer(&[]))
+    leased(budget, leases, answer).or_else(|_no_room| answer(&[]))
 }
 
-async fn reject_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let batch = batch(&state, &share, &headers, body, json::work::rejections).await?;
-    answered(batch, async |batch| state.api.reject(&caller, batch).await).await
+async fn reject_tasks(mut call: Call) -> Answer {
+    let batch = call.counted(json::work::rejections).await?;
+    answered(batch, async |batch| call.state.api.reject(&call.caller, batch).await).await
 }
 
-async fn extend_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let batch = batch(&state, &share, &headers, body, json::work::extensions).await?;
-    answered(batch, async |batch| state.api.extend(&caller, batch).await).await
-}
-
-/// Reads a worker's report. Its parts stay in the request's share.
-async fn batch<T>(
-    state: &State,
-    share: &Share,
-    headers: &HeaderMap,
-    body: Body,
-    read: impl FnOnce(&Bytes, &mut Tally<'_>) -> Result<T, Unread>,
-) -> Result<T, Problem> {
-    let body = json_body(state, headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, share, body.len());
-    let batch = read(&body, &mut tally)?;
-    tally.keep();
-    Ok(batch)
+async fn extend_tasks(mut call: Call) -> Answer {
+    let batch = call.counted(json::work::extensions).await?;
+    answered(batch, async |batch| call.state.api.extend(&call.caller, batch).await).await
 }
 
 /// Answers a worker's report. Without items it needs no pipeline.
@@ -340,31 +265,9 @@ async fn answered<T>(
     item_answers(call(batch).await?)
 }
 
-/// Which acts are asked for.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Acts {
-    before: Option<String>,
-    #[serde(default)]
-    limit: u32,
-}
-
-async fn get_acts(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    query: Result<Query<Acts>, QueryRejection>,
-) -> Answer {
-    let Query(Acts { before, limit }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
-    let acts = state.api.acts(&caller, before.as_deref(), limit).await?;
-    within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
-}
-
-async fn render_metrics(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-) -> Answer {
-    state.api.may_read_metrics(&caller)?;
+async fn render_metrics(call: Call) -> Answer {
+    let Call { state, caller, headers, .. } = &call;
+    state.api.may_read_metrics(caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
     let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();

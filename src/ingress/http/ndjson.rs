@@ -16,7 +16,7 @@ use std::{
 use axum::{
     body::{Body, BodyDataStream},
     http::{StatusCode, header},
-    response::{IntoResponse, Response},
+    response::IntoResponse,
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
@@ -33,6 +33,8 @@ use super::{
         tally::{Excess, Tally},
         traced,
     },
+    answer::Answer,
+    call::Call,
     problem::Problem,
     request,
 };
@@ -52,15 +54,10 @@ const IDLE: Duration = Duration::from_secs(60);
 ///
 /// A busy store refuses the first batch and with it the request (429). Later batches wait for the store; when it stays
 /// busy, taskd answers their lines `TRY_LATER`.
-pub(super) async fn insert(
-    state: State,
-    caller: Caller,
-    share: Share,
-    context: Option<String>,
-    body: Body,
-) -> Result<Response, Problem> {
+pub(super) async fn insert(call: Call) -> Answer {
+    let Call { state, caller, share, headers, body, .. } = call;
     state.api.can_insert()?;
-    let inserter = Inserter { api: Arc::clone(&state.api), caller, context };
+    let inserter = Inserter { api: Arc::clone(&state.api), caller, context: traced::caller_context(&headers) };
     let mut source = Source::new(&state, share, body);
     let first = match source.next().await {
         Read::Lines(mut batch) => {

@@ -1,14 +1,15 @@
 //! The parts of a request: its type, its body, its task.
 
-use std::{io, time::Duration};
+use std::{convert::Infallible, io, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{Path, rejection::PathRejection},
+    extract::{FromRequestParts, Path},
     http::{HeaderMap, StatusCode, header, request},
 };
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
+use serde::Deserialize;
 
 use super::{
     super::{
@@ -117,12 +118,25 @@ impl From<Cut> for Problem {
     }
 }
 
-/// The id in a path.
-pub(super) type Id = Result<Path<String>, PathRejection>;
-
 pub(super) const JSON: &str = "application/json";
 
-/// The text in the place of a task's id.
-pub(super) fn task_id(path: Id) -> String {
-    path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)
+/// The text in the place of an id in the path; if it cannot be read, the reason, which is no id either.
+pub(super) struct Id(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(head: &mut request::Parts, state: &S) -> Result<Self, Infallible> {
+        let path = Path::from_request_parts(head, state).await;
+        Ok(Self(path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)))
+    }
+}
+
+/// The part of a list that is asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    pub(super) before: Option<String>,
+    #[serde(default)]
+    pub(super) limit: u32,
 }

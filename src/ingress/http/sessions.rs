@@ -1,40 +1,26 @@
 //! Sessions over HTTP.
 
-use axum::{Extension, Json, body::Body, extract::State as Extract, http::HeaderMap, response::IntoResponse};
-
+use axum::{Json, response::IntoResponse};
 use http_body::Body as _;
 
 use super::{
-    super::{State, budget::Share, delivery::Deliveries, json, tally::Tally},
+    super::{delivery::Deliveries, json},
     answer::Answer,
-    problem::Problem,
-    request::{JSON, json_body},
+    call::Call,
 };
-use crate::model::{Caller, SessionCall};
 
-pub(super) async fn open_session(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let open = json::sessions::open_session(&json_body(&state, &headers, body, JSON).await?)?;
-    let opened = state.api.open_session(&caller, Ok(open)).await?;
+pub(super) async fn open_session(mut call: Call) -> Answer {
+    let open = call.json(json::sessions::open_session).await?;
+    let opened = call.state.api.open_session(&call.caller, Ok(open)).await?;
     Ok(Json(json::sessions::SessionOpened::from(&opened)).into_response())
 }
 
-pub(super) async fn want_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let want = json::sessions::want_tasks(&json_body(&state, &headers, body, JSON).await?)?;
+pub(super) async fn want_tasks(mut call: Call) -> Answer {
+    let want = call.json(json::sessions::want_tasks).await?;
     // The call may wait, and its body is gone.
-    share.become_answer(0);
-    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| no_room.to_string());
-    let (mut wanted, room) = state.api.want_tasks(&caller, Ok(want), room).await?;
+    call.share.become_answer(0);
+    let room = |bytes| call.state.budget.answer(bytes).map_err(|no_room| no_room.to_string());
+    let (mut wanted, room) = call.state.api.want_tasks(&call.caller, Ok(want), room).await?;
     let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
     let bytes = answer.body().size_hint().exact().unwrap_or_default();
     if let Some(room) = room {
@@ -46,52 +32,24 @@ pub(super) async fn want_tasks(
     Ok(answer)
 }
 
-pub(super) async fn surrender_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let call = call(&state, &headers, body).await?;
-    let (surrendered, in_hand) = state.api.surrender_tasks(&caller, call).await?;
+pub(super) async fn surrender_tasks(mut call: Call) -> Answer {
+    let session = call.json(json::sessions::session_call).await?;
+    let (surrendered, in_hand) = call.state.api.surrender_tasks(&call.caller, session).await?;
     Ok(Json(json::sessions::Surrendered { surrendered, in_hand }).into_response())
 }
 
-pub(super) async fn pending_count(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let call = call(&state, &headers, body).await?;
-    Ok(Json(state.api.pending_count(&caller, call).await?).into_response())
+pub(super) async fn pending_count(mut call: Call) -> Answer {
+    let session = call.json(json::sessions::session_call).await?;
+    Ok(Json(call.state.api.pending_count(&call.caller, session).await?).into_response())
 }
 
-pub(super) async fn report_tasks(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let body = json_body(&state, &headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, &share, body.len());
-    let report = json::sessions::report_tasks(&body, &mut tally)?;
-    tally.keep();
-    let reported = state.api.report_tasks(&caller, report).await?;
+pub(super) async fn report_tasks(mut call: Call) -> Answer {
+    let report = call.counted(json::sessions::report_tasks).await?;
+    let reported = call.state.api.report_tasks(&call.caller, report).await?;
     Ok(Json(json::sessions::TasksReported::from(&reported)).into_response())
 }
 
-pub(super) async fn close_session(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let call = call(&state, &headers, body).await?;
-    Ok(Json(state.api.close_session(&caller, call).await?).into_response())
-}
-
-async fn call(state: &State, headers: &HeaderMap, body: Body) -> Result<SessionCall, Problem> {
-    Ok(json::sessions::session_call(&json_body(state, headers, body, JSON).await?)?)
+pub(super) async fn close_session(mut call: Call) -> Answer {
+    let session = call.json(json::sessions::session_call).await?;
+    Ok(Json(call.state.api.close_session(&call.caller, session).await?).into_response())
 }
