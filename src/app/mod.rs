@@ -1,8 +1,7 @@
 //! The composition root: the only module that names backends.
 //!
-//! `connect` opens servers, `round` starts and stops everything once, and `components` lists the pipelines.
+//! `connect` opens servers, and `round` starts and stops everything once.
 
-mod components;
 mod connect;
 mod greeting;
 mod holder;

@@ -14,23 +14,25 @@ use tokio::{
 };
 
 use super::{
-    components::{self, Context, Need},
     connect::{self, Unreachable, Wait, unreadable},
     greeting::greet,
     holder::Holder,
 };
 use crate::{
     api::{Api, Authentication, Ledger, Reader, TokenSync, Watchers},
-    bus,
-    config::{Auth, EventQueues, Settings},
+    bus::{self, Bus},
+    config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
     dedup::Filter,
     ingress::{self, Budget, Tls},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         changing::Changing,
-        discovery, memory,
+        context::Context,
+        discovery, fanout, memory,
         publishing::{DeadLetters, Publisher},
+        shortcut::Shortcut,
+        tasks, watchdog,
     },
     queue::Queue,
     redis_pool::Redis,
@@ -169,10 +171,14 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         }
     };
     let filter = Filter::new(redis.clone());
-    if meet_needs(backends, wait, &filter).await?.is_none() {
-        return Ok(None);
+    if settings.pipelines.contains(&Pipeline::Discovery) {
+        let check = || async {
+            let checked = discovery::check_filter(&**store, &filter).await;
+            checked.map_err(|error| Unreachable::Yet(error.into()))
+        };
+        let Some(()) = wait.until("the database", check).await? else { return Ok(None) };
     }
-    let shortcut = components::shortcut(settings, &*bus, &queue, &gates);
+    let shortcut = shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
         publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone(), Arc::clone(settings)),
         letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
@@ -190,21 +196,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     Ok(Some(Opened { cx, store_id, queues, tokens }))
 }
 
-/// Checks what the pipelines need before they start. `None` at the stop.
-async fn meet_needs(backends: &Backends, wait: &Wait<'_>, filter: &Filter) -> anyhow::Result<Option<()>> {
-    for need in components::needs(&backends.settings) {
-        let met = match need {
-            Need::CheckedFilter => {
-                let check = || async {
-                    let checked = discovery::check_filter(&*backends.store, filter).await;
-                    checked.map_err(|error| Unreachable::Yet(error.into()))
-                };
-                wait.until("the database", check).await?
-            }
-        };
-        let Some(()) = met else { return Ok(None) };
-    }
-    Ok(Some(()))
+/// The way past the bus, where discovery and the fanout run in this process.
+fn shortcut(settings: &Arc<Settings>, bus: &dyn Bus, queue: &Queue, gates: &Gates) -> Option<Shortcut> {
+    let runs = |pipeline| settings.pipelines.contains(&pipeline);
+    let is_whole = runs(Pipeline::Discovery) && runs(Pipeline::Fanout);
+    let shortcut = || Shortcut::new(queue.enqueuer.clone(), gates.clone(), Arc::clone(settings));
+    (is_whole && !bus.has_other_readers()).then(shortcut)
 }
 
 /// The queue, told what to report for histories of tasks. `None` at the stop.
@@ -242,6 +239,21 @@ impl Opened {
     }
 }
 
+/// Starts the pipelines that the settings name. Answers the handles through which the ways in reach them.
+fn start(cx: &Context, supervisor: &Supervisor) -> (Option<discovery::Handle>, Option<tasks::Handle>) {
+    let runs = |pipeline| cx.settings.pipelines.contains(&pipeline);
+    if runs(Pipeline::Watchdog) {
+        watchdog::start(cx, supervisor);
+    }
+    if runs(Pipeline::Fanout) {
+        fanout::start(cx, supervisor);
+    }
+    let discovery = runs(Pipeline::Discovery).then(|| discovery::start(cx, supervisor));
+    let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
+    let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue, store, bus, &cx.settings, supervisor));
+    (discovery, tasks)
+}
+
 /// Starts the pipelines, and answers what the ways in need.
 fn state(
     backends: &Backends,
@@ -250,7 +262,7 @@ fn state(
     supervisor: &Supervisor,
     doors: &Supervisor,
 ) -> ingress::State {
-    let handles = components::start(cx, supervisor);
+    let (discovery, tasks) = start(cx, supervisor);
     let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
     let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
@@ -269,8 +281,8 @@ fn state(
     reader.inform_watchers(supervisor);
     ingress::State {
         api: Arc::new(Api {
-            discovery: handles.discovery,
-            tasks: handles.tasks,
+            discovery,
+            tasks,
             query: Some(reader),
             changing: Some(changing),
             authentication,

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod changing;
 pub mod checking;
+pub mod context;
 pub mod memory;
 pub mod publishing;
 pub mod shortcut;

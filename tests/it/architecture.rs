@@ -20,6 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["bus", "coordination", "dedup", "embedded", "enrichment", "queue", "redis_pool", "store"],
     &["admission", "checking"],
     &["changing", "publishing", "shortcut"],
+    &["context"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],

@@ -10,6 +10,7 @@ use taskd::{
     model::{ShardId, WorkerName},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
+        context::Context,
         discovery, fanout,
         publishing::{DeadLetters, Publisher},
         shortcut::Shortcut,
@@ -95,10 +96,6 @@ impl Process {
         Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone(), Arc::clone(settings))
     }
 
-    fn letters(&self) -> DeadLetters {
-        DeadLetters::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone())
-    }
-
     /// Keeps what the process knows about queues up to date.
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
@@ -106,53 +103,33 @@ impl Process {
         QueueSync::start(store, queue, gates, occupancy, self.clock.clone()).await.unwrap().keep_on(supervisor);
     }
 
-    pub(crate) fn discovery(&self, settings: &Arc<Settings>, supervisor: &Supervisor) -> discovery::Handle {
-        let context = discovery::Context {
+    fn context(&self, settings: &Arc<Settings>) -> Context {
+        let letters = DeadLetters::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone());
+        Context {
+            settings: Arc::clone(settings),
             store: Arc::clone(&self.store),
             bus: Arc::clone(&self.bus),
+            queue: self.queue.clone(),
+            coordination: self.coordination.clone(),
             filter: self.filter.clone(),
             publisher: self.publisher(settings),
-            letters: self.letters(),
+            letters,
             gates: self.gates.clone(),
             shortcut: self.shortcut.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
-            announcer: self.queue.announcer().clone(),
-            settings: Arc::clone(settings),
-        };
-        discovery::start(context, supervisor)
+        }
+    }
+
+    pub(crate) fn discovery(&self, settings: &Arc<Settings>, supervisor: &Supervisor) -> discovery::Handle {
+        discovery::start(&self.context(settings), supervisor)
     }
 
     pub(crate) fn fanout(&self, settings: &Arc<Settings>, supervisor: &Supervisor) {
-        let context = fanout::Context {
-            store: Arc::clone(&self.store),
-            bus: Arc::clone(&self.bus),
-            queue: self.queue.enqueuer.clone(),
-            coordination: self.coordination.clone(),
-            letters: self.letters(),
-            gates: self.gates.clone(),
-            shortcut: self.shortcut.clone(),
-            clock: self.clock.clone(),
-            settings: Arc::clone(settings),
-        };
-        fanout::start(context, supervisor);
+        fanout::start(&self.context(settings), supervisor);
     }
 
     pub(crate) fn watchdog(&self, settings: &Arc<Settings>, supervisor: &Supervisor) {
-        let context = watchdog::Context {
-            store: Arc::clone(&self.store),
-            bus: Arc::clone(&self.bus),
-            queue: self.queue.upkeep.clone(),
-            coordination: self.coordination.clone(),
-            filter: self.filter.clone(),
-            publisher: self.publisher(settings),
-            letters: self.letters(),
-            gates: self.gates.clone(),
-            shortcut: self.shortcut.clone(),
-            occupancy: self.occupancy.clone(),
-            clock: self.clock.clone(),
-            settings: Arc::clone(settings),
-        };
-        watchdog::start(context, supervisor);
+        watchdog::start(&self.context(settings), supervisor);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::iter;
 
-use super::context::Context;
 use crate::{
     model::{TaskId, TaskRow, TaskStatus},
+    pipelines::context::Context,
     store::{Settled, Settlement},
 };
 
 /// Tasks are new in SQL.
 pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a TaskRow>) {
-    let announcer = &context.announcer;
+    let announcer = context.queue.announcer();
     if !announcer.is_wanted() {
         return;
     }
@@ -24,7 +24,7 @@ pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a Ta
 /// Reports are settled. A repeated one is told again: its announcement may have been lost. A credit that is no end may
 /// have changed the status.
 pub(super) fn settled(context: &Context, reports: &[Settlement], settled: &[Settled]) {
-    let announcer = &context.announcer;
+    let announcer = context.queue.announcer();
     if !announcer.is_wanted() {
         return;
     }

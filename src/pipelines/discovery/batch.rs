@@ -10,14 +10,13 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{
     announce,
-    context::Context,
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
     seen::{self, Owner},
 };
 use crate::{
     model::TaskRow,
-    pipelines::{publishing, shortcut::Moment},
+    pipelines::{context::Context, publishing, shortcut::Moment},
     runtime::Loop,
     store::{self, Inserted, NewRow, Stored, Turn},
     telemetry::metrics::{self, Dropped, Source},

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    context::Context,
     error::Failure,
     room::{self, Unstored},
 };
 use crate::{
     enrichment::{Change, Enrichment, Verdict},
     model::{NewTask, QueueName, TaskRow, validate},
+    pipelines::context::Context,
     store::Settlement,
     telemetry::metrics::Lettered,
 };

@@ -2,10 +2,11 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use super::{context::Context, error::Failure};
+use super::error::Failure;
 use crate::{
     dedup::{Filter, LastStored},
     model::{KeyHash, TaskId},
+    pipelines::context::Context,
     runtime::{Loop, Supervisor},
     store::Store,
 };

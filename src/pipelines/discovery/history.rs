@@ -1,8 +1,9 @@
 //! Failed attempts go into the histories of their tasks.
 
-use super::{context::Context, error::Failure};
+use super::error::Failure;
 use crate::{
     model::{AttemptState, FailedAttempt},
+    pipelines::context::Context,
     telemetry::metrics::{self, Ended},
 };
 

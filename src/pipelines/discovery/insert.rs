@@ -10,7 +10,6 @@ use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 
 use super::{
     batch::{self, Pending},
-    context::Context,
     enrich,
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
@@ -25,7 +24,7 @@ use crate::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, QueueName, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES},
     },
-    pipelines::admission::Room,
+    pipelines::{admission::Room, context::Context},
     runtime::Supervisor,
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},

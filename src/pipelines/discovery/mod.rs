@@ -12,7 +12,6 @@
 
 mod announce;
 mod batch;
-mod context;
 mod enrich;
 mod error;
 mod fallback;
@@ -26,6 +25,7 @@ mod results;
 mod room;
 mod schema;
 mod seen;
+mod steps;
 mod traced;
 mod turned_away;
 
@@ -33,21 +33,20 @@ use std::sync::Arc;
 
 use self::turned_away::Tally;
 pub use self::{
-    context::Context,
     error::{Error, Failure, Unavailable},
     fallback::check as check_filter,
     insert::Handle,
 };
-use crate::{enrichment::Enrichment, runtime::Supervisor};
+use crate::{enrichment::Enrichment, pipelines::context::Context, runtime::Supervisor};
 
 /// Starts the pipeline. The handle is its insert side.
-pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
-    fallback::start(&context, supervisor);
+pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
+    fallback::start(context, supervisor);
     context.start_marking(supervisor);
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(&context.store, supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
     let enrichment = Enrichment::new(&context.settings);
-    results::start(&context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
-    insert::start(context, enrichment, to_mark, tally, supervisor)
+    results::start(context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
+    insert::start(context.clone(), enrichment, to_mark, tally, supervisor)
 }

@@ -1,7 +1,6 @@
 //! The reports in some records of `task-results`, as SQL settles them.
 
 use super::{
-    context::Context,
     origin::{Origin, alone},
     room::{Unstored, discovered},
     traced::Discoveries,
@@ -12,7 +11,7 @@ use crate::{
         Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, TaskId, TaskRow, TraceContext,
         What, WorkerName, validate,
     },
-    pipelines::publishing,
+    pipelines::{context::Context, publishing},
     store::Settlement,
     telemetry::metrics::Lettered,
     wire,

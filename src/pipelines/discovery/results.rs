@@ -11,9 +11,7 @@ use futures::{StreamExt, stream::FuturesOrdered};
 use tokio::sync::RwLock;
 
 use super::{
-    announce,
-    context::{Began, Context},
-    enrich,
+    announce, enrich,
     error::Failure,
     history, latency,
     mark_published::ToMark,
@@ -21,6 +19,7 @@ use super::{
     reports::Reports,
     room::{self, Sent, discovered},
     schema,
+    steps::Began,
     traced::{self, Discoveries},
     turned_away::Tally,
 };
@@ -28,7 +27,7 @@ use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
     enrichment::Enrichment,
     model::{DeadLetter, KeyHash, NewTask, QueueName, StoredStatus, TaskId, TaskRow},
-    pipelines::publishing,
+    pipelines::{context::Context, publishing},
     runtime::{Loop, Supervisor},
     store::{Inserted, Settled, Settlement, Stored, Turn},
     telemetry::metrics::{self, Source},

@@ -12,9 +12,10 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{context::Context, error::Failure, turned_away::Tally};
+use super::{error::Failure, turned_away::Tally};
 use crate::{
     model::{DeadLetter, KeyHash, NewTask, QueueName, RecordedValues, TaskId, TaskRow},
+    pipelines::context::Context,
     store::{NewRow, Settlement},
     telemetry::metrics::{self, Lettered},
 };

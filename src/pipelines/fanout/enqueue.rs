@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, time::SystemTime};
 use futures::{StreamExt, stream};
 
 use super::{
-    context::{AT_ONCE, Fanout},
     error::Error,
     groups::{Group, Groups},
     owned::Owned,
+    reader::{AT_ONCE, Fanout},
 };
 use crate::{
     model::{Offset, ShardId},
@@ -113,7 +113,7 @@ impl Fanout {
         let is_short = self.0.gates.is_short() && !group.tasks.is_empty();
         let answer = match is_short {
             true => Ok(Enqueued::Done { dealt_with: 0, added: 0 }),
-            false => self.0.queue.enqueue(shard, &batch).await,
+            false => self.0.queue.enqueuer.enqueue(shard, &batch).await,
         };
         let (dealt_with, added) = match answer {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
@@ -135,7 +135,7 @@ impl Fanout {
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.0.store.unpublish(&ids, Unpublished::Parked).await?;
             batch.tasks = &[];
-            match self.0.queue.enqueue(shard, &batch).await? {
+            match self.0.queue.enqueuer.enqueue(shard, &batch).await? {
                 Enqueued::Done { .. } => {}
                 Enqueued::Behind(_) | Enqueued::Moved(_) => return Ok(Enqueuing::Behind),
                 Enqueued::Fenced(by) => return Err(self.fenced(shard.number, epoch, by).await),
@@ -149,7 +149,7 @@ impl Fanout {
     /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before Redis does, so that
     /// a shard that Redis lost is not taken for a new one. After a crash in between, the shard looks lost.
     pub(super) async fn open(&self, shards: impl Iterator<Item = &ShardId>, owned: &mut Owned) -> Result<(), Error> {
-        let queue = &self.0.queue;
+        let queue = &self.0.queue.enqueuer;
         let shards: Vec<ShardId> = shards.cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
         let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);

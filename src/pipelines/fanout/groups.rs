@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{context::Fanout, error::Error};
+use super::{error::Error, reader::Fanout};
 use crate::{
     bus::{Message, Topic},
     model::{Offset, PipelineTask, ShardId, TaskId},

@@ -10,25 +10,27 @@
 //! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
 //!   parked and enqueued; the parked copy finds the task's record in the queue.
 
-mod context;
 mod enqueue;
 mod error;
 mod groups;
 mod owned;
+mod reader;
 mod setback;
 
 use std::{collections::BTreeSet, time::Instant};
 
-pub use self::{context::Context, error::Error};
-use self::{context::Fanout, groups::Groups, owned::Owned};
+pub use self::error::Error;
+use self::{groups::Groups, owned::Owned, reader::Fanout};
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
+    pipelines::context::Context,
     runtime::{Loop, Supervisor},
     telemetry::metrics::{self, FanoutBatch},
 };
 
 /// Starts the pipeline.
-pub fn start(context: Context, supervisor: &Supervisor) {
+pub fn start(context: &Context, supervisor: &Supervisor) {
+    let context = context.clone();
     supervisor.spawn_loop("fanout", move |cx| Fanout(context.clone()).consume(cx));
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{context::Fanout, error::Error};
+use super::{error::Error, reader::Fanout};
 use crate::model::{Offset, ShardId};
 
 /// A reader's knowledge of its partitions.

@@ -3,9 +3,9 @@
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::{
-    context::{AT_ONCE, Fanout},
     error::Error,
     owned::Owned,
+    reader::{AT_ONCE, Fanout},
 };
 use crate::{
     bus::Topic,
@@ -37,7 +37,7 @@ impl Fanout {
     async fn rewind(&self, partition: u32, epoch: u64) -> Result<(), Error> {
         for shard in self.0.queue.shards().into_iter().filter(|shard| shard.number == partition) {
             if self.has_read_beyond(&shard).await? {
-                self.0.queue.rewind(&shard, epoch).await?;
+                self.0.queue.enqueuer.rewind(&shard, epoch).await?;
             }
         }
         Ok(())

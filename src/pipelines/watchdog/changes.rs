@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
     model::{Change, ChangeKind, Requeue, Update},
-    pipelines::changing::{Changing, STAYED_MS},
+    pipelines::{
+        changing::{Changing, STAYED_MS},
+        context::Context,
+    },
     runtime::{Clock, Loop},
     store::KeptPages,
     telemetry::metrics::{self, Watched},

@@ -13,14 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, MovesShards},
-    error::Error,
-    lead::Lead,
-};
+use super::{error::Error, lead::Lead, shared::MovesShards};
 use crate::{
     dedup::Filter,
     model::ShardId,
+    pipelines::context::Context,
     queue::{self, Failing, Upkeep},
     runtime::Loop,
     store::Store,
@@ -45,7 +42,8 @@ impl Closing {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
         let Context { store, queue, filter, settings, .. } = context.clone();
         let after = settings.watchdog.forget_queues_after;
-        Self { store, queue, filter, after, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
+        let moves_shards = Arc::clone(moves_shards);
+        Self { store, queue: queue.upkeep, filter, after, moves_shards, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {

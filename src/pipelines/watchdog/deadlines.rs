@@ -13,9 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
-    pipelines::changing::Changing,
+    pipelines::{changing::Changing, context::Context},
     runtime::{Clock, Loop},
     store::Store,
     telemetry::metrics::{self, Watched},

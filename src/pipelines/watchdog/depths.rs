@@ -6,15 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, look_for},
-    error::Error,
-};
+use super::{error::Error, shared::look_for};
 use crate::{
     bus::{Bus, Topic},
     config,
     model::QueueName,
-    pipelines::admission::Occupancy,
+    pipelines::{admission::Occupancy, context::Context},
     queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
     telemetry::metrics::{self, QueueDepth},
@@ -47,7 +44,7 @@ type QueueDepths = BTreeMap<QueueName, QueueDepth>;
 impl Depths {
     pub(super) fn new(context: &Context) -> Self {
         let Context { bus, queue, occupancy, clock, settings, .. } = context.clone();
-        Self { bus, queue, occupancy, clock, settings: settings.watchdog.clone() }
+        Self { bus, queue: queue.upkeep, occupancy, clock, settings: settings.watchdog.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {

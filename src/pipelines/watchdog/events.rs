@@ -19,11 +19,12 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::EventQueues,
     model::{EventRecord, TaskId},
+    pipelines::context::Context,
     runtime::Loop,
     store::{KeptEvents, Store},
     telemetry::metrics,

@@ -8,15 +8,15 @@ use std::{
 };
 
 use super::{
-    context::{Context, Forgets, count, look_for},
     error::Error,
     lead::Lead,
     lost_reports::LostReports,
+    shared::{Forgets, count, look_for},
 };
 use crate::{
     config::Settings,
     model::{ShardId, TaskId},
-    pipelines::changing::Changing,
+    pipelines::{changing::Changing, context::Context},
     queue::{self, Failing, Upkeep},
     runtime::Loop,
     store::Store,
@@ -42,7 +42,7 @@ impl Finals {
         let Context { store, queue, settings, .. } = context.clone();
         let (lost_reports, changing) = (LostReports::new(context), context.changing());
         let forgets = Arc::clone(forgets);
-        Self { store, queue, settings, lost_reports, changing, forgets, lead: lead.clone() }
+        Self { store, queue: queue.upkeep, settings, lost_reports, changing, forgets, lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {

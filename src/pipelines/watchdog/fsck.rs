@@ -5,10 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
     model::{Find, FindKind, ShardId},
-    pipelines::checking::{Checker, Found, Pace},
+    pipelines::{
+        checking::{Checker, Found, Pace},
+        context::Context,
+    },
     queue::{Holding, Upkeep},
     runtime::Loop,
     telemetry::metrics,
@@ -33,8 +36,8 @@ pub(super) struct Fsck {
 impl Fsck {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { store, bus, queue, settings, .. } = context.clone();
-        let checker = Checker::new(store, (*queue).clone(), bus, Pace::BESIDE);
-        Self { checker, queue, mends: settings.watchdog.repair, lead: lead.clone() }
+        let checker = Checker::new(store, queue.shards, bus, Pace::BESIDE);
+        Self { checker, queue: queue.upkeep, mends: settings.watchdog.repair, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {

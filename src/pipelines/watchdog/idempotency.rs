@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, lead::Lead};
-use crate::{config::Queues, runtime::Loop, store::Store, telemetry::metrics};
+use super::{error::Error, lead::Lead};
+use crate::{config::Queues, pipelines::context::Context, runtime::Loop, store::Store, telemetry::metrics};
 
 /// Keys that one transaction removes: few, so that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;

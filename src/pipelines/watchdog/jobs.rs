@@ -16,10 +16,13 @@ use std::{
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
     model::{Act, Change, Changed, Job, JobChange, JobState, TaskAct, TaskCursor, TaskId, Update},
-    pipelines::changing::{self, Changing},
+    pipelines::{
+        changing::{self, Changing},
+        context::Context,
+    },
     runtime::{Clock, Loop},
     store::{ListedTask, Store, TaskSearch},
     telemetry::metrics,

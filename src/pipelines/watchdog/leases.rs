@@ -8,14 +8,15 @@ use std::{
 use futures::StreamExt;
 
 use super::{
-    context::{Context, count, look_for},
     error::Error,
     lead::Lead,
+    shared::{count, look_for},
     sweeps::{SWEEP, Sweeps},
 };
 use crate::{
     config::Settings,
     model::ShardId,
+    pipelines::context::Context,
     queue::{self, Failing, Look, Swept, Upkeep},
     runtime::Loop,
     telemetry::metrics::{self, Watched},
@@ -60,7 +61,7 @@ struct Rounds {
 impl Leases {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { queue, settings, .. } = context.clone();
-        Self { queue, settings, lead: lead.clone() }
+        Self { queue: queue.upkeep, settings, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {

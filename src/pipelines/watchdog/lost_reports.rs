@@ -10,10 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error};
+use super::error::Error;
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
+    pipelines::context::Context,
     queue::Upkeep,
     runtime::Clock,
     store::Store,
@@ -85,7 +86,7 @@ impl Unsettled {
 impl LostReports {
     pub(super) fn new(context: &Context) -> Self {
         let Context { store, bus, queue, clock, .. } = context.clone();
-        Self { store, bus, queue, clock, shards: HashMap::new(), redone: HashMap::new() }
+        Self { store, bus, queue: queue.upkeep, clock, shards: HashMap::new(), redone: HashMap::new() }
     }
 
     /// Of a page of final records, those that SQL does not show final and never will. `open`: those that it does not

@@ -15,13 +15,14 @@ use std::{
 };
 
 use super::{
-    context::{Context, MovesShards, without_generation},
     error::Error,
     rebuild::Rebuild,
+    shared::{MovesShards, without_generation},
 };
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId},
+    pipelines::context::Context,
     queue::Upkeep,
     runtime::Loop,
     store::Store,
@@ -43,7 +44,8 @@ pub(super) struct LostShards {
 impl LostShards {
     pub(super) fn new(context: &Context, moves_shards: &MovesShards) -> Self {
         let Context { store, bus, queue, .. } = context.clone();
-        Self { store, bus, queue, rebuild: Rebuild::new(context), moves_shards: Arc::clone(moves_shards) }
+        let (rebuild, moves_shards) = (Rebuild::new(context), Arc::clone(moves_shards));
+        Self { store, bus, queue: queue.upkeep, rebuild, moves_shards }
     }
 
     /// Brings back those of `shards` that are open and have no generation, and ends rebuilds that were begun.

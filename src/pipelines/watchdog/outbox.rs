@@ -8,18 +8,12 @@ use std::{
 
 use futures::future::join_all;
 
-use super::{
-    context::{Context, Forgets},
-    error::Error,
-    lead::Lead,
-    parked::Parked,
-    republish::Republish,
-};
+use super::{error::Error, lead::Lead, parked::Parked, republish::Republish, shared::Forgets};
 use crate::{
     bus::{self, Bus, Topic},
     config::Settings,
     model::{TaskId, TaskRow},
-    pipelines::{admission::Gates, publishing},
+    pipelines::{admission::Gates, context::Context, publishing},
     queue::Failing,
     runtime::{Clock, Loop},
     store::{PAGE_BYTES, Store, Turn, Unpublished},

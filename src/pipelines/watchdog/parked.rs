@@ -6,17 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, Forgets},
-    error::Error,
-    republish::Republish,
-};
+use super::{error::Error, republish::Republish, shared::Forgets};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
     model::{QueueName, ShardId, TaskId, TaskRow},
     pipelines::{
         admission::Gates,
+        context::Context,
         publishing::Last,
         shortcut::{Released, Shortcut},
     },
@@ -75,7 +72,7 @@ impl Parked {
         Self {
             store,
             bus,
-            queue,
+            queue: queue.upkeep,
             gates,
             shortcut,
             forgets: Arc::clone(forgets),

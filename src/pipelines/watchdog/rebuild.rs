@@ -14,15 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, without_generation},
-    error::Error,
-};
+use super::{error::Error, shared::without_generation};
 use crate::{
     bus::{self, Bus, Topic},
     model::{TaskId, TaskRow},
     pipelines::{
         admission::Gates,
+        context::Context,
         publishing::{self, Last, Publisher},
     },
     queue::Upkeep,
@@ -55,7 +53,7 @@ type InFlight = VecDeque<Last>;
 impl Rebuild {
     pub(super) fn new(context: &Context) -> Self {
         let Context { store, bus, queue, publisher, gates, .. } = context.clone();
-        Self { store, bus, queue, publisher, gates }
+        Self { store, bus, queue: queue.upkeep, publisher, gates }
     }
 
     /// Publishes all tasks of these shards, and ends the rebuild.

@@ -7,15 +7,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{
-    context::{Context, MovesShards},
-    error::Error,
-    lead::Lead,
-    lost_shards::LostShards,
-};
+use super::{error::Error, lead::Lead, lost_shards::LostShards, shared::MovesShards};
 use crate::{
     model::TaskId,
-    pipelines::checking::{self, Published},
+    pipelines::{
+        checking::{self, Published},
+        context::Context,
+    },
     queue::{FailedRound, Failing, Upkeep},
     runtime::Loop,
     store::{Store, Turn, Unpublished},
@@ -56,9 +54,9 @@ impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
         let Context { store, bus, queue, settings, .. } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
-        let published = Published::new(Arc::clone(&store), (*queue).clone(), bus);
+        let published = Published::new(Arc::clone(&store), queue.shards, bus);
         let every = settings.watchdog.reconcile_every;
-        Self { store, published, queue, every, lost_shards, lead: lead.clone(), place: Arc::default() }
+        Self { store, published, queue: queue.upkeep, every, lost_shards, lead: lead.clone(), place: Arc::default() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {

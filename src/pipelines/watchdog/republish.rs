@@ -2,11 +2,14 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{context::Context, error::Error};
+use super::error::Error;
 use crate::{
     dedup::Filter,
     model::{DeadLetter, NewTask, TaskId, TaskRow},
-    pipelines::publishing::{DeadLetters, Last, Publisher},
+    pipelines::{
+        context::Context,
+        publishing::{DeadLetters, Last, Publisher},
+    },
     runtime::Clock,
     store::{Settlement, Store, Turn},
     telemetry::metrics::{self, Republished, Watched},

@@ -5,13 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    context::{Context, count},
-    error::Error,
-    lead::Lead,
-};
+use super::{error::Error, lead::Lead, shared::count};
 use crate::{
     config::Watchdog,
+    pipelines::context::Context,
     runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},

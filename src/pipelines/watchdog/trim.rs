@@ -5,9 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, error::Error, lead::Lead};
+use super::{error::Error, lead::Lead};
 use crate::{
     bus::{Bus, Keep, Topic},
+    pipelines::context::Context,
     runtime::Loop,
     telemetry::metrics,
 };

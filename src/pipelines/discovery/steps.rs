@@ -1,42 +1,22 @@
-//! The context of discovery, and the steps that both its inputs take.
+//! The steps that both inputs of discovery take.
 
 use std::{sync::Arc, time::Instant};
 
 use super::{mark_published::ToMark, seen};
 use crate::{
-    bus::Bus,
-    config::Settings,
-    dedup::Filter,
     model::{QueueName, TaskRow},
     pipelines::{
-        admission::{Gates, Occupancy},
-        publishing::{self, DeadLetters, Publisher},
+        context::Context,
+        publishing,
         shortcut::{Moment, Sent, Shortcut},
     },
-    queue::Announcer,
-    runtime::{Clock, Supervisor},
-    store::{Store, Turn},
+    runtime::Supervisor,
+    store::Turn,
     telemetry::metrics,
 };
 
 /// When a step began that stores tasks, and the moment before.
 pub(super) type Began = (Instant, Option<Moment>);
-
-/// Everything that discovery uses.
-#[derive(Clone)]
-pub struct Context {
-    pub store: Arc<dyn Store>,
-    pub bus: Arc<dyn Bus>,
-    pub filter: Filter,
-    pub publisher: Publisher,
-    pub letters: DeadLetters,
-    pub gates: Gates,
-    pub shortcut: Option<Shortcut>,
-    pub occupancy: Occupancy,
-    pub clock: Clock,
-    pub announcer: Announcer,
-    pub settings: Arc<Settings>,
-}
 
 impl Context {
     /// Lets in tasks of a queue. A new queue needs room among the names.

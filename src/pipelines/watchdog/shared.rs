@@ -1,46 +1,19 @@
-//! The context of the watchdog's loops.
+//! Locks and steps that several loops share.
 
 use std::{sync::Arc, time::Duration};
 
 use super::error::Error;
 use crate::{
-    bus::Bus,
-    config::{self, Settings},
-    coordination::Coordination,
-    dedup::Filter,
+    config,
     model::ShardId,
-    pipelines::{
-        admission::{Gates, Occupancy},
-        changing::Changing,
-        publishing::{DeadLetters, Publisher},
-        shortcut::Shortcut,
-    },
+    pipelines::{changing::Changing, context::Context},
     queue::{LookFor, Upkeep},
-    runtime::Clock,
-    store::Store,
 };
-
-/// Everything that the loops use, each of them a part.
-#[derive(Clone)]
-pub struct Context {
-    pub store: Arc<dyn Store>,
-    pub bus: Arc<dyn Bus>,
-    pub queue: Upkeep,
-    pub coordination: Coordination,
-    pub filter: Filter,
-    pub publisher: Publisher,
-    pub letters: DeadLetters,
-    pub gates: Gates,
-    pub shortcut: Option<Shortcut>,
-    pub occupancy: Occupancy,
-    pub clock: Clock,
-    pub settings: Arc<Settings>,
-}
 
 impl Context {
     pub(super) fn changing(&self) -> Changing {
         let Self { store, queue, filter, bus, clock, settings, .. } = self.clone();
-        Changing::new(store, queue.changer(), filter, bus, clock, &settings.watchdog)
+        Changing::new(store, queue.upkeep.changer(), filter, bus, clock, &settings.watchdog)
     }
 }
 
