@@ -17,8 +17,9 @@ use crate::{
     config::{DatabaseUrl, EventQueues, Rules, Settings, without_password},
     coordination,
     ingress::{Tls, Waiting},
+    model::in_short,
     redis_pool::{self, Redis},
-    runtime::{in_short, pauses},
+    runtime::pauses,
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
 };
 

@@ -25,6 +25,7 @@ use crate::{
     coordination::Coordination,
     dedup::Filter,
     ingress::{self, Budget, Tls},
+    model::in_short,
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         changing::Changing,
@@ -36,7 +37,7 @@ use crate::{
     },
     queue::Queue,
     redis_pool::Redis,
-    runtime::{Clock, Supervisor, in_short},
+    runtime::{Clock, Supervisor},
     store::Store,
     telemetry::metrics,
 };

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     app::{self, NeverRan},
     config::{self, Loaded, Settings},
-    runtime::in_short,
+    model::in_short,
     telemetry::logging,
 };
 

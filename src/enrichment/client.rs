@@ -12,7 +12,7 @@ use hyper_util::{
 };
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::config::Enrich;
+use crate::{config::Enrich, model::in_short};
 
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ impl Client {
             request = request.header(name, value);
         }
         let request = request.body(Full::from(body)).map_err(|error| error.to_string())?;
-        let response = self.pool.request(request).await.map_err(|error| in_full(&error))?;
+        let response = self.pool.request(request).await.map_err(|error| in_short(&error))?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("it answered {status}"));
@@ -62,18 +62,7 @@ impl Client {
             Err(error) if error.is::<LengthLimitError>() => {
                 Err(format!("the answer has more than {} bytes (enrich_answer_bytes)", self.settings.answer_bytes))
             }
-            Err(error) => Err(in_full(&*error)),
+            Err(error) => Err(in_short(&*error)),
         }
     }
-}
-
-/// The error with its causes.
-fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -4,6 +4,7 @@ mod access;
 mod backoff;
 mod books;
 mod call;
+mod causes;
 mod changes;
 mod events;
 mod explain;
@@ -32,6 +33,7 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use causes::in_short;
 pub use changes::{
     Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks, TaskAct, Update,
 };

@@ -28,7 +28,7 @@ use super::{
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
-const PING_EVERY: Duration = Duration::from_secs(5);
+pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The callers that get a baton from one that took tasks and left some. Each of them that takes tasks and leaves some
@@ -156,7 +156,8 @@ impl Wakes {
     }
 }
 
-async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
+/// The answer of a connection that listens; an error if it takes too long.
+pub(super) async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
     let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| Error::WakesSilent)?;
     Ok(answer?)
 }

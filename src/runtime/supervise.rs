@@ -16,6 +16,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Beat, Clock, Progress};
+use crate::model::in_short;
 
 /// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -227,20 +228,6 @@ impl Loop {
     }
 }
 
-/// An error with its causes, without those that repeat what was said.
-pub fn in_short(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,15 +248,5 @@ mod tests {
         supervisor.spawn_loop("reader", |_| std::future::ready(Err(Gone)));
         assert_eq!(supervisor.given_up().await.to_string(), "the bus is gone");
         supervisor.wait().await;
-    }
-
-    #[test]
-    fn causes_that_repeat_are_said_once() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("{0}")]
-        struct Said(&'static str, #[source] Option<Box<Said>>);
-        let because = |error, cause| Said(error, Some(Box::new(cause)));
-        let error = because("cannot open mysql", because("connecting: refused", Said("refused", None)));
-        assert_eq!(in_short(&error), "cannot open mysql: connecting: refused");
     }
 }

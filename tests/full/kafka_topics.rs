@@ -12,8 +12,7 @@ use rdkafka::{
 use serde_json::{Value, json};
 use taskd::{
     bus::{Bus, Keep, Record, Topic, kafka::Kafka},
-    model::TaskId,
-    runtime::in_short,
+    model::{TaskId, in_short},
     wire::pb,
 };
 

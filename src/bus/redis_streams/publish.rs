@@ -74,7 +74,7 @@ impl Streams {
         }
         let answered = batch.run_all(&mut conn).await;
         drop(turn);
-        let mut answers = answered.map_err(|e: RedisError| Error::publish(topic)(in_short(e)))?;
+        let mut answers = answered.map_err(|e: RedisError| Error::publish(topic)(server_words(e)))?;
         if let Some(durability) = self.redis.durability() {
             durability.judge_last(&mut answers).map_err(Error::publish(topic))?;
         }
@@ -112,7 +112,7 @@ impl Streams {
 }
 
 /// The server's words about a command that failed.
-fn in_short(error: RedisError) -> Cause {
+fn server_words(error: RedisError) -> Cause {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => Failure::Refused { code: code.to_owned(), details: detail.to_owned() }.into(),
         _ => error.into(),

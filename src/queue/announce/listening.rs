@@ -17,6 +17,7 @@ use crate::{
     queue::{
         error::{Error, Result},
         keys,
+        wakes::{PING_EVERY, in_time},
     },
     runtime::{Loop, tick},
     telemetry::metrics,
@@ -34,9 +35,6 @@ const TELL_GAPS_EVERY: Duration = Duration::from_secs(1);
 const GAPS_AT_ONCE: usize = 256;
 /// The announcements of one message.
 const MESSAGE: usize = 1_000;
-/// How often the connection is pinged, and how long an answer may take.
-const PING_EVERY: Duration = Duration::from_secs(5);
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 impl Announcer {
     /// Publishes what was announced, at each tick. A message without changes tells all processes of a gap.
@@ -211,11 +209,6 @@ impl Announcer {
             (_, news) => tracing::warn!("ignored an announcement that cannot be read: {:?}", news.err()),
         }
     }
-}
-
-async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
-    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| Error::WakesSilent)?;
-    Ok(answer?)
 }
 
 /// An entry of `<p>:watched`.

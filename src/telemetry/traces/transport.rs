@@ -22,6 +22,7 @@ use tonic::{
 
 use crate::{
     config::{OtlpProtocol, Traces},
+    model::in_short,
     telemetry::error::Error,
 };
 
@@ -125,7 +126,7 @@ impl Http {
         }
         let request = request.body(Full::from(batch.encode_to_vec()));
         let request = request.map_err(|error| Refused { why: error.to_string(), is_final: true })?;
-        let response = self.pool.request(request).await.map_err(|error| later(in_full(&error)))?;
+        let response = self.pool.request(request).await.map_err(|error| later(in_short(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let is_final = !is_passing(status);
@@ -152,15 +153,4 @@ fn is_passing(status: StatusCode) -> bool {
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT
     )
-}
-
-/// The error with its causes.
-fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
