@@ -13,7 +13,6 @@ pub mod bits;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -174,7 +173,7 @@ impl Filter {
 
     /// Writes the marks that gather, once a tick, until the stop. From then on [`Self::mark`] writes at once. Only one
     /// loop of a process runs it.
-    pub async fn write_marks(&self, limit: impl Fn(&QueueName) -> u64, cx: Loop) -> Result<(), Infallible> {
+    pub async fn write_marks(&self, limit: impl Fn(&QueueName) -> u64, cx: Loop) {
         self.shared.waiting.lock().has_writer = true;
         loop {
             let is_stopping = tokio::select! {
@@ -191,7 +190,7 @@ impl Filter {
                 tracing::debug!("could not mark {count} keys, SQL knows them: {error}");
             }
             if is_stopping {
-                return Ok(());
+                return;
             }
             cx.beat();
         }

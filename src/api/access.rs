@@ -135,17 +135,8 @@ impl TokenSync {
         if tokens.known.read().is_empty() {
             tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
         }
-        let sync = Arc::new(Mutex::new(self));
-        supervisor.spawn_loop("tokens", move |cx| {
-            let sync = Arc::clone(&sync);
-            async move {
-                let mut sync = sync.lock().await;
-                while cx.pause(EVERY).await {
-                    sync.read().await?;
-                    cx.beat();
-                }
-                Ok::<(), store::Error>(())
-            }
+        supervisor.spawn_loop("tokens", Arc::new(Mutex::new(self)), |sync, cx| async move {
+            cx.every(EVERY, || async { sync.lock().await.read().await }).await
         });
         tokens
     }

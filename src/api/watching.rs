@@ -3,10 +3,7 @@
 //! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A
 //! task of which a hint names no status is read at the next tick.
 
-use std::{
-    convert::Infallible,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::{error::Error, reader::Reader, search::view};
 use crate::{
@@ -30,14 +27,7 @@ pub(super) struct Look {
 impl Reader {
     /// Reads for the watchers of this process, until the stop.
     pub fn inform_watchers(&self, supervisor: &Supervisor) {
-        let reader = self.clone();
-        supervisor.spawn_loop("watchers", move |cx| {
-            let reader = reader.clone();
-            async move {
-                reader.inform(&cx).await;
-                Ok::<_, Infallible>(())
-            }
-        });
+        supervisor.spawn_loop("watchers", self.clone(), |reader, cx| async move { reader.inform(&cx).await });
     }
 
     async fn inform(&self, cx: &Loop) {

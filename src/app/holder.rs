@@ -112,13 +112,11 @@ impl Holder {
     /// name.
     pub(super) fn keep(&self, store: &Arc<dyn Store>, coordination: &Coordination, supervisor: &Supervisor) {
         let redis: Arc<str> = self.last.lock().as_str().into();
-        let (store, coordination) = (Arc::clone(store), coordination.clone());
-        supervisor
-            .spawn_loop("holder", move |cx| renew(Arc::clone(&redis), Arc::clone(&store), coordination.clone(), cx));
+        supervisor.spawn_loop("holder", (redis, Arc::clone(store), coordination.clone()), renew);
     }
 }
 
-async fn renew(redis: Arc<str>, store: Arc<dyn Store>, coordination: Coordination, cx: Loop) -> Result<(), Error> {
+async fn renew((redis, store, coordination): (Arc<str>, Arc<dyn Store>, Coordination), cx: Loop) -> Result<(), Error> {
     let mut last = String::new();
     while cx.pause(RENEW_EVERY).await {
         // Asked each time: a Redis that was emptied, or set back, must not keep the row of the one before.

@@ -9,7 +9,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Ends the round when the topics differ from what this process knows: it has no reader for the new partitions.
 pub fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
-    supervisor.spawn_loop("partitions", move |cx| watch(Arc::clone(&bus), cx));
+    supervisor.spawn_loop("partitions", bus, watch);
 }
 
 async fn watch(bus: Arc<dyn Bus>, cx: Loop) -> Result<()> {

@@ -10,12 +10,11 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 impl Coordination {
     /// Ends the round when Redis has lost the ownership key.
     pub fn watch_owner(&self, store_id: String, supervisor: &Supervisor) {
-        let coordination = self.clone();
-        supervisor.spawn_loop("owner", move |cx| coordination.clone().check_owner(store_id.clone(), cx));
+        supervisor.spawn_loop("owner", (self.clone(), store_id), Self::check_owner);
     }
 
-    async fn check_owner(self, store_id: String, cx: Loop) -> Result<()> {
-        while self.owner().await?.as_ref() == Some(&store_id) {
+    async fn check_owner((coordination, store_id): (Self, String), cx: Loop) -> Result<()> {
+        while coordination.owner().await?.as_ref() == Some(&store_id) {
             cx.beat();
             if !cx.pause(ASK_EVERY).await {
                 return Ok(());
@@ -26,16 +25,9 @@ impl Coordination {
 
     /// Makes this process's clock follow Redis's.
     pub fn watch_clock(&self, supervisor: &Supervisor) {
-        let coordination = self.clone();
-        supervisor.spawn_loop("clock", move |cx| coordination.clone().keep_time(cx));
-    }
-
-    async fn keep_time(self, cx: Loop) -> Result<()> {
-        while cx.pause(ASK_EVERY).await {
-            self.follow_clock().await?;
-            cx.beat();
-        }
-        Ok(())
+        supervisor.spawn_loop("clock", self.clone(), |coordination, cx| async move {
+            cx.every(ASK_EVERY, || coordination.follow_clock()).await
+        });
     }
 
     /// Asks Redis for its time once.

@@ -1,7 +1,6 @@
 //! The supervision of redis-server: it starts again whenever it dies.
 
 use std::{
-    convert::Infallible,
     os::unix::process::ExitStatusExt,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -87,13 +86,7 @@ impl RedisServer {
     /// Supervises the server until the supervisor stops, which must come after all users of Redis.
     pub fn keep_running(self: &Arc<Self>, supervisor: &Supervisor) {
         let server = Arc::clone(self);
-        supervisor.spawn_loop("redis-server", move |cx| {
-            let server = Arc::clone(&server);
-            async move {
-                server.supervise(cx.stop).await;
-                Ok::<_, Infallible>(())
-            }
-        });
+        supervisor.spawn_loop("redis-server", server, |server, cx| async move { server.supervise(cx.stop).await });
     }
 
     /// Starts the server again whenever it dies. Ends it at the stop.

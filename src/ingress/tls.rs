@@ -81,16 +81,8 @@ impl Tls {
     /// Reads the files again whenever they change, until the stop. taskd goes on with the old ones while the new ones
     /// are of no use: a certificate may be there before its key.
     pub fn keep_on(&self, supervisor: &Supervisor) {
-        let tls = self.clone();
-        supervisor.spawn_loop("certificate", move |cx| {
-            let tls = tls.clone();
-            async move {
-                while cx.pause(LOOK_EVERY).await {
-                    tls.look()?;
-                    cx.beat();
-                }
-                Ok::<(), TlsError>(())
-            }
+        supervisor.spawn_loop("certificate", self.clone(), |tls, cx| async move {
+            cx.every(LOOK_EVERY, || async { tls.look() }).await
         });
     }
 

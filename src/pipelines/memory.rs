@@ -34,7 +34,7 @@ struct Guard {
 /// Starts the guard of this process.
 pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, supervisor: &Supervisor) {
     let guard = Guard { redis, most, gates, queue };
-    supervisor.spawn_loop("memory", move |cx| guard.clone().run(cx));
+    supervisor.spawn_loop("memory", guard, Guard::run);
 }
 
 impl Guard {

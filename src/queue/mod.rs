@@ -41,7 +41,6 @@ mod worker;
 
 use std::ops::Deref;
 
-use futures::{FutureExt as _, future::BoxFuture};
 use uuid::Uuid;
 
 pub use self::{
@@ -76,7 +75,7 @@ pub use self::{
 };
 use crate::{
     redis_pool::Redis,
-    runtime::{Clock, Loop, Supervisor},
+    runtime::{Clock, Supervisor},
 };
 
 /// The queue as one process has it. Cheap to clone.
@@ -116,17 +115,10 @@ impl Queue {
     /// Hears what is put into queues. Workers' calls wait for it, and loops leave out shards of which they hear
     /// nothing.
     pub fn start_listening(&self, supervisor: &Supervisor) {
-        let shards = self.shards.clone();
-        supervisor.spawn_loop("wakes", move |cx| {
-            let shards = shards.clone();
-            async move { shards.listen(&cx).await }
-        });
-        let start = |name, run: fn(Announcer, Loop) -> BoxFuture<'static, Result<()>>| {
-            let announcer = self.shards.announcer().clone();
-            supervisor.spawn_loop(name, move |cx| run(announcer.clone(), cx));
-        };
-        start("announcements", |announcer, cx| async move { announcer.publish(&cx).await }.boxed());
-        start("announcements/watched", |announcer, cx| async move { announcer.keep_wanted(&cx).await }.boxed());
-        start("announcements/heard", |announcer, cx| async move { announcer.listen(&cx).await }.boxed());
+        supervisor.spawn_loop("wakes", self.shards.clone(), |of, cx| async move { of.listen(&cx).await });
+        let of = || self.announcer().clone();
+        supervisor.spawn_loop("announcements", of(), |of, cx| async move { of.publish(&cx).await });
+        supervisor.spawn_loop("announcements/watched", of(), |of, cx| async move { of.keep_wanted(&cx).await });
+        supervisor.spawn_loop("announcements/heard", of(), |of, cx| async move { of.listen(&cx).await });
     }
 }

@@ -1,7 +1,6 @@
 //! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits each.
 
 use std::{
-    convert::Infallible,
     error::Error,
     future::Future,
     sync::Arc,
@@ -31,8 +30,22 @@ pub trait LoopError: Error + Send + Sync + 'static {
     }
 }
 
-/// A loop that cannot fail.
-impl LoopError for Infallible {}
+/// The end of a run: nothing, of a loop that cannot fail, or a result.
+pub trait LoopEnd {
+    fn into_result(self) -> Result<(), Box<dyn LoopError>>;
+}
+
+impl LoopEnd for () {
+    fn into_result(self) -> Result<(), Box<dyn LoopError>> {
+        Ok(())
+    }
+}
+
+impl<E: LoopError> LoopEnd for Result<(), E> {
+    fn into_result(self) -> Result<(), Box<dyn LoopError>> {
+        self.map_err(|error| Box::new(error) as Box<dyn LoopError>)
+    }
+}
 
 /// A panic of a loop.
 #[derive(Debug, thiserror::Error)]
@@ -85,21 +98,20 @@ impl Supervisor {
         &self.progress
     }
 
-    /// Runs a named loop until it returns `Ok` or the stop comes. `run` gets a new [`Loop`] for each run, and must
+    /// Runs a named loop until it ends without an error or the stop comes. Each run gets a clone of `of`, and must
     /// return soon after the stop.
     ///
     /// After an error or a panic the loop runs again after a pause, unless its error [ends the
     /// round](LoopError::ends_round).
-    pub fn spawn_loop<F, Fut, E>(&self, name: &str, mut run: F)
+    pub fn spawn_loop<T, Fut>(&self, name: &str, of: T, run: impl Fn(T, Loop) -> Fut + Send + 'static)
     where
-        F: FnMut(Loop) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<(), E>> + Send + 'static,
-        E: LoopError,
+        T: Clone + Send + 'static,
+        Fut: Future<Output: LoopEnd> + Send + 'static,
     {
         let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
         self.supervise(name.to_owned(), move || {
-            let run = run(cx.clone());
-            async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
+            let run = run(of.clone(), cx.clone());
+            async move { run.await.into_result() }
         });
     }
 
@@ -226,6 +238,18 @@ impl Loop {
     pub async fn pause(&self, duration: Duration) -> bool {
         self.stop.run_until_cancelled(self.clock().sleep(duration)).await.is_some()
     }
+
+    /// Pauses, takes a step and beats, until the stop or an error.
+    pub async fn every<Fut, E>(&self, duration: Duration, step: impl Fn() -> Fut) -> Result<(), E>
+    where
+        Fut: Future<Output = Result<(), E>>,
+    {
+        while self.pause(duration).await {
+            step().await?;
+            self.beat();
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -245,7 +269,7 @@ mod tests {
     #[tokio::test]
     async fn an_error_that_ends_the_round_is_told_and_its_loop_does_not_run_again() {
         let supervisor = Supervisor::new();
-        supervisor.spawn_loop("reader", |_| std::future::ready(Err(Gone)));
+        supervisor.spawn_loop("reader", (), |(), _| std::future::ready(Err(Gone)));
         assert_eq!(supervisor.given_up().await.to_string(), "the bus is gone");
         supervisor.wait().await;
     }

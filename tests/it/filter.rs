@@ -88,11 +88,7 @@ async fn marks_that_wait_are_written_together_and_at_the_stop() {
     let server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let (filter, supervisor) = (Filter::new(redis.clone()), Supervisor::new());
-    let writer = filter.clone();
-    supervisor.spawn_loop("marks", move |cx| {
-        let filter = writer.clone();
-        async move { filter.write_marks(|_| 1000, cx).await }
-    });
+    supervisor.spawn_loop("marks", filter.clone(), |filter, cx| async move { filter.write_marks(|_| 1000, cx).await });
     let tasks: Vec<Task> = (0..100).map(|n| task(["q", "other"][n % 2], &n.to_string())).collect();
     for n in 0..100 {
         mark(&filter, &tasks[n..=n]).await;
@@ -120,11 +116,7 @@ async fn a_large_batch_does_not_wait_nor_one_of_an_era_before() {
     let server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let (filter, other, supervisor) = (Filter::new(redis.clone()), Filter::new(redis), Supervisor::new());
-    let writer = filter.clone();
-    supervisor.spawn_loop("marks", move |cx| {
-        let filter = writer.clone();
-        async move { filter.write_marks(|_| 5000, cx).await }
-    });
+    supervisor.spawn_loop("marks", filter.clone(), |filter, cx| async move { filter.write_marks(|_| 5000, cx).await });
     let many: Vec<Task> = (0..1500).map(|n| task("q", &n.to_string())).collect();
     mark_up_to(&filter, &many, 5000).await;
     assert_eq!(seen(&filter, &many).await, [true; 1500]);

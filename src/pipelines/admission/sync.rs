@@ -66,17 +66,8 @@ impl QueueSync {
 
     /// Goes on reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) {
-        let sync = Arc::new(Mutex::new(self));
-        supervisor.spawn_loop("queues", move |cx| {
-            let sync = Arc::clone(&sync);
-            async move {
-                let mut sync = sync.lock().await;
-                while cx.pause(EVERY).await {
-                    sync.read().await?;
-                    cx.beat();
-                }
-                Ok::<(), store::Error>(())
-            }
+        supervisor.spawn_loop("queues", Arc::new(Mutex::new(self)), |sync, cx| async move {
+            cx.every(EVERY, || async { sync.lock().await.read().await }).await
         });
     }
 

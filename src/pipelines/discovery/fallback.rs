@@ -7,7 +7,7 @@ use crate::{
     dedup::{Filter, LastStored},
     model::{KeyHash, TaskId},
     pipelines::context::Context,
-    runtime::{Loop, Supervisor},
+    runtime::Supervisor,
     store::Store,
 };
 
@@ -17,16 +17,9 @@ const EVERY: Duration = Duration::from_secs(2);
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(context: &Context, supervisor: &Supervisor) {
-    let context = context.clone();
-    supervisor.spawn_loop("discovery/filter", move |cx| watch(context.clone(), cx));
-}
-
-async fn watch(context: Context, cx: Loop) -> Result<(), Failure> {
-    while cx.pause(EVERY).await {
-        check(&*context.store, &context.filter).await?;
-        cx.beat();
-    }
-    Ok(())
+    supervisor.spawn_loop("discovery/filter", context.clone(), |context, cx| async move {
+        cx.every(EVERY, || check(&*context.store, &context.filter)).await
+    });
 }
 
 /// Drops the filter when SQL lacks the tasks that were stored last. Also learns whether another process dropped it.

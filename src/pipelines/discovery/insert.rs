@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    convert::Infallible,
     sync::Arc,
 };
 
@@ -57,18 +56,13 @@ pub(super) fn start(
     let room = Arc::new(Semaphore::new(context.settings.discovery.buffer));
     let (stored, to_publish) = mpsc::channel(batch::TO_PUBLISH);
 
-    let (inserting, receiver) = (context.clone(), Arc::new(Mutex::new(receiver)));
-    supervisor.spawn_loop("discovery/insert", move |cx| {
-        let (context, receiver, stored) = (inserting.clone(), Arc::clone(&receiver), stored.clone());
-        async move {
-            batch::insert(context, &mut *receiver.lock().await, stored, cx).await;
-            Ok::<(), Infallible>(())
-        }
+    let inserting = (context.clone(), Arc::new(Mutex::new(receiver)), stored);
+    supervisor.spawn_loop("discovery/insert", inserting, |(context, receiver, stored), cx| async move {
+        batch::insert(context, &mut *receiver.lock().await, stored, cx).await;
     });
-    let (publishing, to_publish) = (context.clone(), Arc::new(Mutex::new(to_publish)));
-    supervisor.spawn_loop("discovery/publish", move |cx| {
-        let (context, to_publish, to_mark) = (publishing.clone(), Arc::clone(&to_publish), to_mark.clone());
-        async move { batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await }
+    let publishing = (context.clone(), Arc::new(Mutex::new(to_publish)), to_mark);
+    supervisor.spawn_loop("discovery/publish", publishing, |(context, to_publish, to_mark), cx| async move {
+        batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await
     });
     Handle { context, enrichment, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)), tally }
 }

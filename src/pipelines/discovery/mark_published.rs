@@ -3,7 +3,7 @@
 //! Nobody waits for a mark, and each would make SQL wait for the disk. The crash window: killed before the mark, the
 //! watchdog publishes the batches again.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Mutex, mpsc},
@@ -30,13 +30,9 @@ pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
 /// Starts the loop that marks.
 pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
     let (sender, receiver) = mpsc::channel(WAITING);
-    let receiver = Arc::new(Mutex::new(receiver));
-    supervisor.spawn_loop("discovery/mark-published", move |cx| {
-        let (store, bus, receiver) = (Arc::clone(&store), Arc::clone(&bus), Arc::clone(&receiver));
-        async move {
-            mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
-            Ok::<(), Infallible>(())
-        }
+    let of = (store, bus, Arc::new(Mutex::new(receiver)));
+    supervisor.spawn_loop("discovery/mark-published", of, |(store, bus, receiver), cx| async move {
+        mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
     });
     ToMark(sender)
 }

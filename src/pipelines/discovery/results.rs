@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ops::Range,
     pin::pin,
+    sync::Arc,
     time::{Instant, SystemTime},
 };
 
@@ -52,12 +53,8 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) {
     let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
-    supervisor.spawn_loop("discovery/results", move |cx| {
-        let (context, enrichment, tally) = (context.clone(), enrichment.clone(), tally.clone());
-        let (sent, to_mark, turn) = (sent.clone(), to_mark.clone(), RwLock::default());
-        let results = Results { context, enrichment, sent, to_mark, tally, turn };
-        async move { results.consume(cx).await }
-    });
+    let results = Arc::new(Results { context, enrichment, sent, to_mark, tally, turn: RwLock::default() });
+    supervisor.spawn_loop("discovery/results", results, |results, cx| async move { results.consume(cx).await });
 }
 
 struct Results {

@@ -70,10 +70,9 @@ impl Context {
 
     /// Starts the loop that writes marks.
     pub(super) fn start_marking(&self, supervisor: &Supervisor) {
-        let (filter, settings) = (self.filter.clone(), Arc::clone(&self.settings));
-        supervisor.spawn_loop("discovery/marks", move |cx| {
-            let (filter, settings) = (filter.clone(), Arc::clone(&settings));
-            async move { filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await }
+        let of = (self.filter.clone(), Arc::clone(&self.settings));
+        supervisor.spawn_loop("discovery/marks", of, |(filter, settings), cx| async move {
+            filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await;
         });
     }
 

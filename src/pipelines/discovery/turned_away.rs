@@ -45,19 +45,10 @@ impl Tally {
 
     /// Starts the loop that adds the counts to SQL.
     pub(super) fn keep(&self, store: &Arc<dyn Store>, supervisor: &Supervisor) {
-        let (tally, store) = (self.clone(), Arc::clone(store));
-        supervisor.spawn_loop("discovery/turned-away", move |cx| {
-            let (tally, store) = (tally.clone(), Arc::clone(&store));
-            async move {
-                loop {
-                    let goes_on = cx.pause(EVERY).await;
-                    tally.store(&*store).await?;
-                    cx.beat();
-                    if !goes_on {
-                        return Ok::<(), store::Error>(());
-                    }
-                }
-            }
+        let of = (self.clone(), Arc::clone(store));
+        supervisor.spawn_loop("discovery/turned-away", of, |(tally, store), cx| async move {
+            cx.every(EVERY, || tally.store(&*store)).await?;
+            tally.store(&*store).await
         });
     }
 

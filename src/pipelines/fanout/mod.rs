@@ -30,8 +30,7 @@ use crate::{
 
 /// Starts the pipeline.
 pub fn start(context: &Context, supervisor: &Supervisor) {
-    let context = context.clone();
-    supervisor.spawn_loop("fanout", move |cx| Fanout(context.clone()).consume(cx));
+    supervisor.spawn_loop("fanout", Fanout(context.clone()), Fanout::consume);
 }
 
 impl Fanout {

@@ -116,7 +116,7 @@ pub(super) fn start(
     let look_for = LookFor { max_age, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
     let expirations = Arc::new(Reporting::new(Topic::Expirations));
     let forwarder = Forwarder { queue, bus, expirations, reported, look_for, published: Arc::default() };
-    supervisor.spawn_loop("tasks/forward", move |cx| forwarder.clone().run(cx));
+    supervisor.spawn_loop("tasks/forward", forwarder, Forwarder::run);
 }
 
 #[derive(Clone)]

@@ -10,7 +10,7 @@ mod schema;
 mod sessions;
 mod traced;
 
-use std::{convert::Infallible, sync::Arc};
+use std::sync::Arc;
 
 pub use self::{
     error::Error,
@@ -33,13 +33,9 @@ pub fn start(
     forward::start(queue.upkeep, bus, Arc::clone(&reported), settings, supervisor);
     let queue = queue.worker;
     let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::<Sessions>::default());
-    let (deliveries, streams) = (queue.clone(), sessions.streams.clone());
-    supervisor.spawn_loop("tasks/deliveries", move |cx| {
-        let (queue, streams) = (deliveries.clone(), streams.clone());
-        async move {
-            queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;
-            Ok::<_, Infallible>(())
-        }
+    let deliveries = (queue.clone(), sessions.streams.clone());
+    supervisor.spawn_loop("tasks/deliveries", deliveries, |(queue, streams), cx| async move {
+        queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;
     });
     let stop = supervisor.stop_token();
     let handle = Handle { queue, store, settings, reported, turn, sessions, stop };

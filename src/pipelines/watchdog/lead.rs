@@ -54,7 +54,7 @@ impl Lead {
     ) {
         let stalls = Stalls { progress: supervisor.progress().clone(), loops: loops.into(), after: stall_after };
         let candidate = Candidate { coordination, stalls, lead: self };
-        supervisor.spawn_loop("watchdog/lead", move |cx| candidate.clone().run(cx));
+        supervisor.spawn_loop("watchdog/lead", candidate, Candidate::run);
     }
 
     /// Waits until this process leads. False at the stop, even while it leads: otherwise a loop without pauses would

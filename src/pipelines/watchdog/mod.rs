@@ -97,6 +97,6 @@ impl Loops<'_> {
         Fut: Future<Output = Result<(), Error>> + Send + 'static,
     {
         self.names.push(name);
-        self.supervisor.spawn_loop(name, move |cx| run(of.clone(), cx));
+        self.supervisor.spawn_loop(name, of, run);
     }
 }

@@ -9,10 +9,7 @@
 //! A process that is silent for ten seconds loses its allotments; what its workers have in hand does not count any
 //! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap.
 
-use std::{
-    convert::Infallible,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use futures::future;
 
@@ -40,21 +37,16 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// Keeps the allotments of this process alive, and small where others lack something.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
-    let handle = handle.clone();
-    supervisor.spawn_loop("tasks/allotments", move |cx| {
-        let handle = handle.clone();
-        async move {
-            let mut lived = Instant::now();
-            while cx.pause(EVERY).await {
-                if lived.elapsed() >= LIVE_EVERY {
-                    lived = Instant::now();
-                    handle.keep_allotments(&cx).await;
-                }
-                let scarce = handle.sessions.allotments.scarce();
-                future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
-                cx.beat();
+    supervisor.spawn_loop("tasks/allotments", handle.clone(), |handle, cx| async move {
+        let mut lived = Instant::now();
+        while cx.pause(EVERY).await {
+            if lived.elapsed() >= LIVE_EVERY {
+                lived = Instant::now();
+                handle.keep_allotments(&cx).await;
             }
-            Ok::<_, Infallible>(())
+            let scarce = handle.sessions.allotments.scarce();
+            future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
+            cx.beat();
         }
     });
 }

@@ -23,7 +23,6 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    convert::Infallible,
     future::Future,
     sync::Arc,
     time::{Duration, Instant},
@@ -67,49 +66,40 @@ const MOST_IDS: usize = 5000;
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
     allotments::start(handle, supervisor);
-    let sessions = handle.clone();
-    supervisor.spawn_loop("tasks/sessions", move |cx| {
-        let handle = sessions.clone();
-        async move {
-            while cx.pause(LOOK_EVERY).await {
-                let now = Instant::now();
-                let is_gone = |session: &Arc<Session>| session.is_away_since(now);
-                let gone: Vec<_> = handle.sessions.all().into_iter().filter(is_gone).collect();
-                future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
-                let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
-                cx.beat();
-                future::join_all(away.iter().map(|session| handle.keep(session))).await;
-                cx.beat();
-                handle.tell_takeovers_again(now).await;
-                cx.beat();
-            }
-            // Their connections have ended before. Each stream gives back its tasks now.
-            handle.sessions.streams.close();
-            handle.sessions.streams.wait().await;
-            Ok::<_, Infallible>(())
+    supervisor.spawn_loop("tasks/sessions", handle.clone(), |handle, cx| async move {
+        while cx.pause(LOOK_EVERY).await {
+            let now = Instant::now();
+            let is_gone = |session: &Arc<Session>| session.is_away_since(now);
+            let gone: Vec<_> = handle.sessions.all().into_iter().filter(is_gone).collect();
+            future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
+            let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
+            cx.beat();
+            future::join_all(away.iter().map(|session| handle.keep(session))).await;
+            cx.beat();
+            handle.tell_takeovers_again(now).await;
+            cx.beat();
         }
+        // Their connections have ended before. Each stream gives back its tasks now.
+        handle.sessions.streams.close();
+        handle.sessions.streams.wait().await;
     });
-    let handle = handle.clone();
-    supervisor.spawn_loop("tasks/notices", move |cx| {
-        let handle = handle.clone();
-        async move {
-            let mut notices = handle.queue.notices();
-            loop {
-                let notice = tokio::select! {
-                    notice = cx.idle(notices.recv()) => notice,
-                    () = cx.stop.cancelled() => return Ok::<_, Infallible>(()),
-                };
-                match notice {
-                    Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
-                    Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
-                    Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(&worker, session).await,
-                    Ok(Notice::Allotment { worker }) => handle.give_back_allotment(&worker).await,
-                    // Workers learn of ended leases when they are extended. A takeover is told again.
-                    Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return Ok(()),
-                }
-                cx.beat();
+    supervisor.spawn_loop("tasks/notices", handle.clone(), |handle, cx| async move {
+        let mut notices = handle.queue.notices();
+        loop {
+            let notice = tokio::select! {
+                notice = cx.idle(notices.recv()) => notice,
+                () = cx.stop.cancelled() => return,
+            };
+            match notice {
+                Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
+                Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
+                Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(&worker, session).await,
+                Ok(Notice::Allotment { worker }) => handle.give_back_allotment(&worker).await,
+                // Workers learn of ended leases when they are extended. A takeover is told again.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
             }
+            cx.beat();
         }
     });
 }

@@ -14,7 +14,6 @@
 
 use std::{
     collections::HashSet,
-    convert::Infallible,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
@@ -56,17 +55,12 @@ const CLAIMS: usize = 5;
 
 /// Ends sessions that are due, whichever process opened them.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
-    let handle = handle.clone();
-    supervisor.spawn_loop("tasks/shared_sessions", move |cx| {
-        let handle = handle.clone();
-        async move {
-            let mut slots = [Slot { next: Instant::now(), was_away: true }; SESSION_SLOTS as usize];
-            while cx.pause(LOOK_EVERY).await {
-                let looks = (0..SESSION_SLOTS).zip(&mut slots).map(|(number, slot)| handle.look_at(number, slot));
-                future::join_all(looks).await;
-                cx.beat();
-            }
-            Ok::<_, Infallible>(())
+    supervisor.spawn_loop("tasks/shared_sessions", handle.clone(), |handle, cx| async move {
+        let mut slots = [Slot { next: Instant::now(), was_away: true }; SESSION_SLOTS as usize];
+        while cx.pause(LOOK_EVERY).await {
+            let looks = (0..SESSION_SLOTS).zip(&mut slots).map(|(number, slot)| handle.look_at(number, slot));
+            future::join_all(looks).await;
+            cx.beat();
         }
     });
 }
