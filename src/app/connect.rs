@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bus::{
-        self, Bus,
+        self, Bus, Topic,
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
@@ -165,6 +165,21 @@ pub(super) async fn bus(
         let is_transient = error.is_transient();
         Unreachable::new(error.into(), is_transient)
     })
+}
+
+/// The topics of these that the bus does not have. It makes none.
+pub(super) async fn missing_topics(
+    settings: &Settings,
+    redis: Option<&Redis>,
+    topics: &[Topic],
+) -> anyhow::Result<Vec<Topic>> {
+    match kafka_config(settings)? {
+        None => {
+            let redis = redis.context("Redis Streams need a Redis")?;
+            Ok(RedisStreams::missing(redis, &settings.topic_prefix, topics).await?)
+        }
+        Some(config) => Ok(Kafka::missing(config, topics).await?),
+    }
 }
 
 /// The rules of Kafka for its properties.

@@ -10,6 +10,8 @@ use crate::{
     embedded::{DataDir, RedisServer},
 };
 
+const RAISED: [Topic; 2] = [Topic::Pipeline, Topic::TaskResults];
+
 /// Raises the topics that taskd reads to `partitions`, and answers how many they had. Running processes notice it and
 /// start over with them.
 pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String> {
@@ -27,8 +29,15 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
         };
         redis = Some(connect::redis(&url, &settings).await?);
     }
+    // To open the bus would make topics of a wrong prefix, and raise those.
+    if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED).await?.first() {
+        bail!(
+            "there is no topic {}{topic}: bus_url and topic_prefix must be those of a taskd that has run",
+            settings.topic_prefix
+        );
+    }
     let bus = connect::bus(&settings, redis.as_ref(), "partitions").await?;
-    let topics = [Topic::Pipeline, Topic::TaskResults].map(|topic| (topic, bus.partitions(topic)));
+    let topics = RAISED.map(|topic| (topic, bus.partitions(topic)));
     for (topic, found) in topics {
         if found > partitions {
             bail!("{topic} has {found} partitions, and there is no way back: unread tasks would go with them");

@@ -118,6 +118,11 @@ async fn add_partitions(bus: Option<String>) {
     assert_eq!(code, 1);
     assert_eq!(said, "taskd: pipeline has 5 partitions, and there is no way back: unread tasks would go with them\n");
     assert_eq!(raise("5", &backends).0, 0, "again does no harm");
+    let wrong = format!("wrong-{prefix}");
+    let elsewhere: Vec<&str> = backends.iter().map(|arg| if *arg == prefix { &wrong[..] } else { arg }).collect();
+    let (code, said) = raise("6", &elsewhere);
+    assert_eq!((code, said.contains(&format!("there is no topic {wrong}pipeline: "))), (1, true), "{said}");
+    assert_eq!(raise("6", &elsewhere), (code, said), "the first try made no topic");
     for daemon in &mut daemons {
         assert!(daemon.stop().await.success());
     }

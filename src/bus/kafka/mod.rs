@@ -92,6 +92,16 @@ impl Kafka {
         Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, reduced })
     }
 
+    /// The topics of these that do not exist. It makes none.
+    pub async fn missing(config: Config, topics: &[Topic]) -> Result<Vec<Topic>> {
+        let Config { brokers, properties, topic_prefix, .. } = config;
+        let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
+        let producer = Detached::new(configs.producer(&events)?);
+        let look = Look { configs: &configs, producer: &producer, events: &events, wanted: topics };
+        let (_, found) = look.look().await?;
+        Ok(topics.iter().copied().filter(|topic| !found.contains_key(topic)).collect())
+    }
+
     /// Finds mistakes in the properties without a broker.
     pub fn check(config: &Config) -> Result<()> {
         let Config { brokers, properties, topic_prefix, .. } = config.clone();

@@ -55,7 +55,7 @@ impl Look<'_> {
     }
 
     /// The cluster's id, and the topics with their partitions.
-    async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
+    pub(super) async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
         let (configs, producer, events) = (self.configs.clone(), self.producer.clone(), self.events.clone());
         let wanted = self.wanted.to_vec();
         let answer = blocking(move || {

@@ -56,6 +56,15 @@ impl RedisStreams {
         Ok(Self { streams, take_over_after: TAKE_OVER_AFTER, process: Uuid::new_v4().to_string() })
     }
 
+    /// The topics of these that do not exist. It makes none.
+    pub async fn missing(redis: &Redis, topic_prefix: &str, topics: &[Topic]) -> Result<Vec<Topic>> {
+        let mut ask = redis::cmd("HMGET");
+        ask.arg(partitions_key(redis))
+            .arg(topics.iter().map(|topic| format!("{topic_prefix}{topic}")).collect::<Vec<_>>());
+        let found: Vec<Option<u32>> = ask.query_async(&mut redis.conn()).await.map_err(Error::setup::<RedisError>)?;
+        Ok(topics.iter().zip(found).filter_map(|(topic, found)| found.is_none().then_some(*topic)).collect())
+    }
+
     /// How long a shared record may stay unacknowledged with one reader before another takes it over. The default is 30
     /// s.
     ///
