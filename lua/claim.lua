@@ -369,4 +369,4 @@ for i = 1, 6 do
 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
 if #taken == 0 and #with_more == 0 then return {generation, 0} end
-return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts, priorities}
+return {generation, 0, now, first_grant + 1, table.concat(taken), bodies, counts, with_more, attempts, priorities}

@@ -4,11 +4,13 @@
 --
 -- ARGV[2] outbox bytes at which completions are refused, far above those at which claims pause
 -- ARGV[3] generation of the tokens   ARGV[4] ids of all items in one string; at most 1,000
--- ARGV[5] reports of all items one after the other (opaque)   ARGV[6] their lengths, 4 bytes each
--- then per item: grant and worker as the record has them, 'h<grant>:<worker>'
+-- ARGV[5] reports of all items one after the other (opaque)
+-- ARGV[6] numbers of 4 bytes each: the length of each report, then per run of items with the same grant and worker how
+--   many they are
+-- then per run: grant and worker as the record has them, 'h<grant>:<worker>'
 -- then 3 values per item whose token is of another generation, or whose attempt is not the first:
 --   place (from 1), generation, attempt
--- Returns a code per item, and behind them 0 if a task is due now; lib/held.lua names the codes
+-- Returns a string: a digit per item, its code (lib/held.lua names them), and behind them 0 if a task is due now
 --       | an error FULL: nothing was changed, the workers keep their leases
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live')
@@ -18,7 +20,8 @@ end
 
 local ids, others, is_due = {}, {}, false
 for i = 1, #ARGV[4] / 16 do ids[i] = sub(ARGV[4], 16 * i - 15, 16 * i) end
-for a = 7 + #ids, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
+local runs = #ARGV[6] / 4 - #ids
+for a = 7 + runs, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
 local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
 
 -- Decides about an item that is not the common case: first attempt, this generation, a task that was never rejected.
@@ -72,42 +75,42 @@ local function credit(record, at)
   return char(109, num, holders - 1, credited + 1) .. entries, false
 end
 
--- The texts of a token are made once for all items of a batch: those of one worker come together and have one.
-local last, grant, completed, entry
 local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
-local codes, changed, record_args, ended_leases, finals = {}, {}, {}, {}, {}
-for i = 1, #ids do
-  local id, token = ids[i], ARGV[6 + i]
-  if token ~= last then
-    last, grant, entry = token, sub(token, 2, find(token, ':', 1, true) - 1), nil
-    completed = completed_at .. sub(token, 2)
-  end
-  local record, code, after, is_final = changed[id] or records[i], 1, nil, true
-  local is_common = record and is_current and not others[i]
-  if is_common and record == token then
-    after = completed
-  else
-    local at = nil
-    if is_common and byte(record) == 109 then
-      entry = entry or '\n' .. sub(token, #grant + 3) .. '\th' .. grant .. '\n'
-      at = find(record, entry, 5, true)
-    end
-    if at then
-      after, is_final = credit(record, at + #entry - #grant - 2)
+local i, codes, changed, record_args, ended_leases, finals = 0, {}, {}, {}, {}, {}
+for run = 1, runs do
+  local token = ARGV[6 + run]
+  local grant, completed = sub(token, 2, find(token, ':', 1, true) - 1), completed_at .. sub(token, 2)
+  local entry = nil
+  for _ = 1, struct.unpack('>I4', ARGV[6], 4 * (#ids + run) - 3) do
+    i = i + 1
+    local id = ids[i]
+    local record, code, after, is_final = changed[id] or records[i], 1, nil, true
+    local is_common = record and is_current and not others[i]
+    if is_common and record == token then
+      after = completed
     else
-      local a = others[i]
-      judge = judge or make_judge()
-      code, after, is_final = judge(id, record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+      local at = nil
+      if is_common and byte(record) == 109 then
+        entry = entry or '\n' .. sub(token, #grant + 3) .. '\th' .. grant .. '\n'
+        at = find(record, entry, 5, true)
+      end
+      if at then
+        after, is_final = credit(record, at + #entry - #grant - 2)
+      else
+        local a = others[i]
+        judge = judge or make_judge()
+        code, after, is_final = judge(id, record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+      end
     end
+    if after then
+      local n = #ended_leases
+      changed[id] = after
+      record_args[2 * n + 1], record_args[2 * n + 2] = id, after
+      ended_leases[n + 1] = id .. grant
+      if is_final then finals[#finals + 1] = id end
+    end
+    codes[i] = code
   end
-  if after then
-    local n = #ended_leases
-    changed[id] = after
-    record_args[2 * n + 1], record_args[2 * n + 2] = id, after
-    ended_leases[n + 1] = id .. grant
-    if is_final then finals[#finals + 1] = id end
-  end
-  codes[i] = code
 end
 
 if #ended_leases > 0 then
@@ -139,4 +142,4 @@ if #ended_leases > 0 then
   redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
 if is_due then codes[#codes + 1] = 0 end
-return codes
+return table.concat(codes)

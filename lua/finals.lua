@@ -2,9 +2,9 @@
 -- clock that was set back, and becomes now. Entries of past ends leave the list.
 --
 -- ARGV[2] grace time (ms)   ARGV[3] at most, 3,000 or less
--- Returns how many entries left, then the ids
+-- Returns how many entries left, and the ids in one string
 local ids = redis.call('LRANGE', FINALS, 0, tonumber(ARGV[3]) - 1)
-if #ids == 0 then return {0} end
+if #ids == 0 then return {0, ''} end
 
 -- The functions for records are made only for a record that is not in one of the forms that are text.
 local function make_records()
@@ -15,7 +15,7 @@ local load, save, AT, drop_past_end
 
 -- The records of one call of complete have one time: each time is read once.
 local records, times = redis.call('HMGET', RECORDS, unpack(ids)), {}
-local before, due, waits = now - tonumber(ARGV[2]), {0}, false
+local before, due, waits, left = now - tonumber(ARGV[2]), {}, false, 0
 -- By place, the past ends; by id, the records that change.
 local past, changed = {}, {}
 for i = 1, #ids do
@@ -37,7 +37,7 @@ for i = 1, #ids do
     local t = changed[id] or load(record)
     at = t and t[AT]
     if drop_past_end(t) then
-      past[i], changed[id], due[1] = true, t, due[1] + 1
+      past[i], changed[id], left = true, t, left + 1
     elseif at and at > now then
       at, t[AT], changed[id] = now, now, t
     end
@@ -48,7 +48,7 @@ for i = 1, #ids do
     if not waits then due[#due + 1] = id end
   end
 end
-if due[1] > 0 then
+if left > 0 then
   redis.call('LTRIM', FINALS, #ids, -1)
   local stay = {}
   for i = #ids, 1, -1 do
@@ -59,4 +59,4 @@ end
 local fields = {}
 for id, t in pairs(changed) do fields[#fields + 1], fields[#fields + 2] = id, save(t) end
 if #fields > 0 then redis.call('HSET', RECORDS, unpack(fields)) end
-return due
+return {left, table.concat(due)}

@@ -7,11 +7,11 @@
 -- stays. A live record stays, too, and leaves the list.
 --
 -- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet   ARGV[3] grace time (ms)
--- ARGV[4…] ids, at most 3,000
+-- ARGV[4] their ids in one string, at most 3,000
 -- Returns how many records were forgotten
-local first = redis.call('LRANGE', FINALS, 0, #ARGV - 4)
+local first = redis.call('LRANGE', FINALS, 0, #ARGV[4] / 16 - 1)
 local same = 0
-while first[same + 1] and first[same + 1] == ARGV[same + 4] do same = same + 1 end
+while first[same + 1] and first[same + 1] == string.sub(ARGV[4], 16 * same + 1, 16 * same + 16) do same = same + 1 end
 if same == 0 then return 0 end
 
 -- The functions for records are made only for a record that is not in one of the forms that are text.

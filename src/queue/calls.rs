@@ -13,7 +13,7 @@ use super::{
     keys::ShardKeys,
     notes::Notes,
     types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
-    wire::{items, ms, number},
+    wire::{bytes, ms, number},
 };
 use crate::{
     model::LeaseToken,
@@ -205,13 +205,19 @@ pub(super) async fn complete(
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
     let room = completions.iter().map(|item| item.report.len() + FRAME).sum();
-    let (mut frames, mut lengths) = (Vec::with_capacity(room), Vec::with_capacity(4 * completions.len()));
+    let (mut frames, mut numbers) = (Vec::with_capacity(room), Vec::with_capacity(8 * completions.len()));
+    let mut number = |number: usize| {
+        let number = u32::try_from(number).expect("a result is far below 4 GiB");
+        numbers.extend(number.to_be_bytes());
+    };
     for item in &completions {
-        let length = u32::try_from(frame_report(&item.report, &mut frames)).expect("a result is far below 4 GiB");
-        lengths.extend(length.to_be_bytes());
+        number(frame_report(&item.report, &mut frames));
     }
-    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids).arg(frames).arg(lengths);
-    for item in &completions {
+    // A worker mostly completes together what it got together.
+    let runs = || completions.chunk_by(|a, b| a.token.grant == b.token.grant && a.worker == b.worker);
+    runs().for_each(|run| number(run.len()));
+    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids).arg(frames).arg(numbers);
+    for item in runs().map(|run| run[0]) {
         call.arg(format!("h{}:{}", item.token.grant, item.worker));
     }
     for (place, LeaseToken { generation: of_item, attempt, .. }) in
@@ -233,14 +239,13 @@ pub(super) async fn complete(
             answers.swap_remove(0)
         }
     };
-    let mut answer = items(answer)?;
-    if answer.len() == completions.len() + 1 {
-        answer.pop();
+    let answer = bytes(Some(answer))?;
+    let Some((codes, is_due)) = answer.split_at_checked(completions.len()) else {
+        return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
+    };
+    if !is_due.is_empty() {
         due();
     }
-    if answer.len() != completions.len() {
-        return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
-    }
-    let mut codes = answer.into_iter().map(|code| Code::from_number(number(Some(code))?));
+    let mut codes = codes.iter().map(|digit| Code::from_number(i64::from(*digit) - i64::from(b'0')));
     callers.iter().map(|caller| codes.by_ref().take(caller.len()).collect()).collect()
 }

@@ -7,9 +7,9 @@ use redis::Value;
 use super::{
     error::{Error, Result},
     types::Leased,
-    wire::{bytes, items, ms, number, task_id},
+    wire::{bytes, items, ms, number, task_ids},
 };
-use crate::model::{LeaseToken, ShardId};
+use crate::model::{LeaseToken, ShardId, TaskId};
 
 /// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
@@ -21,12 +21,12 @@ pub(super) struct Claimed {
     pub(super) now_unix_ms: i64,
     /// Of the next request with tasks.
     grant: u64,
-    ids: std::vec::IntoIter<Value>,
+    ids: Vec<TaskId>,
     bodies: std::vec::IntoIter<Value>,
     counts: std::vec::IntoIter<Value>,
     /// Places of requests whose scan ended at a bound of the call.
     with_more: Vec<usize>,
-    /// By place in `ids`: attempts other than the first.
+    /// By place in `ids`, from 1: attempts other than the first.
     attempts: HashMap<usize, u32>,
     place: usize,
     /// Tokens say when their leases were given.
@@ -47,8 +47,9 @@ impl Claimed {
         }
         let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
+        let ids = task_ids(Some(next()?))?;
         let mut list = || Ok::<_, Error>(items(next()?)?.into_iter());
-        let (ids, bodies, counts) = (list()?, list()?, list()?);
+        let (bodies, counts) = (list()?, list()?);
         let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
         let left = Some(number(Some(next()?))?);
@@ -75,8 +76,9 @@ impl Claimed {
         let count = self.counts.next().map_or(Ok(0), |count| number(Some(count)))?;
         let mut leased = Vec::with_capacity(count);
         for _ in 0..count {
+            let missing = || Error::Answer("fewer ids than a claim's answer counts".into());
+            let (id, body) = (*self.ids.get(self.place).ok_or_else(missing)?, self.bodies.next());
             self.place += 1;
-            let (id, body) = (task_id(self.ids.next())?, self.bodies.next());
             // The script leases no task whose body is damaged.
             let body = if matches!(body, Some(Value::Nil)) { continue } else { bytes(body)? };
             let Some(own_ms) = body.get(HEAD_BYTES - 4..HEAD_BYTES) else { continue };

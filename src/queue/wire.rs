@@ -100,7 +100,16 @@ pub(super) fn pairs(value: Value, count: usize) -> Result<Vec<(Code, i64)>> {
 }
 
 pub(super) fn task_id(value: Option<Value>) -> Result<TaskId> {
-    TaskId::from_slice(&bytes(value)?).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))
+    id(&bytes(value)?)
+}
+
+/// Ids that stand one after the other in a string.
+pub(super) fn task_ids(value: Option<Value>) -> Result<Vec<TaskId>> {
+    bytes(value)?.chunks(16).map(id).collect()
+}
+
+fn id(bytes: &[u8]) -> Result<TaskId> {
+    TaskId::from_slice(bytes).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))
 }
 
 pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {

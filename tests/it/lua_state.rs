@@ -184,7 +184,7 @@ fn shown(bytes: &[u8]) -> String {
         return format!("{}/{}/{}", bytes[1], bytes[2], bytes[4] as char);
     }
     if letters(0) && bytes[0].is_ascii_lowercase() {
-        return format!("{}{}", bytes[0] as char, String::from_utf8_lossy(&bytes[16..]));
+        return format!("{}{}", bytes[0] as char, shown(&bytes[16..]));
     }
     if bytes.len() == 13 && bytes.ends_with(b"text") {
         return format!("body{}", bytes[0]);

@@ -14,7 +14,7 @@ use super::{
     shards::Shards,
     types::{Closing, Event, Expired, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wake::Wake,
-    wire::{items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_id, unsigned},
+    wire::{items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids, unsigned},
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
@@ -172,8 +172,7 @@ impl Upkeep {
             })
             .await?;
         let mut answer = items(value)?.into_iter();
-        let past_ends = number(answer.next())?;
-        Ok(Finals { past_ends, ids: answer.map(|id| task_id(Some(id))).collect::<Result<_>>()? })
+        Ok(Finals { past_ends: number(answer.next())?, ids: task_ids(answer.next())? })
     }
 
     /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its `grace`.
@@ -181,10 +180,7 @@ impl Upkeep {
         let value = self
             .call(&scripts::FORGET, shard, settled.len(), |call| {
                 call.arg(settled.iter().map(|(_, is_settled)| if *is_settled { '1' } else { '0' }).collect::<String>());
-                call.arg(ms(grace));
-                for (id, _) in settled {
-                    call.arg(id.as_bytes());
-                }
+                call.arg(ms(grace)).arg(settled.iter().flat_map(|(id, _)| *id.as_bytes()).collect::<Vec<u8>>());
             })
             .await?;
         self.touch(shard);

@@ -45,7 +45,7 @@ async fn commands_of_a_life(count: usize, workers: usize) -> [(&'static str, u64
     };
     let finals = f.commands(&scripts::FINALS, finals).await;
     let forget = |call: &mut Call| {
-        call.arg("1".repeat(count)).arg(-1).arg(&ids);
+        call.arg("1".repeat(count)).arg(-1).arg(ids.concat());
     };
     let forgotten = f.commands(&scripts::FORGET, forget).await;
     let left = f.state().await;

@@ -47,7 +47,7 @@ struct Shard<'a> {
     f: &'a Fixture,
     offset: u64,
     epochs: BTreeMap<char, u32>,
-    named: Vec<String>,
+    named: String,
 }
 
 impl Shard<'_> {
@@ -75,16 +75,13 @@ impl Shard<'_> {
                 let name = |call: &mut Call| {
                     call.arg(u8::from(young)).arg(most);
                 };
-                self.named = flat(self.f.run(&scripts::FINALS, name).await.expect("finals")).split_off(1);
+                self.named = flat(self.f.run(&scripts::FINALS, name).await.expect("finals")).remove(1);
             }
             Step::Forget { settled, young } => {
                 let flags: String =
                     (0..self.named.len()).map(|i| if settled >> (i % 8) & 1 == 1 { '1' } else { '0' }).collect();
                 let forget = |call: &mut Call| {
-                    call.arg(flags).arg(u8::from(young));
-                    for named in &self.named {
-                        call.arg(id(named.chars().next().expect("a letter")));
-                    }
+                    call.arg(flags).arg(u8::from(young)).arg(self.named.chars().flat_map(id).collect::<Vec<u8>>());
                 };
                 self.f.run(&scripts::FORGET, forget).await.expect("forget");
             }
@@ -117,7 +114,7 @@ async fn the_list_has_each_final_task_once_and_each_past_end_until_all_are_gone(
         let _: () = redis::cmd("FLUSHALL").query_async(&mut f.redis.conn()).await.expect("flush");
         f.seed("SET", "generation", &[b"7"]).await;
         let epochs = LETTERS.map(|letter| (letter, 0)).into();
-        let mut shard = Shard { f: &f, offset: 0, epochs, named: Vec::new() };
+        let mut shard = Shard { f: &f, offset: 0, epochs, named: String::new() };
         for step in &steps {
             shard.step(step).await;
             shard.check(&steps).await;

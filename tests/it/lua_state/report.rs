@@ -11,10 +11,8 @@ pub(super) fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
 /// Each item: id, generation, grant, worker.
 fn complete_at(call: &mut Call, attempt: u32, items: &[(char, &str, u64, &str)]) {
     call.arg(1000).arg("7").arg(items.iter().flat_map(|(letter, ..)| id(*letter)).collect::<Vec<u8>>());
-    reports(call, items.len());
-    for (_, _, grant, worker) in items {
-        call.arg(format!("h{grant}:{worker}"));
-    }
+    let held: Vec<_> = items.iter().map(|(_, _, grant, worker)| format!("h{grant}:{worker}")).collect();
+    reports(call, items.len(), &held);
     for (place, (_, generation, ..)) in items.iter().enumerate() {
         if *generation != "7" || attempt != 1 {
             call.arg(place + 1).arg(*generation).arg(attempt);
@@ -37,7 +35,7 @@ async fn complete_answers_each_item_and_only_the_right_token_counts() {
         ('z', "7", 1, "w"),
     ];
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
-    assert_eq!(flat(answer), ["1", "2", "4", "3", "3", "5"]);
+    assert_eq!(flat(answer), ["124335"]);
     changed(
         &before,
         &f.state().await,
@@ -55,16 +53,20 @@ async fn complete_answers_each_item_and_only_the_right_token_counts() {
 /// Tokens as the records have them, of the first attempt.
 pub(super) fn complete_all(call: &mut Call, ids: &[Vec<u8>], held: &[String]) {
     call.arg(1 << 20).arg("7").arg(ids.concat());
-    reports(call, ids.len());
-    call.arg(held);
+    reports(call, ids.len(), held);
 }
 
-/// A report for each, and their lengths: `report0`, `report1`, …
-fn reports(call: &mut Call, count: usize) {
+/// A report for each (`report0`, `report1`, …) with their lengths, and the tokens by runs.
+fn reports(call: &mut Call, count: usize, held: &[String]) {
     let reports: Vec<_> =
         (0..count).map(|n| format!("\u{1a}{}report{n}", if n < 10 { '\u{7}' } else { '\u{8}' })).collect();
-    let lengths = reports.iter().flat_map(|report| (report.len() as u32).to_be_bytes());
-    call.arg(reports.concat()).arg(lengths.collect::<Vec<u8>>());
+    let runs: Vec<_> = held.chunk_by(PartialEq::eq).collect();
+    let numbers = reports.iter().map(String::len).chain(runs.iter().map(|run| run.len()));
+    let numbers: Vec<u8> = numbers.flat_map(|number| (number as u32).to_be_bytes()).collect();
+    call.arg(reports.concat()).arg(numbers);
+    for run in runs {
+        call.arg(&run[0]);
+    }
 }
 
 #[tokio::test]
@@ -77,7 +79,7 @@ async fn complete_takes_a_repeat_and_other_workers_in_one_call() {
     let items =
         [('c', "6", 1, "w"), ('b', "7", 2, "v:1"), ('a', "7", 1, "w"), ('b', "7", 2, "v:1"), ('c', "7", 1, "w")];
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
-    assert_eq!(flat(answer), ["3", "1", "1", "2", "1"]);
+    assert_eq!(flat(answer), ["31121"]);
     changed(
         &before,
         &f.state().await,
@@ -100,7 +102,7 @@ async fn complete_goes_on_with_records_that_an_earlier_version_packed() {
     f.held('a', "w", 2).await;
     f.seed("HSET", "records", &[&id('a'), record]).await;
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "u"), ('a', "7", 2, "w")])).await;
-    assert_eq!(flat(answer.expect("complete")), ["2", "1"]);
+    assert_eq!(flat(answer.expect("complete")), ["21"]);
     assert_eq!(f.state().await["records"], ["a=m3/1/2 u:c1 w:c2 v:h3"]);
     let inspect = |call: &mut Call| {
         call.arg(id('a'));
@@ -108,10 +110,10 @@ async fn complete_goes_on_with_records_that_an_earlier_version_packed() {
     let answer = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
     assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0", "0"]);
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 3, "v"), ('a', "7", 1, "u")])).await;
-    assert_eq!(flat(answer.expect("complete")), ["1", "2"]);
+    assert_eq!(flat(answer.expect("complete")), ["12"]);
     assert_eq!(f.state().await["records"], [format!("a=e3 at {NOW} u:c1 w:c2 v:c3")]);
     let late = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 9, "x"), ('a', "7", 9, "u")])).await;
-    assert_eq!(flat(late.expect("complete")), ["4", "4"], "all three are done");
+    assert_eq!(flat(late.expect("complete")), ["44"], "all three are done");
 }
 
 #[tokio::test]
@@ -121,7 +123,7 @@ async fn a_task_of_several_that_is_rejected_is_packed_from_then_on() {
     f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v:1", 1), ("v", 1)])).await.expect("claim");
     assert_eq!(f.state().await["records"], ["a=m3/3/0 w:h1 v:1:h2 v:h3"]);
     let lost = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v"), ('a', "7", 1, "x")])).await;
-    assert_eq!(flat(lost.expect("complete")), ["3", "3"], "nobody holds it by these tokens");
+    assert_eq!(flat(lost.expect("complete")), ["33"], "nobody holds it by these tokens");
     f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v:1")])).await.expect("complete");
     assert_eq!(f.state().await["records"], ["a=m3/2/1 w:h1 v:1:c2 v:h3"]);
     f.run(&scripts::REJECT, |call| reject(call, 'a', 3, "v", "release", "")).await.expect("reject");
@@ -137,9 +139,9 @@ async fn complete_takes_a_later_attempt_of_a_task_that_failed_before() {
     f.held('b', "w", 3).await;
     let items = [('b', "7", 3, "w"), ('a', "7", 3, "w")];
     let none = f.run(&scripts::COMPLETE, |call| complete_at(call, 3, &items)).await.expect("complete");
-    assert_eq!(flat(none), ["3", "3"], "there was no third attempt");
+    assert_eq!(flat(none), ["33"], "there was no third attempt");
     let second = f.run(&scripts::COMPLETE, |call| complete_at(call, 2, &items)).await.expect("complete");
-    assert_eq!(flat(second), ["3", "1"], "of a there was a second one");
+    assert_eq!(flat(second), ["31"], "of a there was a second one");
     assert_eq!(f.state().await["records"], [&format!("a=f{NOW}:3:w"), "b=h3:w"]);
 }
 
@@ -151,7 +153,7 @@ async fn complete_credits_distinct_workers_until_there_are_num() {
     let items = [('a', "7", 1, "w"), ('a', "7", 1, "w"), ('a', "7", 2, "v")];
     let before = f.state().await;
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
-    assert_eq!(flat(answer), ["1", "2", "1"]);
+    assert_eq!(flat(answer), ["121"]);
     changed(
         &before,
         &f.state().await,
@@ -447,7 +449,7 @@ async fn a_task_that_was_sent_again_keeps_its_epoch_to_its_end() {
     let finals = |call: &mut Call| {
         call.arg(-1).arg(10);
     };
-    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["0", "a", "b"]);
+    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["0", "ab"]);
 }
 
 #[tokio::test]

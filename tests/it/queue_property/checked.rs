@@ -730,10 +730,11 @@ fn claimed(answer: Value) -> (Got, Option<u8>) {
     if parts.len() == 2 {
         return ((0, false, Vec::new()), (parts[1] == Value::Int(2)).then_some(0));
     }
-    type Parts = (u64, Vec<Vec<u8>>, Vec<Bytes>, Vec<usize>, Vec<usize>, Vec<u32>, u8);
+    type Parts = (u64, Bytes, Vec<Bytes>, Vec<usize>, Vec<usize>, Vec<u32>, u8);
     let parts = Value::Array(parts.split_off(3));
     let parts: Parts = redis::from_redis_value(parts).expect("an answer");
     let (grant, ids, bodies, counts, more, attempts, left) = parts;
+    let ids: Vec<_> = ids.chunks(16).collect();
     assert_eq!(counts, [ids.len()]);
     let attempt = |place| attempts.chunks(2).find(|pair| pair[0] == place).map_or(1, |pair| pair[1]);
     let got = ids.iter().zip(bodies).enumerate().map(|(i, (id, body))| (id_of(id), body, attempt(i as u32 + 1)));
