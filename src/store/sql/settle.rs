@@ -53,11 +53,10 @@ pub(super) async fn settle<S: Session>(
 ) -> Result<Vec<Settled>> {
     let mut tasks = progress::lock(session, reports.iter().map(|report| *report.id()).collect()).await?;
     let (mut results, mut letters) = (Vec::new(), Vec::new());
-    let decide = |report| decide(report, &mut tasks, &mut results, &mut letters);
+    let mut counts = Counts::with_events(events);
+    let decide = |report| decide(report, &mut tasks, &mut results, &mut letters, &mut counts);
     let mut settled: Vec<Settled> = reports.iter().map(decide).collect();
 
-    let mut counts = Counts::with_events(events);
-    note_workers(&results, &tasks, &mut counts);
     // In the order of the primary key, so that neighbours share the pages that a statement touches.
     results.sort_unstable_by_key(|result| (result.number, result.task, result.worker));
     store_results(session, &results).await?;
@@ -68,23 +67,13 @@ pub(super) async fn settle<S: Session>(
     Ok(settled)
 }
 
-/// Notes the workers that the events of their tasks name.
-fn note_workers(results: &[NewResult<'_>], tasks: &BTreeMap<TaskId, Progress>, counts: &mut Counts) {
-    for result in results.iter().filter(|result| !result.surplus) {
-        let is_end =
-            |task: &&Progress| task.status == StoredStatus::Completed && counts.events.are_kept_of(&task.queue);
-        if tasks.get(result.task).filter(is_end).is_some() {
-            counts.events.credited(*result.task, result.worker, result.attempt);
-        }
-    }
-}
-
 /// Decides what a report changes in its task.
 fn decide<'a>(
     report: &'a Settlement,
     tasks: &mut BTreeMap<TaskId, Progress>,
     results: &mut Vec<NewResult<'a>>,
     letters: &mut Vec<NewLetter>,
+    counts: &mut Counts,
 ) -> Settled {
     let Some(task) = tasks.get_mut(report.id()) else {
         return Settled { unknown: true, ..Settled::default() };
@@ -112,6 +101,10 @@ fn decide<'a>(
             }
             if !repeated && !surplus {
                 task.credit(*attempt, *at_unix_ms);
+                // The event of a completion names the worker of the last credit.
+                if task.status.is_final() && counts.events.are_kept_of(&task.queue) {
+                    counts.events.credited(*id, worker, *attempt);
+                }
             }
             (repeated, surplus)
         }
