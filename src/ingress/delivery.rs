@@ -119,7 +119,10 @@ impl Record {
     /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request that `is_awaited`.
     pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
-        self.in_hand.send_modify(|count| *count += counts);
+        self.in_hand.send_if_modified(|count| {
+            *count += counts;
+            false
+        });
         InHand { record: Arc::clone(self), counts }
     }
 
@@ -139,7 +142,11 @@ pub(super) struct InHand {
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.record.in_hand.send_modify(|count| *count -= self.counts);
+        // Only the last one is waited for.
+        self.record.in_hand.send_if_modified(|count| {
+            *count -= self.counts;
+            *count == 0
+        });
     }
 }
 

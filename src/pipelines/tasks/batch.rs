@@ -38,9 +38,9 @@ impl Handle {
             return Err(Error::Invalid(format!("{} items in one call; at most {max}", items.len())));
         }
         let (mut answers, mut accepted) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
-        let mut unknown = BTreeSet::new();
+        let (mut unknown, mut last) = (BTreeSet::new(), None);
         for (place, Item { id, lease_token, report }) in items.into_iter().enumerate() {
-            let checked = parse_lease(&id, &lease_token).and_then(|(task, token)| {
+            let checked = parse_lease(&id, lease_token, &mut last).and_then(|(task, token)| {
                 let shard = token.shard.clone();
                 let item = check(task, token, report?)?;
                 self.limit_unknown(&shard, &mut unknown)?;
@@ -70,9 +70,21 @@ impl Handle {
     }
 }
 
-fn parse_lease(id: &str, token: &str) -> Result<(TaskId, LeaseToken), String> {
+/// Tasks that a worker got together have one token: the last one is read once.
+fn parse_lease(
+    id: &str,
+    lease_token: String,
+    last: &mut Option<(String, LeaseToken)>,
+) -> Result<(TaskId, LeaseToken), String> {
     let id = id.parse().map_err(|_| format!("id {id:?} is not a task id"))?;
-    Ok((id, token.parse().map_err(|e: InvalidToken| e.to_string())?))
+    let token = match last {
+        Some((text, token)) if *text == lease_token => token.clone(),
+        _ => {
+            let token: LeaseToken = lease_token.parse().map_err(|e: InvalidToken| e.to_string())?;
+            last.insert((lease_token, token)).1.clone()
+        }
+    };
+    Ok((id, token))
 }
 
 pub(super) fn shards<T>(items: &[Placed<T>]) -> BTreeSet<ShardId> {

@@ -97,7 +97,6 @@ impl Handle {
             return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", report.discovered.len()));
         }
         let result_encoding = validate::encoding("result", report.result_encoding, &report.result)?;
-        let now = model::now_unix_ms();
         for (index, task) in report.discovered.iter().enumerate() {
             if !task.idempotency_key.is_empty() {
                 return Err(format!(
@@ -105,7 +104,7 @@ impl Handle {
                 ));
             }
             // Nobody could tell the worker later that its task is wrong.
-            validate::check(task, &self.settings.task_rules(&task.queue), now)
+            validate::check(task, &self.settings.task_rules(&task.queue), model::now_unix_ms())
                 .map_err(|error| format!("discovered[{index}]: {error}"))?;
         }
         let completed = Completed {
