@@ -14,6 +14,9 @@ pub trait TaskReads: Send + Sync {
     /// The states of the stored tasks among `ids`, each with the worker's completion, credited or surplus.
     async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>>;
 
+    /// The unfinished tasks among `ids`, each once, in any order.
+    async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
+
     /// Published tasks that are unfinished and have an id beyond `after`, by id.
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;
 

@@ -501,6 +501,7 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert!(!store.parked(queue, 10, &without).await.unwrap().is_empty());
     assert_eq!(store.parked_queues().await.unwrap().len(), 3);
     store.states(&[ids[0], ids[900], ids[1500]]).await.unwrap();
+    store.unfinished_among(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     assert_eq!(store.published("g", Some(ids[1000]), 10).await.unwrap().len(), 10);
     let shard = ShardId { queue: queue.clone(), number: batch[1700].task.partition };
     let lost = ShardId { number: 7, ..shard.clone() };

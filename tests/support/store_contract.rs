@@ -1005,6 +1005,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];
     assert_eq!(states, expected);
     assert_eq!(store.states(&[]).await.unwrap(), []);
+    assert_eq!(store.unfinished_among(&asked).await.unwrap(), [never.task.id]);
 
     let for_worker = async |worker: &str| {
         let worker = WorkerName::new(worker).unwrap();

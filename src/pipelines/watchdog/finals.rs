@@ -81,9 +81,8 @@ impl Finals {
         if ids.is_empty() {
             return Ok(past_ends > 0);
         }
-        let states = self.store.states(&ids).await?;
         // A task that SQL does not have was final for so long that it was removed.
-        let mut open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
+        let mut open: HashSet<TaskId> = self.store.unfinished_among(&ids).await?.into_iter().collect();
         if !open.is_empty() {
             let cancelled = self.changing.adopt(shard, &open).await?;
             open.retain(|id| !cancelled.contains(id));

@@ -113,14 +113,12 @@ impl LostReports {
             shard_has.asked = Some(Asked { ids: new, reports, at: Instant::now() });
         }
         // All reports that were on the bus are in SQL now.
-        let mut lost: Vec<_> = unsettled.intersection(&shard_has.read).copied().collect();
+        let lost: Vec<_> = unsettled.intersection(&shard_has.read).copied().collect();
         lost.iter().for_each(|id| shard_has.forget(id));
         if !shard_has.is_empty() {
             self.shards.insert(shard.clone(), shard_has);
         }
-        let states = self.store.states(&lost).await?;
-        let open: HashSet<_> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
-        lost.retain(|id| open.contains(id));
+        let lost = self.store.unfinished_among(&lost).await?;
         if self.redone.len() > MOST_REDONE {
             self.redone.clear();
         }

@@ -77,6 +77,15 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
         Ok(states)
     }
 
+    async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>> {
+        let mut unfinished = Vec::new();
+        for ids in lists(&distinct(ids)) {
+            let found = Statement::new("SELECT id FROM tasks WHERE status = 0 AND id IN ").list(ids);
+            unfinished.extend(self.sql.ids("unfinished_among", found).await?);
+        }
+        Ok(unfinished)
+    }
+
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
         let after = after.unwrap_or(FIRST);
         let page = Statement::new(PUBLISHED)

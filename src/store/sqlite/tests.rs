@@ -259,6 +259,7 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
     assert_eq!(store.parked_queues().await.unwrap().len(), 1);
     store.states(&ids).await.unwrap();
+    store.unfinished_among(&ids).await.unwrap();
     store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
     assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 6);
     let shard = ShardId { queue: queue.clone(), number: 0 };
