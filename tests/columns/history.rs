@@ -1,7 +1,7 @@
 //! The history of a task through the running binary: every attempt, whatever its end, and what operators did; by HTTP,
 //! gRPC and `taskd task`.
 
-use std::process::Command;
+use std::{process::Command, time::SystemTime};
 
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
@@ -46,6 +46,11 @@ async fn reject(daemon: &Daemon, worker: &str, tasks: &[Value], reason: &str, re
     assert_eq!((status, &answer["results"][0]["status"]), (200, &json!("OK")), "{answer}");
 }
 
+/// The text of a whole second has no fraction, so texts do not compare as times do.
+fn at(time: &Value) -> SystemTime {
+    humantime::parse_rfc3339(time.as_str().unwrap()).unwrap()
+}
+
 /// The states of the attempts, with their workers.
 fn states(task: &Value) -> Vec<(&str, &str)> {
     let attempts = task["history"].as_array().unwrap().iter();
@@ -82,8 +87,8 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
     let rejected = task_with(&daemon, &id, 1).await["history"][0].clone();
     assert_eq!((&rejected["state"], &rejected["attempt"]), (&json!("REJECTED"), &json!(1)));
     assert_eq!(rejected["reason"], reason[..1024]);
-    let (from, until_) = (rejected["from"].as_str().unwrap(), rejected["until"].as_str().unwrap());
-    assert!(inserted["created_at"].as_str().unwrap() <= from && from <= until_, "{rejected}");
+    let (created, from, until_) = (at(&inserted["created_at"]), at(&rejected["from"]), at(&rejected["until"]));
+    assert!(created <= from && from <= until_, "{rejected}");
 
     lease_for(&daemon, "a", "q", "3s").await;
     until("the lease expires", async || states(&task(&daemon, &id).await).contains(&("EXPIRED", "a"))).await;
@@ -99,7 +104,7 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
     assert_eq!(states(&done), [("REJECTED", "a"), ("EXPIRED", "a"), ("COMPLETED", "a"), ("COMPLETED", "b")]);
     let [expired, of_a, of_b] = [1, 2, 3].map(|n| &done["history"][n]);
     assert_eq!((&expired["reason"], expired.get("from")), (&json!("lease expired"), None));
-    assert!(of_a["from"].as_str().unwrap() <= of_a["until"].as_str().unwrap(), "{of_a}");
+    assert!(at(&of_a["from"]) <= at(&of_a["until"]), "{of_a}");
     assert_eq!((of_b.get("from"), of_b.get("surplus"), &done["status"]), (None, None, &json!("COMPLETED")));
 
     let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
