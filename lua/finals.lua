@@ -1,5 +1,5 @@
 -- Reads the final records that are older than the grace time, the earliest first. A time in the future comes from a
--- clock that was set back, and becomes now. Entries of past ends leave the list.
+-- clock that was set back, and becomes now. Entries of past ends leave the list, and such that are no ids.
 --
 -- ARGV[2] grace time (ms)   ARGV[3] at most, 3,000 or less
 -- Returns how many entries left, and the ids in one string
@@ -32,7 +32,9 @@ for i = 1, #ids do
       times[stamp] = at
     end
   end
-  if record and (not at or at > now) then
+  if #id ~= 16 then
+    past[i], left = true, left + 1
+  elseif record and (not at or at > now) then
     if not load then load, save, AT, drop_past_end = make_records() end
     local t = changed[id] or load(record)
     at = t and t[AT]

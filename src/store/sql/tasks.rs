@@ -80,7 +80,10 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>> {
         let mut unfinished = Vec::new();
         for ids in lists(&distinct(ids)) {
-            let found = Statement::new("SELECT id FROM tasks WHERE status = 0 AND id IN ").list(ids);
+            let found = Statement::new("SELECT id FROM tasks ")
+                .sql(DB::Connection::BY_PRIMARY_KEY)
+                .sql(" WHERE status = 0 AND id IN ")
+                .list(ids);
             unfinished.extend(self.sql.ids("unfinished_among", found).await?);
         }
         Ok(unfinished)

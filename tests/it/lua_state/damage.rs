@@ -107,6 +107,19 @@ async fn a_damaged_record_takes_no_report() {
 }
 
 #[tokio::test]
+async fn what_is_no_id_leaves_the_list_of_final_tasks() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('a'), b"f5:1:w"]).await;
+    f.seed("RPUSH", "finals", &[b"", b"short", &[id('b'), id('c')].concat(), &id('a')]).await;
+    let before = f.state().await;
+    let finals = |call: &mut Call| {
+        call.arg(60_000).arg(10);
+    };
+    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["3", "a"]);
+    changed(&before, &f.state().await, &[("finals", &["a"])]);
+}
+
+#[tokio::test]
 async fn a_damaged_body_is_passed_by_claims() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;

@@ -214,7 +214,7 @@ async fn forget_stops_where_another_caller_was_faster() {
     let before = f.state().await;
     let forget = |flags: &'static str, letters: &'static [char]| {
         move |call: &mut Call| {
-            call.arg(flags).arg(60_000).arg(letters.iter().map(|letter| id(*letter)).collect::<Vec<_>>());
+            call.arg(flags).arg(60_000).arg(letters.iter().flat_map(|letter| id(*letter)).collect::<Vec<u8>>());
         }
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['a', 'b'])).await.expect("forget")), ["0"]);
