@@ -52,12 +52,17 @@ impl Api {
             Ok::<_, Error>((watch, now))
         };
         let (watch, Look { event: now, is_ending }) = begin.instrument(span("watch_task", caller)).await?;
-        let is_seen = last.is_some_and(|last| last.task == id && (last.status == now.status || is_ending));
-        let life = Life { id, last: Some(now.clone()) };
+        let seen = last.filter(|last| last.task == id && (last.status == now.status || is_ending));
+        // A watcher that is told nothing stays with the event that it has seen.
+        let begun = match &seen {
+            Some(seen) if is_ending => TaskEvent { status: seen.status, at_unix_ms: seen.at_unix_ms, ..now.clone() },
+            _ => now.clone(),
+        };
+        let life = Life { id, last: Some(begun) };
         let of_task = OfTask { watch, life, held: Vec::new(), hear_at: Instant::now() };
         let mut watching = self.watching(caller, Source::Task(of_task), counted);
         watching.over = now.status.is_final().then_some(WatchOver::Final);
-        watching.ready.extend((!is_seen).then_some(Watched::Event(now)));
+        watching.ready.extend(seen.is_none().then_some(Watched::Event(now)));
         Ok(watching)
     }
 
