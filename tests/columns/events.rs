@@ -197,20 +197,23 @@ async fn failures_deaths_and_cancels_are_told() {
 #[tokio::test]
 async fn a_task_that_nobody_had_is_never_assigned_on_its_way_to_its_end() {
     let daemon = column::start(LONG_LEASES, &[]).await;
-    let within = |n: u64| format!("{}ms", 3000 + 50 * n);
+    let within = |n: u64| format!("{}ms", 6000 + 50 * n);
     let task = |n: u64| json!({"queue": "q", "key": n.to_string(), "finish_within": within(n)});
     let ids = daemon.insert(&(0..40).map(task).collect::<Vec<_>>()).await;
     let mut watches = Vec::new();
     for id in &ids {
         watches.push(Events::of_task(&daemon, id).await);
     }
+    let mut watched = 0;
     for events in &mut watches {
         // A slow machine may begin a watch behind the deadline.
         let first = events.status().await;
+        watched += u32::from(first != "DEAD");
         let rest = events.rest().await;
         assert_eq!(rest.last().unwrap_or(&first), "DEAD");
         assert!(!rest.contains(&"ASSIGNED".to_owned()), "{first}, {rest:?}");
     }
+    assert!(watched > 0, "all tasks died before their watches began");
 }
 
 #[tokio::test]

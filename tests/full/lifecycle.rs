@@ -7,9 +7,11 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UnixStream},
+    time::timeout,
 };
 
 use crate::support::{
+    PATIENCE,
     daemon::Daemon,
     kafka,
     mariadb::MysqlDatabase,
@@ -26,6 +28,19 @@ fn refused(args: &[&str]) -> (i32, String) {
 
 #[tokio::test]
 async fn a_stop_ends_waits_finishes_what_is_in_hand_and_leaves_nothing_running() {
+    // A stop that is faster than the call refuses it, which is seldom.
+    for _ in 0..3 {
+        let answer = answer_at_a_stop().await;
+        if answer.ends_with(r#"{"tasks":[]}"#) {
+            return;
+        }
+        assert!(answer.contains(" 503 "), "{answer}");
+    }
+    panic!("taskd has never begun with the call before it stopped");
+}
+
+/// The answers to a connection with a call that waits when taskd stops.
+async fn answer_at_a_stop() -> String {
     let mut daemon = Daemon::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     assert_eq!(daemon.lease("w", "q", 1, "10s").await.len(), 1);
@@ -38,13 +53,14 @@ async fn a_stop_ends_waits_finishes_what_is_in_hand_and_leaves_nothing_running()
     calls.write_all((first + &second).as_bytes()).await.unwrap();
     let mut answers = Vec::new();
     while !answers.ends_with(b"ok\n") {
-        assert_ne!(calls.read_buf(&mut answers).await.unwrap(), 0, "{answers:?}");
+        let read = timeout(PATIENCE, calls.read_buf(&mut answers)).await.expect("an answer");
+        assert_ne!(read.unwrap(), 0, "{answers:?}");
     }
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().await.code(), Some(0));
-    calls.read_to_end(&mut answers).await.unwrap();
-    assert!(answers.ends_with(br#"{"tasks":[]}"#), "{}", String::from_utf8_lossy(&answers));
+    timeout(PATIENCE, calls.read_to_end(&mut answers)).await.expect("the end of the connection").unwrap();
     assert!(!daemon.kill9_redis(), "redis-server was left running");
+    String::from_utf8(answers).unwrap()
 }
 
 #[tokio::test]

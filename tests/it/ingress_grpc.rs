@@ -17,7 +17,7 @@ use tonic_reflection::pb::v1::{
 
 use crate::{
     ingress_http::idle_state,
-    support::{PATIENCE, daemon::Daemon},
+    support::{PATIENCE, daemon::Daemon, until},
 };
 
 pub(crate) async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
@@ -77,6 +77,8 @@ async fn an_insert_into_a_full_queue_is_told_to_try_later() {
         client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait: None }).await
     };
     insert("first").await.unwrap();
+    // The count may be one of a moment before.
+    until("the queue is known to be full", async || insert("first").await.is_err()).await;
     let status = insert("second").await.unwrap_err();
     let why = "queue q has 1 unfinished tasks, its max_unfinished; try again later";
     assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, why));

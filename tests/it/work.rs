@@ -18,7 +18,7 @@ use nix::{
 use serde_json::{Value, json};
 use taskd_client::{Client, Done, Failure, NewTask, Task, Worker};
 
-use crate::support::{daemon::Daemon, until};
+use crate::support::{PATIENCE, daemon::Daemon, until};
 
 /// A `taskd work` for one queue, with a folder of its own.
 struct Work {
@@ -80,11 +80,21 @@ async fn finish(child: Child) -> (i32, Vec<Value>, String) {
 }
 
 /// Reads the lines up to this event, which it answers. Those behind it are left to [`finish`].
-fn read_until(child: &mut Child, event: &str) -> Value {
-    // A larger buffer would take more than a line.
-    let lines = BufReader::with_capacity(1, child.stdout.as_mut().unwrap()).lines();
-    let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    lines.find(|line| line["event"] == event).expect("the event comes")
+async fn read_until(mut child: Child, event: &'static str) -> (Child, Value) {
+    let worker = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    let read = tokio::task::spawn_blocking(move || {
+        // A larger buffer would take more than a line.
+        let lines = BufReader::with_capacity(1, child.stdout.as_mut().unwrap()).lines();
+        let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let line = lines.find(|line| line["event"] == event).expect("the event comes");
+        drop(lines);
+        (child, line)
+    });
+    tokio::time::timeout(PATIENCE, read).await.map(Result::unwrap).unwrap_or_else(|_| {
+        // The reading ends with it.
+        kill(worker, Signal::SIGKILL).unwrap();
+        panic!("no event {event:?}");
+    })
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -313,10 +323,10 @@ async fn a_signal_drains_and_a_second_one_gives_back() {
     let text = "touch began; while [ ! -e end ]; do sleep 0.05; done";
     let work = Work::new(&daemon, &[]);
     let script = work.script(text);
-    let mut child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
     until("the command runs", async || work.dir.path().join("began").exists()).await;
     signal(&child, Signal::SIGINT);
-    let draining = read_until(&mut child, "draining");
+    let (child, draining) = read_until(child, "draining").await;
     // It takes nothing new, and finishes this one.
     daemon.insert(&[json!({"queue": "q", "key": "2"})]).await;
     fs::write(work.dir.path().join("end"), "").unwrap();
