@@ -75,6 +75,8 @@ local function credit(record, at)
   return char(109, num, holders - 1, credited + 1) .. entries, false
 end
 
+-- Lua makes one text of texts in a sixth of the time that it takes for numbers.
+local DIGITS = {'1', '2', '3', '4', '5', '6'}
 local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
 local i, codes, changed, record_args, ended_leases, finals = 0, {}, {}, {}, {}, {}
 for run = 1, runs do
@@ -109,7 +111,7 @@ for run = 1, runs do
       ended_leases[n + 1] = id .. grant
       if is_final then finals[#finals + 1] = id end
     end
-    codes[i] = code
+    codes[i] = DIGITS[code]
   end
 end
 
@@ -121,7 +123,7 @@ if #ended_leases > 0 then
     local credited, from = {}, 1
     for i = 1, #ids do
       local length = struct.unpack('>I4', ARGV[6], 4 * i - 3)
-      if codes[i] == 1 then credited[#credited + 1] = sub(reports, from, from + length - 1) end
+      if codes[i] == '1' then credited[#credited + 1] = sub(reports, from, from + length - 1) end
       from = from + length
     end
     reports = table.concat(credited)
@@ -141,5 +143,5 @@ if #ended_leases > 0 then
   -- One entry for the call, and in it one value: its time is the completions' time.
   redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
-if is_due then codes[#codes + 1] = 0 end
+if is_due then codes[#codes + 1] = '0' end
 return table.concat(codes)
