@@ -55,7 +55,10 @@ impl Api {
         let seen = last.filter(|last| last.task == id && (last.status == now.status || is_ending));
         // A watcher that is told nothing stays with the event that it has seen.
         let begun = match &seen {
-            Some(seen) if is_ending => TaskEvent { status: seen.status, at_unix_ms: seen.at_unix_ms, ..now.clone() },
+            // The end of an earlier life is not the end that comes, and the time is the caller's word.
+            Some(seen) if is_ending && !seen.status.is_final() => {
+                TaskEvent { status: seen.status, at_unix_ms: seen.at_unix_ms.min(now.at_unix_ms), ..now.clone() }
+            }
             _ => now.clone(),
         };
         let life = Life { id, last: Some(begun) };
