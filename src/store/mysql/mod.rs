@@ -16,7 +16,7 @@ use super::{
     sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Value, Work, migration_files},
 };
 
-use crate::model::TaskId;
+use crate::model::{StoredStatus, TaskId};
 
 use self::{
     error::error,
@@ -230,6 +230,10 @@ impl Dialect for MySqlConnection {
 
     fn by_index(index: &str) -> String {
         format!("FORCE INDEX ({index})")
+    }
+
+    fn of_status(status: StoredStatus) -> String {
+        format!("FORCE INDEX (tasks_queue) WHERE status = {}", status as i64)
     }
 
     fn update_tasks(set: &str) -> [String; 2] {

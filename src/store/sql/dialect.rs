@@ -1,7 +1,10 @@
 //! The differences between the two databases.
 
 use super::statement::{Statement, Value};
-use crate::{model::TaskId, store::Error};
+use crate::{
+    model::{StoredStatus, TaskId},
+    store::Error,
+};
 
 /// The dialect of a database, implemented by its connection.
 pub trait Dialect {
@@ -59,6 +62,9 @@ pub trait Dialect {
 
     /// Table suffix: use the primary key. A planner may prefer to scan a small table, and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
+
+    /// Table suffix and condition: the tasks with this status, by the index that has those of a queue in order of ids.
+    fn of_status(status: StoredStatus) -> String;
 
     /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.
     const BY_IDS_ON_BUS: &'static str;

@@ -48,6 +48,7 @@ macro_rules! migration_files {
             "0020_keep_bodies_without_records",
             "0021_number_tasks",
             "0022_name_the_redis",
+            "0023_split_the_index_of_queues",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -28,8 +28,15 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
         let step: String = step.get("detail").expect("a step has a text");
         let scans =
             GROWING.iter().any(|table| step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} ")));
-        let in_order =
-            ["FROM outbox", "FROM letters ", "FROM history ", "INDEXED BY tasks_queue", "INDEXED BY results_worker"];
+        let in_order = [
+            "FROM outbox",
+            "FROM letters ",
+            "FROM history ",
+            "INDEXED BY tasks_unfinished",
+            "INDEXED BY tasks_completed",
+            "INDEXED BY tasks_given_up",
+            "INDEXED BY results_worker",
+        ];
         // The last term alone is sorted within a group that the index gives.
         let sorts =
             step.contains("ORDER BY") && !step.contains("LAST TERM") && in_order.iter().any(|part| text.contains(part));

@@ -126,10 +126,9 @@ impl<'a> Index<'a> {
             Self::Queue(queue, statuses) => {
                 let of_status = |status: &StoredStatus| {
                     let range = Statement::new("SELECT * FROM (SELECT id FROM tasks ")
-                        .sql(&DB::Connection::by_index("tasks_queue"))
-                        .sql(" WHERE queue = ? AND status = ? AND id >= ? AND id < ?")
-                        .bind(*queue)
-                        .bind(*status);
+                        .sql(&DB::Connection::of_status(*status))
+                        .sql(" AND queue = ? AND id >= ? AND id < ?")
+                        .bind(*queue);
                     newest(range, "id DESC", &from, &below, limit).sql(") AS page")
                 };
                 let ranges = statuses.iter().map(of_status);

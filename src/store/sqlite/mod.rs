@@ -27,7 +27,7 @@ use super::{
     Error, Result,
     sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Value, Work, migration_files},
 };
-use crate::model::{KeyHash, TaskId};
+use crate::model::{KeyHash, StoredStatus, TaskId};
 
 pub type SqliteStore = SqlStore<File>;
 
@@ -198,6 +198,17 @@ impl Dialect for Connection {
 
     fn by_index(index: &str) -> String {
         format!("INDEXED BY {index}")
+    }
+
+    // SQLite uses a partial index only for a condition with the words of the index.
+    fn of_status(status: StoredStatus) -> String {
+        match status {
+            StoredStatus::Unfinished => "INDEXED BY tasks_unfinished WHERE status = 0".into(),
+            StoredStatus::Completed => "INDEXED BY tasks_completed WHERE status = 1".into(),
+            StoredStatus::Dead | StoredStatus::Cancelled => {
+                format!("INDEXED BY tasks_given_up WHERE status > 1 AND status = {}", status as i64)
+            }
+        }
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
