@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -34,7 +37,7 @@ impl Progress {
 
     /// Registers a loop until its beat is dropped.
     pub fn register(&self, name: impl Into<String>) -> Beat {
-        let beat = Beat { name: name.into(), progress: self.clone() };
+        let beat = Beat { name: name.into(), progress: self.clone(), has_failed: AtomicBool::default() };
         beat.beat();
         beat
     }
@@ -56,7 +59,12 @@ impl Progress {
 pub struct Beat {
     name: String,
     progress: Progress,
+    /// The last run ended with an error, and nothing was done since.
+    has_failed: AtomicBool,
 }
+
+/// A wait of this length says that there is no work.
+const NO_WORK: Duration = Duration::from_secs(10);
 
 impl Beat {
     pub(super) fn clock(&self) -> &Clock {
@@ -65,6 +73,7 @@ impl Beat {
 
     /// Shows that the loop is alive.
     pub fn beat(&self) {
+        self.has_failed.store(false, Ordering::Relaxed);
         let now = self.progress.clock.now();
         let mut beats = self.progress.beats.lock();
         match beats.get_mut(&self.name) {
@@ -82,6 +91,29 @@ impl Beat {
                 () = tokio::time::sleep(Duration::from_secs(1)) => self.beat(),
             }
         }
+    }
+
+    /// Waits for work and beats meanwhile, but not when it comes: only the end of the work is progress.
+    ///
+    /// After a failed run, only a long wait counts. So a loop stalls that gets the same work each time and fails.
+    pub async fn await_work<T>(&self, work: impl Future<Output = T>) -> T {
+        let began = self.progress.clock.now();
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                work = &mut work => return work,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {
+                    let waited = self.progress.clock.now().saturating_duration_since(began);
+                    if waited >= NO_WORK || !self.has_failed.load(Ordering::Relaxed) {
+                        self.beat();
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn failed(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 }
 

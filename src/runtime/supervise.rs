@@ -109,14 +109,14 @@ impl Supervisor {
         Fut: Future<Output: LoopEnd> + Send + 'static,
     {
         let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
-        self.supervise(name.to_owned(), move || {
+        self.supervise(name.to_owned(), Arc::clone(&cx.beat), move || {
             let run = run(of.clone(), cx.clone());
             async move { run.await.into_result() }
         });
     }
 
     #[allow(clippy::disallowed_methods, reason = "every other task is spawned through this supervisor")]
-    fn supervise<F, Fut>(&self, name: String, mut make: F)
+    fn supervise<F, Fut>(&self, name: String, beat: Arc<Beat>, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
@@ -143,6 +143,7 @@ impl Supervisor {
                     drop(round_end.set(error));
                     break;
                 }
+                beat.failed();
                 let wait = failures.note(&*error, started.elapsed());
                 if stop.run_until_cancelled(clock.sleep(wait)).await.is_none() {
                     break;
@@ -229,6 +230,11 @@ impl Loop {
         self.beat.idle(future).await
     }
 
+    /// Waits for work and beats meanwhile, but not when it comes.
+    pub async fn await_work<T>(&self, work: impl Future<Output = T>) -> T {
+        self.beat.await_work(work).await
+    }
+
     /// The clock by which the loop waits.
     pub fn clock(&self) -> &Clock {
         self.beat.clock()
@@ -254,6 +260,8 @@ impl Loop {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::{Semaphore, SemaphorePermit};
+
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
@@ -271,6 +279,35 @@ mod tests {
         let supervisor = Supervisor::new();
         supervisor.spawn_loop("reader", (), |(), _| std::future::ready(Err(Gone)));
         assert_eq!(supervisor.given_up().await.to_string(), "the bus is gone");
+        supervisor.wait().await;
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot do it")]
+    struct Failed;
+
+    impl LoopError for Failed {}
+
+    #[tokio::test]
+    async fn a_reader_that_fails_with_the_same_work_again_and_again_stalls() {
+        let clock = Clock::of_this_machine();
+        let (supervisor, runs) = (Supervisor::with_clock(clock.clone()), Arc::new(Semaphore::new(0)));
+        supervisor.spawn_loop("reader", Arc::clone(&runs), |runs, cx| async move {
+            cx.await_work(std::future::ready(())).await;
+            runs.add_permits(1);
+            Err(Failed)
+        });
+        for _ in 0..10 {
+            // Ends the supervisor's pause.
+            clock.advance(Duration::from_secs(5));
+            while runs.try_acquire().map(SemaphorePermit::forget).is_err() {
+                tokio::task::yield_now().await;
+                clock.advance(Duration::from_secs(5));
+            }
+        }
+        let stalled = supervisor.progress().stalled(Duration::from_secs(30));
+        assert_eq!(stalled.into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["reader"]);
+        supervisor.stop();
         supervisor.wait().await;
     }
 }

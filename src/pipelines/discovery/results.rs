@@ -95,7 +95,7 @@ impl Results {
             let (count, reads_on) = (under_way.len(), end.is_none());
             let next = async {
                 match count {
-                    0 => cx.idle(subscription.next(RECORDS)).await,
+                    0 => cx.await_work(subscription.next(RECORDS)).await,
                     _ => subscription.next(RECORDS).await,
                 }
             };
@@ -122,6 +122,7 @@ impl Results {
             if let Err(error) = committed {
                 end = Some(Err(error.into()));
             }
+            let has_handled = !handled.is_empty();
             for one in handled.drain(..) {
                 match one {
                     Ok(messages) if !is_gap => done.add(messages),
@@ -129,7 +130,10 @@ impl Results {
                     Err(error) => (end, is_gap) = (Some(Err(error)), true),
                 }
             }
-            cx.beat();
+            // Reports that were only read are no progress.
+            if end.is_none() && (has_handled || under_way.is_empty()) {
+                cx.beat();
+            }
         }
         end.unwrap_or(Ok(()))
     }
