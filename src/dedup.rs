@@ -33,8 +33,8 @@ use crate::{
 const HASH_BYTES: usize = 16;
 /// The field of a filter that names its era.
 const ERA: &str = "era";
-/// More than the processes that store at a time: each may have stored the last batch.
-const BATCHES: isize = 64;
+/// More than all processes store between two looks at them. Otherwise new batches push out the name that SQL lacks.
+const BATCHES: isize = 1000;
 /// How many keys and ids go into one script call: Lua's stack is bounded.
 const MARKED_AT_ONCE: usize = 1000;
 /// Marks that wait for the next tick. The batch that reaches this number is written at once, and its caller waits.

@@ -1,15 +1,19 @@
 //! The filter of keys: what it says, and what it forgets when SQL was set back.
 
+use futures::future::join_all;
 use redis::AsyncCommands;
 use taskd::{
     dedup::Filter,
     model::{KeyHash, QueueName, TaskId},
+    pipelines::discovery::check_filter,
     redis_pool::Redis,
     runtime::Supervisor,
 };
 
 use crate::support::{
     redis::{Fsync, RedisServer},
+    sqlite::SqliteFile,
+    store_contract::{Database, row},
     until,
 };
 
@@ -77,10 +81,10 @@ async fn no_more_than_the_limit_is_kept() {
         let left = seen(&filter, &many).await.into_iter().filter(|seen| *seen).count();
         assert_eq!(left as u64, limit);
     }
-    for n in 0..100 {
+    for n in 0..1100 {
         mark(&filter, &many[n..=n]).await;
     }
-    assert_eq!(filter.last_stored().await.unwrap().tasks.len(), 64);
+    assert_eq!(filter.last_stored().await.unwrap().tasks.len(), 1000);
 }
 
 #[tokio::test]
@@ -95,7 +99,7 @@ async fn marks_that_wait_are_written_together_and_at_the_stop() {
     }
     until("all keys are marked", async || seen(&filter, &tasks).await == [true; 100]).await;
     let stored = filter.last_stored().await.unwrap().tasks;
-    assert_eq!(stored.len(), 64);
+    assert_eq!(stored.len(), 100);
     assert_eq!(stored[0], (tasks[99].1, tasks[99].2), "each batch is named, the latest first");
 
     // A key that is forgotten before it was marked stays forgotten.
@@ -130,4 +134,32 @@ async fn a_large_batch_does_not_wait_nor_one_of_an_era_before() {
     supervisor.stop();
     supervisor.wait().await;
     assert_eq!(seen(&filter, &[lost[0].clone(), new[0].clone()]).await, [false, true]);
+}
+
+#[tokio::test]
+async fn a_loss_is_noticed_however_many_batches_are_stored_meanwhile() {
+    let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let (filter, store) = (Filter::new(redis.clone()), database.open().await);
+    let rows = [row("q", "lost"), row("q", "kept")];
+    store.insert(&rows).await.unwrap();
+    let [lost, kept] = rows.map(|row| [(row.task.queue, row.task.key_hash, row.task.id)]);
+    mark(&filter, &lost).await;
+    mark(&filter, &kept).await;
+    check_filter(&*store, &filter).await.unwrap();
+    assert_eq!([seen(&filter, &lost).await, seen(&filter, &kept).await], [[true], [true]]);
+
+    database.execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)").await;
+    redis::cmd("CONFIG").arg("RESETSTAT").query_async::<()>(&mut redis.conn()).await.unwrap();
+    let checker = filter.clone();
+    let checked = tokio::spawn(async move { check_filter(&*store, &checker).await });
+    let has_read = async || {
+        let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut redis.conn()).await.unwrap();
+        stats.contains("cmdstat_lrange")
+    };
+    until("the last batches are read", has_read).await;
+    // Before the second look.
+    join_all((0..1100).map(|_| mark(&filter, &kept))).await;
+    checked.await.unwrap().unwrap();
+    assert_eq!([seen(&filter, &lost).await, seen(&filter, &kept).await], [[false], [false]]);
 }

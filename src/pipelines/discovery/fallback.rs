@@ -29,7 +29,7 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
         return Ok(());
     }
     tokio::time::sleep(CONFIRM_AFTER).await;
-    let last = filter.last_stored().await?;
+    // The same tasks: Redis may have forgotten them meanwhile.
     let missing = missing(store, &last).await?;
     if missing > 0 && filter.drop_all(&last).await? {
         tracing::warn!(
