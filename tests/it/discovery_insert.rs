@@ -11,6 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use prost::Message;
 use redis::AsyncCommands;
 use reqwest::header;
@@ -232,16 +233,18 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
     fixture.stop().await;
 }
 
-/// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
+/// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims no `pipeline`.
 pub(crate) struct Picky {
     bus: Arc<RedisStreams>,
+    /// Topics that it was to trim.
+    trimmed: Mutex<HashSet<Topic>>,
     /// Calls that it refused.
     pub(crate) refused: AtomicUsize,
 }
 
 impl Picky {
     pub(crate) fn new(bus: Arc<RedisStreams>) -> Arc<Self> {
-        Arc::new(Self { bus, refused: AtomicUsize::new(0) })
+        Arc::new(Self { bus, trimmed: Mutex::default(), refused: AtomicUsize::new(0) })
     }
 }
 
@@ -283,6 +286,10 @@ impl Bus for Picky {
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> bus::Result<u64> {
+        self.trimmed.lock().insert(topic);
+        if topic == Topic::Pipeline {
+            return Err(bus::Error::Trim { topic, cause: "its leader is away".into() });
+        }
         self.bus.trim(topic, keep).await
     }
 
@@ -354,6 +361,16 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
     fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();
     let waiting = async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len();
     until("all are published", async || waiting().await == 0).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_topic_that_cannot_be_trimmed_holds_up_no_other() {
+    let fixture = Fixture::start().await;
+    let bus = Picky::new(fixture.bus.clone());
+    let process = Process::new(&fixture.redis, &fixture.store, bus.clone());
+    process.watchdog(&fixture.state.settings, &fixture.supervisor);
+    until("all are trimmed", async || bus.trimmed.lock().len() == Topic::ALL.len()).await;
     fixture.stop().await;
 }
 

@@ -32,12 +32,18 @@ impl Trim {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
+            let mut failed = Ok(());
             for topic in Topic::ALL {
-                let trimmed = self.bus.trim(topic, self.keep).await?;
-                if trimmed > 0 {
-                    tracing::debug!(%topic, "deleted {trimmed} old records of {topic}");
+                match self.bus.trim(topic, self.keep).await {
+                    Ok(0) => {}
+                    Ok(trimmed) => tracing::debug!(%topic, "deleted {trimmed} old records of {topic}"),
+                    Err(error) if error.is_lost() => return Err(error.into()),
+                    // A leader of this topic is away, and perhaps of no other one.
+                    Err(error) => failed = failed.and(Err(error)),
                 }
+                cx.beat();
             }
+            failed?;
             metrics::watchdog_step("trim", started.elapsed());
             cx.idle(cx.pause(EVERY)).await;
         }
