@@ -11,7 +11,7 @@ mod topics;
 mod trim;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -63,9 +63,13 @@ pub struct Kafka {
     /// The partitions of `events`, if only [`Bus::ensure`] asked for it.
     events_partitions: OnceCell<u32>,
     retention: Duration,
-    /// Topics that did not exist or had fewer partitions at the last look.
-    reduced: Mutex<HashSet<Topic>>,
+    /// Topics that did not exist or had fewer partitions at the last look, and since when.
+    reduced: Mutex<HashMap<Topic, Instant>>,
 }
+
+/// How long a topic is gone or reduced before it counts. A broker that has just started may not know it yet, or its
+/// new partitions.
+const REDUCED_FOR: Duration = Duration::from_secs(3);
 
 struct Clients {
     producer: Mutex<FutureProducer<ClientEvents>>,
@@ -79,15 +83,15 @@ impl Kafka {
     pub async fn open(config: Config) -> Result<Self> {
         let Config { brokers, properties, topic_prefix, partitions, retention, needs_events } = config;
         let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
-        let (producer, admin) = (configs.producer(&events)?, configs.admin(&events)?);
+        let (producer, admin) = (Mutex::new(configs.producer(&events)?), configs.admin(&events)?);
+        let clients = Detached::new(Clients { producer, admin, observers: Mutex::default() });
+        let producer = clients.producer.lock().clone();
         let wanted: Vec<Topic> =
             Topic::ALL.into_iter().filter(|topic| *topic != Topic::Events || needs_events).collect();
         let look = Look { configs: &configs, producer: &producer, events: &events, wanted: &wanted };
-        let (generation, partitions) = look.find_or_create(&admin, partitions, retention).await?;
-        topics::warn_of_settings(&configs, &admin).await;
+        let (generation, partitions) = look.find_or_create(&clients.admin, partitions, retention).await?;
+        topics::warn_of_settings(&configs, &clients.admin).await;
         events.opened();
-        let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
-        let clients = Detached::new(clients);
         let (events_partitions, reduced) = Default::default();
         Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, reduced })
     }
@@ -346,14 +350,11 @@ impl Bus for Kafka {
             let fewer = found.filter(|found| *found < known);
             let is_reduced = topics::is_gone(&metadata, &name) || fewer.is_some();
             let mut reduced = self.reduced.lock();
-            // A broker that has just started may not know a topic or its new partitions yet, so the second look counts.
-            match is_reduced {
-                true if !reduced.insert(topic) => {
-                    let gone = Error::Gone { topic };
-                    return Err(fewer.map_or(gone, |found| Error::Resized { topic, known, found }));
-                }
-                true => {}
-                false => drop(reduced.remove(&topic)),
+            if !is_reduced {
+                reduced.remove(&topic);
+            } else if reduced.entry(topic).or_insert_with(Instant::now).elapsed() >= REDUCED_FOR {
+                let gone = Error::Gone { topic };
+                return Err(fewer.map_or(gone, |found| Error::Resized { topic, known, found }));
             }
             if topic.is_read() {
                 super::check_grown(topic, known, found)?;
