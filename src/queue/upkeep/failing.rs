@@ -10,7 +10,7 @@ use crate::model::ShardId;
 
 /// How long a shard is left out at least, and at most.
 const LEFT_OUT: Duration = Duration::from_secs(1);
-const LEFT_OUT_AT_MOST: Duration = Duration::from_secs(10);
+const LEFT_OUT_AT_MOST: Duration = Duration::from_secs(30);
 /// How long a shard is left out whose failure only somebody's help ends.
 const LEFT_OUT_FOR_HELP: Duration = Duration::from_secs(60);
 /// Shards of one round that the log names.
