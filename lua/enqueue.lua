@@ -177,7 +177,7 @@ for i = 1, count do
         local priority = string.byte(body) or 0
         local lane = elements[priority]
         if not lane then
-          -- Before the first write. The fanout sends such a record to `dead-letters`.
+          -- Before the first write. The fanout sends such a record to `dead-letters` instead.
           if priority < 1 or priority > 3 then return redis.error_reply('BADTASK priority ' .. priority) end
           lane = {}
           elements[priority] = lane
