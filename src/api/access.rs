@@ -14,11 +14,10 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 
-use super::text::{ECHO, shorten};
 use crate::{
     model::{
-        Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, OpenSession, QueueName, Role,
-        Roles, SecretHash, TaskFilter, WorkerName,
+        Access, AccessToken, Batch, Caller, Completion, ECHO, GetTasks, ItemAnswer, LeaseToken, OpenSession, QueueName,
+        Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
     },
     runtime::{Clock, Supervisor},
     store::{self, Store},

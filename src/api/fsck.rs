@@ -14,10 +14,9 @@ use super::{
     error::Error,
     handle::{Api, span},
     reader::Reader,
-    text::{ECHO, shorten},
 };
 use crate::{
-    model::{Act, Caller, Fsck, FsckPage, QueueName, ShardId, TaskId},
+    model::{Act, Caller, ECHO, Fsck, FsckPage, QueueName, ShardId, TaskId, shorten},
     pipelines::checking::{self, Checker, Found, Pace},
     queue,
 };

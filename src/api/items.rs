@@ -2,12 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    error::Error,
-    text::{ECHO, shorten},
-};
+use super::error::Error;
 use crate::{
-    model::{ItemAnswer, TaskId},
+    model::{ECHO, ItemAnswer, TaskId, shorten},
     pipelines::changing::MOST,
 };
 

@@ -12,12 +12,11 @@ use super::{
     handle::{Api, span},
     items::Named,
     query::{LISTED, MOST_LISTED, bounded},
-    text::{ECHO, shorten},
 };
 use crate::{
     model::{
-        Act, Caller, ChangeTasks, ChosenTasks, ItemAnswer, ItemStatus, Job, JobChange, JobProgress, JobState, Scope,
-        StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged,
+        Act, Caller, ChangeTasks, ChosenTasks, ECHO, ItemAnswer, ItemStatus, Job, JobChange, JobProgress, JobState,
+        Scope, StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged, shorten,
     },
     store::{ListedTask, TaskSearch},
 };

@@ -10,12 +10,11 @@ use super::{
     handle::{Api, span},
     query::{LISTED, bounded},
     reader::Reader,
-    text::{ECHO, shorten},
 };
 use crate::{
     model::{
-        Act, Caller, ChangeLetters, ChosenLetters, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
-        LetterPages, LettersChanged, NewTask, StoredLetter,
+        Act, Caller, ChangeLetters, ChosenLetters, ECHO, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
+        LetterPages, LettersChanged, NewTask, StoredLetter, shorten,
     },
     pipelines::discovery,
 };

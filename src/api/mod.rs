@@ -22,13 +22,11 @@ mod search;
 mod sessions;
 mod stream;
 mod tasks;
-mod text;
 mod waiting;
 mod watch;
 mod watchers;
 mod watching;
 
-pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
@@ -39,3 +37,4 @@ pub use self::{
     watch::Watching,
     watchers::Watchers,
 };
+pub(crate) use crate::model::{ECHO, shorten};

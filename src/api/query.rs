@@ -8,9 +8,10 @@ use super::{
     error::Error,
     handle::{Api, span},
     reader::Reader,
-    text::{ECHO, shorten},
 };
-use crate::model::{Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, WorkerName};
+use crate::model::{
+    Act, Caller, ECHO, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, WorkerName, shorten,
+};
 
 /// The entries of a list, where the caller does not say, and at most.
 pub(super) const LISTED: u32 = 100;

@@ -11,12 +11,11 @@ use super::{
     error::Error,
     handle::{Api, span},
     query::task_id,
-    text::{ECHO, shorten},
     watchers::Counted,
     watching::Look,
 };
 use crate::{
-    model::{Caller, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched},
+    model::{Caller, ECHO, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched, shorten},
     queue::{Interest, QueueWatch, Told, TooSlow, Watch},
     telemetry::metrics::{self, WatchOver},
 };

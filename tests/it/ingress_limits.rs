@@ -109,6 +109,16 @@ async fn four_mib_of_hostile_json_cost_little_memory() {
         assert!(text.contains(said), "{what}: {text:.300}");
         assert!(peak <= 64 * MIB, "{what} took {} MiB", peak >> 20);
     }
+    // Escaped, each byte of such an id has six, and in JSON seven.
+    let id = "\x7f".repeat(4 * MIB);
+    for (path, list) in [("complete", "completions"), ("reject", "rejections"), ("extend", "extensions")] {
+        let body = format!("{}{{\"id\":\"{id}\",\"lease_token\":\"t\"}}]}}", worker(list));
+        let (status, answer) = daemon.post_text(&format!("/v1/tasks:{path}"), "application/json", body).await;
+        let answer = answer.to_string();
+        assert_eq!(status, 200, "{path}: {answer:.300}");
+        assert!(answer.contains("is not a task id"), "{path}: {answer:.300}");
+        assert!(answer.len() < 2000, "{path}: {} bytes of an answer", answer.len());
+    }
     // Memory is not all that they could take.
     assert_eq!(daemon.post("/v1/tasks", &json!({"queue": "q", "key": "honest"})).await.0, 200);
     assert!(daemon.stop().await.success());

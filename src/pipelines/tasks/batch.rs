@@ -9,7 +9,7 @@ use futures::future;
 
 use super::{error::Error, handle::Handle};
 use crate::{
-    model::{InvalidToken, Item, ItemAnswer, ItemStatus, LeaseToken, ShardId, TaskId},
+    model::{ECHO, InvalidToken, Item, ItemAnswer, ItemStatus, LeaseToken, ShardId, TaskId, shorten},
     queue::{self, Code},
 };
 
@@ -51,7 +51,8 @@ impl Handle {
                     accepted.push(placed);
                     ItemAnswer::new(id, ItemStatus::TryLater)
                 }
-                Err(error) => ItemAnswer::invalid(id, error),
+                // An id that is none may have megabytes.
+                Err(error) => ItemAnswer::invalid(shorten(&id, ECHO).into_owned(), error),
             });
         }
         Ok((answers, accepted))
@@ -76,7 +77,7 @@ fn parse_lease(
     lease_token: String,
     last: &mut Option<(String, LeaseToken)>,
 ) -> Result<(TaskId, LeaseToken), String> {
-    let id = id.parse().map_err(|_| format!("id {id:?} is not a task id"))?;
+    let id = id.parse().map_err(|_| format!("id {:?} is not a task id", shorten(id, ECHO)))?;
     let token = match last {
         Some((text, token)) if *text == lease_token => token.clone(),
         _ => {

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 /// The bytes of a sent text in a message about it.
-pub(crate) const ECHO: usize = 100;
+pub const ECHO: usize = 100;
 
 /// The beginning of a text that may have megabytes.
-pub(crate) fn shorten(text: &str, max: usize) -> Cow<'_, str> {
+pub fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         return text.into();
     }
