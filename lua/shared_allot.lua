@@ -15,9 +15,10 @@ local all = asked > used and redis.call('HGETALL', SESSIONS) or {}
 for i = 1, #all, 2 do
   local name = all[i]
   if string.sub(name, 1, 1) ~= 'p' then
-    -- An entry's demand and its tasks in hand.
+    -- An entry (lib/shared.lua): its demand, its tasks in hand, and the latest deadline of these.
     local s = cmsgpack.unpack(all[i + 1])
-    beside = beside + s[2] + s[3]
+    beside = beside + s[2]
+    if not s[7] or s[7] > now then beside = beside + s[3] end
   elseif name ~= 'p' .. process then
     -- A process that died has no streams.
     local lives = tonumber(redis.call('ZSCORE', PROCESSES, string.sub(name, 2)) or 0)

@@ -15,7 +15,7 @@ end
 recount(s)
 local by, wanted, streams = 0, tonumber(ARGV[4]), 0
 -- Behind a surrender nobody may want the rest of an earlier wish.
-if ARGV[7] ~= '' and tonumber(ARGV[7]) ~= (s[SURRENDERS] or 0) then wanted = 0 end
+if ARGV[7] ~= '' and tonumber(ARGV[7]) ~= s[SURRENDERS] then wanted = 0 end
 if not wanted then
   by = s[DEMAND]
   surrender(s)
@@ -30,7 +30,9 @@ elseif wanted > 0 then
       if lives > now then streams = streams + tonumber(all[i + 1]) end
     elseif name ~= session then
       local other = cmsgpack.unpack(all[i + 1])
-      beside = beside + other[DEMAND] + other[IN_HAND]
+      beside = beside + other[DEMAND]
+      -- Of a session that is silent, nobody drops the leases that are over.
+      if not other[LATEST] or other[LATEST] > now then beside = beside + other[IN_HAND] end
     end
   end
   local own = s[DEMAND] + s[IN_HAND]
@@ -40,4 +42,4 @@ elseif wanted > 0 then
   if by == able then streams = 0 end
 end
 write(s)
-return {by, s[DEMAND], s[IN_HAND], s[PLAN], streams > 0 and 1 or 0, s[SURRENDERS] or 0}
+return {by, s[DEMAND], s[IN_HAND], s[PLAN], streams > 0 and 1 or 0, s[SURRENDERS]}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{Deserialize, de::IgnoredAny as Any};
 use uuid::Uuid;
 
 use super::{
@@ -329,12 +329,12 @@ fn session_id(text: &str) -> Result<Uuid> {
     text.parse().map_err(|_| Error::Answer(format!("{text:?} where a session should be")))
 }
 
-/// The plan in an entry of `lua/lib/shared.lua`. An earlier version leaves out the number behind it.
+/// The plan in an entry of `lua/lib/shared.lua`. Earlier versions leave out the numbers behind it.
 fn read_plan(entry: &[u8]) -> Result<String> {
     #[derive(Deserialize)]
-    struct Entry(IgnoredAny, IgnoredAny, IgnoredAny, IgnoredAny, String, #[serde(default)] IgnoredAny);
+    struct Entry(Any, Any, Any, Any, String, #[serde(default)] Any, #[serde(default)] Any);
 
-    let Entry(.., plan, _) = rmp_serde::from_slice(entry)
+    let Entry(.., plan, _, _) = rmp_serde::from_slice(entry)
         .map_err(|error| Error::Answer(format!("a session that cannot be read: {error}")))?;
     Ok(plan)
 }
@@ -379,8 +379,11 @@ mod tests {
     #[test]
     fn a_plan_is_read_from_the_entries_of_all_versions() {
         let plan = "{}".repeat(100);
-        let entries = [rmp_serde::to_vec(&(15_000, 3, 0.5, 0, &plan)), rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9))];
-        for entry in entries {
+        for entry in [
+            rmp_serde::to_vec(&(15_000, 3, 0.5, 0, &plan)),
+            rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9)),
+            rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9, 1_700_000_000_000_u64)),
+        ] {
             assert_eq!(read_plan(&entry.unwrap()).unwrap(), plan);
         }
         assert!(read_plan(b"x").is_err());

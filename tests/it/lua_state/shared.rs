@@ -88,7 +88,7 @@ impl Fixture {
         let tasks = [('a', "0q:0:7:1:1", NOW + 1000), ('b', "1q:0:7:1:1", NOW + 2000)];
         assert_eq!(self.hold(SESSION, &tasks).await, ["1", "3", "2"]);
         let state = self.state().await;
-        assert_eq!(state[OF], [format!(r#"{SESSION}=[15000,3,2,0,"plan"]"#)]);
+        assert_eq!(state[OF], [format!(r#"{SESSION}=[15000,3,2,0,"plan",0,1002000]"#)]);
         assert_eq!(state[DUE], [format!("{SESSION}w={}", NOW + 15_000)]);
         assert_eq!(state[HELD], ["a=0q:0:7:1:1", "b=1q:0:7:1:1"]);
         assert_eq!(state[ENDS], [format!("a={}", NOW + 1000), format!("b={}", NOW + 2000)]);
@@ -135,7 +135,7 @@ async fn a_surrender_ends_the_wishes_from_before() {
     assert_eq!(rest("0").await, ["1", "4", "2", "0", "0"]);
     assert_eq!(f.call_since("", SESSION, "", (9, 9), &[]).await, ["4", "0", "2", "0", "1"]);
     let before = f.state().await;
-    assert_eq!(before[OF], [format!(r#"{SESSION}=[15000,0,2,0,"plan",1]"#)]);
+    assert_eq!(before[OF], [format!(r#"{SESSION}=[15000,0,2,0,"plan",1,1002000]"#)]);
     assert_eq!(rest("0").await, ["0", "0", "2", "0", "1"]);
     assert_eq!(f.state().await, before);
     assert_eq!(rest("1").await, ["1", "1", "2", "0", "1"]);
@@ -197,11 +197,31 @@ async fn a_lease_that_is_over_is_not_in_hand() {
         &before,
         &f.state().await,
         &[
-            (OF, &[&format!(r#"{SESSION}=[15000,2,1,0,"plan"]"#)]),
+            (OF, &[&format!(r#"{SESSION}=[15000,2,1,0,"plan",0,1002000]"#)]),
             (HELD, &["b=1q:0:7:1:1"]),
             (ENDS, &[&format!("b={}", NOW + 2000)]),
         ],
     );
+}
+
+#[tokio::test]
+async fn leases_that_are_over_do_not_count_though_their_session_is_silent() {
+    let entry = |latest: Option<i64>| match latest {
+        Some(latest) => rmp_serde::to_vec(&(15_000, 1, 5, 0, "plan", 0, latest)),
+        // An earlier version names no deadline.
+        None => rmp_serde::to_vec(&(15_000, 1, 5, 0, "plan")),
+    };
+    for (latest, beside) in [(None, 6), (Some(NOW + 1), 6), (Some(NOW), 1)] {
+        let f = Fixture::new().await;
+        let mut seed = redis::cmd("HSET");
+        seed.arg(OF).arg(OTHER).arg(entry(latest).expect("numbers can be packed"));
+        let _: Value = seed.query_async(&mut f.redis.conn()).await.expect("seed");
+        let room = (10 - beside).to_string();
+        assert_eq!(f.allot("one", 10, 0).await, [&room[..], "0"], "{latest:?}");
+        assert_eq!(f.allot("one", 0, 0).await, ["0", "0"]);
+        assert_eq!(f.open(SESSION, 1, 10, &[]).await, ["1"]);
+        assert_eq!(f.call(SESSION, "10", (100, 10), &[]).await, [&room[..], &room, "0", "0"], "{latest:?}");
+    }
 }
 
 #[tokio::test]
@@ -218,7 +238,7 @@ async fn a_report_takes_its_leases_out_of_the_book_and_counts_each_once() {
         &before,
         &f.state().await,
         &[
-            (OF, &[&format!(r#"{SESSION}=[15000,3,1,0,"plan"]"#)]),
+            (OF, &[&format!(r#"{SESSION}=[15000,3,1,0,"plan",0,1002000]"#)]),
             (HELD, &["b=1q:0:7:1:1"]),
             (ENDS, &[&format!("b={}", NOW + 2000)]),
         ],
@@ -243,7 +263,7 @@ async fn an_extension_moves_the_deadline_and_brings_in_a_lease_of_another_way() 
         &before,
         &f.state().await,
         &[
-            (OF, &[&format!(r#"{SESSION}=[15000,3,3,0,"plan"]"#)]),
+            (OF, &[&format!(r#"{SESSION}=[15000,3,3,0,"plan",0,1009000]"#)]),
             (HELD, &["a=0q:0:7:1:1", "b=2q:0:7:1:1", "c=1q:0:7:5:1"]),
             (ENDS, &[&format!("a={}", NOW + 1000), &format!("b={}", NOW + 9000), &format!("c={}", NOW + 9000)]),
         ],
@@ -255,7 +275,7 @@ async fn a_session_goes_on_without_its_demand_and_names_what_did_not_arrive() {
     let f = Fixture::new().await;
     let before = f.open_with_two().await;
     assert_eq!(f.open(SESSION, 0, 0, &['a']).await, ["1", "b", "1q:0:7:1:1", &format!("{}", NOW + 2000)]);
-    changed(&before, &f.state().await, &[(OF, &[&format!(r#"{SESSION}=[15000,0,2,0,"plan",1]"#)])]);
+    changed(&before, &f.state().await, &[(OF, &[&format!(r#"{SESSION}=[15000,0,2,0,"plan",1,1002000]"#)])]);
 }
 
 #[tokio::test]
@@ -267,7 +287,7 @@ async fn a_session_ends_when_it_is_due_and_any_process_may_go_on_with_the_end() 
     f.due_at(NOW).await;
     let leases = ["1", "a", "0q:0:7:1:1", "1001000", "b", "1q:0:7:1:1", "1002000"];
     assert_eq!(f.end(1).await, leases);
-    let ending = format!(r#"{SESSION}=[15000,0,2,1,"plan"]"#);
+    let ending = format!(r#"{SESSION}=[15000,0,2,1,"plan",0,1002000]"#);
     let due = format!("{SESSION}w={}", NOW + 5000);
     changed(&before, &f.state().await, &[(OF, &[&ending]), (DUE, &[&due])]);
     // It is over for its worker, and nobody else ends it for a while.
