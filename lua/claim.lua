@@ -59,6 +59,8 @@ local grants, weigh_all = first_grant, wanted * big > call_bytes
 -- Decisions change copies, which are written at the end: the records by id, and of each lane what was read of it.
 -- Places in a lane count from 1, the tail as the call found it.
 local lanes, records, taken, attempts, is_left, damaged = {}, {}, {}, {}, {}, {}
+-- Damaged tasks that counted as open: their records say so, or are lost, and then the elements do.
+local were_open = {}
 local read_bodies = {}
 
 -- Answers nil for a lane without elements.
@@ -114,7 +116,7 @@ local function read(i, lane, at)
       for k = 1, #fresh do
         local id = fresh[k]
         if found_bodies[k] and several[id] then
-          damaged[#damaged + 1] = id
+          damaged[#damaged + 1], were_open[id] = id, true
         elseif found_bodies[k] then
           records[id], read_bodies[id] = '1', found_bodies[k]
         end
@@ -123,7 +125,7 @@ local function read(i, lane, at)
       for k = 1, #fresh do
         local id = fresh[k]
         if redis.call('HEXISTS', BODIES, id) == 1 then
-          if several[id] then damaged[#damaged + 1] = id else records[id] = '1' end
+          if several[id] then damaged[#damaged + 1], were_open[id] = id, true else records[id] = '1' end
         end
       end
     end
@@ -301,7 +303,7 @@ if #taken > 0 then
         if not is_left[k] then closed, closed_bytes = closed + 1, closed_bytes + #body + OVERHEAD end
       else
         -- A live record without a body is damage too. An error here would stop the whole lane.
-        damaged[#damaged + 1] = id
+        damaged[#damaged + 1], were_open[id] = id, true
       end
     end
     place = place + counts[r]
@@ -326,9 +328,15 @@ if #taken > 0 then
     fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
   end
 end
-if #damaged > 0 then
-  redis.call('HDEL', RECORDS, unpack(damaged))
-  for k = 1, #damaged do redis.call('HDEL', BODIES, damaged[k], damaged[k] .. 'h') end
+local lost, lost_open, lost_bytes = 0, 0, 0
+for k = 1, #damaged do
+  local id = damaged[k]
+  local size = redis.call('HSTRLEN', BODIES, id)
+  local had_record = redis.call('HDEL', RECORDS, id) == 1
+  -- Only a task that is not final has a body.
+  local was_live = redis.call('HDEL', BODIES, id, id .. 'h') > 0 or had_record and were_open[id]
+  if was_live then lost = lost + 1 end
+  if was_live and were_open[id] then lost_open, lost_bytes = lost_open + 1, lost_bytes + size + OVERHEAD end
 end
 -- Behind the other writes: only for its first write does Redis ask whether there is room.
 forget_undelivered()
@@ -368,5 +376,10 @@ for i = 1, 6 do
   end
 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
+if lost > 0 then redis.call('HINCRBY', COUNTERS, 'live', -lost) end
+if lost_open > 0 then
+  redis.call('HINCRBY', COUNTERS, 'open', -lost_open)
+  redis.call('HINCRBY', COUNTERS, 'open_bytes', -lost_bytes)
+end
 if #taken == 0 and #with_more == 0 then return {generation, 0} end
 return {generation, 0, now, first_grant + 1, table.concat(taken), bodies, counts, with_more, attempts, priorities}

@@ -32,7 +32,7 @@ for a = 5, #ARGV, 3 do
       -- It has not arrived. A record that cannot be read counts as none.
       count('fence', 1)
       t = {'D', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
-      redis.call('HDEL', BODIES, id, id .. 'h')
+      drop_body(id)
       redis.call('RPUSH', FINALS, id)
     end
     redis.call('HSET', RECORDS, id, save(t))

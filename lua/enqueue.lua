@@ -159,11 +159,13 @@ for i = 1, count do
   if offsets and not is_behind(offsets[i], stored) then
     known = known + 1
   else
-    local is_known = seen[id]
+    local is_known, was_live = seen[id], 0
     if records[i] and not is_known then
       if not load then load, new, revive = make_records() end
       local t = load(records[i])
       is_known = t and not revive(id, t, others[i])
+      -- One that cannot be read and has a body counts as live already.
+      if not t then was_live = redis.call('HEXISTS', BODIES, id) end
     elseif not is_known then
       if bodies then is_known = bodies[i] else is_known = redis.call('HEXISTS', BODIES, id) == 1 end
     end
@@ -200,7 +202,7 @@ for i = 1, count do
           heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, head)
         end
         if size > biggest then biggest = size end
-        live = live + 1
+        live = live + 1 - was_live
       else
         known = known + 1
       end

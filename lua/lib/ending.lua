@@ -69,11 +69,17 @@ local function write_reports()
   count('outbox_bytes', event_bytes)
 end
 
+-- Drops the body of a task without a record that can be read. Only a task that is not final has a body, so it counted
+-- as live.
+local function drop_body(id)
+  if redis.call('HDEL', BODIES, id, id .. 'h') > 0 then count('live', -1) end
+end
+
 -- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the reconciler brings
--- it back from SQL.
+-- it back from SQL. Nobody knows whether it counted as open.
 local function drop_damaged(id)
   redis.call('HDEL', RECORDS, id)
-  redis.call('HDEL', BODIES, id, id .. 'h')
+  drop_body(id)
 end
 
 -- Ends the task `id` with the record `t`: closes its leases and backoffs, forgets its body, and keeps the record until

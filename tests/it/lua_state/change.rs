@@ -107,6 +107,7 @@ async fn cancel_keeps_a_final_record_for_a_task_that_has_not_arrived() {
     // A record that cannot be read counts as none.
     f.seed("HSET", "records", &[&id('b'), b"\xc1"]).await;
     f.seed("HSET", "bodies", &[&id('b'), &body(2)]).await;
+    f.seed("HSET", "counters", &[b"live", b"1"]).await;
     let before = f.state().await;
     assert_eq!(f.cancelled(&[('a', 3, 0), ('b', 1, 2)]).await, ["7", "1", "1"]);
     changed(
@@ -119,7 +120,7 @@ async fn cancel_keeps_a_final_record_for_a_task_that_has_not_arrived() {
             ),
             ("bodies", &[]),
             ("finals", &["a", "b"]),
-            ("counters", &["fence=2"]),
+            ("counters", &["fence=2", "live=0"]),
         ],
     );
 }

@@ -3,7 +3,9 @@
 
 use taskd::redis_pool::{Call, scripts};
 
-use super::{Fixture, body, changed, claim::claim, element, enqueue::enqueue, flat, id, lease, report::complete};
+use super::{
+    Fixture, WEIGHT, body, changed, claim::claim, element, enqueue::enqueue, flat, id, lease, report::complete,
+};
 
 /// Cut off, of another kind, or nonsense.
 const DAMAGED: [&[u8]; 7] = [b"\x97\xa1L\x01", b"\x81\xa1a\x01", b"\xc1", b"h5", b"3x", b"m\x02", b""];
@@ -30,7 +32,7 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
                 ("leases", &[]),
                 ("mr:T", &["1/1/b"]),
                 ("outbox", &["x=b w=w a=1 e=0 n=7 g=1 s=970000"]),
-                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=34"]),
+                ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=34"]),
             ],
         );
     }
@@ -68,6 +70,7 @@ async fn a_damaged_record_is_passed_by_claims_and_promotions() {
         assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
         let after = f.state().await;
         assert_eq!((&after["records"][..], after.get("delayed")), (&["b=h1:w".to_owned()][..], None));
+        assert!(after["counters"].contains(&"live=1".to_owned()), "{damage:?}: {:?}", after["counters"]);
     }
 }
 
@@ -80,6 +83,13 @@ async fn a_task_with_a_damaged_record_is_enqueued_anew() {
         let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "1-0", 100, &tasks)).await.expect("enqueue");
         assert_eq!(flat(answer), ["ok", "1", "1", "0"]);
         assert_eq!(f.state().await["records"], ["a=1"]);
+
+        // With its body it counts as live already.
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
+        let tasks = [("2-0", 'a', 1, 0)];
+        let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "2-0", 100, &tasks)).await.expect("enqueue");
+        assert_eq!(flat(answer), ["ok", "1", "1", "0"]);
+        assert!(f.state().await["counters"].contains(&"live=1".to_owned()));
     }
 }
 
@@ -102,7 +112,7 @@ async fn a_damaged_record_takes_no_report() {
             call.arg(id('a')).arg("7").arg(1).arg("w").arg("retry").arg("").arg("no reason").arg("failed");
         };
         assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["3", "0"]);
-        changed(&before, &f.state().await, &[("records", &[]), ("bodies", &[])]);
+        changed(&before, &f.state().await, &[("records", &[]), ("bodies", &[]), ("counters", &["live=0"])]);
     }
 }
 
@@ -121,17 +131,26 @@ async fn what_is_no_id_leaves_the_list_of_final_tasks() {
 
 #[tokio::test]
 async fn a_damaged_body_is_passed_by_claims() {
-    let f = Fixture::new().await;
-    f.waiting('a', 1, b"1").await;
-    f.waiting('b', 1, b"1").await;
-    f.seed("HSET", "bodies", &[&id('a'), b"short"]).await;
-    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["ab", "short", "body2", "2", "0"], "the caller leaves out what is damaged, too");
-    let after = f.state().await;
-    assert_eq!(
-        (&after["records"][..], &after["bodies"][..]),
-        (&["b=h1:w".to_owned()][..], &["b=body2".to_owned()][..])
-    );
+    for (shown, weight) in [("short", 405), ("nil", 400)] {
+        let f = Fixture::new().await;
+        f.waiting('a', 2, b"2").await;
+        f.waiting('b', 1, b"1").await;
+        if shown == "nil" {
+            f.seed("HDEL", "bodies", &[&id('a')]).await;
+        } else {
+            f.seed("HSET", "bodies", &[&id('a'), shown.as_bytes()]).await;
+        }
+        let claim = |call: &mut Call| claim(call, &[("w", 9), ("v", 9)]);
+        let answer = flat(f.run(&scripts::CLAIM, claim).await.expect("claim"));
+        // The caller leaves out what is damaged, too.
+        assert_eq!(answer[4..], ["aba", shown, "body2", shown, "2", "1", "0"]);
+        let after = f.state().await;
+        let is = |key: &str| after[key].join(" ");
+        assert_eq!((is("records"), is("bodies")), ("b=h1:w".to_owned(), "b=body2".to_owned()));
+        // The other one is held.
+        let open_bytes = format!("open_bytes={}", WEIGHT - weight);
+        assert_eq!(is("counters"), format!("grants=2 live=1 longest_lease=30000 open=0 {open_bytes}"));
+    }
 }
 
 #[tokio::test]

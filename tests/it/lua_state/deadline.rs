@@ -102,6 +102,16 @@ async fn a_deadline_keeps_the_credits_and_tells_the_failures() {
 }
 
 #[tokio::test]
+async fn a_deadline_ends_a_task_whose_record_cannot_be_read() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"\xc1").await;
+    assert_eq!(f.overdue(&[('a', 1)]).await, ["7", "1"]);
+    let after = f.state().await;
+    assert_eq!((after["records"].join(" "), after.get("bodies")), (format!(r#"a=["D",1,0,[],[],[],{NOW}]"#), None));
+    assert!(after["counters"].contains(&"live=0".to_owned()), "{:?}", after["counters"]);
+}
+
+#[tokio::test]
 async fn a_deadline_changes_no_end_and_no_later_epoch() {
     let f = Fixture::new().await;
     f.seed("HSET", "records", &[&id('a'), b"f5:1:w", &id('b'), b"e\x025\nu\tc1\nw\tc2\n"]).await;

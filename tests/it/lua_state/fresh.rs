@@ -185,17 +185,18 @@ async fn a_task_that_lost_its_record_goes_where_something_shows_the_loss() {
         call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
     };
     assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["0", "0", "0", "0", "-1"]);
-    changed(&before, &f.state().await, &[("bodies", &[]), ("leases", &[])]);
+    changed(&before, &f.state().await, &[("bodies", &[]), ("leases", &[]), ("counters", &["live=0"])]);
 
     let f = Fixture::new().await;
     f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     f.seed("ZADD", "delayed", &[b"5", &id('a')]).await;
+    f.seed("HSET", "counters", &[b"live", b"1"]).await;
     let before = f.state().await;
     let promote = |call: &mut Call| {
         call.arg("t:wake").arg("q").arg(10).arg(600_000);
     };
     assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
-    changed(&before, &f.state().await, &[("bodies", &[]), ("delayed", &[])]);
+    changed(&before, &f.state().await, &[("bodies", &[]), ("delayed", &[]), ("counters", &["live=0"])]);
 
     // Its record alone knew who had completed it.
     for large in ["13", "5000"] {
@@ -205,7 +206,9 @@ async fn a_task_that_lost_its_record_goes_where_something_shows_the_loss() {
         f.seed("HSET", "counters", &[b"largest_body", large.as_bytes()]).await;
         let before = f.state().await;
         assert_eq!(flat(f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim")), ["7", "0"]);
-        changed(&before, &f.state().await, &[("bodies", &[]), ("m:T", &[]), ("m:C", &["1"])]);
+        let counters = [&format!("largest_body={large}")[..], "live=0", "open=0", "open_bytes=0"];
+        let expected: [(&str, &[&str]); 4] = [("bodies", &[]), ("m:T", &[]), ("m:C", &["1"]), ("counters", &counters)];
+        changed(&before, &f.state().await, &expected);
     }
 }
 
