@@ -163,14 +163,15 @@ for r = 1, #workers do
   local part = math.max(most, math.floor(budget / (#workers - r + 1)))
   local before, grant, held, name = #taken, nil, nil, nil
 
-  -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A
-  -- caller with several shards chooses the priority itself.
-  local first, last, order = 1, 6, nil
+  -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. The
+  -- turn moves on each twenty claims: workers that come in turn all get it. A caller with several shards chooses the
+  -- priority itself.
+  local first, last, order, turn = 1, 6, nil, (grants + math.floor(grants / 20)) % 20
   if ask.priority > 0 then
     first, last = ask.priority * 2 - 1, ask.priority * 2
-  elseif grants % 20 == 9 then
+  elseif turn == 9 then
     order = {3, 4, 5, 6, 1, 2}
-  elseif grants % 20 == 19 then
+  elseif turn == 19 then
     order = {5, 6, 3, 4, 1, 2}
   end
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashSet,
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
@@ -253,14 +254,15 @@ impl Handle {
     }
 }
 
-/// The calls after which the order of priorities begins again.
+/// The calls after which the start of the next look moves on by one more.
 const TURNS: usize = 20;
 
-/// The order of priorities: strict, but one call in ten tries the lower ones first, in turn, so that none starves.
-/// Within one shard, `claim.lua` does the same.
+/// The order of priorities: strict, but of ten calls about one tries a lower one first, so that none starves. Calls for
+/// some queues may come in a rhythm. The hash of their turns has none, so all queues have such calls. Within one shard,
+/// `claim.lua` decides.
 fn order(turn: usize) -> [Priority; 3] {
     let [high, medium, low] = Priority::ALL;
-    match turn % TURNS {
+    match BuildHasherDefault::<DefaultHasher>::default().hash_one(turn) % 20 {
         9 => [medium, low, high],
         19 => [low, medium, high],
         _ => [high, medium, low],
@@ -297,6 +299,21 @@ fn leased_task(leased: Leased) -> Option<LeasedTask> {
             // Another program wrote the record. The lease runs out, and at last the task is dead.
             tracing::error!(%id, "task {id} has a body that cannot be read: {error}");
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_in_any_rhythm_begin_with_each_priority_now_and_then() {
+        for (rhythm, beat) in (1..=40).flat_map(|rhythm| (0..rhythm).map(move |beat| (rhythm, beat))) {
+            let first = |call: usize| order(beat + rhythm * call)[0];
+            let lower = (0..200).map(first).filter(|priority| *priority != Priority::High).count();
+            assert!((2..60).contains(&lower), "{lower} of 200 calls, each {rhythm}th");
+            assert!((0..200).map(first).any(|priority| priority == Priority::Low), "each {rhythm}th");
         }
     }
 }
