@@ -14,9 +14,9 @@ use crate::{
 /// How many reports a record has.
 #[derive(Clone, Copy)]
 pub(super) enum Packed {
-    /// As many as fit into [`RECORD_BYTES`].
+    /// As many as fit into [`RECORD_BYTES`]. A larger one is alone.
     Densely,
-    /// As many as fit into [`LOOSE_BYTES`], and a larger one is alone: for a topic that takes no larger record.
+    /// As many as fit into [`LOOSE_BYTES`]: for a topic that takes no larger record.
     Loosely,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Records<'a> {
     /// The shard of all of them; `None`: they are of several.
     of: Option<&'a ShardId>,
     partition: u32,
-    /// A record with this many bytes is full.
+    /// A record has no more bytes than this, unless it holds only one report.
     full: usize,
     reports: Vec<Bytes>,
     failures: Vec<Bytes>,
@@ -92,14 +92,8 @@ impl<'a> Records<'a> {
     }
 
     fn report(&mut self, report: Bytes) {
-        if report.len() >= self.full {
-            self.flush();
-        }
-        self.bytes += report.len();
+        self.make_room(report.len());
         self.reports.push(report);
-        if self.bytes >= self.full {
-            self.flush();
-        }
     }
 
     /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own beside them.
@@ -108,11 +102,16 @@ impl<'a> Records<'a> {
             return;
         }
         let failure = wire::failure_with_time(failure, at_unix_ms);
-        self.bytes += failure.len();
+        self.make_room(failure.len());
         self.failures.push(failure);
-        if self.bytes >= self.full {
+    }
+
+    /// Begins another record, if this one has no room for so many bytes more.
+    fn make_room(&mut self, bytes: usize) {
+        if self.bytes + bytes > self.full {
             self.flush();
         }
+        self.bytes += bytes;
     }
 
     fn flush(&mut self) {
@@ -153,5 +152,18 @@ mod tests {
         records.add(&shard, &Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
+    }
+
+    #[test]
+    fn two_reports_that_do_not_fit_together_have_a_record_each() {
+        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let large = Bytes::from(vec![0; 60 << 10]);
+        let mut records = Records::new(Some(&shard), 0, Packed::Loosely, true);
+        for _ in 0..2 {
+            records.report(large.clone());
+            records.failure(&large, 1);
+        }
+        let sizes: Vec<_> = records.finish().flat_map(|(_, records)| records).map(|r| r.value.len()).collect();
+        assert!(sizes.len() == 4 && sizes.iter().all(|size| *size < 70 << 10), "{sizes:?}");
     }
 }
