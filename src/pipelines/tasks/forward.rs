@@ -187,7 +187,6 @@ impl Forwarder {
 
     /// Gives each shard one turn; answers the shards that have more.
     async fn round(&self, mut due: Due, failing: &mut Failing<Error>, cx: &Loop) -> Result<Due, Error> {
-        let began = Instant::now();
         due.retain(|shard, _| !failing.leaves_out(shard));
         let partitions = self.bus.partitions(Topic::TaskResults);
         // On a cluster a node that does not answer must not hold up shards of others.
@@ -195,7 +194,7 @@ impl Forwarder {
         let turns = groups(due, partitions, most).into_iter().map(|group| self.turn(group, cx));
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
         let mut more = Due::new();
-        while let Some(outcomes) = turns.next().await {
+        while let Some((began, outcomes)) = turns.next().await {
             cx.beat();
             for (shard, left) in outcomes {
                 match left {
@@ -220,8 +219,12 @@ impl Forwarder {
         Ok(more)
     }
 
-    /// Forwards some reports of each shard; whether it has more.
-    async fn turn(&self, Group { partition, shards }: Group, cx: &Loop) -> Vec<(ShardId, Result<bool, Error>)> {
+    /// Forwards some reports of each shard. Answers when the turn began, and whether each shard has more.
+    async fn turn(
+        &self,
+        Group { partition, shards }: Group,
+        cx: &Loop,
+    ) -> (Instant, Vec<(ShardId, Result<bool, Error>)>) {
         let started = Instant::now();
         let published = |shard: ShardId| {
             let published = self.published.lock().remove(&shard).unwrap_or_default();
@@ -270,7 +273,7 @@ impl Forwarder {
             }
         });
         outcomes.extend(join_all(conclude).await);
-        outcomes
+        (started, outcomes)
     }
 
     /// Publishes what the shards had, however long the bus takes. Answers for each shard.
