@@ -43,16 +43,20 @@ local function unpassed(lane, count)
   return math.max(count - math.max(pointer - (redis.call('GET', C(lane)) or 0), 0), 0)
 end
 
--- A replica that was given back is in the retry lane of its priority, which claims look at first.
+-- A replica that was given back is in the retry lane of its priority, which claims look at first. A new task is in the
+-- other one, and so is one that was sent again.
 local before, before_worker = -1, -1
 if left(t) > 0 then
   local offer = t[OFFER] or 0
-  local lane = lane_of(tonumber(ARGV[4]), offer > 0)
-  local at = redis.call('LPOS', T(lane), element(t[NUM], offer, id), 'RANK', -1, 'MAXLEN', ARGV[5])
+  local lane, sought = lane_of(tonumber(ARGV[4]), false), element(t[NUM], offer, id)
+  local function find(lane) return redis.call('LPOS', T(lane), sought, 'RANK', -1, 'MAXLEN', ARGV[5]) end
+  local retry_at = offer > 0 and find(lane - 1)
+  local at = retry_at or find(lane)
   if at then
+    if retry_at then lane = lane - 1 end
     before = redis.call('LLEN', T(lane)) - 1 - at
     before_worker = unpassed(lane, before)
-    if offer == 0 then
+    if not retry_at then
       local retries = redis.call('LLEN', T(lane - 1))
       before, before_worker = before + retries, before_worker + unpassed(lane - 1, retries)
     end

@@ -83,6 +83,18 @@ async fn explain_finds_a_place_within_its_bound_only() {
     assert_eq!(place('a').await, ["", "3", "1"]);
 }
 
+#[tokio::test]
+async fn explain_finds_a_task_that_was_sent_again_in_the_lane_of_new_ones() {
+    let f = Fixture::new().await;
+    let sent_again = json!(["L", 1, 0, [], [], [], 0, 1, [], [], 1]);
+    f.seed("HSET", "records", &[&id('a'), &packed(&sent_again)]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
+    f.seed("LPUSH", "m:T", &[&element(1, 0, 'x'), &element(1, 1, 'a')]).await;
+    f.seed("LPUSH", "mr:T", &[&element(1, 1, 'y'), &element(1, 1, 'z')]).await;
+    f.seed("HSET", "mr:P", &[b"w", b"1"]).await;
+    assert_eq!(f.explained('a', "w").await[11..], ["", "3", "2"]);
+}
+
 /// The states of one worker in a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Part {
