@@ -9,6 +9,7 @@ use crate::{
     pipelines::{changing, discovery, tasks},
     queue,
     store::{self, MOST_JOBS},
+    telemetry::metrics,
 };
 
 /// The reason why an operation has no answer.
@@ -39,7 +40,7 @@ pub enum Error {
     #[error("task {id} cannot be changed any more: {why}")]
     Final { id: TaskId, why: String },
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
@@ -72,6 +73,14 @@ pub enum Kind {
     Unavailable,
     /// Another process may do it.
     NotRunHere,
+}
+
+/// A call is refused: metrics count it here, whatever refused it.
+impl From<Denied> for Error {
+    fn from(denied: Denied) -> Self {
+        metrics::denied_call(denied.as_str());
+        Self::Denied(denied)
+    }
 }
 
 impl Error {

@@ -7,7 +7,6 @@ use super::{access::Authentication, error::Error, reader::Reader};
 use crate::{
     model::{Access, Caller, Role},
     pipelines::{changing::Changing, discovery, tasks},
-    telemetry::metrics,
 };
 
 /// The operations of this process. A handle is `None` where the process does not run the pipeline.
@@ -24,8 +23,7 @@ pub struct Api {
 impl Api {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
     pub fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
-        let access = self.authentication.authenticate(authorization, role);
-        Ok(access.inspect_err(|denied| metrics::denied_call(denied.as_str()))?)
+        Ok(self.authentication.authenticate(authorization, role)?)
     }
 }
 

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::access::{TOKENS, call, post, token};
-use crate::column;
+use crate::{column, support::daemon::Daemon};
 
 #[tokio::test]
 async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
@@ -23,6 +23,7 @@ async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
     let task = &wanted["tasks"][0];
     assert_eq!(task["key"], "1", "{wanted}");
     let more_in_hand = |answer: &Value| (answer["demand"].clone(), answer["in_hand"].clone());
+    let mut refused = 0;
     for (method, more) in [
         ("open", json!({"queues": ["acme"]})),
         ("want", json!({"want": 7})),
@@ -33,6 +34,8 @@ async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
     ] {
         let (status, answer) = post(&daemon, &format!("/v1/sessions:{method}"), &acme, session(more)).await;
         assert_eq!(status, 403, "{method}: {answer}");
+        refused += 1;
+        assert_eq!(denied(&daemon, &all, "queue").await, refused, "{method}");
         let (_, pending) = post(&daemon, "/v1/sessions:pending", &all, session(json!({}))).await;
         assert_eq!(more_in_hand(&pending), (json!(0), json!(1)), "{method} changed something");
     }
@@ -50,6 +53,15 @@ async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
     let again = json!({"worker": "bob", "queues": ["acme"], "session": own["session"]});
     let (status, answer) = post(&daemon, "/v1/sessions:open", &acme, again).await;
     assert_eq!((status, &answer["resumed"]), (200, &json!(false)));
+}
+
+/// The calls that taskd has refused for this reason.
+async fn denied(daemon: &Daemon, token: &str, reason: &str) -> u32 {
+    let metrics = crate::support::http_client().get(format!("{}/metrics", daemon.http())).bearer_auth(token);
+    let metrics = metrics.send().await.unwrap().text().await.unwrap();
+    let name = format!("taskd_denied_calls_total{{reason=\"{reason}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    count.map_or(0, |count| count.parse().unwrap())
 }
 
 #[tokio::test]
@@ -80,6 +92,7 @@ async fn a_workers_token_names_that_worker_only_in_filters_too() {
             assert_eq!(status, want, "{side}: {answer}");
         }
     }
+    assert_eq!(denied(&daemon, &own, "worker").await, 11);
     // A filter without a worker is about all of them.
     assert_eq!(call(&daemon, Method::GET, "/v1/tasks", Some(&own), Value::Null).await.0, 200);
 }

@@ -58,8 +58,6 @@ pub enum StreamEnd {
     #[error("{0}")]
     Wrong(String),
     #[error(transparent)]
-    Denied(#[from] Denied),
-    #[error(transparent)]
     Refused(#[from] Error),
     #[error("no frame came for {0:?}: the session is over")]
     Silent(Duration),
@@ -75,6 +73,12 @@ pub enum StreamEnd {
     /// The client is gone, or its frames cannot be read; the connection knows why.
     #[error("the stream broke")]
     Broken,
+}
+
+impl From<Denied> for StreamEnd {
+    fn from(denied: Denied) -> Self {
+        Self::Refused(denied.into())
+    }
 }
 
 impl From<Cut> for StreamEnd {

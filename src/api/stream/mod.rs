@@ -81,7 +81,7 @@ impl Api {
         let why = match &end {
             Ok(()) => SessionEnd::Closed,
             Err(StreamEnd::Silent(_)) => SessionEnd::Silent,
-            Err(StreamEnd::Denied(_)) => SessionEnd::Denied,
+            Err(StreamEnd::Refused(Error::Denied(_))) => SessionEnd::Denied,
             // The session stays for its time-out.
             Err(StreamEnd::HalfClosed) => return Ok(()),
             Err(_) => return end,

@@ -26,22 +26,15 @@ impl Api {
         let reports = Reports::of(&completions, &rejections, &extensions);
         let worker = attached.worker();
         let completed = answers(worker, completions, async |batch| self.complete(caller, batch).await);
-        answer.completions = completed.await.map_err(end)?;
+        answer.completions = completed.await?;
         attached.completed(&reports, &answer.completions);
         let rejected = answers(worker, rejections, async |batch| self.reject(caller, batch).await);
-        answer.rejections = rejected.await.map_err(end)?;
+        answer.rejections = rejected.await?;
         attached.rejected(&reports, &answer.rejections);
         let extended = answers(worker, extensions, async |batch| self.extend(caller, batch).await);
-        answer.extensions = extended.await.map_err(end)?;
+        answer.extensions = extended.await?;
         attached.extended(&reports, &answer.extensions);
         Ok(answer)
-    }
-}
-
-fn end(error: Error) -> StreamEnd {
-    match error {
-        Error::Denied(denied) => denied.into(),
-        error => error.into(),
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::{
-    api::{Error, FindRoom, Received, Sent, StreamEnd},
+    api::{FindRoom, Received, Sent, StreamEnd},
     ingress::{State, budget::Share, delivery::Loading},
     model::Caller,
     wire::{grpc_codec, pb},
@@ -93,7 +93,6 @@ impl From<StreamEnd> for Status {
         let why = end.to_string();
         match end {
             StreamEnd::Wrong(_) => Self::invalid_argument(why),
-            StreamEnd::Denied(denied) => Error::from(denied).into(),
             StreamEnd::Refused(error) => error.into(),
             StreamEnd::Silent(_) => Self::deadline_exceeded(why),
             // The worker has closed its side, which is no error.
