@@ -11,7 +11,7 @@
 --   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
 -- Returns {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
---       | {generation, 0} no task for any request, and all lanes were looked at
+--       | {generation, 0} no task for any request, and asking again at once brings none
 --       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left}
 --   grant: of the first request with tasks. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is

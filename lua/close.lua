@@ -8,10 +8,11 @@ for _, key in ipairs({RECORDS, BODIES, LEASES, DELAYED, FINALS}) do
 end
 if redis.call('XLEN', OUTBOX) > 0 then return {-2, 0} end
 
--- Each thing that happens in a shard moves the stored offset, or the number of grants.
-local lasts = tonumber(ARGV[2])
-local mark = (redis.call('HGET', COUNTERS, 'grants') or '0') .. ' ' .. (redis.call('GET', OFFSET) or '')
-local since, seen = string.match(redis.call('HGET', COUNTERS, 'idle_since') or '', '^(%d+) (.*)$')
+-- Each task moves the number of grants, or at its end that of forgotten records. One that only passes through the bus
+-- moves the stored offset.
+local lasts, counters = tonumber(ARGV[2]), redis.call('HMGET', COUNTERS, 'grants', 'forgets', 'idle_since')
+local mark = (counters[1] or 0) .. ' ' .. (counters[2] or 0) .. ' ' .. (redis.call('GET', OFFSET) or '')
+local since, seen = string.match(counters[3] or '', '^(%d+) (.*)$')
 since = tonumber(since)
 -- A time in the future was written before the clock stepped back.
 if seen ~= mark or since > now then

@@ -75,8 +75,8 @@ pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
     format!("{prefix}:{{{shard}}}:{GENERATION}")
 }
 
-/// The channel on which scripts publish the name of a queue that has something to hand out again; or, behind a `!`, the
-/// ids of held tasks that an operator has cancelled.
+/// The channel on which scripts publish the name of a queue that has something to hand out. Behind a mark (`!`, `?`,
+/// `~`, `%`) it carries what sessions hear; `lua/README.md` lists the marks.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
 }

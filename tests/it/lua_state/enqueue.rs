@@ -493,7 +493,7 @@ async fn close_leaves_a_shard_in_which_anything_is() {
         ("XADD", "outbox", &[b"*", b"c", b"report"]),
     ] {
         let f = Fixture::new().await;
-        f.seed("HSET", "counters", &[b"grants", b"3", b"idle_since", format!("{} 3 ", NOW - 5000).as_bytes()]).await;
+        f.seed("HSET", "counters", &[b"grants", b"3", b"idle_since", format!("{} 3 0 ", NOW - 5000).as_bytes()]).await;
         f.seed(command, key, args).await;
         let before = f.state().await;
         assert_eq!(flat(f.run(&scripts::CLOSE, close).await.expect("close")), ["-2", "0"], "{key}");
@@ -516,21 +516,21 @@ async fn close_waits_until_nothing_has_happened_for_long_and_removes_all_keys() 
     let run = async || flat(f.run(&scripts::CLOSE, close).await.expect("close"));
     let idle = |since: i64, mark: &str| format!("idle_since={since} {mark}");
     assert_eq!(run().await, ["5000", "0"]);
-    changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 topic/4-0"), "grants=3", "open=0"])]);
+    changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 0 topic/4-0"), "grants=3", "open=0"])]);
 
     // Something happened since, or the clock stepped back: the time begins anew.
-    for seen in ["2 topic/4-0", "3 topic/3-0", "3 topic/4-0"] {
-        let at = if seen == "3 topic/4-0" { NOW + 1 } else { NOW - 6000 };
+    for seen in ["2 0 topic/4-0", "3 0 topic/3-0", "3 1 topic/4-0", "3 0 topic/4-0"] {
+        let at = if seen == "3 0 topic/4-0" { NOW + 1 } else { NOW - 6000 };
         f.seed("HSET", "counters", &[b"idle_since", format!("{at} {seen}").as_bytes()]).await;
         assert_eq!(run().await, ["5000", "0"], "{seen}");
-        changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 topic/4-0"), "grants=3", "open=0"])]);
+        changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 0 topic/4-0"), "grants=3", "open=0"])]);
     }
-    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 topic/4-0", NOW - 4000).as_bytes()]).await;
+    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 0 topic/4-0", NOW - 4000).as_bytes()]).await;
     let waits = f.state().await;
     assert_eq!(run().await, ["1000", "0"]);
     assert_eq!(f.state().await, waits);
 
-    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 topic/4-0", NOW - 5000).as_bytes()]).await;
+    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 0 topic/4-0", NOW - 5000).as_bytes()]).await;
     assert_eq!(run().await, ["-1", "7"]);
     assert_eq!(f.state().await, State::new());
 }
