@@ -1,11 +1,13 @@
 //! Connecting to Redis, the database and the bus, with waits for servers that are not there yet.
 
 use std::{
+    fs::{File, OpenOptions, TryLockError},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -127,6 +129,30 @@ pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreach
 /// The file of the embedded store.
 pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
+}
+
+/// Locks the file of SQLite. The embedded store has it alone; processes whose settings name a file share it, and
+/// [`Holder`](super::holder::Holder) keeps them to one Redis.
+///
+/// The answer must outlive the store: when a process closes a file, it loses its other locks on the file, SQLite's too.
+pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
+    let (path, is_shared) = match &settings.database_url {
+        None => (sqlite_file(settings), false),
+        Some(DatabaseUrl::Sqlite(path)) => (path.clone(), true),
+        Some(DatabaseUrl::Server(_)) => return Ok(None),
+    };
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(&path).with_context(|| format!("cannot write to {}", store_name(settings)))?;
+    match if is_shared { file.try_lock_shared() } else { file.try_lock() } {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another taskd with another Redis has {} open, and both would hand out its tasks; stop that one, or give \
+             this one a database of its own",
+            path.display()
+        ),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
 }
 
 async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {

@@ -119,6 +119,7 @@ async fn serve(
     let listeners = Listeners::bind(settings).await?;
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if is_embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
+    let _file = connect::lock_file(settings)?;
 
     if let Some(exporter) = exporter {
         base.spawn_once(exporter.run(base.stop_token()));
@@ -156,7 +157,7 @@ async fn serve(
         budget: Budget::new(settings.limits.request_budget),
         process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
-        // The lock on the data folder keeps a second process, and so a second Redis, from the file in it.
+        // The lock on the file keeps a second process, and so a second Redis, from the embedded store.
         holder: settings.database_url.is_some().then(Holder::default),
     };
     run_rounds(&backends, listeners, wait).await?;
