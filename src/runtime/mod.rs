@@ -10,6 +10,6 @@ pub use self::{
     clock::Clock,
     compute::compute,
     progress::{Beat, Progress},
-    supervise::{Loop, LoopEnd, LoopError, Supervisor, pauses},
+    supervise::{LastSaid, Loop, LoopEnd, LoopError, Supervisor, pauses},
     tick::{tick, tick_after},
 };

@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Beat, Clock, Progress};
 use crate::model::in_short;
 
-/// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
+/// How long the log leaves out what fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// A loop that ran for this long fails as if for the first time.
 const HEALTHY: Duration = Duration::from_secs(30);
@@ -173,16 +173,34 @@ impl Supervisor {
     }
 }
 
+/// The failure that the log named last.
+pub struct LastSaid(Option<(String, Instant)>);
+
+impl LastSaid {
+    pub const fn nothing() -> Self {
+        Self(None)
+    }
+
+    /// True if the log should name this reason: it is another one, or a minute has passed.
+    pub fn is_news(&mut self, reason: &str) -> bool {
+        if self.0.as_ref().is_some_and(|(said, at)| said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
+            return false;
+        }
+        self.0 = Some((reason.to_owned(), Instant::now()));
+        true
+    }
+}
+
 /// The failures of one loop: how long it waits, and which the log names.
 struct Failures {
     name: String,
     pauses: Box<dyn Iterator<Item = Duration> + Send>,
-    said: Option<(String, Instant)>,
+    said: LastSaid,
 }
 
 impl Failures {
     fn new(name: String) -> Self {
-        Self { name, pauses: Box::new(pauses()), said: None }
+        Self { name, pauses: Box::new(pauses()), said: LastSaid::nothing() }
     }
 
     /// Logs a failure of a run that lasted `ran`. Answers the pause before the next run.
@@ -191,12 +209,12 @@ impl Failures {
             self.pauses = Box::new(pauses());
         }
         let wait = self.pauses.next().unwrap_or(LONGEST_PAUSE);
+        let shown = Duration::from_millis(wait.as_millis().try_into().unwrap_or(u64::MAX));
         let (name, reason) = (&self.name, in_short(error));
-        if self.said.as_ref().is_some_and(|(said, at)| *said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
-            tracing::debug!(task = %name, "{name} failed again, starts again in {wait:?}: {reason}");
+        if self.said.is_news(&reason) {
+            tracing::warn!(task = %name, "{name} failed, starts again in {shown:?}: {reason}");
         } else {
-            tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {reason}");
-            self.said = Some((reason, Instant::now()));
+            tracing::debug!(task = %name, "{name} failed again, starts again in {shown:?}: {reason}");
         }
         wait
     }

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{
@@ -17,7 +18,7 @@ use super::{
 use crate::{
     model::TaskRow,
     pipelines::{context::Context, publishing, shortcut::Moment},
-    runtime::Loop,
+    runtime::{LastSaid, Loop},
     store::{self, Inserted, NewRow, Stored, Turn},
     telemetry::metrics::{self, Dropped, Source},
 };
@@ -271,7 +272,14 @@ fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> u
 
 /// Answers callers none of whose rows is stored.
 fn refuse(callers: Vec<Caller>, error: store::Error) {
-    tracing::warn!("could not store {} tasks: {error}", tasks_of(&callers));
+    // Callers come again at once, thousands a second.
+    static SAID: Mutex<LastSaid> = Mutex::new(LastSaid::nothing());
+    let tasks = tasks_of(&callers);
+    match SAID.lock().is_news(&error.to_string()) {
+        true => tracing::warn!("could not store {tasks} tasks: {error}"),
+        false => tracing::debug!("again could not store {tasks} tasks: {error}"),
+    }
+    metrics::discovery_dropped(Source::Api, Dropped::Unavailable, tasks);
     let error = Arc::new(error);
     callers.into_iter().for_each(|caller| caller.refuse(&error));
 }

@@ -14,7 +14,7 @@ use std::{path::Path, sync::Arc};
 
 use futures::FutureExt;
 use parking_lot::RwLock;
-use rusqlite::OpenFlags;
+use rusqlite::{MAIN_DB, OpenFlags};
 
 use self::{
     connection::{Connection, error},
@@ -86,6 +86,9 @@ impl SqliteStore {
             };
             let known = Known::default();
             let mut connection = open(known.clone()).map_err(error)?;
+            if connection.db.is_readonly(MAIN_DB).map_err(error)? {
+                return Err(Error::Other("the file cannot be written to; give this user the right to write".into()));
+            }
             connection.own_before_21().map_err(|cause| {
                 Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
             })?;

@@ -24,7 +24,13 @@ label! {
 
 label! {
     /// Why discovery did not make a task of it. Duplicates are counted with their batch.
-    Dropped { Duplicate = "duplicate", Rejected = "rejected", MaxQueues = "max_queues", Busy = "busy" }
+    Dropped {
+        Duplicate = "duplicate",
+        Rejected = "rejected",
+        MaxQueues = "max_queues",
+        Busy = "busy",
+        Unavailable = "unavailable",
+    }
 }
 
 label! {
@@ -68,7 +74,7 @@ pub fn discovery_batch(source: Source, taken: usize, created: usize, duplicates:
     histogram!(DISCOVERY_BATCH_DURATION).record(elapsed);
 }
 
-/// Tasks came in and were turned away before they reached a batch.
+/// Tasks came in and were turned away.
 pub fn discovery_dropped(source: Source, reason: Dropped, count: usize) {
     counter!(DISCOVERY_IN, "source" => source.as_str()).increment(count as u64);
     counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
