@@ -318,13 +318,15 @@ async fn drain(
     // The pipelines keep a quarter of the period.
     let served = timeout_at(deadline - period / 4, served).await;
     supervisor.stop();
-    let drained = timeout_at(deadline, async {
-        supervisor.wait().await;
-        cx.queue.drained().await;
-        cx.bus.close().await;
-    });
-    if drained.await.is_err() {
-        let running = supervisor.progress().running().join(", ");
+    let drained = async {
+        if timeout_at(deadline, supervisor.wait()).await.is_err() {
+            let loops = supervisor.progress().running().join(", ");
+            return Err(if loops.is_empty() { "batches in flight".to_owned() } else { loops });
+        }
+        timeout_at(deadline, cx.queue.drained()).await.map_err(|_| "calls of the queue in Redis".to_owned())?;
+        timeout_at(deadline, cx.bus.close()).await.map_err(|_| "the bus".to_owned())
+    };
+    if let Err(running) = drained.await {
         bail!(
             "what was in hand did not end within the grace period ({grace}); it is put back when its leases run out; \
              still running: {running}"

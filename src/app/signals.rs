@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -11,7 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{embedded::RedisServer, runtime::Supervisor};
 
-/// Cancels `stop` at the first signal, and ends the process at the second.
+/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its group.
+const SAME: Duration = Duration::from_millis(500);
+
+/// Cancels `stop` at the first signal, and ends the process at the second. A SIGHUP is no second one: a shell sends it
+/// when its terminal closes, and the kernel sends it once more.
 pub(super) fn watch(
     stop: CancellationToken,
     grace: Duration,
@@ -26,16 +30,17 @@ pub(super) fn watch(
     let watching = async move {
         let mut next = async || {
             tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                Some(_) = async { hangup.as_mut()?.recv().await } => {}
+                _ = terminate.recv() => SignalKind::terminate(),
+                _ = interrupt.recv() => SignalKind::interrupt(),
+                Some(_) = async { hangup.as_mut()?.recv().await } => SignalKind::hangup(),
             }
         };
         next().await;
+        let first = Instant::now();
         stop.cancel();
         let grace = humantime::format_duration(grace);
         tracing::info!("draining, at most {grace}; a second signal ends at once");
-        next().await;
+        while next().await == SignalKind::hangup() || first.elapsed() < SAME {}
         tracing::warn!("ended by a second signal");
         if let Some(server) = own_redis.get() {
             server.terminate();
