@@ -214,6 +214,13 @@ pub const PROPERTY_RULES: Rules = kafka::RULES;
 /// Checks the settings that only a backend can judge, as far as it can without a server.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
     Tls::load(&settings.tls)?;
+    if let Some(url) = &settings.redis_url {
+        Redis::check_settings(url.as_str(), &settings.redis)?;
+    }
+    if let Some(DatabaseUrl::Server(url)) = &settings.database_url {
+        let shown = without_password(url);
+        MysqlStore::check(url).with_context(|| format!("database_url = {shown:?} is not usable"))?;
+    }
     match kafka_config(settings)? {
         Some(config) => Ok(Kafka::check(&config)?),
         None => Ok(()),

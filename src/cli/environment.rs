@@ -9,11 +9,12 @@ use crate::config::{Properties, nearest};
 /// Checks that an option of `command` reads each of `given`.
 ///
 /// `Err` names the first unknown variable, and the nearest known one.
-pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) -> Result<(), String> {
+pub(super) fn check(command: &Command, given: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
     let known = variables(command);
-    let strange =
-        |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name) && !is_property(name);
-    let Some(name) = given.into_iter().filter(strange).min() else { return Ok(()) };
+    let strange = |(name, value): &(String, String)| {
+        name.starts_with("TASKD_") && !known.contains(name) && !is_others(name, value) && !is_property(name, value)
+    };
+    let Some((name, _)) = given.into_iter().filter(strange).min() else { return Ok(()) };
     let settings = known.iter().filter_map(|known| known.strip_prefix("TASKD_"));
     Err(match nearest(name.trim_start_matches("TASKD_"), settings) {
         Some(near) => format!("unknown variable {name} in the environment; did you mean TASKD_{near}?"),
@@ -22,12 +23,16 @@ pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) 
 }
 
 /// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a command of `all`.
-pub(super) fn overlooked(all: &Command, run: &Command, given: impl IntoIterator<Item = String>) -> Option<String> {
+pub(super) fn overlooked(
+    all: &Command,
+    run: &Command,
+    given: impl IntoIterator<Item = (String, String)>,
+) -> Option<String> {
     let address = variables(run).into_iter().find(|name| ADDRESSES.contains(&name.as_str()))?;
     let known = variables(all);
     let looks_so = |name: &String| LIKE_ADDRESSES.iter().any(|start| name.starts_with(start));
-    let strange = |name: &String| looks_so(name) && !known.contains(name) && !is_others(name);
-    let name = given.into_iter().filter(strange).min()?;
+    let strange = |(name, value): &(String, String)| looks_so(name) && !known.contains(name) && !is_others(name, value);
+    let (name, _) = given.into_iter().filter(strange).min()?;
     Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
 }
 
@@ -41,7 +46,7 @@ pub(super) fn without_empty(command: Command) -> Command {
 /// The properties of `[kafka]` in `given`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
 pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Properties {
     let mut properties = Properties::default();
-    for (name, value) in given.into_iter().filter(|(name, _)| is_property(name)) {
+    for (name, value) in given.into_iter().filter(|(name, value)| is_property(name, value)) {
         properties.set(name[KAFKA.len()..].replace('_', ".").to_lowercase(), value);
     }
     properties
@@ -53,8 +58,8 @@ const LIKE_ADDRESSES: [&str; 5] = ["TASKD_GRPC", "TASKD_HTTP", "TASKD_SERVER", "
 
 const KAFKA: &str = "TASKD_KAFKA_";
 
-fn is_property(name: &str) -> bool {
-    name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name)
+fn is_property(name: &str, value: &str) -> bool {
+    name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name, value)
 }
 
 /// The variables of a command and of its subcommands.
@@ -64,15 +69,28 @@ fn variables(command: &Command) -> Vec<String> {
 }
 
 /// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's tests do.
-fn is_others(name: &str) -> bool {
+fn is_others(name: &str, value: &str) -> bool {
     let rest = name.trim_start_matches("TASKD");
+    // `_PORT_7600_TCP`, `_PORT_7600_TCP_ADDR`
+    let is_of_port = |behind: &str| {
+        let mut parts = behind.split('_');
+        parts.next().is_some_and(|port| port.parse::<u16>().is_ok())
+            && parts.next().is_some_and(|protocol| PROTOCOLS.contains(&protocol))
+    };
+    let is_url = || {
+        let scheme = value.split_once("://").map(|(scheme, _)| scheme.to_uppercase());
+        scheme.is_some_and(|scheme| PROTOCOLS.contains(&&*scheme))
+    };
     rest.starts_with("_TEST_")
-        || rest.starts_with("_SERVICE_")
         || rest.ends_with("_SERVICE_HOST")
         || rest.contains("_SERVICE_PORT")
-        || rest.ends_with("_PORT")
-        || rest.contains("_PORT_")
+        || rest.split_once("_PORT_").is_some_and(|(_, behind)| is_of_port(behind))
+        // `_PORT=tcp://10.0.0.1:7600`: a number is what somebody believes to be a setting.
+        || (rest.ends_with("_PORT") && is_url())
 }
+
+/// The protocols of a service of Kubernetes.
+const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
 
 #[cfg(test)]
 mod tests {
@@ -81,7 +99,13 @@ mod tests {
     use crate::cli::Cli;
 
     fn check(given: &[&str]) -> Result<(), String> {
-        super::check(&Cli::command(), given.iter().map(ToString::to_string))
+        super::check(&Cli::command(), given.iter().map(|given| variable(given)))
+    }
+
+    /// `NAME` or `NAME=value`
+    fn variable(given: &str) -> (String, String) {
+        let (name, value) = given.split_once('=').unwrap_or((given, "x"));
+        (name.to_owned(), value.to_owned())
     }
 
     #[test]
@@ -89,6 +113,7 @@ mod tests {
         let error = check(&["PATH", "TASKD_PARTITONS", "TASKD_CONFIG"]).unwrap_err();
         assert_eq!(error, "unknown variable TASKD_PARTITONS in the environment; did you mean TASKD_PARTITIONS?");
         assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("did you mean TASKD_HTTP_LISTEN?"));
+        assert!(check(&["TASKD_HTTP_PORT=8080"]).unwrap_err().starts_with("unknown variable TASKD_HTTP_PORT in"));
         let error = check(&["TASKD_FOO"]).unwrap_err();
         assert_eq!(error, "unknown variable TASKD_FOO in the environment; taskd --help lists the settings");
     }
@@ -96,8 +121,7 @@ mod tests {
     #[test]
     fn properties_are_those_that_kubernetes_does_not_tell_of() {
         let given = ["TASKD_KAFKA_SASL_PASSWORD", "TASKD_KAFKA_SERVICE_HOST", "TASKD_KAFKA_PORT_9092_TCP", "TASKD_LOG"];
-        let given = given.map(|name| (name.to_owned(), "x".to_owned()));
-        assert_eq!(super::kafka(given).names().collect::<Vec<_>>(), ["sasl.password"]);
+        assert_eq!(super::kafka(given.map(variable)).names().collect::<Vec<_>>(), ["sasl.password"]);
         check(&["TASKD_KAFKA_SSL_CA_LOCATION"]).unwrap();
         assert!(check(&["TASKD_KAFKA"]).is_err());
     }
@@ -106,7 +130,7 @@ mod tests {
     fn a_variable_that_looks_like_an_address_is_named() {
         let all = Cli::command();
         let line = |run: &str, name: &str| {
-            super::overlooked(&all, all.find_subcommand(run).unwrap(), [name, "TASKD_FOO"].map(ToString::to_string))
+            super::overlooked(&all, all.find_subcommand(run).unwrap(), [name, "TASKD_FOO"].map(variable))
         };
         let said = |name, address| {
             Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
@@ -114,7 +138,7 @@ mod tests {
         assert_eq!(line("tasks", "TASKD_GRPC"), said("TASKD_GRPC", "TASKD_GRPC_URL"));
         assert_eq!(line("dead", "TASKD_SERVER"), said("TASKD_SERVER", "TASKD_GRPC_URL"));
         assert_eq!(line("stats", "TASKD_HTTP"), said("TASKD_HTTP", "TASKD_HTTP_URL"));
-        for name in ["TASKD_GRPC_URL", "TASKD_HTTP_URL", "TASKD_GRPC_LISTEN", "TASKD_HTTP_PORT"] {
+        for name in ["TASKD_GRPC_URL", "TASKD_HTTP_URL", "TASKD_GRPC_LISTEN", "TASKD_HTTP_PORT=tcp://10.0.0.1:80"] {
             assert_eq!(line("tasks", name), None, "{name}");
         }
         assert_eq!(line("migrate", "TASKD_GRPC"), None, "the settings are checked elsewhere");
@@ -123,8 +147,15 @@ mod tests {
     #[test]
     fn ours_and_those_of_kubernetes_are_let_through() {
         check(&["TASKD_CONFIG", "TASKD_GRPC_URL", "TASKD_LOG", "TASKD_TEST_KAFKA", "TASKDX"]).unwrap();
-        check(&["TASKD_PORT", "TASKD_PORT_7600_TCP_ADDR", "TASKD_SERVICE_HOST", "TASKD_SERVICE_PORT_HTTP"]).unwrap();
-        check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT"]).unwrap();
-        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP"]).unwrap();
+        check(&[
+            "TASKD_PORT=tcp://10.0.0.1:7600",
+            "TASKD_PORT_7600_TCP_ADDR",
+            "TASKD_SERVICE_HOST",
+            "TASKD_SERVICE_PORT_HTTP",
+        ])
+        .unwrap();
+        check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT=udp://h:1"]).unwrap();
+        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_A_PORT_1_SCTP_PROTO"]).unwrap();
+        assert!(check(&["TASKD_HTTP_PORT_8080"]).is_err());
     }
 }

@@ -261,9 +261,9 @@ fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, 
     Ok(config::load(options, origins, app::PROPERTY_RULES, |name| std::env::var(name).ok())?)
 }
 
-/// The names of the variables of this process.
-fn variables() -> impl Iterator<Item = String> {
-    std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())
+/// The variables of this process.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()))
 }
 
 /// The whole command line, for completions and manual pages.

@@ -4,7 +4,7 @@ mod spans;
 
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::{
     error::Error,
@@ -13,6 +13,7 @@ use super::{
     settings::{Auth, Settings, TlsFiles},
     units::{ByteSize, Time},
     urls::RedisUrl,
+    wording::nearest,
 };
 use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
 
@@ -27,6 +28,14 @@ const MOST_HEADERS: usize = 1 << 20;
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Numbers that Lua and the tools behind it have exactly.
 pub(super) const MOST: u64 = 1_000_000_000_000_000;
+
+/// The least memory of Redis: it takes a part of it for itself.
+const LEAST_MEMORY: u64 = 16 << 20;
+/// Requests of so many bytes have a part of the budget for themselves.
+const LEAST_REQUEST: usize = 64 << 10;
+const MOST_BUDGET: usize = 1 << 40;
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+const LOG_FILTERS: &str = "error, warn, info, debug or info,taskd=debug";
 
 /// Finds the first mistake.
 pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Result<(), Error> {
@@ -47,6 +56,9 @@ pub(super) struct Checker<'a> {
 
 impl Checker<'_> {
     fn process(&self, settings: &Settings) -> Result<(), Error> {
+        if settings.data_dir.as_os_str().is_empty() {
+            return self.fail("data_dir", "\"\"", "names no folder");
+        }
         self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
         // A reader of a Redis that was set back seeks to older records.
         self.time("topic_retention", settings.topic_retention, Duration::from_secs(60)..=3650 * DAY)?;
@@ -70,11 +82,29 @@ impl Checker<'_> {
         self.pair(("tls_cert_file", cert_file), ("tls_key_file", key_file))?;
         self.pair(("tls_key_file", key_file), ("tls_cert_file", cert_file))?;
         self.pair(("tls_client_ca_file", client_ca_file), ("tls_cert_file", cert_file))?;
-        if let Err(error) = EnvFilter::try_new(&settings.log) {
-            let why = format!("is not a log filter ({error}); write error, warn, info, debug or info,taskd=debug");
-            return self.fail("log", quoted(&settings.log), &why);
+        self.log(&settings.log)
+    }
+
+    fn log(&self, filter: &str) -> Result<(), Error> {
+        let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+        // The filter takes such a word for a module of which everything is logged, and nothing else.
+        let is_word = |part: &&str| !part.contains(['=', '[']) && !is_level(part);
+        if let Some(word) = filter.split(',').map(str::trim).find(is_word) {
+            let written = word.to_lowercase();
+            let near =
+                LEVELS.into_iter().find(|level| written.starts_with(level)).or_else(|| nearest(&written, LEVELS));
+            let hint = near.map_or_else(
+                || format!("write {word}=debug, or {LOG_FILTERS}"),
+                |level| format!("did you mean {level}?"),
+            );
+            return self.fail("log", quoted(filter), &format!("has {word:?}, which is no level; {hint}"));
         }
-        Ok(())
+        match EnvFilter::try_new(filter) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.fail("log", quoted(filter), &format!("is not a log filter ({error}); write {LOG_FILTERS}"))
+            }
+        }
     }
 
     fn backends(&self, settings: &Settings) -> Result<(), Error> {
@@ -112,8 +142,9 @@ impl Checker<'_> {
         }
         self.pair(("redis_cert_file", &redis.cert_file), ("redis_key_file", &redis.key_file))?;
         self.pair(("redis_key_file", &redis.key_file), ("redis_cert_file", &redis.cert_file))?;
-        if redis.max_memory > MOST {
-            return self.fail("redis_max_memory", ByteSize(redis.max_memory), &format!("must be at most {MOST} bytes"));
+        if redis.max_memory != 0 && !(LEAST_MEMORY..=MOST).contains(&redis.max_memory) {
+            let why = format!("must be 0, or {} to {MOST} bytes", ByteSize(LEAST_MEMORY));
+            return self.fail("redis_max_memory", ByteSize(redis.max_memory), &why);
         }
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
         // Below the time limit of a call.
@@ -155,6 +186,14 @@ impl Checker<'_> {
         // Probes and people who debug need connections too.
         self.range("max_connections", limits.max_connections, 16..=1_000_000)?;
         let request = ByteSize(limits.max_request_bytes as u64);
+        if limits.max_request_bytes < LEAST_REQUEST {
+            let why = format!("must be at least {}", ByteSize(LEAST_REQUEST as u64));
+            return self.fail("max_request_bytes", request, &why);
+        }
+        if limits.request_budget > MOST_BUDGET {
+            let why = format!("must be at most {}", ByteSize(MOST_BUDGET as u64));
+            return self.fail("request_budget", ByteSize(limits.request_budget as u64), &why);
+        }
         // Small requests have a part of their own, and the decoded form of a request counts as well.
         if limits.request_budget / 2 < limits.max_request_bytes {
             let why = format!("must be at least twice {}", self.shown("max_request_bytes", request));
@@ -263,137 +302,4 @@ fn quoted(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{config::settings::QueueSettings, model::QueueName};
-
-    const RULES: Rules = Rules {
-        mistake: |properties| properties.names().find(|name| *name == "taken").map(|name| (name, TAKEN.to_owned())),
-        is_secret: |name| name.contains("password"),
-    };
-    const TAKEN: &str = "cannot be set: it is taken";
-
-    fn error(change: impl FnOnce(&mut Settings)) -> String {
-        let mut settings = Settings::default();
-        change(&mut settings);
-        check(&settings, &Origins::default(), RULES).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn the_defaults_are_right_and_retention_may_be_for_ever() {
-        let mut settings = Settings::default();
-        check(&settings, &Origins::default(), RULES).unwrap();
-        settings.watchdog.retention = Duration::ZERO;
-        check(&settings, &Origins::default(), RULES).unwrap();
-    }
-
-    type Change = fn(&mut Settings);
-
-    /// A wrong setting, and a part of its error.
-    const WRONG: &[(Change, &str)] = &[
-        (|s| s.partitions = 0, "partitions = 0 (the default) must be 1 to 1024"),
-        (|s| s.partitions = 1025, "partitions = 1025 (the default) must be 1 to 1024"),
-        (|s| s.grace_period = Duration::ZERO, "grace_period = 0s (the default) must be 1ms to 1day"),
-        (|s| s.stall_after = Duration::from_secs(1), "stall_after = 1s (the default) must be 3s to "),
-        (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
-        (
-            |s| s.grpc_listen = ([0, 0, 0, 0], 7601).into(),
-            "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none lets",
-        ),
-        (|s| s.tls.cert_file = Some("c.pem".into()), "tls_cert_file = \"c.pem\" (the default) needs tls_key_file"),
-        (|s| s.tls.client_ca_file = Some("a".into()), "tls_client_ca_file = \"a\" (the default) needs tls_cert_file"),
-        (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
-        (
-            |s| s.redis.ca_file = Some("ca.pem".into()),
-            "redis_ca_file = \"ca.pem\" (the default) needs a redis_url of rediss:// or rediss+cluster://",
-        ),
-        (
-            |s| {
-                s.redis_url = Some("rediss://h".parse().unwrap());
-                s.redis.cert_file = Some("me.pem".into());
-            },
-            "redis_cert_file = \"me.pem\" (the default) needs redis_key_file",
-        ),
-        (|s| s.redis.wait_replicas = 1, "redis_wait_replicas = 1 (the default) needs a redis_url: the embedded Redis"),
-        (|s| s.redis.wait_aof = true, "redis_wait_aof = true (the default) needs a redis_url"),
-        (|s| s.redis.wait_timeout = DAY, "redis_wait_timeout = 1day (the default) must be 10ms to 5s"),
-        (|s| s.database_pool = 0, "database_pool = 0 (the default) must be 1 to 1000"),
-        (
-            |s| s.watchdog.retention = Duration::from_secs(60),
-            "retention = 1m (the default) must be 0s (for ever) or at least 2m 10s: twice grace = 1m (the \
-             default) and \
-             republish_after = 5s (the default), until",
-        ),
-        (|s| s.kafka.set("taken".into(), "1".into()), "kafka.taken = \"1\" (the default) cannot be set: it is taken"),
-        (
-            |s| s.kafka.set("sasl.password".into(), "p".into()),
-            "kafka.sasl.password = \"***\" (the default) is for a Kafka; name one with bus_url",
-        ),
-        (|s| s.topic_retention = Duration::ZERO, "topic_retention = 0s (the default) must be 1m to 3650days"),
-        (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be 1000 to 10"),
-        (|s| s.topic_retention_records = u64::MAX, "must be 1000 to 1000000000000000"),
-        (|s| s.redis.max_memory = 1 << 60, "redis_max_memory = 1073741824GiB (the default) must be at most 10"),
-        (|s| s.discovery.buffer = usize::MAX, "(the default) must be 1 to 10000000"),
-        (|s| s.queues.default.high_water_tasks = u64::MAX, "(the default) must be 1 to 1000000000000000"),
-        (|s| s.watchdog.letter_retention = Duration::MAX, "must be 0s to 36500days"),
-        (|s| s.watchdog.forget_queues_after = Duration::MAX, "must be 0s (never) or 1s to 3650days"),
-        (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),
-        (|s| s.topic_prefix = "a/".into(), "topic_prefix = \"a/\""),
-        (|s| s.discovery.batch_max = 1001, "discovery_batch_max = 1001 (the default) must be 1 to 1000"),
-        (|s| s.fanout.batch_max = 0, "fanout_batch_max = 0 (the default) must be 1 to 1000"),
-        (|s| s.watchdog.batch_max = 9999, "watchdog_batch_max = 9999 (the default) must be 1 to 1000"),
-        (
-            |s| s.discovery.buffer = 999,
-            "discovery_buffer = 999 (the default) must hold a batch: discovery_batch_max = 1000",
-        ),
-        (|s| s.watchdog.interval = Duration::ZERO, "watchdog_interval = 0s (the default) must be 10ms to 1m"),
-        (|s| s.limits.max_items = 0, "max_items = 0 (the default) must be 1 to 1000"),
-        (|s| s.limits.max_connections = 15, "max_connections = 15 (the default) must be 16 to 1000000"),
-        (
-            |s| s.limits.request_budget = 63 << 20,
-            "request_budget = 63MiB (the default) must be at least twice max_request_bytes = 32MiB",
-        ),
-        (
-            |s| s.limits.max_payload_bytes = 64 << 20,
-            "max_payload_bytes = 64MiB (the default) must not exceed max_request_bytes = 32MiB",
-        ),
-        (
-            |s| s.limits.max_payload_bytes = 9 << 20,
-            "max_payload_bytes = 9MiB (the default) must not exceed 8MiB: the bus and SQL hold no more",
-        ),
-        (|s| s.limits.max_headers_bytes = 2 << 20, "max_headers_bytes = 2MiB (the default) must not exceed 1MiB"),
-        (|s| s.limits.max_result_bytes = 16 << 20, "max_result_bytes = 16MiB (the default) must not exceed 8MiB"),
-        (|s| s.limits.max_replicas = 0, "max_replicas = 0"),
-        (
-            |s| s.queues.default.replicas = 101,
-            "queues.default.replicas = 101 (the default) must be 1 to max_replicas = 100",
-        ),
-        (
-            |s| s.queues.default.lease = DAY,
-            "queues.default.lease = 1day (the default) must be 100ms to max_lease = 12h",
-        ),
-        (|s| s.queues.default.lease = Duration::from_millis(99), "queues.default.lease = 99ms"),
-        (|s| s.queues.default.max_attempts = 0, "queues.default.max_attempts = 0 (the default) must be 1 to 1000"),
-        (|s| s.queues.default.backoff.clear(), "queues.default.backoff = [] (the default) must hold at least one"),
-        (
-            |s| {
-                let queue = QueueSettings { high_water_tasks: 0, ..Default::default() };
-                s.queues.named.insert(QueueName::new("crawl").unwrap(), queue);
-            },
-            "queues.crawl.high_water_tasks = 0",
-        ),
-        (
-            |s| s.queues.default.enrich_timeout = DAY,
-            "queues.default.enrich_timeout = 1day (the default) must be 10ms to 5s",
-        ),
-        (|s| s.queues.default.enrich_concurrency = 0, "enrich_concurrency = 0 (the default) must be 1 to 64"),
-    ];
-
-    #[test]
-    fn what_is_wrong_is_shown_with_what_would_be_right() {
-        for (change, want) in WRONG {
-            let error = error(change);
-            assert!(error.contains(want), "{error:?} should say {want:?}");
-        }
-    }
-}
+mod tests;

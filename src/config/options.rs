@@ -14,7 +14,7 @@ use super::{
     settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
-    urls::without_password,
+    urls::without_query,
     written::{env_name, heading, set, text},
 };
 
@@ -72,7 +72,7 @@ macro_rules! options {
                 options.redis_url = url(settings.redis_url.as_ref().map(ToString::to_string));
                 options.database_url = url(settings.database_url.as_ref().map(ToString::to_string));
                 options.bus_url = url(settings.bus_url.as_ref().map(ToString::to_string));
-                options.otlp_endpoint = Some(without_password(&settings.traces.endpoint));
+                options.otlp_endpoint = Some(without_query(&settings.traces.endpoint));
                 options.kafka = settings.kafka.clone();
                 let queues = &settings.queues;
                 let default = ("default".to_owned(), QueueOptions::of(&queues.default));

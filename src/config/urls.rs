@@ -169,6 +169,15 @@ pub fn without_password(url: &str) -> String {
     format!("{scheme}://{}", hide_credentials(rest))
 }
 
+/// The URL of a collector as it may be shown: its query may be a key.
+pub(super) fn without_query(url: &str) -> String {
+    let shown = without_password(url);
+    match shown.split_once('?') {
+        Some((place, _)) => format!("{place}?***"),
+        None => shown,
+    }
+}
+
 fn hide_credentials(rest: &str) -> String {
     // A password may contain any character, also an unescaped /, ? or @: credentials end at the last @.
     if let Some((credentials, place)) = rest.rsplit_once('@')
@@ -213,6 +222,12 @@ mod tests {
             assert_eq!(without_password(url), shown);
         }
         assert_eq!("redis://:secret@h".parse::<RedisUrl>().unwrap().to_string(), "redis://:***@h");
+    }
+
+    #[test]
+    fn the_query_of_a_collector_is_hidden() {
+        assert_eq!(without_query("https://u:secret@h:1/p?key=secret&a"), "https://u:***@h:1/p?***");
+        assert_eq!(without_query("https://h:1/p"), "https://h:1/p");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    TlsCertificates,
     aio::{MultiplexedConnection, PubSub},
     cluster::{ClusterClient, ClusterClientBuilder},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
@@ -54,6 +55,11 @@ impl Address {
         let address = Self { nodes, is_cluster: cluster.is_some(), certificates: certificates(access)? };
         // A broken certificate fails here, before anything waits for a server.
         address.seeds().try_for_each(|info| address.client(info).map(drop)).map_err(refuse)?;
+        if address.seeds().any(|info| matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. })) {
+            return Err(refuse(
+                (ErrorKind::InvalidClientConfig, "taskd checks certificates: leave out #insecure").into(),
+            ));
+        }
         Ok(address)
     }
 
@@ -143,10 +149,15 @@ fn urls_of_nodes(scheme: &str, rest: &str) -> Vec<String> {
 }
 
 fn certificates(access: &RedisAccess) -> Result<Option<TlsCertificates>, Error> {
-    let read = |path: &Path| std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source });
-    let root_cert = access.ca_file.as_deref().map(read).transpose()?;
+    let read = |setting, path: &Path| {
+        std::fs::read(path).map_err(|source| Error::File { setting, path: path.to_owned(), source })
+    };
+    let root_cert = access.ca_file.as_deref().map(|path| read("redis_ca_file", path)).transpose()?;
     let client_tls = match (&access.cert_file, &access.key_file) {
-        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        (Some(cert), Some(key)) => Some(ClientTlsConfig {
+            client_cert: read("redis_cert_file", cert)?,
+            client_key: read("redis_key_file", key)?,
+        }),
         _ => None,
     };
     let any = root_cert.is_some() || client_tls.is_some();
@@ -178,7 +189,12 @@ mod tests {
 
     #[test]
     fn a_url_that_names_nothing_is_refused_without_its_password() {
-        for url in ["redis+cluster://u:secret@", "redis+cluster://u:secret@a:1,:2", "redis+cluster://u:secret@a:x"] {
+        for url in [
+            "redis+cluster://u:secret@",
+            "redis+cluster://u:secret@a:1,:2",
+            "redis+cluster://u:secret@a:x",
+            "rediss://u:secret@h/#insecure",
+        ] {
             let error = Address::new(url, &RedisAccess::default()).err().expect(url).to_string();
             assert!(!error.contains("secret"), "{error}");
         }

@@ -38,6 +38,10 @@ pub(super) fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
     if !is_cluster && is_node(info) {
         return Err(Error::IsCluster);
     }
+    // The address may lead to the master soon.
+    if !is_cluster && info.get::<String>("role").as_deref() == Some("slave") {
+        return Err(Error::Replica);
+    }
     match info.get("maxmemory_policy") {
         Some(policy) if policy != "noeviction" => Err(Error::Evicts { policy }),
         _ => Ok(()),
@@ -71,5 +75,7 @@ mod tests {
         let node = InfoDict::new("redis_version:7.0.1\r\ncluster_enabled:1\r\n");
         assert!(matches!(check(&node, false), Err(Error::IsCluster)));
         assert!(check(&node, true).is_ok());
+        let replica = check(&InfoDict::new("redis_version:7.0.1\r\nrole:slave\r\n"), false).unwrap_err();
+        assert!(matches!(replica, Error::Replica) && replica.is_transient());
     }
 }

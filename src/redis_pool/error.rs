@@ -9,12 +9,14 @@ use crate::runtime::LoopError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "redis url {url:?} is not usable: {source}; use redis://, rediss://, redis+cluster://, rediss+cluster:// or \
+        "redis_url = {url:?} is not usable: {source}; use redis://, rediss://, redis+cluster://, rediss+cluster:// or \
          unix://"
     )]
     Url { url: String, source: RedisError },
-    #[error("cannot read {}: {source}", path.display())]
-    File { path: PathBuf, source: std::io::Error },
+    #[error("{setting} = {path:?} cannot be read: {source}")]
+    File { setting: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("redis has no database {number}: {source}; check the number at the end of redis_url")]
+    NoDatabase { number: i64, source: RedisError },
     #[error("redis {version} is too old; taskd needs 7.0 or newer")]
     TooOld { version: String },
     #[error("redis evicts keys (maxmemory-policy {policy}), so it would lose tasks; set maxmemory-policy noeviction")]
@@ -31,6 +33,8 @@ pub enum Error {
     Refused(#[source] RedisError),
     #[error("no trust between redis and taskd: {0}; check redis_ca_file and the host in the redis url")]
     Untrusted(#[source] RedisError),
+    #[error("redis is a replica, which takes no writes; name the master in redis_url")]
+    Replica,
     #[error("the cluster is not ready: cluster_state:{0}")]
     NotReady(String),
     #[error(transparent)]
@@ -40,7 +44,7 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later, with the same settings.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::NotReady(_) | Self::Redis(_))
+        matches!(self, Self::Replica | Self::NotReady(_) | Self::Redis(_))
     }
 }
 

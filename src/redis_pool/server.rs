@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{
-    InfoDict, Value,
+    ErrorKind, InfoDict, ServerErrorKind, Value,
     aio::{MultiplexedConnection, PubSub},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -34,6 +34,11 @@ pub struct Redis {
 }
 
 impl Redis {
+    /// Refuses settings with which no server can be used.
+    pub fn check_settings(url: &str, access: &RedisAccess) -> Result<(), Error> {
+        Address::new(url, access).map(drop)
+    }
+
     /// Connects; fails when the server does not answer now.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, Error> {
         Self::connect_as(url, prefix, &RedisAccess::default()).await
@@ -145,7 +150,14 @@ impl Redis {
 
 async fn connect(address: &Address, silence: Duration) -> Result<Connection, Error> {
     if !address.is_cluster {
-        return Ok(Connection::connect(address, silence).await?);
+        let number = address.seed().redis_settings().db();
+        return Connection::connect(address, silence).await.map_err(|error| match error.kind() {
+            // Only the SELECT of a new connection is answered in this way.
+            ErrorKind::Server(ServerErrorKind::ResponseError) if number != 0 => {
+                Error::NoDatabase { number, source: error }
+            }
+            _ => error.into(),
+        });
     }
     // The client of the cluster does not say why it cannot connect.
     let mut last = None;

@@ -82,11 +82,16 @@ fn what_commands_print_has_no_secrets() {
         assert!(!stdout.contains("s3cret") && !stderr.contains("s3cret"), "{stdout}{stderr}");
         stdout + &stderr
     };
-    let urls = [("TASKD_OTLP_ENDPOINT", "https://u:s3cret@h:4318"), ("TASKD_REDIS_URL", "redis://:s3cret?s3cret@h")];
+    let urls = [
+        ("TASKD_OTLP_ENDPOINT", "https://u:s3cret@h:4318?key=s3cret"),
+        ("TASKD_REDIS_URL", "redis://:s3cret%3Fs3cret@h"),
+    ];
     let printed = shown(&["check-config", "--config", &path], &urls, 0);
-    for url in ["https://h/e?***", "https://u:***@h:4318", "redis://:***@h"] {
+    for url in ["https://h/e?***", "https://u:***@h:4318?***", "redis://:***@h"] {
         assert!(printed.contains(&format!("{url:?}")), "{url} is not in {printed}");
     }
+    let printed = shown(&["check-config"], &[("TASKD_REDIS_URL", "redis://:s3cret?s3cret@h")], 2);
+    assert!(printed.contains("redis_url = \"redis://:***@h\" is not usable"), "{printed}");
     let printed = shown(&["check-config"], &[("TASKD_OTLP_HEADERS", "s3cret")], 2);
     assert!(printed.contains("'***' for TASKD_OTLP_HEADERS: header 1 is not name=value"), "{printed}");
     let printed = shown(&["check-config"], &[("TASKD_KAFKA_SASL_PASSWORT", "s3cret")], 2);

@@ -72,8 +72,7 @@ impl MysqlStore {
     /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a check), REQUIRED
     /// (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
-        check_files(url).await?;
-        let options = MySqlConnectOptions::from_str(url).map_err(error)?;
+        let options = Self::options(url)?;
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
         let lock = tokio::time::timeout(LOCKED_WITHIN, migration_lock(&options)).await;
         let lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or_else(Error::timed_out)?;
@@ -83,6 +82,16 @@ impl MysqlStore {
         // The lock ends with its connection.
         lock.close().await.map_err(error)?;
         Ok(store)
+    }
+
+    /// Refuses a URL with which no server can be used.
+    pub fn check(url: &str) -> Result<()> {
+        Self::options(url).map(drop)
+    }
+
+    fn options(url: &str) -> Result<MySqlConnectOptions> {
+        check_files(url)?;
+        MySqlConnectOptions::from_str(url).map_err(error)
     }
 }
 
@@ -124,10 +133,10 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
 }
 
 /// Names a file of the URL that cannot be read. sqlx reads them at each connection, and does not name a missing one.
-async fn check_files(url: &str) -> Result<()> {
+fn check_files(url: &str) -> Result<()> {
     let Ok(url) = url::Url::parse(url) else { return Ok(()) };
     for (parameter, name) in url.query_pairs().filter(|(parameter, _)| FILES.contains(&&**parameter)) {
-        if let Err(cause) = tokio::fs::metadata(&*name).await {
+        if let Err(cause) = std::fs::metadata(&*name) {
             return Err(Error::File { parameter: parameter.into(), name: name.into(), cause });
         }
     }
