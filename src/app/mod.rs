@@ -128,7 +128,7 @@ async fn serve(
     if let Some(tls) = &tls {
         tls.keep_on(base);
     }
-    let wait = Wait { door: Waiting::start(listeners.http()?, tls.clone()), stop };
+    let wait = Wait { door: Waiting::start(listeners.http()?, listeners.grpc()?, tls.clone()), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
             // A server with much data loads it for long.
@@ -175,7 +175,7 @@ async fn run_rounds(backends: &Backends, mut listeners: Listeners, mut wait: Wai
             RoundEnd::Stopped => return Ok(()),
             RoundEnd::Lost(kept) => kept,
         };
-        wait = Wait { door: Waiting::start(listeners.http()?, backends.tls.clone()), stop };
+        wait = Wait { door: Waiting::start(listeners.http()?, listeners.grpc()?, backends.tls.clone()), stop };
         is_first = false;
         // At the stop the next round ends as soon as it has begun.
         stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;

@@ -61,7 +61,7 @@ pub(super) struct Backends {
 /// How a round ended.
 pub(super) enum RoundEnd {
     Stopped,
-    /// Redis or the bus has lost everything. The next round keeps the ports, so callers wait meanwhile.
+    /// Redis or the bus has lost everything. The next round keeps the ports; callers are told to try later meanwhile.
     Lost(Listeners),
 }
 
@@ -81,7 +81,7 @@ impl Listeners {
         TcpListener::from_std(self.http.try_clone()?)
     }
 
-    fn grpc(&self) -> io::Result<TcpListener> {
+    pub(super) fn grpc(&self) -> io::Result<TcpListener> {
         TcpListener::from_std(self.grpc.try_clone()?)
     }
 }

@@ -1,6 +1,7 @@
 //! The gRPC API: the proto's services, with reflection and health. A handler converts messages and calls an operation
 //! of `api`.
 
+mod not_ready;
 mod operator;
 mod stream;
 mod tasks;
@@ -22,6 +23,7 @@ use tonic::{Request, Response, Status, body::Body, codegen::Service as _, servic
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
+pub(super) use self::not_ready::refuse;
 use self::watch::{Events, events};
 use super::{
     State,

@@ -101,7 +101,8 @@ async fn unknown_routes_and_methods_are_problems() {
 async fn probes_get_through_to_a_start_that_waits_and_has_many_clients() {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let waiting = ingress::Waiting::start(listener, None);
+    let grpc = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
+    let waiting = ingress::Waiting::start(listener, grpc, None);
     let mut clients = Vec::new();
     for _ in 0..300 {
         let mut client = TcpStream::connect(address).await.unwrap();

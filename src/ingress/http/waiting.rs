@@ -1,4 +1,5 @@
-//! The way in while taskd waits for servers: it tells probes and callers what is missing, instead of letting them hang.
+//! The ways in while taskd waits for servers: they tell probes and callers what is missing, instead of letting them
+//! hang.
 
 use axum::{
     Json, Router,
@@ -13,6 +14,7 @@ use super::{
     super::{
         Budget, Tls,
         connection::{Answering, Stay},
+        grpc,
         listener::{self, Door},
     },
     problem::Problem,
@@ -25,21 +27,21 @@ const MAX_CONNECTIONS: usize = 256;
 /// A small budget is enough: no handler reads a body.
 const BUDGET: usize = 1 << 20;
 
-/// Answers on the HTTP port until [`Waiting::end`].
+/// Answers on both ports until [`Waiting::end`].
 pub struct Waiting {
     what: watch::Sender<&'static str>,
     server: Supervisor,
 }
 
 impl Waiting {
-    pub fn start(http: TcpListener, tls: Option<Tls>) -> Self {
+    pub fn start(http: TcpListener, grpc: TcpListener, tls: Option<Tls>) -> Self {
         let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
-        let router = router(what.subscribe());
+        let (router, budget) = (router(what.subscribe()), Budget::new(BUDGET));
         let answering = Answering {
             protocol: Protocol::Http,
-            tls,
+            tls: tls.clone(),
             handlers: router.clone(),
-            budget: Budget::new(BUDGET),
+            budget: budget.clone(),
             pace,
             stay: |_| Stay::No,
             wrap: |cut| Box::new(cut),
@@ -47,6 +49,9 @@ impl Waiting {
         };
         let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: Some(router) };
         server.spawn_once(listener::serve(http, door));
+        let asked = what.subscribe();
+        let why = move || why(*asked.borrow());
+        server.spawn_once(grpc::refuse(grpc, tls, budget, MAX_CONNECTIONS, why, server.stop_token()));
         Self { what, server }
     }
 
@@ -69,10 +74,14 @@ fn router(what: watch::Receiver<&'static str>) -> Router {
         async move { (StatusCode::SERVICE_UNAVAILABLE, Json(body)) }
     };
     let fallback = move || {
-        let why = format!("taskd is not ready: it waits for {}; try again later", *what.borrow());
+        let why = why(*what.borrow());
         async move { refuse(why) }
     };
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz)).fallback(fallback)
+}
+
+fn why(what: &str) -> String {
+    format!("taskd is not ready: it waits for {what}; try again later")
 }
 
 fn refuse(why: String) -> Response {
