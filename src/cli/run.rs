@@ -123,7 +123,9 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format_args!("taskd: {}", printable(&in_short(&*error))));
+            // The end of a log has lines.
+            let lines: Vec<_> = in_short(&*error).split('\n').map(printable).collect();
+            say(format_args!("taskd: {}", lines.join("\n")));
             ExitCode::from(match () {
                 () if error.is::<NeverRan>() => USAGE,
                 () if error.is::<NotThere>() => 1,

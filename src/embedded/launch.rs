@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::atomic::{AtomicI32, Ordering},
+    sync::atomic::{AtomicI32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -36,6 +36,8 @@ pub(super) struct Launch {
     socket: PathBuf,
     pid_file: PathBuf,
     log: PathBuf,
+    /// The bytes that the log had before the last start.
+    log_begin: AtomicU64,
     redis: PathBuf,
     /// 0: without a limit.
     max_memory: u64,
@@ -58,6 +60,7 @@ impl Launch {
             socket,
             pid_file: data.path().join("redis.pid"),
             log: data.path().join("redis.log"),
+            log_begin: AtomicU64::new(0),
             redis: data.private_folder("redis")?,
             max_memory,
             pid: AtomicI32::new(0),
@@ -130,7 +133,7 @@ impl Launch {
                 return Ok(());
             }
             if began.elapsed() > limit {
-                return Err(Error::Slow { limit, log: self.log.clone(), last: tail(&self.log) });
+                return Err(Error::Slow { limit, log: self.log.clone(), last: self.tail() });
             }
             if said.elapsed() > SAY_EVERY {
                 tracing::info!(
@@ -162,11 +165,18 @@ impl Launch {
             fs::rename(&self.log, self.log.with_extension("log.old")).ok();
         }
         let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log);
-        opened.map_err(|cause| Error::Folder { folder: self.log.clone(), cause })
+        let opened = opened.map_err(|cause| Error::Folder { folder: self.log.clone(), cause })?;
+        self.log_begin.store(opened.metadata().map_or(0, |log| log.len()), Ordering::Relaxed);
+        Ok(opened)
+    }
+
+    /// The last lines that this start wrote into the log.
+    fn tail(&self) -> String {
+        tail(&self.log, self.log_begin.load(Ordering::Relaxed))
     }
 
     pub(super) fn ended(&self, status: std::process::ExitStatus) -> Error {
-        Error::Ended { status, log: self.log.clone(), last: tail(&self.log) }
+        Error::Ended { status, log: self.log.clone(), last: self.tail() }
     }
 
     pub(super) fn cannot_run(&self, cause: io::Error) -> Error {
@@ -215,13 +225,13 @@ fn bytes_in(folder: &Path) -> u64 {
     sizes.sum()
 }
 
-/// The last lines of the log.
-fn tail(log: &Path) -> String {
+/// The last lines of the log behind the first `begin` bytes.
+fn tail(log: &Path, begin: u64) -> String {
     const BYTES: u64 = 4096;
     const LINES: usize = 8;
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
-        let from = file.metadata()?.len().saturating_sub(BYTES);
+        let from = file.metadata()?.len().saturating_sub(BYTES).max(begin);
         file.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
         file.take(BYTES).read_to_end(&mut bytes)?;

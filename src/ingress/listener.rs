@@ -16,6 +16,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::connection::{self, Answering, Handlers};
+use crate::telemetry::metrics;
 
 /// The longest silence of a client, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -77,6 +78,7 @@ pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
             }
         };
         let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+            metrics::refused_connection(door.answering.protocol);
             said.now_and_then(|| {
                 tracing::warn!("{} connections over {}: no room for more", door.max_connections, door.name)
             });

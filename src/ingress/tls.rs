@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub enum TlsError {
     #[error("{setting} = {file:?} cannot be read: {error}")]
     Unreadable { setting: &'static str, file: PathBuf, error: std::io::Error },
-    #[error("{setting} = {file:?} has no {what} in PEM: {error}")]
+    #[error("{setting} = {file:?} has no {what} in PEM: {}", in_words(.error))]
     NotPem { setting: &'static str, file: PathBuf, what: &'static str, error: pem::Error },
     #[error("tls_cert_file = {file:?} expired at {at}; renew the certificate")]
     Expired { file: PathBuf, at: String },
@@ -59,7 +59,24 @@ struct Loaded {
     expires: Option<i64>,
 }
 
-impl LoopError for TlsError {}
+/// The files have changed, and are of no use now.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; the certificate of before stays in use")]
+struct Kept(#[source] TlsError);
+
+impl LoopError for Kept {}
+
+fn in_words(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { end_marker: label } => {
+            format!("the line -----END {}----- is missing", String::from_utf8_lossy(label))
+        }
+        pem::Error::IllegalSectionStart { line } => {
+            format!("the line {:?} begins no section", String::from_utf8_lossy(line))
+        }
+        other => other.to_string(),
+    }
+}
 
 /// The contents of the files.
 #[derive(PartialEq)]
@@ -82,7 +99,7 @@ impl Tls {
     /// are of no use: a certificate may be there before its key.
     pub fn keep_on(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("certificate", self.clone(), |tls, cx| async move {
-            cx.every(LOOK_EVERY, || async { tls.look() }).await
+            cx.every(LOOK_EVERY, || async { tls.look().map_err(Kept) }).await
         });
     }
 

@@ -24,7 +24,10 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    support::{daemon::Daemon, until},
+    traces::metric,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -649,6 +652,8 @@ async fn max_connections_bounds_each_listener() {
     assert!(answer.contains("16 connections are open, and there may be no more"), "{answer}");
     assert_eq!(client.get(format!("{}/readyz", daemon.http())).send().await.unwrap().status(), 200);
     drop(polls);
+    let refused = "taskd_refused_connections_total{protocol=\"http\"} ";
+    until("the refused ones are counted", async || metric(&daemon, refused).await >= 5.0).await;
     assert!(daemon.stop().await.success());
 }
 

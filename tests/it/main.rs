@@ -60,6 +60,7 @@ mod shortcut;
 mod silent_connections;
 mod slow_redis;
 mod spent;
+mod starts;
 mod stderr;
 mod store_sqlite;
 mod streams;

@@ -237,6 +237,11 @@ async fn a_new_certificate_is_taken_and_a_useless_one_is_not() {
 
     fs::write(authority.path("server.key"), "no key").unwrap();
     until("taskd tells of the useless key", async || daemon.log().contains("has no private key in PEM")).await;
+    assert!(daemon.log().contains("; the certificate of before stays in use"), "{}", daemon.log());
+    let half = fs::read_to_string(authority.path("server.pem")).unwrap();
+    fs::write(authority.path("server.pem"), &half[..half.len() / 2]).unwrap();
+    let missing = "the line -----END CERTIFICATE----- is missing; the certificate of before";
+    until("taskd tells of half a certificate", async || daemon.log().contains(missing)).await;
     assert_eq!(shown().await, first, "it goes on with the one that it has");
     authority.certify("server", 2021);
     until("taskd tells of the old one", async || daemon.log().contains("expired at")).await;

@@ -35,7 +35,7 @@ async fn work(daemon: &Daemon, queue: &str) -> String {
     leased[0]["traceparent"].as_str().unwrap().to_owned()
 }
 
-async fn metric(daemon: &Daemon, line: &str) -> f64 {
+pub(crate) async fn metric(daemon: &Daemon, line: &str) -> f64 {
     let text = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();
     let value = text.lines().find_map(|found| found.strip_prefix(line));
     value.map_or(0.0, |value| value.trim().parse().unwrap())

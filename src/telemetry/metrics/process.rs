@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
+use crate::model::Protocol;
+
 pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
 pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
 pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
 pub const CERTIFICATE_EXPIRES: &str = "taskd_tls_certificate_expires_timestamp_seconds";
 pub const DENIED_CALLS: &str = "taskd_denied_calls_total";
 pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
+pub const REFUSED_CONNECTIONS: &str = "taskd_refused_connections_total";
 pub const BUILD_INFO: &str = "taskd_build_info";
 
 pub(super) fn describe() {
@@ -35,6 +38,7 @@ pub(super) fn describe() {
         Unit::Bytes,
         "Bytes of the request_budget that requests in hand and answers on their way take"
     );
+    describe_counter!(REFUSED_CONNECTIONS, Unit::Count, "Connections beyond max_connections, by protocol");
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
 }
 
@@ -68,6 +72,15 @@ pub fn certificate_expires(unix_seconds: i64) {
 /// A call was refused for its token.
 pub fn denied_call(reason: &'static str) {
     counter!(DENIED_CALLS, "reason" => reason).increment(1);
+}
+
+/// A connection had no room.
+pub fn refused_connection(protocol: Protocol) {
+    let protocol = match protocol {
+        Protocol::Http => "http",
+        Protocol::Grpc => "grpc",
+    };
+    counter!(REFUSED_CONNECTIONS, "protocol" => protocol).increment(1);
 }
 
 /// Bytes of the request budget that are taken.
