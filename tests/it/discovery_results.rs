@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 use taskd::{
     bus::{Bus, Record, Topic},
-    model::{InsertStatus, QueueName, StoredStatus, TaskId},
+    model::{InsertStatus, KeyHash, QueueName, StoredStatus, TaskId},
     runtime::Supervisor,
+    store::TurnedAway,
     wire::pb::{self, report::What},
 };
 
@@ -156,6 +157,53 @@ async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     assert_eq!(unfinished[&QueueName::new("q").unwrap()], 100);
     supervisor.stop();
     supervisor.wait().await;
+}
+
+#[tokio::test]
+async fn discovered_tasks_that_the_filter_knows_get_no_row() {
+    let fixture = Fixture::start().await;
+    let stored = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
+    let [first, second] = [0, 1].map(|place| stored[place].id.unwrap());
+    // SQL does not have these keys: their tasks would be new.
+    let (queue, mut known) = (QueueName::new("q").unwrap(), redis::cmd("HSET"));
+    known.arg("t:{q}:seen").arg("era").arg(0);
+    for n in 0..5 {
+        let hash = KeyHash::new(&queue, format!("known {n}").as_bytes());
+        known.arg(&hash.0[..16]).arg(TaskId::new().as_bytes());
+    }
+    known.query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    let pair = |n| [discovered("q", &format!("known {n}")), discovered("q", &format!("new {n}"))];
+    let found: Vec<_> = (0..5).flat_map(pair).collect();
+
+    fixture.report(vec![(first, completed("w", found.clone()))]).await;
+    until("the first is settled", async || fixture.status(first).await == StoredStatus::Completed).await;
+    for place in 0..10 {
+        let task = fixture.store.task(TaskId::derived(first, "w", place, 1)).await.unwrap();
+        assert_eq!(task.is_some(), place % 2 == 1, "{place}");
+    }
+    // A report that comes again counts nothing. Of the other one all keys are known by now.
+    fixture.report(vec![(first, completed("w", found.clone())), (second, completed("w", found))]).await;
+    until("the second is settled", async || fixture.status(second).await == StoredStatus::Completed).await;
+    let duplicates = [((Some(queue.clone()), TurnedAway::Duplicate), 5 + 10)].into();
+    let counted = async || fixture.store.turned_away(std::slice::from_ref(&queue)).await.unwrap() == duplicates;
+    until("duplicates are counted", counted).await;
+    assert_eq!(fixture.unfinished().await, [("q".to_owned(), 5)].into());
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn without_the_filter_sql_decides_about_discovered_tasks() {
+    let fixture = Fixture::start().await;
+    let parent = fixture.discovery.insert(tasks(&["q"])).await.unwrap()[0].id.unwrap();
+    // Each call to the filter fails.
+    let broken = redis::cmd("SET").arg("t:{q}:seen").arg("x").query_async::<()>(&mut fixture.redis.conn()).await;
+    broken.unwrap();
+    // The first has the key of its parent.
+    let found = (0..10).map(|n| discovered("q", &n.to_string())).collect();
+    fixture.report(vec![(parent, completed("w", found))]).await;
+    until("it is settled", async || fixture.status(parent).await == StoredStatus::Completed).await;
+    assert_eq!(fixture.unfinished().await, [("q".to_owned(), 9)].into());
+    fixture.stop().await;
 }
 
 #[tokio::test]

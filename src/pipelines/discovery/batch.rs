@@ -13,7 +13,7 @@ use super::{
     announce,
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
-    seen::{self, Owner},
+    seen::{self, Asking, Owner},
 };
 use crate::{
     model::TaskRow,
@@ -33,11 +33,6 @@ const WAIT: Duration = Duration::from_secs(5);
 /// one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
-/// A batch of at most so many tasks does not ask the filter while keys are new: SQL decides about it as fast.
-const SMALL: usize = 4;
-/// The batches that ask the filter after a duplicate.
-const ASK_AFTER_DUPLICATE: u32 = 100;
-
 /// A stored task that goes to the bus, and the turn in which it waits for that.
 pub(super) type Fresh = (TaskRow, Turn);
 
@@ -54,22 +49,6 @@ pub(super) struct Pending {
 /// A caller's room in the buffer, by number and by weight.
 pub(super) type Room = [OwnedSemaphorePermit; 2];
 
-/// Decides when small batches ask the filter: it saves their transactions where keys come again and again.
-#[derive(Default)]
-struct Asking {
-    batches_left: u32,
-}
-
-impl Asking {
-    fn about(&self, rows: usize) -> bool {
-        self.batches_left > 0 || rows > SMALL
-    }
-
-    fn note(&mut self, duplicates: usize) {
-        self.batches_left = if duplicates > 0 { ASK_AFTER_DUPLICATE } else { self.batches_left.saturating_sub(1) };
-    }
-}
-
 /// Stores batch after batch until the stop, and then the tasks that are left.
 pub(super) async fn insert(
     context: Context,
@@ -77,7 +56,7 @@ pub(super) async fn insert(
     stored: mpsc::Sender<ToPublish>,
     cx: Loop,
 ) {
-    let (mut asking, mut wait) = (Asking::default(), WAIT);
+    let (asking, mut wait) = (Asking::default(), WAIT);
     loop {
         let first = tokio::select! {
             biased;
@@ -87,7 +66,7 @@ pub(super) async fn insert(
         let Some(first) = first else { return };
         let batch = gather(&context, first, receiver).await;
         let before = context.moment();
-        let new = store(&context, batch, &mut asking).await;
+        let new = store(&context, batch, &asking).await;
         if !new.is_empty() {
             let sent = stored.send_timeout((new, before), wait).await;
             // Behind one that waited in vain none waits, until there is room again.
@@ -163,13 +142,9 @@ struct Caller {
 impl Caller {
     /// Answers per task, in order. `inserted` are the answers to its own rows.
     fn tell(self, inserted: &[Inserted]) {
-        let mut inserted = inserted.iter().copied();
-        let answers = self.seen.into_iter().filter_map(|seen| match seen {
-            Some((id, status)) => Some(Inserted::Duplicate { id, status }),
-            None => inserted.next(),
-        });
+        let answers = seen::answers(&self.seen, inserted.iter().copied());
         // A caller that went away was promised nothing. Its tasks are kept all the same.
-        drop(self.answer.send(Ok(answers.collect())));
+        drop(self.answer.send(Ok(answers)));
     }
 
     fn refuse(self, error: &Arc<store::Error>) {
@@ -178,7 +153,7 @@ impl Caller {
 }
 
 /// Stores a batch and answers its callers. Answers the new tasks that go to the bus now.
-async fn store(context: &Context, batch: Vec<Pending>, asking: &mut Asking) -> Vec<Fresh> {
+async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Vec<Fresh> {
     let started = Instant::now();
     let (callers, rows) = unseen(context, batch, asking).await;
     let turns = match insert_rows(context, &rows).await {
@@ -215,10 +190,7 @@ fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>>
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
 async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
-    let mut seen = match asking.about(tasks.len()) {
-        true => seen::owners(&context.filter, &*context.store, &context.settings.queues, &tasks).await,
-        false => vec![None; tasks.len()],
-    };
+    let mut seen = asking.owners(context, &tasks).await;
     // The filter knows the key of a task, and not how its first insert was answered.
     let repeatable = tasks.iter().zip(&mut seen).filter(|(task, _)| task.idempotency.is_some());
     repeatable.for_each(|(_, seen)| *seen = None);
@@ -286,23 +258,4 @@ fn refuse(callers: Vec<Caller>, error: store::Error) {
 
 fn tasks_of(callers: &[Caller]) -> usize {
     callers.iter().map(|caller| caller.seen.len()).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn small_batches_ask_the_filter_for_a_while_after_a_duplicate() {
-        let mut asking = Asking::default();
-        assert!(!asking.about(SMALL) && asking.about(SMALL + 1));
-        asking.note(0);
-        assert!(!asking.about(1));
-        asking.note(1);
-        for _ in 0..ASK_AFTER_DUPLICATE {
-            assert!(asking.about(1));
-            asking.note(0);
-        }
-        assert!(!asking.about(1));
-    }
 }

@@ -20,6 +20,7 @@ use super::{
     reports::Reports,
     room::{self, Sent, discovered},
     schema,
+    seen::{self, Asking},
     steps::Began,
     traced::{self, Discoveries},
     turned_away::Tally,
@@ -53,7 +54,15 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) {
     let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
-    let results = Arc::new(Results { context, enrichment, sent, to_mark, tally, turn: RwLock::default() });
+    let results = Arc::new(Results {
+        context,
+        enrichment,
+        sent,
+        to_mark,
+        tally,
+        asking: Asking::default(),
+        turn: RwLock::default(),
+    });
     supervisor.spawn_loop("discovery/results", results, |results, cx| async move { results.consume(cx).await });
 }
 
@@ -63,6 +72,7 @@ struct Results {
     sent: Sent,
     to_mark: ToMark,
     tally: Tally,
+    asking: Asking,
     /// Reports with discovered tasks are settled alone: the room that they find is known only once those before them
     /// are stored.
     turn: RwLock<()>,
@@ -176,8 +186,11 @@ impl Results {
         while let Some(piece) = rest.pop() {
             let (began, since) = ((Instant::now(), self.context.moment()), SystemTime::now());
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
-            match self.context.store.settle(reports).await {
-                Ok(stored) => {
+            let rows: Vec<&TaskRow> = reports.iter().flat_map(discovered).map(|row| &row.task).collect();
+            let seen = self.asking.owners(&self.context, &rows).await;
+            match self.context.store.settle(&seen::without(reports, &seen)).await {
+                Ok(mut stored) => {
+                    seen::add_answers(reports, &seen, &mut stored.answers);
                     let traces = origins.iter().map(|origin| origin.trace);
                     traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
                     latency::completed(reports, traces, &stored.answers);
@@ -209,6 +222,9 @@ impl Results {
         announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));
         duplicates.iter().for_each(|task| self.tally.duplicate(&task.queue));
         let duplicates = duplicates.len();
+        if new.len() + duplicates > 0 {
+            self.asking.note(duplicates);
+        }
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();

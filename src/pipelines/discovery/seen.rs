@@ -1,24 +1,93 @@
-//! Keys that a filter knows.
+//! Keys that a filter knows: their tasks need no row in SQL.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicU32, Ordering},
+};
 
+use super::room::discovered;
 use crate::{
     config::{Dedup, Queues},
     dedup::{self, Filter, bits},
     model::{KeyHash, QueueName, StoredStatus, TaskId, TaskRow},
-    store::Store,
+    pipelines::context::Context,
+    store::{Inserted, Settled, Settlement, Store},
 };
+
+/// So few tasks do not ask the filter while keys are new: SQL decides about them as fast.
+const SMALL: usize = 4;
+/// The transactions that ask the filter after a duplicate.
+const ASK_AFTER_DUPLICATE: u32 = 100;
 
 /// The task that has a key.
 pub(super) type Owner = (TaskId, StoredStatus);
 
-/// Per row, the task that has its key, where a filter knows the key. SQL decides about the others.
-pub(super) async fn owners(
-    filter: &Filter,
-    store: &dyn Store,
-    queues: &Queues,
-    rows: &[&TaskRow],
-) -> Vec<Option<Owner>> {
+/// Decides when few tasks ask the filter: it saves SQL work where keys come again and again.
+#[derive(Default)]
+pub(super) struct Asking {
+    transactions_left: AtomicU32,
+}
+
+impl Asking {
+    /// Per row, the task that has its key, where a filter knows the key. SQL decides about the others.
+    pub(super) async fn owners(&self, context: &Context, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
+        match self.is_about(rows.len()) {
+            true => owners(&context.filter, &*context.store, &context.settings.queues, rows).await,
+            false => vec![None; rows.len()],
+        }
+    }
+
+    fn is_about(&self, rows: usize) -> bool {
+        self.transactions_left.load(Ordering::Relaxed) > 0 || rows > SMALL
+    }
+
+    /// Notes how many tasks of a transaction were duplicates.
+    pub(super) fn note(&self, duplicates: usize) {
+        let left = match duplicates {
+            0 => self.transactions_left.load(Ordering::Relaxed).saturating_sub(1),
+            _ => ASK_AFTER_DUPLICATE,
+        };
+        self.transactions_left.store(left, Ordering::Relaxed);
+    }
+}
+
+/// The answers to some rows, in order: `inserted` are those to the rows whose keys no filter knows.
+pub(super) fn answers(seen: &[Option<Owner>], inserted: impl IntoIterator<Item = Inserted>) -> Vec<Inserted> {
+    let mut inserted = inserted.into_iter();
+    let answer = |seen: &Option<Owner>| match seen {
+        Some((id, status)) => Some(Inserted::Duplicate { id: *id, status: *status }),
+        None => inserted.next(),
+    };
+    seen.iter().filter_map(answer).collect()
+}
+
+/// The reports without the discovered tasks whose keys the filter knows. `seen` has an entry for each of the tasks.
+pub(super) fn without<'r>(reports: &'r [Settlement], seen: &[Option<Owner>]) -> Cow<'r, [Settlement]> {
+    if seen.iter().all(Option::is_none) {
+        return Cow::Borrowed(reports);
+    }
+    let (mut reports, mut seen) = (reports.to_vec(), seen.iter());
+    for report in &mut reports {
+        if let Settlement::Completed { discovered, .. } = report {
+            discovered.retain(|_| seen.next().is_none_or(Option::is_none));
+        }
+    }
+    Cow::Owned(reports)
+}
+
+/// Adds the answers to the tasks that were left out. A report that changed nothing has none.
+pub(super) fn add_answers(reports: &[Settlement], mut seen: &[Option<Owner>], settled: &mut [Settled]) {
+    for (report, settled) in reports.iter().zip(settled) {
+        let (of_report, rest) = seen.split_at(discovered(report).len());
+        seen = rest;
+        if !settled.repeated && !settled.unknown {
+            settled.discovered = answers(of_report, settled.discovered.drain(..));
+        }
+    }
+}
+
+async fn owners(filter: &Filter, store: &dyn Store, queues: &Queues, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
     let (numbers, hashes): (Vec<usize>, Vec<usize>) =
         (0..rows.len()).partition(|place| has_bitmap(queues, &rows[*place].queue));
     let mut owners = vec![None; rows.len()];
@@ -36,6 +105,10 @@ pub(super) async fn owners(
     if !numbers.is_empty() {
         let known = owners_of_numbers(filter, store, rows, &numbers).await;
         numbers.into_iter().for_each(|place| owners[place] = known.get(&rows[place].key_hash).copied());
+    }
+    for (owner, row) in owners.iter_mut().zip(rows) {
+        // A report that comes again brings the tasks of its first time. They are no duplicates, and SQL may lack them.
+        owner.take_if(|(id, _)| *id == row.id);
     }
     owners
 }
@@ -90,4 +163,23 @@ fn by_queue<'r>(rows: impl Iterator<Item = &'r TaskRow>) -> BTreeMap<&'r QueueNa
         }
     }
     numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_tasks_ask_the_filter_for_a_while_after_a_duplicate() {
+        let asking = Asking::default();
+        assert!(!asking.is_about(SMALL) && asking.is_about(SMALL + 1));
+        asking.note(0);
+        assert!(!asking.is_about(1));
+        asking.note(1);
+        for _ in 0..ASK_AFTER_DUPLICATE {
+            assert!(asking.is_about(1));
+            asking.note(0);
+        }
+        assert!(!asking.is_about(1));
+    }
 }
