@@ -6,6 +6,9 @@
 //! the filter knows. So Redis also keeps the last task of each of the last [`BATCHES`] batches. While SQL has all of
 //! them, nothing is lost. When SQL lacks one, a new *era* begins, and filters of the old era count for nothing.
 //!
+//! A key that SQL calls a duplicate is marked again. Its task is named only if it is later than all that are: otherwise
+//! old tasks would drive out the batches by which a loss is found.
+//!
 //! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A process that dies before
 //! loses them, and SQL answers for those keys.
 
@@ -51,7 +54,7 @@ impl LoopError for Error {}
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A stored task with its queue and its key.
-type Stored = (QueueName, KeyHash, TaskId);
+pub type Stored = (QueueName, KeyHash, TaskId);
 
 /// The filter of all queues. Clones share the era, and the marks that wait.
 #[derive(Clone)]
@@ -73,6 +76,8 @@ struct Waiting {
     marks: Marks,
     /// A loop writes them. Without one, nothing waits.
     has_writer: bool,
+    /// The latest task that Redis names, as far as this process knows.
+    named: Option<TaskId>,
 }
 
 /// Marks of some batches.
@@ -114,7 +119,8 @@ impl Filter {
         Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
     }
 
-    fn era(&self) -> u64 {
+    /// The present era, as far as this process knows.
+    pub fn era(&self) -> u64 {
         self.shared.era.load(Ordering::Relaxed)
     }
 
@@ -148,21 +154,37 @@ impl Filter {
     ///
     /// While [`Self::write_marks`] runs, it writes them. Otherwise they are written at once.
     pub async fn mark(&self, tasks: &[Stored], limit: impl Fn(&QueueName) -> u64) -> Result<()> {
-        match self.add(tasks) {
+        match self.add(tasks, tasks.last(), self.era()) {
             Some(marks) => self.write(marks, limit).await,
             None => Ok(()),
         }
     }
 
-    /// Lets a batch wait. If it must not, answers it with those that wait.
-    fn add(&self, tasks: &[Stored]) -> Option<Marks> {
-        let (_, hash, id) = tasks.last()?;
+    /// Remembers tasks that were stored before, as [`Self::mark`] does. SQL has told of them since this process took
+    /// the era from [`Self::era`]. A later era may have begun because SQL lost them, and then they are left out.
+    pub async fn mark_known(&self, tasks: &[Stored], era: u64, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+        let named = self.shared.waiting.lock().named;
+        let latest = tasks.iter().max_by_key(|(.., id)| *id).filter(|(.., id)| Some(*id) > named);
+        match self.add(tasks, latest, era) {
+            Some(marks) => self.write(marks, limit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Lets tasks of this era wait, of which Redis will name one. If they must not, answers them with those that wait.
+    fn add(&self, tasks: &[Stored], to_name: Option<&Stored>, era: u64) -> Option<Marks> {
+        if tasks.is_empty() || era != self.era() {
+            return None;
+        }
         let mut waiting = self.shared.waiting.lock();
-        let (Waiting { marks, has_writer }, era) = (&mut *waiting, self.era());
+        let Waiting { marks, has_writer, named } = &mut *waiting;
         if marks.era != era {
             *marks = Marks { era, ..Marks::default() };
         }
-        marks.last.push([&hash.0[..], id.as_bytes()].concat());
+        if let Some((_, hash, id)) = to_name {
+            marks.last.push([&hash.0[..], id.as_bytes()].concat());
+            *named = (*named).max(Some(*id));
+        }
         marks.tasks.extend_from_slice(tasks);
         if *has_writer && marks.tasks.len() < WAITING_MAX {
             self.shared.marked.notify_one();
@@ -199,12 +221,16 @@ impl Filter {
     /// Names the batches, then marks their keys, so that the filter knows no key of a batch that Redis does not name.
     async fn write(&self, marks: Marks, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
         let Marks { era, tasks, last } = marks;
-        if last.is_empty() {
+        if tasks.is_empty() && last.is_empty() {
             return Ok(());
         }
-        let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
-        push.arg(self.stored_key()).arg(last);
-        trim.arg(self.stored_key()).arg(0).arg(BATCHES - 1);
+        let mut naming = Vec::new();
+        if !last.is_empty() {
+            let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
+            push.arg(self.stored_key()).arg(last);
+            trim.arg(self.stored_key()).arg(0).arg(BATCHES - 1);
+            naming = vec![push, trim];
+        }
         let by_queue = by_queue(tasks.iter().map(|(queue, ..)| queue));
         let pieces = by_queue.iter().flat_map(|(queue, places)| {
             let pieces = places.chunks(MARKED_AT_ONCE);
@@ -213,17 +239,22 @@ impl Filter {
         let (queues, calls): (Vec<_>, Vec<_>) = pieces.unzip();
         let mut conn = self.redis.conn();
         let answers = if self.redis.is_cluster() {
-            let () = redis::pipe().add_command(push).add_command(trim).query_async(&mut conn).await?;
+            if !naming.is_empty() {
+                let mut pipe = redis::pipe();
+                for command in naming {
+                    pipe.add_command(command);
+                }
+                let () = pipe.query_async(&mut conn).await?;
+            }
             let mut batch = Batch::default();
             calls.into_iter().for_each(|call| batch.script(call));
             self.redis.run_apart(batch).await
         } else {
-            let mut batch = Batch::default();
-            batch.command(push);
-            batch.command(trim);
+            let (mut batch, names) = (Batch::default(), naming.len());
+            naming.into_iter().for_each(|command| batch.command(command));
             calls.into_iter().for_each(|call| batch.script(call));
             let mut answers = batch.run(&mut conn).await?;
-            let marked = answers.split_off(2);
+            let marked = answers.split_off(names);
             if let Some(Err(error)) = answers.into_iter().next() {
                 let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
                 self.forget(&keys).await?;
@@ -274,7 +305,9 @@ impl Filter {
             let (hash, id) = entry.split_at_checked(32)?;
             Some((KeyHash(hash.try_into().ok()?), TaskId::from_slice(id)?))
         };
-        Ok(LastStored { era, tasks: tasks.into_iter().filter_map(task).collect() })
+        let tasks: Vec<_> = tasks.into_iter().filter_map(task).collect();
+        self.shared.waiting.lock().named = tasks.iter().map(|(_, id)| *id).max();
+        Ok(LastStored { era, tasks })
     }
 
     /// Drops all filters, because SQL lacks a task that was stored last; false when another process was faster.

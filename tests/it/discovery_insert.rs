@@ -2,7 +2,7 @@
 //! come again, never that it is wrong.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -20,7 +20,7 @@ use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     ingress::{self, State},
-    model::{InsertStatus, NewTask, Offset, QueueName, StoredStatus, TaskId, validate},
+    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, StoredStatus, TaskId, validate},
     pipelines::{
         discovery::{Error, Handle},
         publishing,
@@ -391,6 +391,45 @@ async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
     let again = insert("lost").await;
     assert_ne!(again.id, lost.id);
     assert_eq!((again.status, insert("before").await.status), (InsertStatus::Duplicate, InsertStatus::Duplicate));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn the_filter_has_tasks_that_are_due_later_and_learns_again_what_it_forgot() {
+    let fixture = Fixture::start().await;
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    fixture.store.open_shards(&[shard]).await.unwrap();
+    let insert = async |delay: Option<Duration>| {
+        let task = |task| NewTask { delay, ..task };
+        fixture.discovery.insert(tasks(&["q"; 7]).into_iter().map(task).collect()).await.unwrap()
+    };
+    let stored = insert(Some(Duration::from_secs(3600))).await;
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
+    let known = async || {
+        let known: HashMap<Vec<u8>, Vec<u8>> = fixture.redis.conn().hgetall("t:{q}:seen").await.unwrap();
+        ids.iter().map(|id| known.values().any(|known| known == id.as_bytes())).collect::<Vec<_>>()
+    };
+    until("the filter has tasks that are due in an hour", async || known().await == [true; 7]).await;
+
+    // SQL says how those have ended.
+    let died = |id| Settlement::Died {
+        id,
+        reason: String::new(),
+        attempts: 1,
+        history: Vec::new(),
+        epoch: None,
+        at_unix_ms: 1,
+    };
+    fixture.store.settle(&[died(ids[6])]).await.unwrap();
+    fixture.redis.conn().del::<_, ()>("t:{q}:seen").await.unwrap();
+    let again = async || {
+        let answers = insert(None).await;
+        assert!(answers.iter().zip(&ids).all(|(answer, id)| answer.id == Some(*id)), "{answers:?}");
+        assert!(answers[6].error.contains("DEAD"), "{answers:?}");
+        known().await
+    };
+    until("it has learnt them again", async || again().await[..6] == [true; 6]).await;
+    assert_eq!(again().await, [true, true, true, true, true, true, false]);
     fixture.stop().await;
 }
 

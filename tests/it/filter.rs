@@ -115,6 +115,44 @@ async fn marks_that_wait_are_written_together_and_at_the_stop() {
     assert_eq!(seen(&filter, &last).await, [true]);
 }
 
+/// A task whose id was made at this time.
+fn task_at(unix_ms: i64) -> Task {
+    let (queue, hash, _) = task("q", &unix_ms.to_string());
+    (queue, hash, TaskId::at(unix_ms, 0))
+}
+
+#[tokio::test]
+async fn keys_that_are_learnt_again_drive_out_no_batch_and_count_in_their_era_only() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let filter = Filter::new(Redis::connect(&server.url(), "t").await.unwrap());
+    let learn = async |tasks: &[Task], era| filter.mark_known(tasks, era, |_| 1000).await.unwrap();
+    let named = async || filter.last_stored().await.unwrap().tasks;
+    let [old, older, late, new, latest] = [2, 1, 4, 3, 5].map(task_at);
+    // Redis has lost all names: the latest of those that are learnt has to do.
+    learn(&[older.clone(), old.clone()], 0).await;
+    assert_eq!(named().await, [(old.1, old.2)]);
+    mark(&filter, std::slice::from_ref(&new)).await;
+    for _ in 0..100 {
+        learn(&[old.clone(), older.clone()], 0).await;
+    }
+    assert_eq!(named().await, [(new.1, new.2), (old.1, old.2)]);
+    // Nobody has named it: its process was killed before.
+    learn(&[late.clone(), old.clone()], 0).await;
+    assert_eq!(named().await, [(late.1, late.2), (new.1, new.2), (old.1, old.2)]);
+    assert_eq!(seen(&filter, &[old.clone(), older, late, new]).await, [true; 4]);
+
+    // Since SQL told of these, it was set back.
+    let era = filter.era();
+    assert!(filter.drop_all(&filter.last_stored().await.unwrap()).await.unwrap());
+    learn(std::slice::from_ref(&latest), era).await;
+    assert_eq!((named().await, seen(&filter, std::slice::from_ref(&latest)).await), (vec![], vec![false]));
+    learn(&[latest.clone(), old], filter.era()).await;
+    assert_eq!(
+        (named().await, seen(&filter, std::slice::from_ref(&latest)).await),
+        (vec![(latest.1, latest.2)], vec![true])
+    );
+}
+
 #[tokio::test]
 async fn a_large_batch_does_not_wait_nor_one_of_an_era_before() {
     let server = RedisServer::start(Fsync::EverySecond);

@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::{
     announce,
     error::{Error, Failure, Unavailable},
+    learnt::Learnt,
     mark_published::ToMark,
     seen::{self, Asking, Owner},
 };
@@ -33,11 +34,18 @@ const WAIT: Duration = Duration::from_secs(5);
 /// one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
-/// A stored task that goes to the bus, and the turn in which it waits for that.
-pub(super) type Fresh = (TaskRow, Turn);
+/// The answer to a row, and its turn if it is new. `None`: it was not stored.
+type Answer = Option<(Inserted, Turn)>;
 
-/// Stored tasks on their way to the queue, and the moment before they were stored.
-pub(super) type ToPublish = (Vec<Fresh>, Option<Moment>);
+/// A stored batch: its tasks on their way to the queue, and its keys on their way to the filter.
+pub(super) struct Batch {
+    /// New tasks that go to the bus now, each with the turn in which it waits for that.
+    fresh: Vec<(TaskRow, Turn)>,
+    /// The moment before they were stored.
+    before: Option<Moment>,
+    /// For the filter.
+    learnt: Learnt,
+}
 
 /// One caller's tasks on their way to SQL.
 pub(super) struct Pending {
@@ -53,7 +61,7 @@ pub(super) type Room = [OwnedSemaphorePermit; 2];
 pub(super) async fn insert(
     context: Context,
     receiver: &mut mpsc::UnboundedReceiver<Pending>,
-    stored: mpsc::Sender<ToPublish>,
+    stored: mpsc::Sender<Batch>,
     cx: Loop,
 ) {
     let (asking, mut wait) = (Asking::default(), WAIT);
@@ -65,10 +73,14 @@ pub(super) async fn insert(
         };
         let Some(first) = first else { return };
         let batch = gather(&context, first, receiver).await;
-        let before = context.moment();
-        let new = store(&context, batch, &asking).await;
-        if !new.is_empty() {
-            let sent = stored.send_timeout((new, before), wait).await;
+        let batch = store(&context, batch, &asking).await;
+        if batch.fresh.is_empty() {
+            // Nobody waits for the sake of the filter.
+            if !batch.learnt.is_empty() && stored.try_send(batch).is_err() {
+                tracing::debug!("the filter does not learn some keys: too many batches wait");
+            }
+        } else {
+            let sent = stored.send_timeout(batch, wait).await;
             // Behind one that waited in vain none waits, until there is room again.
             wait = if sent.is_ok() { WAIT } else { Duration::ZERO };
             if let Err(error) = sent {
@@ -82,7 +94,7 @@ pub(super) async fn insert(
 /// Publishes stored batches until there are no more. Batches that pile up go together.
 pub(super) async fn publish(
     context: Context,
-    receiver: &mut mpsc::Receiver<ToPublish>,
+    receiver: &mut mpsc::Receiver<Batch>,
     to_mark: ToMark,
     cx: Loop,
 ) -> Result<(), Failure> {
@@ -100,12 +112,15 @@ pub(super) async fn publish(
         if count == 0 {
             return Ok(());
         }
-        let rows: Vec<_> = batches.iter().flat_map(|(rows, _)| rows).map(|(row, turn)| (row, *turn)).collect();
-        // The first batch is the oldest.
-        let stored_behind = batches.first().and_then(|(_, before)| *before);
-        context.publish(&rows, stored_behind, &to_mark).await?;
-        let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
-        context.mark(&rows).await;
+        let rows: Vec<_> = batches.iter().flat_map(|batch| &batch.fresh).map(|(row, turn)| (row, *turn)).collect();
+        if !rows.is_empty() {
+            // The first batch is the oldest.
+            let stored_behind = batches.first().and_then(|batch| batch.before);
+            context.publish(&rows, stored_behind, &to_mark).await?;
+        }
+        for batch in &batches {
+            context.mark(&batch.learnt).await;
+        }
         cx.beat();
     }
 }
@@ -152,18 +167,18 @@ impl Caller {
     }
 }
 
-/// Stores a batch and answers its callers. Answers the new tasks that go to the bus now.
-async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Vec<Fresh> {
-    let started = Instant::now();
+/// Stores a batch and answers its callers.
+async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch {
+    let (started, before, era) = (Instant::now(), context.moment(), context.filter.era());
     let (callers, rows) = unseen(context, batch, asking).await;
-    let turns = match insert_rows(context, &rows).await {
+    let answers = match insert_rows(context, &rows).await {
         Ok(stored) => {
             asking.note(count_batch(&callers, &stored.answers, started));
             for caller in callers {
                 let rows = caller.rows.clone();
                 caller.tell(&stored.answers[rows]);
             }
-            turns_of_new(&stored, &rows)
+            with_turns(&stored, &rows)
         }
         // One caller's rows are no reason to refuse the others.
         Err(error) if !error.is_transient() && callers.len() > 1 => {
@@ -175,16 +190,20 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Vec<F
             Vec::new()
         }
     };
-    let is_new = turns.iter().map(Option::is_some);
-    announce::new_tasks(context, rows.iter().zip(is_new).filter(|(_, is_new)| *is_new).map(|(row, _)| &row.task));
-    let new = rows.into_iter().zip(turns).filter_map(|(row, turn)| Some((row.task, turn?)));
-    new.filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings)).collect()
+    let is_new = |answer: &Answer| matches!(answer, Some((Inserted::New, _)));
+    let new = rows.iter().zip(&answers).filter(|(_, answer)| is_new(answer));
+    announce::new_tasks(context, new.map(|(row, _)| &row.task));
+    let stored =
+        rows.iter().zip(&answers).filter_map(|(row, answer)| answer.map(|(inserted, _)| (&row.task, inserted)));
+    let learnt = Learnt::of(context, era, stored);
+    let new = rows.into_iter().zip(answers).filter(|(_, answer)| is_new(answer));
+    let new = new.filter_map(|(row, answer)| answer.map(|(_, turn)| (row.task, turn)));
+    let fresh = new.filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings)).collect();
+    Batch { fresh, before, learnt }
 }
 
-/// Per row, its turn if it was new.
-fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>> {
-    let answers = stored.answers.iter().zip(rows);
-    answers.map(|(answer, row)| (*answer == Inserted::New).then(|| stored.turn_of(row))).collect()
+fn with_turns(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Answer> {
+    stored.answers.iter().zip(rows).map(|(answer, row)| Some((*answer, stored.turn_of(row)))).collect()
 }
 
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
@@ -211,8 +230,8 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
     }
 }
 
-/// Stores each caller's rows in a transaction of their own. Answers per row, in order, its turn if it was new.
-async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Option<Turn>> {
+/// Stores each caller's rows in a transaction of their own. Answers per row, in order.
+async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Answer> {
     let mut all = Vec::with_capacity(rows.len());
     for caller in callers {
         let (started, rows) = (Instant::now(), &rows[caller.rows.clone()]);
@@ -220,7 +239,7 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
             Ok(stored) => {
                 count_batch(std::slice::from_ref(&caller), &stored.answers, started);
                 caller.tell(&stored.answers);
-                all.extend(turns_of_new(&stored, rows));
+                all.extend(with_turns(&stored, rows));
             }
             Err(error) => {
                 refuse(vec![caller], error);

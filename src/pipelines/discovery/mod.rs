@@ -18,6 +18,7 @@ mod fallback;
 mod history;
 mod insert;
 mod latency;
+mod learnt;
 mod mark_published;
 mod origin;
 mod reports;

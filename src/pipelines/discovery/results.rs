@@ -15,6 +15,7 @@ use super::{
     announce, enrich,
     error::Failure,
     history, latency,
+    learnt::Learnt,
     mark_published::ToMark,
     origin::{Origin, alone},
     reports::Reports,
@@ -188,13 +189,16 @@ impl Results {
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             let rows: Vec<&TaskRow> = reports.iter().flat_map(discovered).map(|row| &row.task).collect();
             let seen = self.asking.owners(&self.context, &rows).await;
-            match self.context.store.settle(&seen::without(reports, &seen)).await {
+            let era = self.context.filter.era();
+            let without = seen::without(reports, &seen);
+            match self.context.store.settle(&without).await {
                 Ok(mut stored) => {
+                    let learnt = Learnt::of(&self.context, era, discovered_in(&without, &stored.answers));
                     seen::add_answers(reports, &seen, &mut stored.answers);
                     let traces = origins.iter().map(|origin| origin.trace);
                     traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
                     latency::completed(reports, traces, &stored.answers);
-                    self.follow(reports, stored, began).await?;
+                    self.follow(reports, stored, learnt, began).await?;
                 }
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
@@ -214,7 +218,13 @@ impl Results {
     }
 
     /// Does what comes after the SQL commit: publish, mark, letters, filter.
-    async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, began: Began) -> Result<(), Failure> {
+    async fn follow(
+        &self,
+        reports: &[Settlement],
+        stored: Stored<Settled>,
+        learnt: Learnt,
+        began: Began,
+    ) -> Result<(), Failure> {
         let (started, before) = began;
         let Context { gates, settings, .. } = &self.context;
         announce::settled(&self.context, reports, &stored.answers);
@@ -229,7 +239,7 @@ impl Results {
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
         self.context.publish(&publish, before, &self.to_mark).await?;
-        self.context.mark(&new.iter().map(|(row, _)| *row).collect::<Vec<_>>()).await;
+        self.context.mark(&learnt).await;
         self.send_letters(reports, &stored.answers, SystemTime::now() - started.elapsed()).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
@@ -299,6 +309,17 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
         start = end;
     }
     pieces
+}
+
+/// The discovered tasks, each with its answer.
+fn discovered_in<'r>(
+    reports: &'r [Settlement],
+    settled: &'r [Settled],
+) -> impl Iterator<Item = (&'r TaskRow, Inserted)> {
+    let pairs = reports.iter().zip(settled);
+    pairs.flat_map(|(report, settled)| {
+        discovered(report).iter().map(|row| &row.task).zip(settled.discovered.iter().copied())
+    })
 }
 
 /// The discovered tasks that were new, each with its turn, and the others.

@@ -9,7 +9,7 @@ use std::{
 use super::room::discovered;
 use crate::{
     config::{Dedup, Queues},
-    dedup::{self, Filter, bits},
+    dedup::{Filter, bits},
     model::{KeyHash, QueueName, StoredStatus, TaskId, TaskRow},
     pipelines::context::Context,
     store::{Inserted, Settled, Settlement, Store},
@@ -143,15 +143,6 @@ async fn owners_of_numbers(
 /// True if the queue's filter is a bitmap.
 pub(super) fn has_bitmap(queues: &Queues, queue: &QueueName) -> bool {
     queues.get(queue).dedup == Dedup::Bitmap
-}
-
-/// Marks the numbers among the keys of stored tasks.
-pub(super) async fn mark_numbers(filter: &Filter, queues: &Queues, rows: &[&TaskRow]) -> dedup::Result<()> {
-    for (queue, numbered) in by_queue(rows.iter().copied()) {
-        let numbers: Vec<u64> = numbered.into_iter().map(|(number, _)| number).collect();
-        filter.mark_numbers(queue, &numbers, queues.get(queue).filter_keys).await?;
-    }
-    Ok(())
 }
 
 /// The rows whose keys are numbers.

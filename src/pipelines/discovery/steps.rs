@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{mark_published::ToMark, seen};
+use super::mark_published::ToMark;
 use crate::{
     model::{QueueName, TaskRow},
     pipelines::{
@@ -74,22 +74,5 @@ impl Context {
         supervisor.spawn_loop("discovery/marks", of, |(filter, settings), cx| async move {
             filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await;
         });
-    }
-
-    /// Marks stored tasks in the filter, soon.
-    pub(super) async fn mark(&self, rows: &[&TaskRow]) {
-        // The filter only saves SQL queries, so it must not take Redis's last memory.
-        if self.gates.is_short() {
-            return;
-        }
-        let is_number = |row: &&TaskRow| seen::has_bitmap(&self.settings.queues, &row.queue);
-        let (numbers, rows): (Vec<&TaskRow>, Vec<&TaskRow>) = rows.iter().copied().partition(is_number);
-        if let Err(error) = seen::mark_numbers(&self.filter, &self.settings.queues, &numbers).await {
-            tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
-        }
-        let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
-        if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {
-            tracing::debug!("could not mark {} keys, SQL knows them: {error}", keys.len());
-        }
     }
 }

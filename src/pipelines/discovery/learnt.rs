@@ -1,0 +1,78 @@
+//! The keys that the filter learns from a transaction.
+
+use std::collections::BTreeMap;
+
+use super::seen::has_bitmap;
+use crate::{
+    dedup::{self, bits},
+    model::{QueueName, StoredStatus, TaskRow},
+    pipelines::context::Context,
+    store::Inserted,
+};
+
+/// Keys that SQL has, each with its task.
+#[derive(Default)]
+pub(super) struct Learnt {
+    /// The era of the filter before the transaction.
+    era: u64,
+    new: Vec<dedup::Stored>,
+    /// The filter lacks them: it forgot them, or never had them.
+    known: Vec<dedup::Stored>,
+    /// Keys of queues with a bitmap.
+    numbers: BTreeMap<QueueName, Vec<u64>>,
+}
+
+impl Learnt {
+    /// The keys of these rows, by the answers to them.
+    pub(super) fn of<'r>(context: &Context, era: u64, answers: impl Iterator<Item = (&'r TaskRow, Inserted)>) -> Self {
+        let mut learnt = Self { era, ..Self::default() };
+        for (row, inserted) in answers {
+            let id = match inserted {
+                Inserted::New => row.id,
+                // Of others SQL tells the status. And nobody empties the filter of a queue that is closed already.
+                Inserted::Duplicate { id, status: StoredStatus::Unfinished | StoredStatus::Completed }
+                    if !context.queue.shards.shards_of(&row.queue).is_empty() =>
+                {
+                    id
+                }
+                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => continue,
+            };
+            if has_bitmap(&context.settings.queues, &row.queue) {
+                if let Some(number) = bits::number(&row.key) {
+                    learnt.numbers.entry(row.queue.clone()).or_default().push(number);
+                }
+                continue;
+            }
+            let list = if id == row.id { &mut learnt.new } else { &mut learnt.known };
+            list.push((row.queue.clone(), row.key_hash, id));
+        }
+        learnt
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.known.is_empty() && self.numbers.is_empty()
+    }
+}
+
+impl Context {
+    /// Marks keys in the filter, soon.
+    pub(super) async fn mark(&self, learnt: &Learnt) {
+        // The filter only saves SQL queries, so it must not take Redis's last memory.
+        if self.gates.is_short() {
+            return;
+        }
+        let Learnt { era, new, known, numbers } = learnt;
+        let limit = |queue: &QueueName| self.settings.queues.get(queue).filter_keys;
+        for (queue, numbers) in numbers {
+            if let Err(error) = self.filter.mark_numbers(queue, numbers, limit(queue)).await {
+                tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
+            }
+        }
+        if let Err(error) = self.filter.mark(new, limit).await {
+            tracing::debug!("could not mark {} keys, SQL knows them: {error}", new.len());
+        }
+        if let Err(error) = self.filter.mark_known(known, *era, limit).await {
+            tracing::debug!("could not mark {} keys, SQL knows them: {error}", known.len());
+        }
+    }
+}
