@@ -60,8 +60,10 @@ impl Api {
         let retry = async {
             let (mut changed, letters) = self.choose(caller, change).await?;
             if let Some(letters) = letters {
-                self.keep_acts(caller, "retry", letters.iter().map(|(id, _)| id)).await?;
-                self.retry(letters, &mut changed).await?;
+                // Those of dead tasks are recorded with the change.
+                let others = letters.iter().filter(|(_, kind)| *kind != LetterKind::Task);
+                self.keep_acts(caller, "retry", others.map(|(id, _)| id)).await?;
+                self.retry(caller, letters, &mut changed).await?;
                 note("sent again", &changed);
             }
             Ok(changed)
@@ -116,7 +118,7 @@ impl Api {
         what: &str,
         letters: impl Iterator<Item = &LetterId>,
     ) -> Result<(), Error> {
-        let act = |id: &LetterId| Act::new(who(caller), &format!("{what} dead letter"), &id.to_string());
+        let act = |id: &LetterId| Act::new(who(caller), &act_of(what), &id.to_string());
         Ok(self.query()?.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
     }
 
@@ -155,7 +157,12 @@ impl Api {
         Ok((changed, (!dry_run).then_some(letters)))
     }
 
-    async fn retry(&self, letters: Vec<(LetterId, LetterKind)>, changed: &mut LettersChanged) -> Result<(), Error> {
+    async fn retry(
+        &self,
+        caller: &Caller,
+        letters: Vec<(LetterId, LetterKind)>,
+        changed: &mut LettersChanged,
+    ) -> Result<(), Error> {
         let mut by_kind: HashMap<LetterKind, Vec<LetterId>> = HashMap::new();
         letters.into_iter().for_each(|(id, kind)| by_kind.entry(kind).or_default().push(id));
         let mut of = |kind| by_kind.remove(&kind).unwrap_or_default();
@@ -165,7 +172,8 @@ impl Api {
         let query = self.query()?;
         let dead = of(LetterKind::Task);
         if !dead.is_empty() {
-            let retried = query.store().retry(&dead, query.now_unix_ms()).await?;
+            let (now, act) = (query.now_unix_ms(), act_of("retry"));
+            let retried = query.store().retry_with_acts(&dead, now, who(caller), &act).await?;
             let retried: HashSet<LetterId> = retried.into_iter().map(|retried| retried.id).collect();
             changed.changed += retried.len() as u64;
             let stayed = dead.into_iter().filter(|id| !retried.contains(id));
@@ -177,6 +185,10 @@ impl Api {
         }
         Ok(())
     }
+}
+
+fn act_of(what: &str) -> String {
+    format!("{what} dead letter")
 }
 
 /// An operator's act stays in the log.

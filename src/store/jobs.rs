@@ -37,6 +37,10 @@ pub trait Jobs: Send + Sync {
     /// Stops a running job, and records the act. Answers the job behind it; `None`: there is no such job.
     async fn stop_job(&self, id: Uuid, at_unix_ms: i64, act: &Act) -> Result<Option<Job>>;
 
-    /// Sends tasks again as [`super::Letters::retry`] does, and records an act for each that it answers.
+    /// Sends dead and cancelled tasks again, removes their letters, and records an act for each. Answers those among
+    /// `ids` that were one.
+    ///
+    /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the outbox as `Missing`.
+    /// Completions that came after its end become credits; with NUM of them it is Completed.
     async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>>;
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Result, Retried};
-use crate::model::{DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, StoredLetter, TaskId};
+use super::Result;
+use crate::model::{DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, StoredLetter};
 
 /// The part of the store that keeps dead letters.
 #[async_trait]
@@ -22,12 +22,6 @@ pub trait Letters: Send + Sync {
 
     /// The letters among `ids`, in any order.
     async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>>;
-
-    /// Sends dead and cancelled tasks again, and removes their letters. Answers those among `ids` that were one.
-    ///
-    /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the outbox as `Missing`.
-    /// Completions that came after its end become credits; with NUM of them it is Completed.
-    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>>;
 
     /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.
     async fn purge(&self, ids: &[LetterId]) -> Result<u64>;

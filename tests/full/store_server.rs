@@ -22,7 +22,8 @@ use taskd::{
     store::{
         Error,
         Inserted::{Duplicate, New},
-        NewRow, Outbox, Published, Rebuilds, Rebuilt, Settlement, Shards, Store, TaskReads, Turn, Unpublished,
+        Jobs, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, TaskReads, Tokens,
+        Turn, Unpublished,
         mysql::MysqlStore,
     },
 };
@@ -32,7 +33,7 @@ use crate::support::{
     commit_proxy::CommitProxy,
     mariadb::{MariadbServer, MysqlDatabase},
     proxy::{Proxy, Upstream},
-    store_contract::{self, AGE, Database, completed, count, counts, discovering, insert_new, row, rows},
+    store_contract::{self, AGE, Database, completed, count, counts, died, discovering, insert_new, row, rows},
     until,
 };
 
@@ -139,6 +140,14 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
     assert!(store.task(child.task.id).await.unwrap().unwrap().unpublished, "the watchdog will publish it");
     let expected = [count("q", Unfinished, 6), count("q", Completed, 1)];
     assert_eq!(counts(&store).await, expected);
+
+    // The second attempt finds no dead task, and the acts of the first one. Another call is no repeat of it.
+    store.settle(&[died(&batch[1])]).await.unwrap();
+    cut();
+    let retried = [Retried { id: ids[1], status: Unfinished }];
+    assert_eq!(store.retry_with_acts(&ids[..3], 1, "ops", "retry").await.unwrap(), retried);
+    assert_eq!(store.retry_with_acts(&ids[..3], 1, "ops", "retry").await.unwrap(), []);
+    assert_eq!((store.acts(None, 10).await.unwrap().len(), counts(&store).await), (1, expected.to_vec()));
 
     cut();
     let shard = ShardId { queue: batch[0].task.queue.clone(), number: 0 };
@@ -451,7 +460,7 @@ async fn use_letters(store: &dyn Store, dead: TaskId) {
     let records = [record_letter(1).id(), record_letter(2).id()];
     assert_eq!(store.letter_kinds(&records).await.unwrap().len(), 2);
     assert!(store.letter(dead).await.unwrap().is_some() && store.letter(records[0]).await.unwrap().is_some());
-    assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
+    assert_eq!(store.retry_with_acts(&[dead], 1, "ops", "retry").await.unwrap().len(), 1);
     assert_eq!(store.purge(&records).await.unwrap(), 2);
     assert_eq!(store.remove_old_letters(AGE, 5).await.unwrap(), 5);
 }

@@ -275,7 +275,7 @@ fn lease_of(worker: &str) -> LeaseNumber {
     LeaseNumber { generation: i64::MAX as u64, grant: worker.len() as u64 }
 }
 
-fn died(row: &NewRow) -> Settlement {
+pub(crate) fn died(row: &NewRow) -> Settlement {
     Settlement::Died {
         id: row.task.id,
         reason: "no luck".into(),

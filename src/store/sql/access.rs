@@ -3,7 +3,7 @@
 //! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so changes come one after
 //! the other. An act has the id of its call, by which a repeated call knows that it has taken effect.
 
-use std::num::NonZeroU32;
+use std::{collections::HashSet, num::NonZeroU32};
 
 use async_trait::async_trait;
 use uuid::{Timestamp, Uuid};
@@ -14,7 +14,7 @@ use super::{
     meta,
     rows::{corrupt, number},
     session::Session,
-    statement::{Statement, pieces},
+    statement::{Statement, lists, pieces},
 };
 use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
 use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result, Tokens};
@@ -86,8 +86,11 @@ fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
 }
 
 pub(super) fn act((id, who, what, target): ActColumns) -> Result<Act> {
-    let id = Uuid::from_slice(&id).map_err(|_| corrupt("an act's id is a UUID"))?;
-    Ok(Act { id, who, what, target })
+    Ok(Act { id: act_id(&id)?, who, what, target })
+}
+
+fn act_id(id: &[u8]) -> Result<Uuid> {
+    Uuid::from_slice(id).map_err(|_| corrupt("an act's id is a UUID"))
 }
 
 async fn add<S: Session>(session: &mut S, hash: &SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
@@ -135,6 +138,18 @@ async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bo
 
 pub(super) async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
     Ok(count(session, Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id)).await? > 0)
+}
+
+/// The ids of those acts that are recorded.
+pub(super) async fn recorded<S: Session>(session: &mut S, acts: impl Iterator<Item = &Act>) -> Result<HashSet<Uuid>> {
+    let (ids, mut recorded) = (acts.map(|act| act.id).collect::<Vec<_>>(), HashSet::new());
+    for ids in lists(&ids) {
+        let found = Statement::new("SELECT id FROM acts WHERE id IN ").list(ids);
+        for (id,) in session.fetch::<(Vec<u8>,)>(found).await? {
+            recorded.insert(act_id(&id)?);
+        }
+    }
+    Ok(recorded)
 }
 
 /// Records an act that is not one of tokens, once.

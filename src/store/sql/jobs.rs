@@ -1,6 +1,11 @@
 //! Jobs. A page of a job is changed first; then one statement stores the progress, if the job still stands where the
 //! page began. So a page that was changed twice is counted once.
 
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
@@ -9,13 +14,15 @@ use uuid::{Timestamp, Uuid};
 use super::{
     SqlStore, access,
     backend::Backend,
+    counts::Counts,
     dialect::Dialect,
     letters,
-    rows::{columns, corrupt, number, task_id},
+    rows::{columns, corrupt, number, status, task_id},
     session::Session,
-    statement::{Statement, Value, pieces},
+    statement::{Statement, Value, lists},
 };
 use crate::{
+    config::EventQueues,
     model::{Act, Job, JobProgress, JobState, QueueName, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName},
     store::{JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
 };
@@ -89,15 +96,11 @@ impl<DB: Backend> Jobs for SqlStore<DB> {
     }
 
     async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>> {
-        let input = (ids.to_vec(), now_unix_ms, who.to_owned(), what.to_owned(), self.event_queues());
-        let retry = self.sql.run("retry", input, |session, (ids, now, who, what, events)| {
-            Box::pin(async move {
-                let retried = letters::retry(session, ids, *now, events).await?;
-                let acts = retried.iter().map(|retried| Act::new(who, what, &retried.id.to_string()));
-                keep_acts(session, &acts.collect::<Vec<_>>()).await?;
-                Ok(retried)
-            })
-        });
+        // Every attempt has the same acts, by which it knows what an earlier one has done.
+        let acts: Acts = ids.iter().map(|id| (*id, Act::new(who, what, &id.to_string()))).collect();
+        let input = (acts, now_unix_ms, self.event_queues());
+        let retry =
+            self.sql.run("retry", input, |session, (acts, now, events)| Box::pin(retry(session, acts, *now, events)));
         retry.await
     }
 }
@@ -143,15 +146,38 @@ async fn add<S: Session>(session: &mut S, job: &Job, act: &Act) -> Result<bool> 
     Ok(true)
 }
 
-/// Records acts that are new.
-async fn keep_acts<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
-    for piece in pieces(acts, |act| act.target.len()) {
-        let rows = piece.iter().map(|act| {
-            [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()]
-        });
-        session.execute(Statement::new("INSERT INTO acts (id, who, what, target)").values(rows)).await?;
+/// Tasks, each with the act that it gets if it is sent again.
+type Acts = BTreeMap<TaskId, Act>;
+
+async fn retry<S: Session>(
+    session: &mut S,
+    acts: &Acts,
+    now_ms: i64,
+    events: &Arc<EventQueues>,
+) -> Result<Vec<Retried>> {
+    let (mut counts, ids) = (Counts::with_events(events), acts.keys().copied().collect::<Vec<_>>());
+    let mut retried = letters::retry(session, &ids, now_ms, &mut counts).await?;
+    let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
+    let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
+    retried.extend(sent_before(session, &others).await?);
+    let done: Vec<Act> = done.into_iter().map(|(_, act)| act.clone()).collect();
+    access::keep_all(session, &done).await?;
+    counts.store(session).await?;
+    Ok(retried)
+}
+
+/// The tasks whose acts are recorded: an earlier attempt of this call has sent them again.
+async fn sent_before<S: Session>(session: &mut S, acts: &[(&TaskId, &Act)]) -> Result<Vec<Retried>> {
+    let recorded = access::recorded(session, acts.iter().map(|(_, act)| *act)).await?;
+    let ids = acts.iter().filter(|(_, act)| recorded.contains(&act.id)).map(|(id, _)| **id);
+    let (ids, mut sent) = (ids.collect::<Vec<TaskId>>(), Vec::new());
+    for ids in lists(&ids) {
+        let found = Statement::new("SELECT id, status FROM tasks WHERE id IN ").list(ids);
+        for (id, stored) in session.fetch::<(Vec<u8>, i64)>(found).await? {
+            sent.push(Retried { id: task_id(&id)?, status: status(stored)? });
+        }
     }
-    Ok(())
+    Ok(sent)
 }
 
 columns! {

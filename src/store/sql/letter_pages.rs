@@ -13,10 +13,8 @@ use super::{
     statement::{Statement, lists},
 };
 use crate::{
-    model::{
-        DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, StoredLetter, TaskId, TaskRow,
-    },
-    store::{Letters, Result, Retried},
+    model::{DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, StoredLetter, TaskRow},
+    store::{Letters, Result},
     wire,
 };
 
@@ -69,14 +67,6 @@ impl<DB: Backend> Letters for SqlStore<DB> {
             }
         }
         Ok(kinds)
-    }
-
-    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>> {
-        let input = (ids.to_vec(), now_unix_ms, self.event_queues());
-        let retry = self
-            .sql
-            .run("retry", input, |session, (ids, now, events)| Box::pin(letters::retry(session, ids, *now, events)));
-        retry.await
     }
 
     async fn purge(&self, ids: &[LetterId]) -> Result<u64> {

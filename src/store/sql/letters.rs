@@ -3,7 +3,7 @@
 //! A dead task has its letter from the transaction in which it died. The letter goes with the task, or when the task
 //! is sent again. A transaction locks tasks first, then their letters.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 
@@ -17,7 +17,6 @@ use super::{
     wishes,
 };
 use crate::{
-    config::EventQueues,
     model::{DeadLetter, LetterId, LetterKind, QueueName, StoredStatus, TaskId},
     store::{Result, Retried, Unpublished},
     wire,
@@ -83,21 +82,18 @@ pub(super) async fn retry<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     now_ms: i64,
-    events: &Arc<EventQueues>,
+    counts: &mut Counts,
 ) -> Result<Vec<Retried>> {
-    let (mut ids, mut counts, mut retried) = (ids.to_vec(), Counts::with_events(events), Vec::new());
-    ids.sort_unstable();
-    ids.dedup();
-    for ids in lists(&ids) {
+    let mut retried = Vec::new();
+    for ids in lists(ids) {
         let ended = ended_tasks(session, ids, "(2, 3)").await?;
         let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
-        retried.extend(begin_again(session, ended, now_ms, &mut counts).await?);
+        retried.extend(begin_again(session, ended, now_ms, counts).await?);
         if !ids.is_empty() {
             session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
             wishes::remove(session, &ids).await?;
         }
     }
-    counts.store(session).await?;
     Ok(retried)
 }
 

@@ -8,7 +8,7 @@ use crate::{
         QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
     },
     store::{
-        BookStore as _, CheckStore as _, IdempotencyKeys as _, Letters as _, NewRow, Outbox as _, Published,
+        BookStore as _, CheckStore as _, IdempotencyKeys as _, Jobs as _, Letters as _, NewRow, Outbox as _, Published,
         Rebuilds as _, Rebuilt, Search as _, Settlement, Shards as _, Store, TaskReads as _, TaskSearch, Turn,
         TurnedAway, Unpublished,
     },
@@ -318,7 +318,7 @@ async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
     assert_eq!(page.next.map(|next| next.id), Some(dead));
     assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
     assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
-    assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
+    assert_eq!(store.retry_with_acts(&[dead], 1, "ops", "retry").await.unwrap().len(), 1);
     let (reason, history) = ("again".to_owned(), Vec::new());
     let died = Settlement::Died { id: dead, reason, attempts: 1, history, epoch: Some(1), at_unix_ms: 1 };
     store.settle(&[died]).await.unwrap();

@@ -9,7 +9,7 @@ use taskd::{
 };
 use uuid::{Timestamp, Uuid};
 
-use super::{Database, NOW};
+use super::{Database, NOW, died, insert_new, row};
 
 fn token(name: &str) -> AccessToken {
     AccessToken {
@@ -78,6 +78,14 @@ pub(crate) async fn old_acts_go_a_few_at_a_time(db: &impl Database) {
         store.keep_acts(&[Act::new("me", "pause", "a queue")]).await.unwrap();
         assert_eq!(left().await, expected);
     }
+    // A task that is sent again brings an act, too.
+    store.keep_acts(&[before(10)]).await.unwrap();
+    assert_eq!(left().await, 3);
+    let task = row("q", "k");
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    store.settle(&[died(&task)]).await.unwrap();
+    assert_eq!(store.retry_with_acts(&[task.task.id], NOW, "me", "retry").await.unwrap().len(), 1);
+    assert_eq!(left().await, 3);
 }
 
 pub(crate) async fn of_concurrent_tokens_one_gets_the_name(db: &impl Database) {

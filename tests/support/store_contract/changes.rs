@@ -107,7 +107,7 @@ pub(crate) async fn a_decision_counts_in_its_epoch_and_generation_only<D: Databa
     assert_eq!(store.end_changes(&[cancelled(&wish, 3)], NOW).await.unwrap(), [ended(&task, StoredStatus::Cancelled)]);
 
     // A cancelled task that is sent again is in its next epoch, and no wish is left of the one before.
-    let retried = store.retry(&[task.task.id], NOW).await.unwrap();
+    let retried = store.retry_with_acts(&[task.task.id], NOW, "ops", "retry").await.unwrap();
     assert_eq!(retried, [Retried { id: task.task.id, status: Unfinished }]);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
     assert_eq!(store.end_changes(&[cancelled(&wish, 2)], NOW).await.unwrap(), unfinished);

@@ -95,7 +95,7 @@ pub(crate) async fn a_deadline_ends_with_the_first_life_of_its_task<D: Database>
     insert_new(&*store, &[dead.clone(), reopened.clone()]).await;
     store.settle(&[died(&dead), discovering(&reopened, "w", vec![child.clone()])]).await.unwrap();
     assert_eq!(db.number(KEPT).await, 3);
-    store.retry(&[dead.task.id], NOW).await.unwrap();
+    store.retry_with_acts(&[dead.task.id], NOW, "ops", "retry").await.unwrap();
     let more = taskd::model::Update { replicas: Some(2), priority: None };
     store.want(&[reopened.task.id], &taskd::model::Change::Update(more), NOW, &[]).await.unwrap();
     assert_eq!(due(&*store, NOW + 100, 10).await, (vec![overdue(&child)], false));

@@ -117,7 +117,7 @@ pub(crate) async fn what_operators_do_has_events_too<D: Database>(db: &D) {
         assert_eq!(taken(&*store).await, expected);
     }
     // Sent again, in the next epoch.
-    store.retry(&[dead.task.id, cancelled.task.id], NOW + 40).await.unwrap();
+    store.retry_with_acts(&[dead.task.id, cancelled.task.id], NOW + 40, "ops", "retry").await.unwrap();
     let again = |row| EventRecord { epoch: 1, ..event(row, TaskStatus::Pending, NOW + 40) };
     assert_eq!(taken(&*store).await, [again(cancelled), again(dead)]);
     // A lower NUM completes, and a higher one reopens.
@@ -142,7 +142,7 @@ pub(crate) async fn events_stay_until_they_are_removed_in_the_order_of_their_tas
             insert_new(&*store, &rows).await;
             let reports: Vec<Settlement> = rows.iter().map(|row| completed(row, "w")).collect();
             store.settle(&reports).await.unwrap();
-            store.retry(&[rows[0].task.id], NOW).await.unwrap();
+            store.retry_with_acts(&[rows[0].task.id], NOW, "ops", "retry").await.unwrap();
         }
     });
     join_all(workers).await;

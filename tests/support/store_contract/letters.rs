@@ -68,7 +68,7 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
     assert_eq!(all(&*store, LetterFilter::default()).await, [brief(letter_of(&dead))]);
 
     let ids = [dead.task.id, other.task.id, TaskId::new(), dead.task.id];
-    let retried = store.retry(&ids, NOW + 30).await.unwrap();
+    let retried = store.retry_with_acts(&ids, NOW + 30, "ops", "retry").await.unwrap();
     assert_eq!(retried, [Retried { id: dead.task.id, status: Unfinished }]);
     assert_eq!((listed(&*store).await, store.letter(dead.task.id).await.unwrap()), (vec![], None));
     let workers = vec!["a".to_owned()];
@@ -82,7 +82,7 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
     let due = store.due(NOW, 10, &HashSet::new()).await.unwrap();
     assert_eq!(due.iter().map(|row| (row.task.id, row.unpublished)).collect::<Vec<_>>(), [(dead.task.id, Missing)]);
     // A second time it is not dead any more, and in its second life its worker completes it.
-    assert_eq!(store.retry(&[dead.task.id], NOW + 40).await.unwrap(), []);
+    assert_eq!(store.retry_with_acts(&[dead.task.id], NOW + 40, "ops", "retry").await.unwrap(), []);
     store.settle(&[completed(&dead, "b")]).await.unwrap();
     assert_eq!(state(&*store, &dead).await.status, Completed);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
@@ -93,7 +93,7 @@ pub(crate) async fn a_death_of_an_earlier_epoch_ends_nothing<D: Database>(db: &D
     let task = row("q", "k");
     insert_new(&*store, std::slice::from_ref(&task)).await;
     store.settle(&[died_in(&task, 0)]).await.unwrap();
-    store.retry(&[task.task.id], NOW).await.unwrap();
+    store.retry_with_acts(&[task.task.id], NOW, "ops", "retry").await.unwrap();
     // The reader of reports was killed before it committed: the death comes again.
     let answers = store.settle(&[died_in(&task, 0)]).await.unwrap().answers;
     assert_eq!(answers, [Settled { unknown: true, ..Settled::default() }]);
@@ -103,7 +103,7 @@ pub(crate) async fn a_death_of_an_earlier_epoch_ends_nothing<D: Database>(db: &D
     assert_eq!(answers, [settled_dead(&task)]);
     assert_eq!(store.letter(task.task.id).await.unwrap(), Some(letter_of(&task)));
     // A task that the bus never takes dies whatever its epoch is.
-    store.retry(&[task.task.id], NOW).await.unwrap();
+    store.retry_with_acts(&[task.task.id], NOW, "ops", "retry").await.unwrap();
     assert_eq!(state(&*store, &task).await.epoch, 2);
     store.settle(&[died(&task)]).await.unwrap();
     assert_eq!(listed(&*store).await, [task.task.id]);
@@ -116,7 +116,7 @@ pub(crate) async fn completions_behind_the_death_count_when_a_task_is_sent_again
     let late = |row: &NewRow| [died_in(row, 0), completed(row, "late"), completed(row, "later")];
     store.settle(&late(&half)).await.unwrap();
     store.settle(&late(&whole)).await.unwrap();
-    let mut retried = store.retry(&[half.task.id, whole.task.id], NOW).await.unwrap();
+    let mut retried = store.retry_with_acts(&[half.task.id, whole.task.id], NOW, "ops", "retry").await.unwrap();
     retried.sort_by_key(|retried| retried.id);
     let expected = [(&half, Unfinished), (&whole, Completed)].map(|(row, status)| Retried { id: row.task.id, status });
     assert_eq!(retried, expected);
@@ -249,5 +249,5 @@ pub(crate) async fn dead_tasks_of_an_older_taskd_have_letters<D: Database>(db: &
     let mut expected = letter_of(&dead);
     expected.letter.history.clear();
     assert_eq!(store.letter(dead.task.id).await.unwrap(), Some(expected));
-    assert_eq!(store.retry(&[dead.task.id], NOW).await.unwrap().len(), 1);
+    assert_eq!(store.retry_with_acts(&[dead.task.id], NOW, "ops", "retry").await.unwrap().len(), 1);
 }
