@@ -37,7 +37,7 @@ use crate::{
     telemetry::metrics::{self, Skipped},
 };
 
-/// The time for all calls about the tasks of one caller. The loops that wait for it must not seem to hang.
+/// The time for all calls about the tasks of one caller. A loop that waits for it must not seem to hang.
 const LONGEST: Duration = Duration::from_secs(10);
 /// How often the reason of wrong answers is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -88,9 +88,9 @@ impl Enrichment {
         self.0.named.get(queue).unwrap_or(&self.0.default).as_ref()
     }
 
-    /// The end of the calls that begin now, for all queues of a batch.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + self.0.longest
+    /// The time for all calls of an insert, or of the reports that are read at once.
+    pub fn time(&self) -> Duration {
+        self.0.longest
     }
 
     /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on without.

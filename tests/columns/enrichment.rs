@@ -252,6 +252,21 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     assert!(daemon.stop().await.success());
 }
 
+/// An insert in ten parts has as much time for its calls as a small one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_insert_waits_no_longer_for_a_slow_endpoint_than_a_small_one() {
+    let endpoint = Endpoint::start().await;
+    endpoint.be(Mood::Sleeps);
+    let of_queue = endpoint.config("enrich_timeout = \"5s\"\nenrich_failures = 1000");
+    let config = format!("stall_after = \"3s\"\ndiscovery_batch_max = 2\n{of_queue}");
+    let mut daemon = column::start(&config, &[]).await;
+    let tasks: Vec<Value> = (0..20).map(|n| task(&n.to_string())).collect();
+    daemon.insert(&tasks).await;
+    assert_eq!(endpoint.requests().len(), 1, "the first call took all the time");
+    assert_eq!((outcome(&daemon, "timed_out").await, outcome(&daemon, "busy").await), (2.0, 18.0));
+    assert!(daemon.stop().await.success());
+}
+
 /// The endpoint answers rightly, and the deadlines of the tasks pass before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_that_passes_meanwhile_makes_no_answer_wrong() {

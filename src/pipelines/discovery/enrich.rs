@@ -3,7 +3,12 @@
 //! Only tasks whose keys neither the filter nor SQL knows: a duplicate costs no call, so an insert that is repeated is
 //! not enriched again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use super::{
     error::Failure,
@@ -21,10 +26,13 @@ use crate::{
 const MARK: (&str, &str) = ("taskd-enrichment", "skipped");
 
 /// Enriches the rows that are new. Answers the rejected ones, by place, each with the reason.
+///
+/// Takes the time of the calls out of the time that is left for them.
 pub(super) async fn enrich(
     context: &Context,
     enrichment: &Enrichment,
     rows: &mut [&mut TaskRow],
+    left: &mut Duration,
 ) -> Result<HashMap<usize, String>, Failure> {
     let mut rejected = HashMap::new();
     let places = (0..rows.len()).filter(|place| enrichment.is_for(&rows[*place].queue));
@@ -38,7 +46,8 @@ pub(super) async fn enrich(
     for place in places.filter(|place| known.insert(rows[*place].key_hash)) {
         by_queue.entry(rows[place].queue.clone()).or_default().push(place);
     }
-    let (now, deadline) = (context.clock.now_unix_ms(), enrichment.deadline());
+    let (now, began) = (context.clock.now_unix_ms(), Instant::now());
+    let deadline = began + *left;
     for (queue, places) in by_queue {
         let asked: Vec<&TaskRow> = places.iter().map(|place| &*rows[*place]).collect();
         let check = |row: &TaskRow, change: &Change| check(context, row, change, now);
@@ -53,6 +62,7 @@ pub(super) async fn enrich(
             }
         }
     }
+    *left = left.saturating_sub(began.elapsed());
     Ok(rejected)
 }
 
@@ -71,7 +81,7 @@ pub(super) async fn enrich_discovered(
             rows.extend(discovered.iter_mut().map(|row| &mut row.task));
         }
     }
-    let mut rejected = enrich(context, enrichment, &mut rows).await?;
+    let mut rejected = enrich(context, enrichment, &mut rows, &mut enrichment.time()).await?;
     if rejected.is_empty() {
         return Ok(Vec::new());
     }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
@@ -81,12 +82,12 @@ impl Handle {
     }
 
     async fn insert_all(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
-        let mut answers = Vec::with_capacity(tasks.len());
+        let (mut answers, mut enrich_left) = (Vec::with_capacity(tasks.len()), self.enrichment.time());
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
             let some: Vec<_> = rest.by_ref().take(self.context.settings.discovery.batch_max).collect();
             let unstored = some.len() + rest.len();
-            match self.insert_batch(some, keeps_refused).await {
+            match self.insert_batch(some, keeps_refused, &mut enrich_left).await {
                 Ok(some) => answers.extend(some),
                 Err(error) if answers.iter().all(is_rejected) => return Err(error),
                 // Stored tasks keep their answers: the caller sends only the rest again.
@@ -99,10 +100,15 @@ impl Handle {
         Ok(answers)
     }
 
-    async fn insert_batch(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
+    async fn insert_batch(
+        &self,
+        tasks: Vec<NewTask>,
+        keeps_refused: bool,
+        enrich_left: &mut Duration,
+    ) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
         let (sorted, traced) = self.sort(tasks, keeps_refused, now).await;
-        match self.store_sorted(sorted, keeps_refused, now).await {
+        match self.store_sorted(sorted, keeps_refused, now, enrich_left).await {
             Ok(answers) => {
                 traced.end(&answers);
                 Ok(answers)
@@ -115,7 +121,13 @@ impl Handle {
     }
 
     /// Keeps the refused tasks, and stores the others, unless their endpoints reject them. Answers all.
-    async fn store_sorted(&self, sorted: Sorted, keeps_refused: bool, now: i64) -> Result<Vec<InsertAnswer>, Error> {
+    async fn store_sorted(
+        &self,
+        sorted: Sorted,
+        keeps_refused: bool,
+        now: i64,
+        enrich_left: &mut Duration,
+    ) -> Result<Vec<InsertAnswer>, Error> {
         let Sorted { mut answers, mut rows, mut places, refused } = sorted;
         self.keep(refused, &mut answers).await;
         if rows.is_empty() {
@@ -123,7 +135,7 @@ impl Handle {
         }
         let mut room = self.admit(&rows)?;
         if !self.enrichment.is_off() {
-            let rejected = Box::pin(self.enrich(&mut rows)).await?;
+            let rejected = Box::pin(self.enrich(&mut rows, enrich_left)).await?;
             let refused = rejected.iter().map(|(at, error)| {
                 answers[places[*at]] = InsertAnswer::rejected(error.clone());
                 self.tally.rejected(rows[*at].queue.as_str());
@@ -148,9 +160,10 @@ impl Handle {
     }
 
     /// Answers the rows that their endpoints reject, by place.
-    async fn enrich(&self, rows: &mut [TaskRow]) -> Result<HashMap<usize, String>, Error> {
+    async fn enrich(&self, rows: &mut [TaskRow], left: &mut Duration) -> Result<HashMap<usize, String>, Error> {
         let mut each: Vec<&mut TaskRow> = rows.iter_mut().collect();
-        let mut rejected = enrich::enrich(&self.context, &self.enrichment, &mut each).await.map_err(unavailable)?;
+        let mut rejected =
+            enrich::enrich(&self.context, &self.enrichment, &mut each, left).await.map_err(unavailable)?;
         // An endpoint sees each key once.
         let keys = rejected.iter().map(|(at, why)| (rows[*at].key_hash, why.clone()));
         let keys: HashMap<_, String> = keys.collect();
