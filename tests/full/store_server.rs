@@ -15,7 +15,7 @@ use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::{
         Act, AttemptState, DeadLetter, FailedAttempt, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages,
-        QueueName, ShardId,
+        Offset, QueueName, ShardId,
         StoredStatus::{Completed, Unfinished},
         TaskId,
     },
@@ -237,6 +237,31 @@ async fn a_lock_that_is_held_for_long_is_waited_for_again() {
     let (settled, store) = settling.await.unwrap();
     assert_eq!(settled.unwrap().answers[0].status, Some(Completed));
     assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
+    database.remove().await;
+}
+
+#[tokio::test]
+async fn marks_of_several_offsets_lock_tasks_in_the_order_of_ids() {
+    let database = MysqlDatabase::create().await;
+    let store = database.open().await;
+    let mut batch = rows("q", 2);
+    batch.sort_unstable_by_key(|row| row.task.id);
+    insert_new(&*store, &batch).await;
+    let mut rival = hold(&database, &batch[0]).await;
+    let published = [1, 0].map(|n| {
+        let (offset, id) = (Offset { major: 1, minor: n as u64 }, batch[n].task.id);
+        Published { partition: 0, offset, tasks: vec![(id, Turn::FIRST)] }
+    });
+    let marking = tokio::spawn(async move { (store.mark_published("g", &published).await, store) });
+    database.wait_for_lock_wait().await;
+    // Otherwise each would wait for the other.
+    let last =
+        sqlx::query("SELECT id FROM tasks WHERE id = ? FOR UPDATE NOWAIT").bind(batch[1].task.id.as_bytes().to_vec());
+    last.execute(&mut rival).await.expect("nobody holds the last task");
+    sqlx::raw_sql("COMMIT").execute(&mut rival).await.unwrap();
+    let (marked, store) = marking.await.unwrap();
+    marked.unwrap();
+    assert_eq!(store.published("g", None, 10).await.unwrap().len(), 2);
     database.remove().await;
 }
 

@@ -76,8 +76,25 @@ pub(super) async fn mark_published<S: Session>(
     published: &[Published],
 ) -> Result<()> {
     let whole = batches::mark(session, generation, published).await?;
+    lock(session, published, &whole).await?;
     for published in published {
         mark_tasks(session, generation, published, &whole).await?;
+    }
+    Ok(())
+}
+
+/// Locks the tasks that are marked one by one, in the order of ids: those of one offset may be among those of another.
+async fn lock<S: Session>(session: &mut S, published: &[Published], whole: &HashSet<Turn>) -> Result<()> {
+    if S::FOR_UPDATE.is_empty() || published.len() < 2 {
+        return Ok(());
+    }
+    let tasks = published.iter().flat_map(|published| &published.tasks);
+    let mut ids: Vec<TaskId> = tasks.filter(|(_, turn)| !whole.contains(turn)).map(|(id, _)| *id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    for ids in lists(&ids) {
+        let lock = Statement::new("SELECT id FROM tasks ").sql(S::BY_PRIMARY_KEY).sql(" WHERE id IN ").list(ids);
+        session.ids(lock.sql(" ORDER BY id").sql(S::FOR_UPDATE)).await?;
     }
     Ok(())
 }
@@ -174,7 +191,9 @@ pub(super) async fn unpublish<S: Session>(
         let unfinished = Statement::new(
             "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)",
         )
-        .sql(" FROM tasks WHERE status = 0 AND id IN ")
+        .sql(" FROM tasks ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE status = 0 AND id IN ")
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
