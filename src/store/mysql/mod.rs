@@ -46,7 +46,8 @@ const PREPARED: usize = 256;
 /// Settings of a session, which no setting of a server or a proxy may change.
 ///
 /// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED:
-/// after a wait for a row the transaction sees it, and it locks no gaps between other keys. Strict: a value that does
+/// after a wait for a row the transaction sees it, and a search locks no gaps between keys; only the check of a unique
+/// key may. Strict: a value that does
 /// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 10 s;
 /// otherwise a client that was cut off would hold its locks for hours. That is half the time for which a call that
 /// meets these locks is tried again.

@@ -1,8 +1,9 @@
 //! Changes of live work: the wishes that SQL keeps, and the ends that follow from the queue's decisions.
 //!
-//! A transaction locks tasks first, in the order of ids, then wishes, then reads the generations of their shards. A
-//! rebuild raises the generation of a shard in SQL before it opens it in Redis. So a decision of the generation before
-//! either is in SQL before the walk of the rebuild begins, or counts for nothing.
+//! A transaction locks tasks first, in the order of ids. Then one that ends changes reads the generations of their
+//! shards, and keeps them as they are. Wishes come last. A rebuild raises the generation of a shard in SQL before it
+//! opens it in Redis. So a decision of the generation before either is in SQL before the walk of the rebuild begins, or
+//! counts for nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

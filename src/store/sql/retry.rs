@@ -1,7 +1,7 @@
 //! Retries of a whole transaction, on another connection, after a conflict or a server's restart.
 //!
 //! The crash window: when a connection breaks during COMMIT, nobody knows whether it took effect. The retry then meets
-//! its own work, and each operation is made so that this changes nothing:
+//! its own work. Each operation is made so that this changes nothing, except that `add_turned_away` counts twice:
 //!
 //! - `insert`: a row whose id is stored is `New` again, never a duplicate of itself. It is neither counted nor put into
 //!   a batch or the outbox again. The answer names another batch than the one that was stored, so the mark gives each
@@ -10,7 +10,15 @@
 //! - `mark_published`: the batch is marked with these offsets, the rows have left the outbox, and the offsets are the
 //!   same.
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue knows it.
-//! - `remove_finished`: the page is gone, and the call takes the next one.
+//! - `remove_finished`, `purge`, and all that removes old rows: the rows are gone, and the answer does not count them.
+//!   The watchdog goes on at its next turn.
+//! - `retry`: the acts of the first attempt are recorded, so that its tasks are answered as sent again.
+//! - `add_token`, `revoke_token`, `pause`, `resume`: the act is recorded, and the answer is the same.
+//! - `keep_letters`, `keep_failures`, `keep_acts`: each has its id, and is kept once.
+//! - `want_change`: the wish is kept in another turn. A task that was reopened is unfinished, and gets a wish, too.
+//! - `end_changes`: the tasks have ended already, and the answer has their status.
+//! - `due_deadlines`: the page is not due any more, so none is answered. It is due again a little later.
+//! - `replace_holder`: the answer is no, and the caller reads the holder again.
 //! - `begin_rebuild`, `close_shard`: the generation is raised, or the shard closed, already.
 //! - `end_rebuild`: the shard is not being rebuilt any more.
 //! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens
