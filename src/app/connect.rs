@@ -131,19 +131,22 @@ pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
 }
 
-/// Locks the file of SQLite. The embedded store has it alone; processes whose settings name a file share it, and
-/// [`Holder`](super::holder::Holder) keeps them to one Redis.
+/// Locks the file of SQLite, by another file beside it. The embedded store has it alone; processes whose settings name a
+/// file share it, and [`Holder`](super::holder::Holder) keeps them to one Redis.
 ///
-/// The answer must outlive the store: when a process closes a file, it loses its other locks on the file, SQLite's too.
+/// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks for one, as NFS does.
 pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     let (path, is_shared) = match &settings.database_url {
         None => (sqlite_file(settings), false),
         Some(DatabaseUrl::Sqlite(path)) => (path.clone(), true),
         Some(DatabaseUrl::Server(_)) => return Ok(None),
     };
+    // The file may be a link.
+    let mut beside = path.canonicalize().unwrap_or(path.clone()).into_os_string();
+    beside.push("-lock");
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(&path).with_context(|| format!("cannot write to {}", store_name(settings)))?;
+    let file = options.open(&beside).with_context(|| format!("cannot write to {}", beside.display()))?;
     match if is_shared { file.try_lock_shared() } else { file.try_lock() } {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => bail!(
@@ -151,7 +154,7 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
              this one a database of its own",
             path.display()
         ),
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", beside.display())),
     }
 }
 

@@ -84,7 +84,7 @@ fn is_others(name: &str, value: &str) -> bool {
     rest.starts_with("_TEST_")
         || rest.ends_with("_SERVICE_HOST")
         || rest.contains("_SERVICE_PORT")
-        || rest.split_once("_PORT_").is_some_and(|(_, behind)| is_of_port(behind))
+        || rest.match_indices("_PORT_").any(|(at, part)| is_of_port(&rest[at + part.len()..]))
         // `_PORT=tcp://10.0.0.1:7600`: a number is what somebody believes to be a setting.
         || (rest.ends_with("_PORT") && is_url())
 }
@@ -155,7 +155,7 @@ mod tests {
         ])
         .unwrap();
         check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT=udp://h:1"]).unwrap();
-        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_A_PORT_1_SCTP_PROTO"]).unwrap();
+        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_A_PORT_A_PORT_1_SCTP_PROTO"]).unwrap();
         assert!(check(&["TASKD_HTTP_PORT_8080"]).is_err());
     }
 }

@@ -88,8 +88,10 @@ impl Checker<'_> {
     fn log(&self, filter: &str) -> Result<(), Error> {
         let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
         // The filter takes such a word for a module of which everything is logged, and nothing else.
-        let is_word = |part: &&str| !part.contains(['=', '[']) && !is_level(part);
-        if let Some(word) = filter.split(',').map(str::trim).find(is_word) {
+        let is_word = |part: &&str| !part.contains('=') && !is_level(part);
+        // The fields of a span have commas, too.
+        let words = (!filter.contains('[')).then(|| filter.split(',').map(str::trim));
+        if let Some(word) = words.into_iter().flatten().find(is_word) {
             let written = word.to_lowercase();
             let near =
                 LEVELS.into_iter().find(|level| written.starts_with(level)).or_else(|| nearest(&written, LEVELS));

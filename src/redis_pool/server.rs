@@ -152,8 +152,8 @@ async fn connect(address: &Address, silence: Duration) -> Result<Connection, Err
     if !address.is_cluster {
         let number = address.seed().redis_settings().db();
         return Connection::connect(address, silence).await.map_err(|error| match error.kind() {
-            // Only the SELECT of a new connection is answered in this way.
-            ErrorKind::Server(ServerErrorKind::ResponseError) if number != 0 => {
+            // Only the SELECT of a new connection is answered in this way. A busy Redis refuses it, too.
+            ErrorKind::Server(ServerErrorKind::ResponseError) if error.to_string().contains("out of range") => {
                 Error::NoDatabase { number, source: error }
             }
             _ => error.into(),

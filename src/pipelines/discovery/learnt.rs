@@ -26,12 +26,15 @@ impl Learnt {
     /// The keys of these rows, by the answers to them.
     pub(super) fn of<'r>(context: &Context, era: u64, answers: impl Iterator<Item = (&'r TaskRow, Inserted)>) -> Self {
         let mut learnt = Self { era, ..Self::default() };
+        let mut open = BTreeMap::new();
         for (row, inserted) in answers {
             let id = match inserted {
                 Inserted::New => row.id,
                 // Of others SQL tells the status. And nobody empties the filter of a queue that is closed already.
                 Inserted::Duplicate { id, status: StoredStatus::Unfinished | StoredStatus::Completed }
-                    if !context.queue.shards.shards_of(&row.queue).is_empty() =>
+                    if *open
+                        .entry(&row.queue)
+                        .or_insert_with(|| !context.queue.shards.shards_of(&row.queue).is_empty()) =>
                 {
                     id
                 }

@@ -42,11 +42,12 @@ impl Connection {
         })
     }
 
-    /// Fails while another process has a file open that is older than schema 21. Before 19 that process relies on the
-    /// index that goes there, and would take every key for new; before 21 it could store no result.
-    pub(super) fn own_before_21(&self) -> rusqlite::Result<()> {
+    /// Fails while another process has a file open that is older than schema 23. Before 19 that process relies on the
+    /// index that goes there, and would take every key for new; before 21 it could store no result, and before 23 list
+    /// no queue.
+    pub(super) fn own_before_23(&self) -> rusqlite::Result<()> {
         let is_older = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'tasks') \
-                        AND NOT EXISTS (SELECT 1 FROM pragma_table_info('tasks') WHERE name = 'number')";
+                        AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'tasks_unfinished')";
         if self.db.query_row(is_older, (), |row| row.get(0))? {
             // Only the last connection may leave the mode.
             self.db.execute_batch("PRAGMA journal_mode = delete")?;

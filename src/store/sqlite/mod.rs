@@ -89,7 +89,7 @@ impl SqliteStore {
             if connection.db.is_readonly(MAIN_DB).map_err(error)? {
                 return Err(Error::Other("the file cannot be written to; give this user the right to write".into()));
             }
-            connection.own_before_21().map_err(|cause| {
+            connection.own_before_23().map_err(|cause| {
                 Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
             })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
