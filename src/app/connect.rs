@@ -131,8 +131,8 @@ pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
 }
 
-/// Locks the file of SQLite, by another file beside it. The embedded store has it alone; processes whose settings name a
-/// file share it, and [`Holder`](super::holder::Holder) keeps them to one Redis.
+/// Locks the file of SQLite, by another file beside it. The embedded store has it alone. Processes whose settings name
+/// a file share it, and [`Holder`](super::holder::Holder) keeps them to one Redis.
 ///
 /// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks for one, as NFS does.
 pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {

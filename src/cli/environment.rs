@@ -155,7 +155,7 @@ mod tests {
         ])
         .unwrap();
         check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT=udp://h:1"]).unwrap();
-        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_A_PORT_A_PORT_1_SCTP_PROTO"]).unwrap();
+        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_PORT_A_PORT_1_SCTP"]).unwrap();
         assert!(check(&["TASKD_HTTP_PORT_8080"]).is_err());
     }
 }

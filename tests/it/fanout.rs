@@ -7,7 +7,7 @@ use prost::Message as _;
 use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
-    model::{self, InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId},
+    model::{self, Offset, QueueName, ShardId, TaskId},
     queue::{Closing, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
@@ -304,87 +304,5 @@ async fn all_queues_of_a_partition_that_fell_back_are_read_again() {
     fixture.publish(&["b"]).await;
     fixture.has("b", 4).await;
     fixture.has("a", 2).await;
-    fixture.stop().await;
-}
-
-#[tokio::test]
-async fn a_new_queue_that_fell_back_is_read_again_from_its_first_record() {
-    let mut fixture = Fixture::start().await;
-    let mut records = fixture.publish(&["a"]).await;
-    fixture.has("a", 1).await;
-    let opened = fixture.process.store.open_shards(&[shard("new")]).await.unwrap();
-    let opened = [(shard("new"), opened[0].generation)];
-    fixture.queue.enqueuer.open_shards(&opened, fixture.bus.generation()).await.unwrap();
-    let dump = fixture.dump("new").await;
-    records.extend(fixture.publish(&["new"]).await);
-    fixture.has("new", 1).await;
-    fixture.restore("new", &dump).await;
-    // Another record before it would show itself.
-    records[0].1 = pb::PipelineRecord { queue: "other".into(), ..record() }.encode_to_vec().into();
-    fixture.put_back(&records).await;
-    fixture.publish(&["new"]).await;
-    fixture.has("new", 2).await;
-    fixture.stop().await;
-    assert_eq!(fixture.dump("other").await, []);
-}
-
-#[tokio::test]
-async fn a_shard_that_refuses_calls_holds_up_no_other_queue() {
-    let mut fixture = Fixture::start().await;
-    let discovery = fixture.process.discovery(&Arc::default(), &fixture.supervisor);
-    fixture.process.sync_queues(&fixture.supervisor).await;
-    let insert = async |queue: &str, count: usize| {
-        let task = |_| NewTask { queue: queue.into(), key: TaskId::new().to_string().into(), ..Default::default() };
-        let answers = discovery.insert((0..count).map(task).collect()).await.unwrap();
-        assert!(answers.iter().all(|answer| answer.status == InsertStatus::Created), "{answers:?}");
-    };
-    let redis = async |command: &str| {
-        let mut words = command.split(' ');
-        let mut command = redis::cmd(words.next().unwrap());
-        words.for_each(|word| _ = command.arg(word));
-        command.query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
-    };
-    insert("bad", 1).await;
-    insert("good", 1).await;
-    fixture.has("bad", 1).await;
-    fixture.has("good", 1).await;
-    redis("RENAME t:{bad:0}:bodies kept").await;
-    redis("SET t:{bad:0}:bodies damaged").await;
-
-    // The first batch of a reader has records of this queue only.
-    insert("bad", 100).await;
-    insert("good", 200).await;
-    insert("new", 1).await;
-    fixture.has("good", 201).await;
-    fixture.has("new", 1).await;
-    let parked = async || fixture.process.store.parked_queues().await.unwrap();
-    assert_eq!(parked().await, [shard("bad").queue]);
-
-    // The shard is whole again, and its tasks come.
-    redis("RENAME kept t:{bad:0}:bodies").await;
-    fixture.process.watchdog(&Arc::default(), &fixture.supervisor);
-    fixture.has("bad", 101).await;
-    until("none waits", async || parked().await.is_empty()).await;
-    fixture.stop().await;
-}
-
-#[tokio::test]
-async fn a_shard_that_answers_again_has_passed_what_was_parked() {
-    let mut fixture = Fixture::start().await;
-    fixture.publish(&["bad"]).await;
-    fixture.has("bad", 1).await;
-    let mut conn = fixture.redis.conn();
-    let wrong = async |from: &str, to: &str| {
-        redis::cmd("RENAME").arg(from).arg(to).query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
-    };
-    wrong("t:{bad:0}:bodies", "kept").await;
-    redis::cmd("SET").arg("t:{bad:0}:bodies").arg("damaged").query_async::<()>(&mut conn).await.unwrap();
-    let (last, _) = fixture.publish(&["bad", "bad"]).await[1];
-    fixture.publish(&["good"]).await;
-    fixture.has("good", 1).await;
-    wrong("kept", "t:{bad:0}:bodies").await;
-    // No record of the partition comes any more.
-    let stored = async || fixture.queue.inspect(&shard("bad"), &[]).await.unwrap().0.map(|(_, offset)| offset);
-    until("the shard has passed them", async || stored().await == Some(last)).await;
     fixture.stop().await;
 }

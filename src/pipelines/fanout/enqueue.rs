@@ -2,14 +2,13 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use futures::{StreamExt, future::join_all, stream};
+use futures::{StreamExt, stream};
 
 use super::{
     error::Error,
     groups::{Group, Groups},
     owned::Owned,
     reader::{AT_ONCE, Fanout},
-    refused::Refused,
 };
 use crate::{
     model::{Offset, ShardId},
@@ -29,8 +28,6 @@ enum Enqueuing {
     Behind,
     /// The shard has no generation: it is closed, or lost.
     Gone,
-    /// Redis refuses calls of this shard, or does not answer them.
-    Refused(queue::Error),
 }
 
 /// The outcome of many groups.
@@ -38,17 +35,13 @@ pub(super) struct Outcome {
     /// Partitions with a shard that fell back.
     pub(super) behind: BTreeSet<u32>,
     pub(super) gone: Groups,
-    pub(super) refused: Vec<Refused>,
-    /// A shard took its group.
-    pub(super) has_done: bool,
-    /// The first error that is not of one shard.
+    /// The first error.
     pub(super) failed: Result<(), Error>,
 }
 
 impl Default for Outcome {
     fn default() -> Self {
-        let (behind, gone, refused, has_done) = Default::default();
-        Self { behind, gone, refused, has_done, failed: Ok(()) }
+        Self { behind: BTreeSet::new(), gone: Groups::new(), failed: Ok(()) }
     }
 }
 
@@ -56,8 +49,6 @@ impl Outcome {
     pub(super) fn add(&mut self, other: Self) {
         self.behind.extend(other.behind);
         self.gone.extend(other.gone);
-        self.refused.extend(other.refused);
-        self.has_done |= other.has_done;
         self.fail(other.failed);
     }
 
@@ -81,22 +72,15 @@ impl Fanout {
         let answers: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
         let mut outcome = Outcome::default();
         for (shard, group, enqueued) in answers {
-            if !matches!(enqueued, Ok(Enqueuing::Refused(_)) | Err(_)) {
-                owned.answered(&shard, &group);
-            }
             match enqueued {
                 Ok(Enqueuing::Done { added, repeated, parked }) => {
                     done.enqueued += added;
                     done.repeated += repeated;
                     done.parked += parked;
-                    owned.first.entry(shard.clone()).or_insert(group.first.unwrap_or(group.upto));
                     owned.last.insert(shard, group.upto);
-                    outcome.has_done = true;
                 }
                 Ok(Enqueuing::Behind) => drop(outcome.behind.insert(shard.number)),
-                Ok(Enqueuing::Gone) if group.tasks.is_empty() => {}
                 Ok(Enqueuing::Gone) => drop(outcome.gone.insert(shard, group)),
-                Ok(Enqueuing::Refused(cause)) => outcome.refused.push(Refused { shard, group, cause }),
                 Err(error) => outcome.fail(Err(error)),
             }
         }
@@ -137,7 +121,6 @@ impl Fanout {
             Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
             Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
-            Err(cause) if is_of_shard(&cause) => return Ok(Enqueuing::Refused(cause)),
             Err(cause) => return Err(Error::Enqueue { shard: shard.clone(), cause }),
         };
         if dealt_with > added && self.has_read_beyond(shard).await? {
@@ -152,54 +135,29 @@ impl Fanout {
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.0.store.unpublish(&ids, Unpublished::Parked).await?;
             batch.tasks = &[];
-            match self.0.queue.enqueuer.enqueue(shard, &batch).await {
-                Ok(Enqueued::Done { .. }) => {}
-                Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
-                Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
-                Err(cause) if is_of_shard(&cause) => return Ok(Enqueuing::Refused(cause)),
-                Err(cause) => return Err(cause.into()),
+            match self.0.queue.enqueuer.enqueue(shard, &batch).await? {
+                Enqueued::Done { .. } => {}
+                Enqueued::Behind(_) | Enqueued::Moved(_) => return Ok(Enqueuing::Behind),
+                Enqueued::Fenced(by) => return Err(self.fenced(shard.number, epoch, by).await),
             }
         }
         Ok(Enqueuing::Done { added, repeated: dealt_with - added, parked: rest.len() })
     }
 
-    /// Opens shards that this process does not know, or that have no keys. Takes out the groups whose shard Redis does
-    /// not open, and answers them.
+    /// Opens shards that this process does not know, or that have no keys.
     ///
     /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before Redis does, so that
     /// a shard that Redis lost is not taken for a new one. After a crash in between, the shard looks lost.
-    pub(super) async fn open(&self, groups: &mut Groups, owned: &mut Owned) -> Result<Vec<Refused>, Error> {
-        let (queue, generation) = (&self.0.queue.enqueuer, self.0.bus.generation());
-        let shards: Vec<ShardId> = groups.keys().cloned().collect();
+    pub(super) async fn open(&self, shards: impl Iterator<Item = &ShardId>, owned: &mut Owned) -> Result<(), Error> {
+        let queue = &self.0.queue.enqueuer;
+        let shards: Vec<ShardId> = shards.cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
         let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
         let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.generation)).collect();
-        let mut refused = Vec::new();
-        if queue.open_shards(&opened, generation).await.is_err() {
-            let apart = opened.iter().map(|shard| queue.open_shards(std::slice::from_ref(shard), generation));
-            for ((shard, _), answer) in opened.iter().zip(join_all(apart).await) {
-                match answer {
-                    Err(cause) if is_of_shard(&cause) => {
-                        let group = groups.remove(shard).unwrap_or_default();
-                        refused.push(Refused { shard: shard.clone(), group, cause });
-                    }
-                    answer => answer?,
-                }
-            }
-        }
+        queue.open_shards(&opened, self.0.bus.generation()).await?;
         // Nothing was enqueued in this generation of the shard.
-        for (shard, _) in &opened {
-            owned.first.remove(shard);
-            owned.last.remove(shard);
-        }
+        owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));
         shards.iter().for_each(|shard| queue.add_shard(shard));
-        Ok(refused)
+        Ok(())
     }
-}
-
-/// Whether the failure may be of one shard alone: it is damaged, or its master is away.
-///
-/// A write that was not copied is none: it is made, and the same call again waits for the copy.
-fn is_of_shard(error: &queue::Error) -> bool {
-    matches!(error, queue::Error::Redis(_) | queue::Error::Answer(_))
 }

@@ -20,7 +20,6 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Group {
     pub(super) tasks: Vec<EnqueueTask>,
-    pub(super) first: Option<Offset>,
     pub(super) upto: Offset,
     /// SQL was asked about one of them.
     pub(super) again: bool,
@@ -66,7 +65,6 @@ impl Fanout {
         for (message, task) in records {
             let PipelineTask { id, queue, mut replicas, not_before_unix_ms, mut body, traceparent, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
-            group.first.get_or_insert(message.offset);
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
             if asked.contains(&id) {

@@ -8,20 +8,16 @@
 //!   known.
 //! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it joins anew.
 //! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
-//!   parked and enqueued; the parked copy finds the task's record in the queue. The same holds for a record of a shard
-//!   that did not answer: it may be in the queue, too.
+//!   parked and enqueued; the parked copy finds the task's record in the queue.
 
 mod enqueue;
 mod error;
 mod groups;
 mod owned;
 mod reader;
-mod refused;
 mod setback;
 
-use std::collections::BTreeSet;
-
-use tokio::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
 pub use self::error::Error;
 use self::{groups::Groups, owned::Owned, reader::Fanout};
@@ -59,10 +55,6 @@ impl Fanout {
             let messages = tokio::select! {
                 messages = cx.await_work(subscription.next(max)) => messages?,
                 () = done.is_due() => Vec::new(),
-                () = owned.is_due() => {
-                    self.handle(Vec::new(), subscription, &mut owned, done).await?;
-                    Vec::new()
-                }
                 () = cx.stop.cancelled() => return Ok(()),
             };
             if !messages.is_empty() {
@@ -83,19 +75,16 @@ impl Fanout {
         let queue = &self.0.queue;
         let started = Instant::now();
         let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
-        let mut groups = self.groups(&messages, &mut done).await?;
-        owned.add_due(&mut groups);
+        let groups = self.groups(&messages, &mut done).await?;
         for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
             self.take_epoch(partition, subscription.tenure(partition), owned).await?;
         }
-        let (left_out, groups): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| owned.leaves_out(shard));
-        self.park(&left_out, owned, &mut done).await?;
         // New queues must not hold up the known ones.
         let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| queue.knows(shard));
         let mut outcome = self.enqueue_all(known, owned, &mut done).await;
-        let mut unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
+        let unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
         if !unopened.is_empty() {
-            outcome.refused.extend(self.open(&mut unopened, owned).await?);
+            self.open(unopened.keys(), owned).await?;
             outcome.add(self.enqueue_all(unopened, owned, &mut done).await);
         }
         outcome.failed?;
@@ -104,8 +93,6 @@ impl Fanout {
             queue.wake_everywhere(&shard.queue).await?;
             return Err(Error::ShardLost(shard));
         }
-        let refused = std::mem::take(&mut outcome.refused);
-        self.park_refused(refused, outcome.has_done, started, owned, &mut done).await?;
         if let Some(shortcut) = &self.0.shortcut {
             let read = messages.iter().filter(|message| !outcome.behind.contains(&message.partition));
             read.for_each(|message| shortcut.has_read(message.partition, message.offset));

@@ -2,13 +2,8 @@
 
 use std::collections::HashMap;
 
-use tokio::time::Instant;
-
 use super::{error::Error, reader::Fanout};
-use crate::{
-    coordination,
-    model::{Offset, ShardId},
-};
+use crate::model::{Offset, ShardId};
 
 /// A reader's knowledge of its partitions.
 #[derive(Default)]
@@ -17,18 +12,6 @@ pub(super) struct Owned {
     epochs: HashMap<u32, (u64, u64)>,
     /// The last record that was enqueued per shard. Where Redis has fallen back behind it, the reader seeks back.
     pub(super) last: HashMap<ShardId, Offset>,
-    /// The first one. A shard of which Redis has kept no offset needs nothing before it.
-    pub(super) first: HashMap<ShardId, Offset>,
-    /// The shards that failed.
-    pub(super) left_out: HashMap<ShardId, LeftOut>,
-}
-
-/// A shard that failed.
-pub(super) struct LeftOut {
-    /// When it is tried again.
-    pub(super) until: Instant,
-    /// The last parked task. `None`: the shard has passed it, and has not taken another task yet.
-    pub(super) upto: Option<Offset>,
 }
 
 impl Owned {
@@ -47,17 +30,6 @@ impl Fanout {
             owned.epochs.insert(partition, (tenure, epoch));
             // Other owners have enqueued since, and may have closed known shards.
             owned.last.retain(|shard, _| shard.number != partition);
-            owned.first.retain(|shard, _| shard.number != partition);
-            owned.left_out.retain(|shard, _| shard.number != partition);
-        }
-        Ok(())
-    }
-
-    /// Takes another epoch in the present tenure.
-    pub(super) async fn renew_epoch(&self, partition: u32, owned: &mut Owned) -> coordination::Result<()> {
-        let epoch = self.0.coordination.take_epoch(partition).await?;
-        if let Some((_, of)) = owned.epochs.get_mut(&partition) {
-            *of = epoch;
         }
         Ok(())
     }

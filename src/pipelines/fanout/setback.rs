@@ -43,12 +43,10 @@ impl Fanout {
         Ok(())
     }
 
-    /// The lowest offset behind which the partition's shards that fell back need records. All of them read these again.
+    /// The lowest stored offset of the partition's shards that fell back. All of them read the records behind it again.
     pub(super) async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> Result<Option<Offset>, Error> {
         let generation = self.0.bus.generation();
-        // One that is left out says it itself when it answers.
-        let asked = |shard: &ShardId| shard.number == partition && !owned.has_to_pass(shard);
-        let of_partition = owned.last.iter().filter(|(shard, _)| asked(shard));
+        let of_partition = owned.last.iter().filter(|(shard, _)| shard.number == partition);
         let of_partition: Vec<(ShardId, Offset)> = of_partition.map(|(shard, last)| (shard.clone(), *last)).collect();
         let looks = of_partition.into_iter().map(|(shard, last)| async move {
             let stored = match self.0.queue.inspect(&shard, &[]).await {
@@ -67,20 +65,8 @@ impl Fanout {
                 None => drop(owned.last.remove(shard)),
             }
         }
-        let places = fell_back.into_iter().map(|(shard, stored)| {
-            // Such a shard was new. Kafka keeps the records of the other ones for long.
-            stored.or_else(|| owned.first.get(&shard).and_then(|first| before(*first)))
-        });
         // Perhaps the refused shards were the only ones. The next reader then goes on from the committed offset, as
         // after a start.
-        places.min().ok_or(Error::NotBehind { partition })
-    }
-}
-
-/// The last offset before this one.
-fn before(Offset { major, minor }: Offset) -> Option<Offset> {
-    match minor.checked_sub(1) {
-        Some(minor) => Some(Offset { major, minor }),
-        None => major.checked_sub(1).map(|major| Offset { major, minor: u64::MAX }),
+        fell_back.into_iter().map(|(_, stored)| stored).min().ok_or(Error::NotBehind { partition })
     }
 }
