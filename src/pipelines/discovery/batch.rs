@@ -118,8 +118,8 @@ pub(super) async fn publish(
             let stored_behind = batches.first().and_then(|batch| batch.before);
             context.publish(&rows, stored_behind, &to_mark).await?;
         }
-        for batch in &batches {
-            context.mark(&batch.learnt).await;
+        if let Some(learnt) = batches.into_iter().map(|batch| batch.learnt).reduce(Learnt::and) {
+            context.mark(&learnt).await;
         }
         cx.beat();
     }

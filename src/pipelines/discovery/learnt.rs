@@ -52,6 +52,18 @@ impl Learnt {
         learnt
     }
 
+    /// This, and what a later transaction has brought.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        // Keys that were known before count in the present era only.
+        self.era = self.era.min(other.era);
+        self.new.extend(other.new);
+        self.known.extend(other.known);
+        for (queue, numbers) in other.numbers {
+            self.numbers.entry(queue).or_default().extend(numbers);
+        }
+        self
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.new.is_empty() && self.known.is_empty() && self.numbers.is_empty()
     }
