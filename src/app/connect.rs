@@ -131,14 +131,15 @@ pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
 }
 
-/// Locks the file of SQLite, by another file beside it. The embedded store has it alone. Processes whose settings name
-/// a file share it, and [`Holder`](super::holder::Holder) keeps them to one Redis.
+/// Locks the file of SQLite, by another file beside it, for a process that runs a Redis of its own: two of these would
+/// both hand out the tasks. Others may share the file and the Redis of such a process.
 ///
 /// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks for one, as NFS does.
 pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
-    let (path, is_shared) = match &settings.database_url {
-        None => (sqlite_file(settings), false),
-        Some(DatabaseUrl::Sqlite(path)) => (path.clone(), true),
+    let path = match &settings.database_url {
+        _ if settings.redis_url.is_some() => return Ok(None),
+        None => sqlite_file(settings),
+        Some(DatabaseUrl::Sqlite(path)) => path.clone(),
         Some(DatabaseUrl::Server(_)) => return Ok(None),
     };
     // The file may be a link.
@@ -147,7 +148,7 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(&beside).with_context(|| format!("cannot write to {}", beside.display()))?;
-    match if is_shared { file.try_lock_shared() } else { file.try_lock() } {
+    match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => bail!(
             "another taskd with another Redis has {} open, and both would hand out its tasks; stop that one, or give \

@@ -157,7 +157,7 @@ async fn serve(
         budget: Budget::new(settings.limits.request_budget),
         process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
-        // The lock on the file keeps a second process, and so a second Redis, from the embedded store.
+        // The lock on the file keeps a second Redis of a taskd from the embedded store.
         holder: settings.database_url.is_some().then(Holder::default),
     };
     run_rounds(&backends, listeners, wait).await?;

@@ -45,6 +45,9 @@ async fn two_redises_do_not_get_one_file_in_either_order() {
     assert!(named.stop().await.success());
     embedded.start_again();
     embedded.ready().await;
+    let redis = format!("unix://{}", embedded.data().join("redis.sock").display());
+    let mut third = Daemon::start("", &["--redis-url", &redis, "--database-url", &file]).await;
+    assert!(third.stop().await.success());
 }
 
 #[tokio::test]
