@@ -16,9 +16,10 @@ use super::{
     reader::Reader,
 };
 use crate::{
-    model::{Act, Caller, ECHO, Fsck, FsckPage, QueueName, ShardId, TaskId, shorten},
+    model::{Act, Caller, ECHO, Fsck, FsckPage, QueueName, ShardId, shorten},
     pipelines::checking::{self, Checker, Found, Pace},
     queue,
+    store::Walked,
 };
 
 /// A part of the work ends when it has taken so long, or has found so much.
@@ -37,7 +38,7 @@ enum Place {
     /// The shards behind this one.
     Shards(Option<ShardId>),
     /// The published tasks behind this one.
-    Tasks(Option<TaskId>),
+    Tasks(Option<Walked>),
 }
 
 impl fmt::Display for Place {
@@ -47,7 +48,7 @@ impl fmt::Display for Place {
             Self::Shards(None) => f.write_str("shards"),
             Self::Shards(Some(shard)) => write!(f, "shards/{shard}"),
             Self::Tasks(None) => f.write_str("tasks"),
-            Self::Tasks(Some(id)) => write!(f, "tasks/{id}"),
+            Self::Tasks(Some(Walked { queue, id })) => write!(f, "tasks/{queue}/{id}"),
         }
     }
 }
@@ -60,6 +61,10 @@ impl FromStr for Place {
             let (queue, number) = text.rsplit_once(':')?;
             Some(ShardId { queue: QueueName::new(queue).ok()?, number: number.parse().ok()? })
         };
+        let task = |text: &str| {
+            let (queue, id) = text.rsplit_once('/')?;
+            Some(Walked { queue: QueueName::new(queue).ok()?, id: id.parse().ok()? })
+        };
         let place = match text.split_once('/') {
             None => match text {
                 "" => Some(Self::Counts),
@@ -68,7 +73,7 @@ impl FromStr for Place {
                 _ => None,
             },
             Some(("shards", rest)) => shard(rest).map(|shard| Self::Shards(Some(shard))),
-            Some(("tasks", rest)) => rest.parse().ok().map(|id| Self::Tasks(Some(id))),
+            Some(("tasks", rest)) => task(rest).map(|task| Self::Tasks(Some(task))),
             Some(_) => None,
         };
         let wrong = || format!("cursor {:?} is none; send the one of the answer before", shorten(text, ECHO));
@@ -161,7 +166,7 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 }
             }
             Place::Tasks(after) => {
-                let (found, tasks, next) = checker.published(queue, after, TASKS, mends).await?;
+                let (found, tasks, next) = checker.published(queue, after.as_ref(), TASKS, mends).await?;
                 all.absorb(found);
                 page.tasks += tasks;
                 match next {
@@ -195,6 +200,7 @@ impl From<checking::Error> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::TaskId;
 
     #[test]
     fn a_cursor_is_read_as_it_was_written() {
@@ -204,11 +210,11 @@ mod tests {
             Place::Shards(None),
             Place::Shards(Some(shard)),
             Place::Tasks(None),
-            Place::Tasks(Some(TaskId::new())),
+            Place::Tasks(Some(Walked { queue: QueueName::new("a.b-c").unwrap(), id: TaskId::new() })),
         ] {
             assert_eq!(place.to_string().parse(), Ok(place));
         }
-        for wrong in ["x", "shards/", "shards/q", "shards/q:x", "tasks/1", "counts/"] {
+        for wrong in ["x", "shards/", "shards/q", "shards/q:x", "tasks/1", "tasks/q/1", "counts/"] {
             assert!(wrong.parse::<Place>().unwrap_err().starts_with("cursor "), "{wrong}");
         }
     }

@@ -46,7 +46,7 @@ pub use self::{
     owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
     search::{ListedTask, Search, TaskPage, TaskSearch},
-    shards::{Opening, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Shards, StoredShard},
+    shards::{Opening, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Shards, StoredShard, Walked},
     tasks::TaskReads,
     tokens::{ACTS_STAY, AddedToken, MOST_TOKENS, Tokens},
     types::{

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 use super::Result;
-use crate::model::{Offset, ShardId, TaskId, TaskRow};
+use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// A shard as SQL remembers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,19 +32,35 @@ pub struct Opening {
 pub struct Rebuilding {
     /// Each with its present generation.
     pub shards: BTreeMap<ShardId, u64>,
-    /// The greatest id of a task that is not in the outbox. A task that is stored later is published later, too.
+    /// Their queues, each with the number of its unfinished tasks, the smallest first: it need not wait for the large.
+    pub queues: Vec<(QueueName, u64)>,
+    /// The greatest id of a task. A task that is stored later is published later, too.
     pub upto: Option<TaskId>,
+}
+
+/// How far a walk over unfinished tasks has come: it goes queue by queue, and in each by id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walked {
+    pub queue: QueueName,
+    pub id: TaskId,
+}
+
+impl Walked {
+    /// It has come to this queue, and has passed none of its tasks.
+    pub fn before(queue: &QueueName) -> Self {
+        Self { queue: queue.clone(), id: TaskId(Uuid::nil()) }
+    }
 }
 
 /// A page of the tasks of shards that are being rebuilt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RebuildPage {
-    /// By id.
+    /// Queue by queue, in each by id.
     pub tasks: Vec<TaskRow>,
     /// Their credited replicas, which stay credited.
     pub credited: u64,
     /// Where the next page begins; `None`: this is the last one.
-    pub next: Option<TaskId>,
+    pub next: Option<Walked>,
 }
 
 /// A shard whose tasks are published again.
@@ -83,7 +100,7 @@ pub trait Rebuilds: Send + Sync {
     /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks beyond `after`.
     ///
     /// A page ends at [`super::PAGE_BYTES`], too. It may be empty and have a next one.
-    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage>;
+    async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage>;
 
     /// Ends the rebuild of the shards that are in the given generation still. `generation` is the topic's.
     ///

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskState};
+use super::{Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskState, Walked};
 use crate::model::{QueueName, TaskId, TaskResult, TaskRow, WorkerName};
 
 /// The part of the store that reads tasks.
@@ -17,8 +17,9 @@ pub trait TaskReads: Send + Sync {
     /// The unfinished tasks among `ids`, each once, in any order.
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
 
-    /// Published tasks that are unfinished and have an id beyond `after`, by id.
-    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;
+    /// Published tasks that are unfinished and lie behind `after`: queue by queue in the order of their names, in each
+    /// by id.
+    async fn published(&self, generation: &str, after: Option<&Walked>, limit: u32) -> Result<Vec<PublishedTask>>;
 
     /// The stored tasks among `ids`, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;

@@ -23,7 +23,7 @@ use taskd::{
         Error,
         Inserted::{Duplicate, New},
         Jobs, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, TaskReads, Tokens,
-        Turn, Unpublished,
+        Turn, Unpublished, Walked,
         mysql::MysqlStore,
     },
 };
@@ -536,14 +536,15 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert_eq!(store.parked_queues().await.unwrap().len(), 3);
     store.states(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     store.unfinished_among(&[ids[0], ids[900], ids[1500]]).await.unwrap();
-    assert_eq!(store.published("g", Some(ids[1000]), 10).await.unwrap().len(), 10);
+    let walked = Walked { queue: batch[1000].task.queue.clone(), id: ids[1000] };
+    assert_eq!(store.published("g", Some(&walked), 10).await.unwrap().len(), 10);
     let shard = ShardId { queue: queue.clone(), number: batch[1700].task.partition };
     let lost = ShardId { number: 7, ..shard.clone() };
     store.open_shards(std::slice::from_ref(&lost)).await.unwrap();
     store.begin_rebuild(&[(lost.clone(), 1)]).await.unwrap();
     let mut rebuilding = store.rebuilding().await.unwrap();
     rebuilding.shards.insert(shard.clone(), 1);
-    assert!(!store.rebuild_page(&rebuilding, Some(ids[1000]), 100).await.unwrap().tasks.is_empty());
+    assert!(!store.rebuild_page(&rebuilding, Some(&walked), 100).await.unwrap().tasks.is_empty());
     store.end_rebuild("g", &[Rebuilt { shard: lost.clone(), generation: 2, offset: None }]).await.unwrap();
     assert!(store.close_shard(&lost, 2).await.unwrap());
     store.unpublish(&ids[1800..1802], Unpublished::Missing).await.unwrap();

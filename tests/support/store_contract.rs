@@ -16,7 +16,7 @@ use taskd::{
     },
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, Settled,
-        SettledTask, Settlement, Store, TaskDetail, TaskState, Turn, Unpublished,
+        SettledTask, Settlement, Store, TaskDetail, TaskState, Turn, Unpublished, Walked,
     },
 };
 
@@ -158,7 +158,7 @@ macro_rules! store_contract {
             an_unfinished_task_has_a_place,
             the_generation_of_a_lost_shard_is_raised_once,
             shards_are_rebuilt_page_by_page,
-            walks_go_by_id_through_all_times_and_shards,
+            walks_go_by_queue_and_id_through_all_shards,
             a_page_of_a_rebuild_has_bounded_weight,
             the_tasks_of_a_rebuilt_shard_have_one_place,
             many_shards_are_rebuilt_at_once,
@@ -414,6 +414,10 @@ fn first_turn(ids: &[TaskId]) -> Vec<(TaskId, Turn)> {
 fn published_at(row: &NewRow, offset: Option<Offset>) -> PublishedTask {
     let shard = ShardId { queue: row.task.queue.clone(), number: row.task.partition };
     PublishedTask { id: row.task.id, shard, offset }
+}
+
+fn walked_to(task: &PublishedTask) -> Walked {
+    Walked { queue: task.shard.queue.clone(), id: task.id }
 }
 
 async fn published(store: &dyn Store) -> Vec<PublishedTask> {
@@ -971,10 +975,10 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     let expected = [0, 1, 4, 5].map(|i| published_at(&batch[i], Some(at(3, 1))));
     let mut after = None;
     for page in expected.chunks(2) {
-        assert_eq!(store.published("g", after, 2).await.unwrap(), page);
-        after = page.last().map(|task| task.id);
+        assert_eq!(store.published("g", after.as_ref(), 2).await.unwrap(), page);
+        after = page.last().map(walked_to);
     }
-    assert_eq!(store.published("g", after, 2).await.unwrap(), []);
+    assert_eq!(store.published("g", after.as_ref(), 2).await.unwrap(), []);
     assert_eq!(store.published("g", None, 10).await.unwrap(), expected);
 }
 

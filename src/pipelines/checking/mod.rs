@@ -20,7 +20,7 @@ pub use self::{
 };
 use crate::{
     model::{Find, FindKind, QueueName, ShardId, TaskId},
-    store::Unpublished,
+    store::{Unpublished, Walked},
 };
 
 impl Checker {
@@ -33,10 +33,10 @@ impl Checker {
     pub async fn published(
         &self,
         queue: Option<&QueueName>,
-        after: Option<TaskId>,
+        after: Option<&Walked>,
         limit: u32,
         mends: bool,
-    ) -> Result<(Found, u64, Option<TaskId>), Error> {
+    ) -> Result<(Found, u64, Option<Walked>), Error> {
         let page = self.published.page(queue, after, limit, None).await?;
         // The fanout, or another watchdog, may have dealt with them since.
         let lost = self.published.still_missing(page.missing).await?;

@@ -11,7 +11,7 @@ use crate::{
     bus::{Bus, Topic},
     model::{Offset, QueueName, ShardId, TaskId},
     queue::{self, Failing, Shards},
-    store::{PublishedTask, Store},
+    store::{PublishedTask, Store, Walked},
 };
 
 /// Tasks of one shard in one call.
@@ -32,7 +32,7 @@ pub struct PublishedPage {
     pub tasks: u64,
     /// The tasks of which Redis has no record, and will get none.
     pub missing: Vec<(ShardId, TaskId)>,
-    pub next: Option<TaskId>,
+    pub next: Option<Walked>,
 }
 
 impl Published {
@@ -46,13 +46,17 @@ impl Published {
     pub async fn page(
         &self,
         queue: Option<&QueueName>,
-        after: Option<TaskId>,
+        after: Option<&Walked>,
         limit: u32,
         failing: Option<&mut Failing<Error>>,
     ) -> Result<PublishedPage, Error> {
-        let mut page = self.store.published(self.bus.generation(), after, limit).await?;
-        let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
-        page.retain(|task| queue.is_none_or(|queue| task.shard.queue == *queue));
+        let before = queue.map(Walked::before);
+        let mut page = self.store.published(self.bus.generation(), after.or(before.as_ref()), limit).await?;
+        let last = page.last().filter(|_| page.len() == limit as usize);
+        let next = last.map(|task| Walked { queue: task.shard.queue.clone(), id: task.id });
+        let is_asked_for = |of: &QueueName| queue.is_none_or(|queue| of == queue);
+        let next = next.filter(|next| is_asked_for(&next.queue));
+        page.retain(|task| is_asked_for(&task.shard.queue));
         Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page, failing).await?, next })
     }
 

@@ -25,7 +25,7 @@ use crate::{
     },
     queue::Upkeep,
     runtime::Loop,
-    store::{RebuildPage, Rebuilding, Rebuilt, Store, Unpublished},
+    store::{RebuildPage, Rebuilding, Rebuilt, Store, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
 
@@ -65,7 +65,7 @@ impl Rebuild {
         loop {
             self.wait_for_room(&mut in_flight, &mut doubt_at, cx).await?;
             let (published, next) =
-                tokio::try_join!(self.publish(&page.tasks), self.page_behind(rebuilding, page.next))?;
+                tokio::try_join!(self.publish(&page.tasks), self.page_behind(rebuilding, page.next.as_ref()))?;
             (tasks, credited) = (tasks + page.tasks.len() as u64, credited + page.credited);
             metrics::watchdog_handled(Watched::Republished, page.tasks.len());
             cx.beat();
@@ -85,7 +85,7 @@ impl Rebuild {
         Ok(())
     }
 
-    async fn page_behind(&self, rebuilding: &Rebuilding, after: Option<TaskId>) -> Result<Option<RebuildPage>, Error> {
+    async fn page_behind(&self, rebuilding: &Rebuilding, after: Option<&Walked>) -> Result<Option<RebuildPage>, Error> {
         match after {
             Some(_) => Ok(Some(self.store.rebuild_page(rebuilding, after, PAGE).await?)),
             None => Ok(None),

@@ -16,7 +16,7 @@ use crate::{
     },
     queue::{FailedRound, Failing, Upkeep},
     runtime::Loop,
-    store::{Store, Turn, Unpublished},
+    store::{Store, Turn, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
 
@@ -46,7 +46,7 @@ pub(super) struct Reconcile {
 /// How far a walk is. The loop goes on there after an error.
 #[derive(Default)]
 struct Place {
-    after: Option<TaskId>,
+    after: Option<Walked>,
     after_batch: Option<Turn>,
 }
 
@@ -88,8 +88,8 @@ impl Reconcile {
 
     /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other one.
     async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
-        let after = self.place.lock().after;
-        let page = self.published.page(None, after, PAGE, Some(failing)).await?;
+        let after = self.place.lock().after.clone();
+        let page = self.published.page(None, after.as_ref(), PAGE, Some(failing)).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());

@@ -206,6 +206,7 @@ impl Dialect for MySqlConnection {
     const UPDATE: &'static str = "UPDATE";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     const BY_IDS_ON_BUS: &'static str = "FORCE INDEX (tasks_on_bus)";
+    const ON_BUS: &'static str = "FORCE INDEX (tasks_on_bus) WHERE on_bus = 1";
     // sqlx makes the server count found rows as well.
     const COUNTS_INSERTED: bool = false;
     const IS_UNFINISHED: &'static str = "unfinished = 1";

@@ -6,7 +6,7 @@ use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
-    groups::{FIRST, LAST, in_groups},
+    groups::{FIRST, LAST},
     rows::{queue_name, task_id},
     runner::Runner,
     session::Session,
@@ -44,10 +44,7 @@ impl<DB: Backend> CheckStore for SqlStore<DB> {
 
 /// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox may outlive its task.
 fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
-    let on_bus = Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ")
-        .sql(&S::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND ")
-        .append(in_groups::<S>("id", &FIRST, &LAST));
+    let on_bus = Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ").sql(S::ON_BUS);
     let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
         .sql(S::BY_PRIMARY_KEY)
         .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")

@@ -69,6 +69,9 @@ pub trait Dialect {
     /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.
     const BY_IDS_ON_BUS: &'static str;
 
+    /// Table suffix and condition: all tasks on the bus, by an index that has their queues.
+    const ON_BUS: &'static str;
+
     /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
     const IS_UNFINISHED: &'static str;
 

@@ -1,4 +1,4 @@
-//! Ranges of ids in the indexes `results_worker` and `tasks_on_bus`.
+//! Ranges of ids in the index `results_worker`.
 //!
 //! SQLite has the ids there in groups, a quarter of a second of their times each: rows that change together lie
 //! together in a group. A range reads all of its groups, and sorts within each.

@@ -198,19 +198,13 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], inser
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
              payload_encoding, payload",
         );
-        let (group, more) = (S::NUMBER.map(|_| S::group("id")), piece.iter().any(|row| has_more(row)));
         // Most tasks have neither backoff nor deadline, and pay nothing for them.
-        let columns = group.into_iter().chain(more.then(|| "backoff, deadline_ms".to_owned()));
-        let insert = columns.fold(insert, |insert, column| insert.sql(", ").sql(&column)).sql(")");
+        let more = piece.iter().any(|row| has_more(row));
+        let insert = insert.sql(if more { ", backoff, deadline_ms)" } else { ")" });
         let rows = piece.iter().map(|row| {
-            let group = S::NUMBER.map(|_| S::group_of(&row.task.id));
-            task_values(row, insertion)
-                .into_iter()
-                .chain(group)
-                .chain(more.then(|| more_values(row)).into_iter().flatten())
+            task_values(row, insertion).into_iter().chain(more.then(|| more_values(row)).into_iter().flatten())
         });
-        let width = 18 + usize::from(S::NUMBER.is_some()) + 2 * usize::from(more);
-        let insert = insert.values_of(width, rows);
+        let insert = insert.values_of(18 + 2 * usize::from(more), rows);
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
     Ok(inserted)

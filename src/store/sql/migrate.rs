@@ -49,6 +49,7 @@ macro_rules! migration_files {
             "0021_number_tasks",
             "0022_name_the_redis",
             "0023_split_the_index_of_queues",
+            "0024_walk_by_queue",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

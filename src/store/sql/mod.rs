@@ -66,6 +66,7 @@ mod settle;
 mod shards;
 mod statement;
 mod tasks;
+mod walk;
 mod wishes;
 
 use std::{sync::Arc, time::Duration};

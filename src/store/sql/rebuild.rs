@@ -3,25 +3,35 @@
 //! A rebuild changes no row of a task. While it runs, the row of its shard says so; in the end the same row says where
 //! all tasks of the shard were published. See the migration `rebuild_shards`.
 
+use std::collections::{BTreeSet, HashMap};
+
 use async_trait::async_trait;
 
 use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
-    groups::{FIRST, LAST, in_groups, order},
+    groups::LAST,
     outbox,
     rows::{number, queue_name, task_id},
     runner::Runner,
     session::Session,
     shards::{find, in_generation, next_version},
     statement::{Statement, lists},
+    walk::Walk,
 };
-use crate::model::{Offset, ShardId, TaskId, TaskRow};
-use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Result};
+use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Result, TaskReads as _, Walked};
 
 /// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole payloads.
 const WEIGHED_AT_ONCE: usize = 16;
+
+/// Id, queue and shard.
+type Listed = (Vec<u8>, String, i64);
+
+fn place((id, queue, _): &Listed) -> (&str, &[u8]) {
+    (queue, id)
+}
 
 #[async_trait]
 impl<DB: Backend> Rebuilds for SqlStore<DB> {
@@ -43,54 +53,54 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
         }
         if !rebuilding.shards.is_empty() {
             let last = Statement::new("SELECT id FROM tasks ")
-                .sql(&DB::Connection::by_index("tasks_on_bus"))
-                .sql(" WHERE on_bus = 1 AND ")
-                .append(in_groups::<DB::Connection>("id", &FIRST, &LAST))
-                .sql(&format!(" ORDER BY {} LIMIT 1", order::<DB::Connection>("id", " DESC")));
+                .sql(DB::Connection::BY_PRIMARY_KEY)
+                .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
+                .bind(&LAST);
             rebuilding.upto = self.sql.ids(NAME, last).await?.first().copied();
+            let counts: HashMap<QueueName, u64> = self.unfinished().await?.into_iter().collect();
+            let queues: BTreeSet<&QueueName> = rebuilding.shards.keys().map(|shard| &shard.queue).collect();
+            let counted = |queue: &QueueName| (queue.clone(), counts.get(queue).copied().unwrap_or(0));
+            rebuilding.queues = queues.into_iter().map(counted).collect();
+            rebuilding.queues.sort_by_key(|(_, count)| *count);
         }
         Ok(rebuilding)
     }
 
-    /// One walk over all tasks for all shards: no index begins with the shard, so one for each would go over them, too.
-    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage> {
+    /// One walk for all shards of a queue: no index has the shard, so one for each would go over the queue, too.
+    async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage> {
         const NAME: &str = "rebuild_page";
-        let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
-        let after = after.unwrap_or(FIRST);
-        // The index has all that this reads.
-        let list = Statement::new("SELECT id, queue, shard FROM tasks ")
-            .sql(&DB::Connection::by_index("tasks_on_bus"))
-            .sql(" WHERE on_bus = 1 AND ")
-            .append(in_groups::<DB::Connection>("id", &after, &upto))
-            .sql(&format!(" AND id > ? AND id <= ? ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
-            .bind(&after)
-            .bind(&upto)
-            .bind(limit);
-        let listed = self.sql.read::<(Vec<u8>, String, i64)>(NAME, list).await?;
-        let mut last =
-            listed.last().map(|(id, ..)| task_id(id)).transpose()?.filter(|_| listed.len() == limit as usize);
-        let mut ids = Vec::with_capacity(listed.len());
+        let Some(upto) = &of.upto else { return Ok(RebuildPage::default()) };
+        let walk = Walk { name: NAME, queues: &of.queues, upto };
+        let listed = walk.page::<_, Listed>(&self.sql, "id, queue, shard", "", after, limit as usize, place).await?;
+        let walked = |id: &[u8], queue: QueueName| -> Result<Walked> { Ok(Walked { queue, id: task_id(id)? }) };
+        let mut last = match listed.last() {
+            Some((id, queue, _)) if listed.len() == limit as usize => Some(walked(id, queue_name(queue)?)?),
+            _ => None,
+        };
+        let mut of_shards = Vec::with_capacity(listed.len());
         for (id, queue, shard) in listed {
             let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
             if of.shards.contains_key(&shard) {
-                ids.push(task_id(&id)?);
+                of_shards.push(walked(&id, shard.queue)?);
             }
         }
-        let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(ids.len()));
-        'page: for some in ids.chunks(WEIGHED_AT_ONCE) {
+        let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(of_shards.len()));
+        'page: for some in of_shards.chunks(WEIGHED_AT_ONCE) {
             let weigh = Statement::new(
                 "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
             );
-            for (id, completed, weight) in
-                self.sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(some).sql(" ORDER BY id")).await?
-            {
+            let ids: Vec<TaskId> = some.iter().map(|walked| walked.id).collect();
+            let weights = self.sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(&ids)).await?;
+            for walked in some {
                 if bytes >= PAGE_BYTES {
-                    last = fit.last().copied();
+                    last = fit.last().cloned();
                     break 'page;
                 }
-                bytes += number::<usize>(weight)?;
-                page.credited += number::<u64>(completed)?;
-                fit.push(task_id(&id)?);
+                if let Some((_, completed, weight)) = weights.iter().find(|(id, ..)| *id == walked.id.as_bytes()) {
+                    bytes += number::<usize>(*weight)?;
+                    page.credited += number::<u64>(*completed)?;
+                    fit.push(walked.clone());
+                }
             }
         }
         page.next = last;
@@ -119,16 +129,18 @@ async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<V
     Ok(generations)
 }
 
-/// The unfinished tasks among `ids`, by id.
-async fn unfinished<DB: Backend>(sql: &Runner<DB>, operation: &'static str, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+/// The unfinished tasks among these, in their order.
+async fn unfinished<DB: Backend>(sql: &Runner<DB>, operation: &'static str, walked: &[Walked]) -> Result<Vec<TaskRow>> {
+    let ids: Vec<TaskId> = walked.iter().map(|walked| walked.id).collect();
     let mut tasks: Vec<TaskRow> = Vec::with_capacity(ids.len());
-    for ids in lists(ids) {
+    for ids in lists(&ids) {
         let found = sql.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await?;
         for columns in found.into_iter().filter(|columns| !columns.is_final()) {
             tasks.push(columns.task.try_into()?);
         }
     }
-    tasks.sort_unstable_by_key(|task| task.id);
+    let turns: HashMap<TaskId, usize> = ids.into_iter().zip(0..).collect();
+    tasks.sort_unstable_by_key(|task| turns.get(&task.id).copied());
     Ok(tasks)
 }
 

@@ -10,17 +10,20 @@ use super::{
     batches,
     counts::{self, CountColumns},
     dialect::Dialect,
-    groups::{FIRST, LAST, in_groups, order},
+    groups::LAST,
     place,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     shards,
     statement::{Statement, lists},
+    walk::Walk,
 };
 use crate::model::{
     Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow, WorkerName,
 };
-use crate::store::{Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskReads, TaskState, Turn};
+use crate::store::{
+    Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskReads, TaskState, Turn, Walked,
+};
 
 /// Each id once: an id in two lists would bring its workers twice.
 fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
@@ -89,20 +92,12 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
         Ok(unfinished)
     }
 
-    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
-        let after = after.unwrap_or(FIRST);
-        let page = Statement::new(PUBLISHED)
-            .sql(&DB::Connection::by_index("tasks_on_bus"))
-            .sql(" LEFT JOIN batches ")
-            .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" ON batch = insertion WHERE on_bus = 1 AND ")
-            .append(in_groups::<DB::Connection>("id", &after, &LAST))
-            .sql(" AND id > ?")
-            .bind(&after)
-            .sql(IS_PUBLISHED)
-            .sql(&format!(" ORDER BY {} LIMIT ?", order::<DB::Connection>("id", "")))
-            .bind(limit);
-        let page = self.sql.read(PUBLISHED_NAME, page).await?;
+    async fn published(&self, generation: &str, after: Option<&Walked>, limit: u32) -> Result<Vec<PublishedTask>> {
+        let mut queues = self.unfinished().await?;
+        queues.retain(|(queue, _)| after.is_none_or(|after| *queue >= after.queue));
+        queues.sort_unstable();
+        let walk = Walk { name: PUBLISHED_NAME, queues: &queues, upto: &LAST };
+        let page = walk.page(&self.sql, PUBLISHED, &is_published::<DB>(), after, limit as usize, place_in_walk).await?;
         with_places(&self.sql, generation, page).await
     }
 
@@ -180,9 +175,21 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
 /// Id, queue, shard, batch, and the place of the task itself.
 type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
 
+fn place_in_walk(columns: &PublishedColumns) -> (&str, &[u8]) {
+    (&columns.1, &columns.0)
+}
+
 const PUBLISHED_NAME: &str = "published";
-const PUBLISHED: &str = "SELECT id, queue, shard, insertion, pub_generation, pub_major, pub_minor FROM tasks ";
-const IS_PUBLISHED: &str = " AND (pub_generation <> '' OR batch IS NULL OR generation <> '')";
+const PUBLISHED: &str = "id, queue, shard, insertion, pub_generation, pub_major, pub_minor";
+
+/// The condition of a task on the bus that it waits in no batch.
+fn is_published<DB: Backend>() -> String {
+    let by_key = DB::Connection::BY_PRIMARY_KEY;
+    format!(
+        " AND (pub_generation <> '' OR NOT EXISTS \
+         (SELECT 1 FROM batches {by_key} WHERE batch = insertion AND generation = ''))"
+    )
+}
 
 /// The tasks among `ids` that [`TaskReads::published`] would show.
 pub(super) async fn published_among<DB: Backend>(
@@ -192,14 +199,13 @@ pub(super) async fn published_among<DB: Backend>(
 ) -> Result<Vec<PublishedTask>> {
     let mut found = Vec::new();
     for ids in lists(ids) {
-        let some = Statement::new(PUBLISHED)
-            .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" LEFT JOIN batches ")
-            .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" ON batch = insertion WHERE on_bus = 1")
-            .sql(IS_PUBLISHED)
-            .sql(" AND id IN ")
-            .list(ids);
+        let some = Statement::new(format!(
+            "SELECT {PUBLISHED} FROM tasks {} WHERE on_bus = 1",
+            DB::Connection::BY_PRIMARY_KEY
+        ))
+        .sql(&is_published::<DB>())
+        .sql(" AND id IN ")
+        .list(ids);
         found.extend(sql.read(PUBLISHED_NAME, some).await?);
     }
     with_places(sql, generation, found).await

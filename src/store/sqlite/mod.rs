@@ -89,7 +89,7 @@ impl SqliteStore {
             if connection.db.is_readonly(MAIN_DB).map_err(error)? {
                 return Err(Error::Other("the file cannot be written to; give this user the right to write".into()));
             }
-            connection.own_before_23().map_err(|cause| {
+            connection.own_before_24().map_err(|cause| {
                 Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
             })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
@@ -164,8 +164,10 @@ impl Dialect for Connection {
     const UPDATE: &'static str = "UPDATE OR FAIL";
     // SQLite does not scan a table by choice, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
-    // The unique index: a group of `tasks_on_bus` has the ids of many batches.
+    // The unique index: those of tasks on the bus begin with the queue.
     const BY_IDS_ON_BUS: &'static str = "";
+    // A condition for the first column keeps SQLite to the index. Each queue has a name.
+    const ON_BUS: &'static str = "INDEXED BY tasks_unfinished WHERE status = 0 AND queue > '' AND on_bus = 1";
     const COUNTS_INSERTED: bool = true;
     // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";

@@ -12,7 +12,7 @@ use taskd::{
 
 use super::{
     Database, NOW, at, completed, detail, detail_of, died, due_rows, first_turn, fresh, ids, in_outbox, outbox,
-    parked_rows, published, published_at, queue, row, rows, task,
+    parked_rows, published, published_at, queue, row, rows, task, walked_to,
 };
 
 /// Inserts new rows; their batch.
@@ -61,7 +61,7 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
     // A topic that was made anew.
     let elsewhere: Vec<_> = fresh[1..].iter().map(|row| published_at(row, None)).collect();
     assert_eq!(store.published("h", None, 100).await.unwrap(), elsewhere);
-    assert_eq!(store.published("g", Some(fresh[6].task.id), 1).await.unwrap(), all_at(&fresh[7..8], at(7, 1)));
+    assert_eq!(store.published("g", Some(&walked_to(&elsewhere[5])), 1).await.unwrap(), all_at(&fresh[7..8], at(7, 1)));
 }
 
 pub(crate) async fn each_partition_of_a_batch_has_its_place(db: &impl Database) {

@@ -4,14 +4,14 @@ use futures::future::join_all;
 use taskd::{
     model::{Offset, ShardId, TaskId, TaskRow},
     store::{
-        NewRow, Place, PublishedTask, RebuildPage, Rebuilding, Rebuilt, Store,
+        NewRow, Place, RebuildPage, Rebuilding, Rebuilt, Store,
         Unpublished::{Fresh, Missing, Parked},
     },
 };
 
 use super::{
     Database, NOW, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish,
-    published, published_at, queue, task,
+    published, published_at, queue, task, walked_to,
 };
 
 fn shard(name: &str, number: u32) -> ShardId {
@@ -39,8 +39,8 @@ async fn end(store: &dyn Store, shard: &ShardId, generation: u64, offset: Option
 async fn pages(store: &dyn Store, of: &Rebuilding, limit: u32) -> Vec<RebuildPage> {
     let (mut pages, mut after) = (Vec::new(), None);
     loop {
-        let page = store.rebuild_page(of, after, limit).await.unwrap();
-        after = page.next;
+        let page = store.rebuild_page(of, after.as_ref(), limit).await.unwrap();
+        after = page.next.clone();
         pages.push(page);
         if after.is_none() {
             return pages;
@@ -77,7 +77,10 @@ pub(crate) async fn the_generation_of_a_lost_shard_is_raised_once(db: &impl Data
     let racing = (0..8).map(|_| async { store.begin_rebuild(&[(third.clone(), 1)]).await.unwrap() });
     assert!(join_all(racing).await.into_iter().all(|generations| generations == [2]));
     let expected = [(first.clone(), 3), (second.clone(), 2), (third, 2)].into();
-    assert_eq!(store.rebuilding().await.unwrap(), Rebuilding { shards: expected, upto: None });
+    assert_eq!(
+        store.rebuilding().await.unwrap(),
+        Rebuilding { shards: expected, queues: vec![(queue("q"), 0)], upto: None }
+    );
 
     // A process that found it empty closes it. Another one takes it for lost, and brings it back.
     assert!(store.close_shard(&second, 2).await.unwrap());
@@ -103,10 +106,11 @@ pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
     // Of the batch that nobody has marked as published, too: it may be published, before the end.
     let rebuilding = begin(&*store, &[shard("q", 0), shard("other", 0)]).await;
     assert_eq!(rebuilding.upto, Some(elsewhere[1].task.id));
-    let expected = tasks(&[&rows[0], &rows[2], &rows[5], &rows[6], &elsewhere[0]]);
-    for (limit, count) in [(1, 8), (2, 4), (3, 3), (7, 2), (8, 1)] {
+    // The smaller queue first.
+    let expected = tasks(&[&elsewhere[0], &rows[0], &rows[2], &rows[5], &rows[6]]);
+    for (limit, count) in [(1, 7), (2, 4), (3, 3), (6, 2), (7, 1)] {
         let pages = pages(&*store, &rebuilding, limit).await;
-        // The walk passes seven tasks, two of them in other shards. A full page may have a next one.
+        // The walk passes six tasks, one of them in another shard. A full page may have a next one.
         assert_eq!(pages.len(), count, "{limit}");
         assert_eq!(tasks_of(&pages), expected, "{limit}");
         assert_eq!(pages.iter().map(|page| page.credited).sum::<u64>(), 1);
@@ -119,7 +123,7 @@ pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
     // One that became final, or came into the outbox meanwhile, does neither.
     store.settle(&[completed(&rows[0], "w")]).await.unwrap();
     store.unpublish(&ids(&rows[5..6]), Missing).await.unwrap();
-    let expected = tasks(&[&rows[2], &rows[6], &elsewhere[0]]);
+    let expected = tasks(&[&elsewhere[0], &rows[2], &rows[6]]);
     assert_eq!(tasks_of(&pages(&*store, &rebuilding, 2).await), expected);
 
     // The walk has changed nothing.
@@ -132,8 +136,7 @@ pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
     assert_eq!(outbox(&*store).await, [&waiting[..], &[in_outbox(&late[0], Fresh)]].concat());
 }
 
-/// The index of such a walk may have the ids of some time in another order.
-pub(crate) async fn walks_go_by_id_through_all_times_and_shards(db: &impl Database) {
+pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Database) {
     let store = db.open().await;
     let row_of = |n: usize| {
         let mut row = row_in(["q", "r", "s"][n % 3], (n % 2) as u32, n.to_string());
@@ -145,17 +148,18 @@ pub(crate) async fn walks_go_by_id_through_all_times_and_shards(db: &impl Databa
         insert_new(&*store, insert).await;
     }
     publish(&*store, &rows, at(1, 0)).await;
-    rows.sort_unstable_by_key(|row| row.task.id);
+    rows.sort_unstable_by_key(|row| (row.task.queue.clone(), row.task.id));
     let all: Vec<_> = rows.iter().map(|row| published_at(row, Some(at(1, 0)))).collect();
     let lost = [shard("q", 0), shard("s", 1)];
-    let of_lost: Vec<&NewRow> = rows.iter().filter(|row| lost.contains(&published_at(row, None).shard)).collect();
+    let mut of_lost: Vec<&NewRow> = rows.iter().filter(|row| lost.contains(&published_at(row, None).shard)).collect();
+    // It has a task less than `q`.
+    of_lost.sort_by_key(|row| row.task.queue != queue("s"));
     let rebuilding = begin(&*store, &lost).await;
-    assert_eq!(rebuilding.upto, rows.last().map(|row| row.task.id));
+    assert_eq!(rebuilding.upto, rows.iter().map(|row| row.task.id).max());
     for limit in [1, 3, 40] {
         let mut walked = Vec::new();
         loop {
-            let after = walked.last().map(|task: &PublishedTask| task.id);
-            match store.published("g", after, limit).await.unwrap() {
+            match store.published("g", walked.last().map(walked_to).as_ref(), limit).await.unwrap() {
                 page if page.is_empty() => break,
                 page => walked.extend(page),
             }
@@ -234,7 +238,8 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
 
 pub(crate) async fn many_shards_are_rebuilt_at_once(db: &impl Database) {
     let store = db.open().await;
-    let many: Vec<ShardId> = (0..600).map(|n| shard(&format!("q{n}"), n % 3)).collect();
+    let mut many: Vec<ShardId> = (0..600).map(|n| shard(&format!("q{n}"), n % 3)).collect();
+    many.sort_unstable();
     let rows: Vec<NewRow> = many.iter().map(|id| row_in(id.queue.as_str(), id.number, "k")).collect();
     insert_new(&*store, &rows).await;
     publish(&*store, &rows, at(1, 0)).await;

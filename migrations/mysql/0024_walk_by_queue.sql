@@ -1,0 +1,3 @@
+-- SQLite has lost an index here, which MySQL needs to find the tasks of a batch.
+
+DO 0;
