@@ -169,11 +169,11 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
     }
     until("all wait", async || daemon.queue("q").await["queued"] == 20_000).await;
     for kill in 0..4 {
-        let begun = daemon.log().matches("lives again").count();
+        let begun = daemon.log().matches("are open again").count();
         if kill % 2 == 0 {
             let mut redis = daemon.redis().await;
             redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
-            until("the rebuild has begun", async || daemon.log().matches("lives again").count() > begun).await;
+            until("the rebuild has begun", async || daemon.log().matches("are open again").count() > begun).await;
         }
         // The first kill meets a walk that has begun, the next one the walk of the process that follows.
         daemon.kill9_and_restart();

@@ -78,9 +78,8 @@ impl LostShards {
         if lost.is_empty() {
             return Ok(());
         }
-        for shard in &lost {
-            tracing::warn!(%shard, "redis has lost shard {shard}: bringing its unfinished tasks back from SQL");
-        }
+        let named = named(&lost);
+        tracing::warn!(shards = lost.len(), "redis has lost {named}: bringing the unfinished tasks back from SQL");
         self.results_are_in_sql(cx).await?;
         // Records up to these ends count as read. Their tasks are in SQL, and are published again behind them.
         let ends = self.bus.ends(Topic::Pipeline).await?;
@@ -90,9 +89,10 @@ impl LostShards {
             let end = ends.get(shard.number as usize).copied().flatten();
             let opened = self.queue.open_shard(shard, generation, self.bus.generation(), end).await;
             opened.map_err(|error| Error::from(error).of_shard("bring back", shard))?;
-            tracing::info!(%shard, "shard {shard} lives again, as generation {generation}");
+            tracing::debug!(%shard, "shard {shard} lives again, as generation {generation}");
             cx.beat();
         }
+        tracing::info!(shards = lost.len(), "{named} are open again: their tasks follow");
         Ok(())
     }
 
@@ -117,4 +117,12 @@ impl LostShards {
         }
         Ok(())
     }
+}
+
+/// Some of the shards by name, and how many there are: a lost Redis may have had thousands.
+fn named(shards: &[ShardId]) -> String {
+    const NAMED: usize = 5;
+    let names: Vec<String> = shards.iter().take(NAMED).map(ShardId::to_string).collect();
+    let more = if shards.len() > NAMED { ", …" } else { "" };
+    format!("{} shards ({}{more})", shards.len(), names.join(", "))
 }
