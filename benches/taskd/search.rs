@@ -86,10 +86,9 @@ async fn fill(file: &Path, tasks: usize) -> anyhow::Result<()> {
 /// Ten tasks a millisecond, so that the id says the time and the number.
 const TASKS: &str = "\
     WITH RECURSIVE n(n) AS (SELECT :from UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :upto) \
-    INSERT INTO tasks (number, id_group, id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, \
+    INSERT INTO tasks (number, id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, \
         lease_ms, not_before_ms, headers, traceparent, created_ms, insertion, status, completed, updated_ms, payload) \
-    SELECT n, unhex(printf('%010x', (:first_ms + n / 10) >> 8)), \
-        unhex(printf('%012x7%03x8%015x', :first_ms + n / 10, n % 10, n)), randomblob(32), 'q' || (n % 4), 0, \
+    SELECT n, unhex(printf('%012x7%03x8%015x', :first_ms + n / 10, n % 10, n)), randomblob(32), 'q' || (n % 4), 0, \
         CAST('https://example.org/' || n AS BLOB), 1, 2, 5, 30000, 0, '[[\"site\",\"' || (n % 1000) || '\"]]', \
         '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01', :first_ms + n / 10, n / 1000, \
         CASE WHEN n % 10000 = 0 THEN 2 WHEN n % 10 = 9 THEN 0 ELSE 1 END, 0, :first_ms, zeroblob(100) FROM n";

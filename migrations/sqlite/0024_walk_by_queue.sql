@@ -4,7 +4,7 @@
 DROP INDEX tasks_on_bus;
 DROP INDEX tasks_unfinished;
 ALTER TABLE tasks DROP COLUMN id_group;
-CREATE INDEX tasks_unfinished ON tasks (queue, id, on_bus) WHERE status = 0;
+CREATE INDEX tasks_unfinished ON tasks (queue, id, on_bus, shard) WHERE status = 0;
 
 -- A taskd that does not know this could insert no task.
 UPDATE meta SET value = '24' WHERE name = 'lowest_schema';

@@ -91,6 +91,11 @@ impl Api {
         let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
         reaches_all_of(caller, queue.as_ref())?;
         let place: Place = cursor.parse().map_err(Error::Invalid)?;
+        if let (Some(queue), Place::Tasks(Some(walked))) = (&queue, &place)
+            && walked.queue != *queue
+        {
+            return Err(Error::Invalid(format!("cursor is of queue {:?}, not of {queue:?}", walked.queue.as_str())));
+        }
         let reader = self.query()?;
         if repair {
             // Nothing is changed without an act.

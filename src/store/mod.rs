@@ -25,6 +25,7 @@ pub mod sqlite;
 mod tasks;
 mod tokens;
 mod types;
+mod walked;
 
 use std::time::Duration;
 
@@ -46,13 +47,14 @@ pub use self::{
     owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
     search::{ListedTask, Search, TaskPage, TaskSearch},
-    shards::{Opening, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Shards, StoredShard, Walked},
+    shards::{Opening, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Shards, StoredShard},
     tasks::TaskReads,
     tokens::{ACTS_STAY, AddedToken, MOST_TOKENS, Tokens},
     types::{
         Inserted, NewRow, Place, PublishedTask, QueueCount, Retried, Settled, SettledTask, Settlement, StateFor,
         Stored, TaskDetail, TaskState, Turn, Unpublished,
     },
+    walked::{PublishedPage, Stretch, Walked},
 };
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use uuid::Uuid;
 
-use super::Result;
+use super::{Result, Walked};
 use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// A shard as SQL remembers it.
@@ -36,20 +35,6 @@ pub struct Rebuilding {
     pub queues: Vec<(QueueName, u64)>,
     /// The greatest id of a task. A task that is stored later is published later, too.
     pub upto: Option<TaskId>,
-}
-
-/// How far a walk over unfinished tasks has come: it goes queue by queue, and in each by id.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walked {
-    pub queue: QueueName,
-    pub id: TaskId,
-}
-
-impl Walked {
-    /// It has come to this queue, and has passed none of its tasks.
-    pub fn before(queue: &QueueName) -> Self {
-        Self { queue: queue.clone(), id: TaskId(Uuid::nil()) }
-    }
 }
 
 /// A page of the tasks of shards that are being rebuilt.
@@ -97,7 +82,7 @@ pub trait Rebuilds: Send + Sync {
     /// The shards that are open and being rebuilt.
     async fn rebuilding(&self) -> Result<Rebuilding>;
 
-    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks beyond `after`.
+    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks behind `after`.
     ///
     /// A page ends at [`super::PAGE_BYTES`], too. It may be empty and have a next one.
     async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage>;

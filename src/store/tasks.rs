@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskState, Walked};
+use super::{Place, PublishedPage, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskState};
 use crate::model::{QueueName, TaskId, TaskResult, TaskRow, WorkerName};
 
 /// The part of the store that reads tasks.
@@ -17,9 +17,13 @@ pub trait TaskReads: Send + Sync {
     /// The unfinished tasks among `ids`, each once, in any order.
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
 
-    /// Published tasks that are unfinished and lie behind `after`: queue by queue in the order of their names, in each
-    /// by id.
-    async fn published(&self, generation: &str, after: Option<&Walked>, limit: u32) -> Result<Vec<PublishedTask>>;
+    /// The published tasks among the next `limit` unfinished ones of a stretch, in the order of a walk.
+    ///
+    /// A page may be empty and have a next one. Queues whose count of unfinished tasks is zero are left out.
+    async fn published(&self, generation: &str, stretch: Stretch<'_>, limit: u32) -> Result<PublishedPage>;
+
+    /// The greatest id of a stored task.
+    async fn last_id(&self) -> Result<Option<TaskId>>;
 
     /// The stored tasks among `ids`, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;

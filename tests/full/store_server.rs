@@ -22,8 +22,8 @@ use taskd::{
     store::{
         Error,
         Inserted::{Duplicate, New},
-        Jobs, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, TaskReads, Tokens,
-        Turn, Unpublished, Walked,
+        Jobs, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, Stretch, TaskReads,
+        Tokens, Turn, Unpublished, Walked,
         mysql::MysqlStore,
     },
 };
@@ -126,7 +126,7 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
         [Published { partition: 0, offset: taskd::model::Offset { major: 1, minor: 0 }, tasks }]
     };
     store.mark_published("g", &published(&ids)).await.unwrap();
-    assert_eq!(store.published("g", None, 10).await.unwrap().len(), 5);
+    assert_eq!(store.published("g", Stretch::ALL, 10).await.unwrap().tasks.len(), 5);
 
     cut();
     store.unpublish(&ids[4..], Unpublished::Parked).await.unwrap();
@@ -261,7 +261,7 @@ async fn marks_of_several_offsets_lock_tasks_in_the_order_of_ids() {
     sqlx::raw_sql("COMMIT").execute(&mut rival).await.unwrap();
     let (marked, store) = marking.await.unwrap();
     marked.unwrap();
-    assert_eq!(store.published("g", None, 10).await.unwrap().len(), 2);
+    assert_eq!(store.published("g", Stretch::ALL, 10).await.unwrap().tasks.len(), 2);
     database.remove().await;
 }
 
@@ -537,7 +537,9 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     store.states(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     store.unfinished_among(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     let walked = Walked { queue: batch[1000].task.queue.clone(), id: ids[1000] };
-    assert_eq!(store.published("g", Some(&walked), 10).await.unwrap().len(), 10);
+    let behind = Stretch { after: Some(&walked), ..Stretch::ALL };
+    assert!(!store.published("g", behind, 10).await.unwrap().tasks.is_empty());
+    store.stranded(None).await.unwrap();
     let shard = ShardId { queue: queue.clone(), number: batch[1700].task.partition };
     let lost = ShardId { number: 7, ..shard.clone() };
     store.open_shards(std::slice::from_ref(&lost)).await.unwrap();

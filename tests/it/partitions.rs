@@ -9,7 +9,7 @@ use taskd::{
     pipelines::{checking::Published, publishing},
     redis_pool::Redis,
     runtime::Supervisor,
-    store::{Store, Turn, sqlite::SqliteStore},
+    store::{Store, Stretch, Turn, sqlite::SqliteStore},
 };
 
 use crate::support::{
@@ -95,7 +95,7 @@ async fn tasks_of_a_shard_that_another_process_has_just_opened_are_not_missing()
     until("the fanout has read it", async || opens.bus.backlog(Topic::Pipeline).await.unwrap() == 0).await;
 
     let published = Published::new(Arc::clone(&fixture.store), compares.queue.shards.clone(), compares.bus.clone());
-    let page = published.page(None, None, 10, None).await.unwrap();
+    let page = published.page(Stretch::ALL, 10, None).await.unwrap();
     assert_eq!((page.tasks, page.missing), (1, vec![]));
     supervisor.stop();
     supervisor.wait().await;

@@ -20,7 +20,7 @@ use taskd::{
     },
     redis_pool::Redis,
     runtime::Supervisor,
-    store::{self, NewRow, Store, Turn, Unpublished},
+    store::{self, NewRow, Store, Stretch, Turn, Unpublished},
 };
 
 use crate::support::{
@@ -164,10 +164,10 @@ async fn tasks_of_the_same_process_are_never_on_the_bus() {
 
     // SQL knows that they are out, and would miss them.
     let published = Published::new(Arc::clone(&f.store), f.process.queue.shards.clone(), f.bus.clone());
-    until("all are marked", async || published.page(None, None, 100, None).await.unwrap().tasks == 7).await;
-    assert_eq!(published.page(None, None, 100, None).await.unwrap().missing, []);
+    until("all are marked", async || published.page(Stretch::ALL, 100, None).await.unwrap().tasks == 7).await;
+    assert_eq!(published.page(Stretch::ALL, 100, None).await.unwrap().missing, []);
     let () = f.redis.conn().hdel("t:{q:0}:bodies", &ids[3].as_bytes()[..]).await.unwrap();
-    assert_eq!(published.page(None, None, 100, None).await.unwrap().missing, [(f.shard.clone(), ids[3])]);
+    assert_eq!(published.page(Stretch::ALL, 100, None).await.unwrap().missing, [(f.shard.clone(), ids[3])]);
     f.stop().await;
 }
 

@@ -93,21 +93,21 @@ async fn tasks_of_an_older_schema_go_on() {
     find_tasks_of_schema_5(&*file.open().await).await;
 }
 
-/// Before schema 23 lists read an index that is gone now.
+/// Before schema 24 inserts name a column that is gone now.
 #[tokio::test]
 async fn a_file_that_an_older_taskd_has_open_keeps_its_schema() {
     let file = SqliteFile::create().await;
     let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
     let options = SqliteConnectOptions::new().filename(file.path()).journal_mode(SqliteJournalMode::Wal);
     let mut running = options.create_if_missing(true).connect().await.unwrap();
-    migrator.run_direct(Some(22), &mut running, false).await.unwrap();
+    migrator.run_direct(Some(23), &mut running, false).await.unwrap();
     let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
     assert!(refused.to_string().contains("stop the older taskd"), "{refused}");
     let version = sqlx::query_scalar::<_, i64>("SELECT MAX(version) FROM _sqlx_migrations");
-    assert_eq!(version.fetch_one(&mut running).await.unwrap(), 22);
+    assert_eq!(version.fetch_one(&mut running).await.unwrap(), 23);
     running.close().await.unwrap();
     file.open().await.close().await;
-    assert!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await > 22);
+    assert!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await > 23);
 }
 
 #[tokio::test]

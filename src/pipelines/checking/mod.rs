@@ -20,7 +20,7 @@ pub use self::{
 };
 use crate::{
     model::{Find, FindKind, QueueName, ShardId, TaskId},
-    store::{Unpublished, Walked},
+    store::{Stretch, Unpublished, Walked},
 };
 
 impl Checker {
@@ -37,7 +37,7 @@ impl Checker {
         limit: u32,
         mends: bool,
     ) -> Result<(Found, u64, Option<Walked>), Error> {
-        let page = self.published.page(queue, after, limit, None).await?;
+        let page = self.published.page(Stretch { queue, after, ..Stretch::ALL }, limit, None).await?;
         // The fanout, or another watchdog, may have dealt with them since.
         let lost = self.published.still_missing(page.missing).await?;
         let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();

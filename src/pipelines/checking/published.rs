@@ -9,9 +9,9 @@ use std::{
 use super::error::Error;
 use crate::{
     bus::{Bus, Topic},
-    model::{Offset, QueueName, ShardId, TaskId},
+    model::{Offset, ShardId, TaskId},
     queue::{self, Failing, Shards},
-    store::{PublishedTask, Store, Walked},
+    store::{PublishedTask, Store, Stretch, Walked},
 };
 
 /// Tasks of one shard in one call.
@@ -40,24 +40,18 @@ impl Published {
         Self { store, queue, bus }
     }
 
-    /// Compares a page behind `after` with Redis: the tasks of one queue in it, or all.
+    /// Compares a page of a stretch with Redis.
     ///
     /// `failing` leaves out the tasks of a shard that does not answer. Without it, such a shard is an error.
     pub async fn page(
         &self,
-        queue: Option<&QueueName>,
-        after: Option<&Walked>,
+        stretch: Stretch<'_>,
         limit: u32,
         failing: Option<&mut Failing<Error>>,
     ) -> Result<PublishedPage, Error> {
-        let before = queue.map(Walked::before);
-        let mut page = self.store.published(self.bus.generation(), after.or(before.as_ref()), limit).await?;
-        let last = page.last().filter(|_| page.len() == limit as usize);
-        let next = last.map(|task| Walked { queue: task.shard.queue.clone(), id: task.id });
-        let is_asked_for = |of: &QueueName| queue.is_none_or(|queue| of == queue);
-        let next = next.filter(|next| is_asked_for(&next.queue));
-        page.retain(|task| is_asked_for(&task.shard.queue));
-        Ok(PublishedPage { tasks: page.len() as u64, missing: self.compare(page, failing).await?, next })
+        let page = self.store.published(self.bus.generation(), stretch, limit).await?;
+        let tasks = page.tasks.len() as u64;
+        Ok(PublishedPage { tasks, missing: self.compare(page.tasks, failing).await?, next: page.next })
     }
 
     /// The tasks of the page that are missing.

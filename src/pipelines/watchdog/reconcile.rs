@@ -16,7 +16,7 @@ use crate::{
     },
     queue::{FailedRound, Failing, Upkeep},
     runtime::Loop,
-    store::{Store, Turn, Unpublished, Walked},
+    store::{Store, Stretch, Turn, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
 
@@ -47,6 +47,8 @@ pub(super) struct Reconcile {
 #[derive(Default)]
 struct Place {
     after: Option<Walked>,
+    /// Where the walk ends: tasks that come and go meanwhile do not keep it in one queue.
+    upto: Option<TaskId>,
     after_batch: Option<Turn>,
 }
 
@@ -88,8 +90,13 @@ impl Reconcile {
 
     /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other one.
     async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
-        let after = self.place.lock().after.clone();
-        let page = self.published.page(None, after.as_ref(), PAGE, Some(failing)).await?;
+        let (after, upto) = {
+            let place = self.place.lock();
+            (place.after.clone(), place.upto)
+        };
+        let Some(upto) = (if upto.is_some() { upto } else { self.store.last_id().await? }) else { return Ok(()) };
+        let stretch = Stretch { queue: None, after: after.as_ref(), upto };
+        let page = self.published.page(stretch, PAGE, Some(failing)).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
@@ -101,7 +108,9 @@ impl Reconcile {
         failing.end_round("compare with SQL").map_err(|FailedRound { step, shard, cause }| {
             Error::from(FailedRound { step, shard, cause: Error::from(cause) })
         })?;
-        self.place.lock().after = page.next;
+        let mut place = self.place.lock();
+        place.upto = page.next.as_ref().map(|_| upto);
+        place.after = page.next;
         Ok(())
     }
 }

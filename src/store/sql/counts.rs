@@ -76,6 +76,12 @@ pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     }
 }
 
+/// The first queues with unfinished tasks, each with their number, which is wrong if it is below zero.
+pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> Statement<'a> {
+    let unfinished = unfinished::<S>().sql(" AND queue >= ? ORDER BY queue LIMIT ?");
+    unfinished.bind(first).bind(limit as u64)
+}
+
 /// The counts of unfinished tasks above zero, by an index that contains nothing else.
 pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
     select().sql(&S::by_index("queue_counts_unfinished")).sql(" WHERE ").sql(S::IS_UNFINISHED)

@@ -18,7 +18,7 @@ pub trait Dialect {
     const NOW_MS: &'static str;
 
     /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id finds both as fast.
-    /// Where there is one, rows of both have the [groups](super::groups) of their ids.
+    /// Where there is one, `results` have the [groups](super::groups) of the ids.
     const NUMBER: Option<&'static str>;
 
     /// The condition that a row of `results` is one of the row of `tasks`.

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use super::{
     SqlStore,
     backend::Backend,
+    counts::{self, CountColumns},
     dialect::Dialect,
-    groups::LAST,
     outbox,
     rows::{number, queue_name, task_id},
     runner::Runner,
@@ -26,10 +26,10 @@ use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Resul
 /// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole payloads.
 const WEIGHED_AT_ONCE: usize = 16;
 
-/// Id, queue and shard.
-type Listed = (Vec<u8>, String, i64);
+/// Id, queue, shard, and whether the task is on the bus.
+type Listed = (Vec<u8>, String, i64, i64);
 
-fn place((id, queue, _): &Listed) -> (&str, &[u8]) {
+fn place((id, queue, ..): &Listed) -> (&str, &[u8]) {
     (queue, id)
 }
 
@@ -52,14 +52,12 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
             rebuilding.shards.insert(shard, number(generation)?);
         }
         if !rebuilding.shards.is_empty() {
-            let last = Statement::new("SELECT id FROM tasks ")
-                .sql(DB::Connection::BY_PRIMARY_KEY)
-                .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
-                .bind(&LAST);
-            rebuilding.upto = self.sql.ids(NAME, last).await?.first().copied();
-            let counts: HashMap<QueueName, u64> = self.unfinished().await?.into_iter().collect();
+            rebuilding.upto = self.last_id().await?;
+            let counts = self.sql.read::<CountColumns>(NAME, counts::unfinished::<DB::Connection>()).await?;
+            let counts: HashMap<String, i64> = counts.into_iter().map(|(queue, _, count)| (queue, count)).collect();
             let queues: BTreeSet<&QueueName> = rebuilding.shards.keys().map(|shard| &shard.queue).collect();
-            let counted = |queue: &QueueName| (queue.clone(), counts.get(queue).copied().unwrap_or(0));
+            let count = |queue: &QueueName| counts.get(queue.as_str()).map_or(0, |count| (*count).max(0) as u64);
+            let counted = |queue: &QueueName| (queue.clone(), count(queue));
             rebuilding.queues = queues.into_iter().map(counted).collect();
             rebuilding.queues.sort_by_key(|(_, count)| *count);
         }
@@ -70,18 +68,14 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
     async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage> {
         const NAME: &str = "rebuild_page";
         let Some(upto) = &of.upto else { return Ok(RebuildPage::default()) };
-        let walk = Walk { name: NAME, queues: &of.queues, upto };
-        let listed = walk.page::<_, Listed>(&self.sql, "id, queue, shard", "", after, limit as usize, place).await?;
-        let walked = |id: &[u8], queue: QueueName| -> Result<Walked> { Ok(Walked { queue, id: task_id(id)? }) };
-        let mut last = match listed.last() {
-            Some((id, queue, _)) if listed.len() == limit as usize => Some(walked(id, queue_name(queue)?)?),
-            _ => None,
-        };
-        let mut of_shards = Vec::with_capacity(listed.len());
-        for (id, queue, shard) in listed {
+        let walk = Walk { name: NAME, queues: &of.queues, after, upto };
+        // The index has all that this reads.
+        let read = walk.page::<_, Listed>(&self.sql, "id, queue, shard, on_bus", limit as usize, place).await?;
+        let (mut next, mut of_shards) = (read.next, Vec::with_capacity(read.rows.len()));
+        for (id, queue, shard, on_bus) in read.rows {
             let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-            if of.shards.contains_key(&shard) {
-                of_shards.push(walked(&id, shard.queue)?);
+            if on_bus != 0 && of.shards.contains_key(&shard) {
+                of_shards.push(Walked { queue: shard.queue, id: task_id(&id)? });
             }
         }
         let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(of_shards.len()));
@@ -93,7 +87,7 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
             let weights = self.sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(&ids)).await?;
             for walked in some {
                 if bytes >= PAGE_BYTES {
-                    last = fit.last().cloned();
+                    next = fit.last().cloned();
                     break 'page;
                 }
                 if let Some((_, completed, weight)) = weights.iter().find(|(id, ..)| *id == walked.id.as_bytes()) {
@@ -103,7 +97,7 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
                 }
             }
         }
-        page.next = last;
+        page.next = next;
         page.tasks = unfinished(&self.sql, NAME, &fit).await?;
         Ok(page)
     }

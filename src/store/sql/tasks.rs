@@ -16,13 +16,13 @@ use super::{
     runner::Runner,
     shards,
     statement::{Statement, lists},
-    walk::Walk,
+    walk::{QUEUES, Walk},
 };
 use crate::model::{
     Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow, WorkerName,
 };
 use crate::store::{
-    Place, PublishedTask, QueueCount, Result, StateFor, TaskDetail, TaskReads, TaskState, Turn, Walked,
+    Place, PublishedPage, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState, Turn,
 };
 
 /// Each id once: an id in two lists would bring its workers twice.
@@ -92,13 +92,32 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
         Ok(unfinished)
     }
 
-    async fn published(&self, generation: &str, after: Option<&Walked>, limit: u32) -> Result<Vec<PublishedTask>> {
-        let mut queues = self.unfinished().await?;
-        queues.retain(|(queue, _)| after.is_none_or(|after| *queue >= after.queue));
-        queues.sort_unstable();
-        let walk = Walk { name: PUBLISHED_NAME, queues: &queues, upto: &LAST };
-        let page = walk.page(&self.sql, PUBLISHED, &is_published::<DB>(), after, limit as usize, place_in_walk).await?;
-        with_places(&self.sql, generation, page).await
+    async fn published(&self, generation: &str, stretch: Stretch<'_>, limit: u32) -> Result<PublishedPage> {
+        let Stretch { queue, after, upto } = stretch;
+        let queues = match queue {
+            Some(queue) => vec![(queue.clone(), 0)],
+            None => {
+                let first = after.map_or("", |after| after.queue.as_str());
+                let found = counts::queues_from::<DB::Connection>(first, QUEUES + 1);
+                let found: Vec<CountColumns> = self.sql.read(PUBLISHED_NAME, found).await?;
+                let counted = |(queue, _, count): CountColumns| Ok((queue_name(&queue)?, count.max(0) as u64));
+                found.into_iter().map(counted).collect::<Result<_>>()?
+            }
+        };
+        let walk = Walk { name: PUBLISHED_NAME, queues: &queues, after, upto: &upto };
+        let columns = format!("{PUBLISHED}, {} AS published", is_published::<DB>());
+        let page = walk.page::<_, WalkedColumns>(&self.sql, &columns, limit as usize, place_in_walk).await?;
+        let published = page.rows.into_iter().filter(|row| row.7 != 0);
+        let published = published.map(|(a, b, c, d, e, f, g, _)| (a, b, c, d, e, f, g)).collect();
+        Ok(PublishedPage { tasks: with_places(&self.sql, generation, published).await?, next: page.next })
+    }
+
+    async fn last_id(&self) -> Result<Option<TaskId>> {
+        let last = Statement::new("SELECT id FROM tasks ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
+            .bind(&LAST);
+        Ok(self.sql.ids("last_id", last).await?.first().copied())
     }
 
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
@@ -175,20 +194,22 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
 /// Id, queue, shard, batch, and the place of the task itself.
 type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
 
-fn place_in_walk(columns: &PublishedColumns) -> (&str, &[u8]) {
+/// The same, and whether the task is published.
+type WalkedColumns = (Vec<u8>, String, i64, i64, String, i64, i64, i64);
+
+fn place_in_walk(columns: &WalkedColumns) -> (&str, &[u8]) {
     (&columns.1, &columns.0)
 }
 
 const PUBLISHED_NAME: &str = "published";
 const PUBLISHED: &str = "id, queue, shard, insertion, pub_generation, pub_major, pub_minor";
 
-/// The condition of a task on the bus that it waits in no batch.
+/// The condition that a task is on the bus and waits in no batch.
 fn is_published<DB: Backend>() -> String {
     let by_key = DB::Connection::BY_PRIMARY_KEY;
-    format!(
-        " AND (pub_generation <> '' OR NOT EXISTS \
-         (SELECT 1 FROM batches {by_key} WHERE batch = insertion AND generation = ''))"
-    )
+    // No EXISTS, which MariaDB might turn into a join that reads all batches.
+    let of_batch = format!("(SELECT generation FROM batches {by_key} WHERE batch = insertion)");
+    format!("on_bus = 1 AND (pub_generation <> '' OR COALESCE({of_batch}, 'none') <> '')")
 }
 
 /// The tasks among `ids` that [`TaskReads::published`] would show.
@@ -199,13 +220,9 @@ pub(super) async fn published_among<DB: Backend>(
 ) -> Result<Vec<PublishedTask>> {
     let mut found = Vec::new();
     for ids in lists(ids) {
-        let some = Statement::new(format!(
-            "SELECT {PUBLISHED} FROM tasks {} WHERE on_bus = 1",
-            DB::Connection::BY_PRIMARY_KEY
-        ))
-        .sql(&is_published::<DB>())
-        .sql(" AND id IN ")
-        .list(ids);
+        let (by_key, is_published) = (DB::Connection::BY_PRIMARY_KEY, is_published::<DB>());
+        let some = format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {is_published} AND id IN ");
+        let some = Statement::new(some).list(ids);
         found.extend(sql.read(PUBLISHED_NAME, some).await?);
     }
     with_places(sql, generation, found).await

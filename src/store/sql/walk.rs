@@ -1,7 +1,7 @@
-//! Walks over the tasks on the bus: queue by queue, in each by id.
+//! Walks over unfinished tasks: queue by queue, in each by id.
 //!
-//! The index of a queue's unfinished tasks is the only one that has them (ADR 61). So a walk knows its queues before it
-//! begins.
+//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 61). So a walk learns its queues
+//! first.
 
 use std::collections::HashMap;
 
@@ -9,6 +9,7 @@ use super::{
     backend::Backend,
     dialect::Dialect,
     groups::FIRST,
+    rows::{queue_name, task_id},
     runner::Runner,
     session::Columns,
     statement::{Statement, pieces},
@@ -18,8 +19,11 @@ use crate::{
     store::{Result, Walked},
 };
 
-/// Queues in one statement.
+/// Queues in one statement, and statements for one page.
 const AT_ONCE: usize = 64;
+const STATEMENTS: usize = 16;
+/// Queues that a page may come to.
+pub(super) const QUEUES: usize = AT_ONCE * STATEMENTS;
 
 /// A walk over the tasks up to `upto`.
 pub(super) struct Walk<'a> {
@@ -27,60 +31,73 @@ pub(super) struct Walk<'a> {
     /// The queues in their order, each with the number of its unfinished tasks, which may be wrong. If that of `after`
     /// is not among them, all lie behind it.
     pub(super) queues: &'a [(QueueName, u64)],
+    pub(super) after: Option<&'a Walked>,
     pub(super) upto: &'a TaskId,
 }
 
+/// A part of the tasks of a walk.
+pub(super) struct Page<T> {
+    pub(super) rows: Vec<T>,
+    /// Where the next page begins; `None`: this is the last one.
+    pub(super) next: Option<Walked>,
+}
+
 impl Walk<'_> {
-    /// Reads `columns` of the first `limit` tasks behind `after` that meet `condition`, which begins with AND or is
-    /// empty. `place` is the queue and the id in the columns.
+    /// Reads `columns` of the next `limit` unfinished tasks, also of those that are not on the bus. `place` is the
+    /// queue and the id in the columns.
     pub(super) async fn page<DB: Backend, T: Columns>(
         &self,
         sql: &Runner<DB>,
         columns: &str,
-        condition: &str,
-        after: Option<&Walked>,
         limit: usize,
         place: fn(&T) -> (&str, &[u8]),
-    ) -> Result<Vec<T>> {
+    ) -> Result<Page<T>> {
         let select = format!(
-            "SELECT * FROM (SELECT {columns} FROM tasks {} AND on_bus = 1{condition} \
+            "SELECT * FROM (SELECT {columns} FROM tasks {} \
              AND queue = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?) AS page",
             DB::Connection::of_status(StoredStatus::Unfinished)
         );
-        let begun = after.and_then(|after| self.queues.iter().position(|(queue, _)| *queue == after.queue));
-        let (mut rest, mut page) = (&self.queues[begun.unwrap_or(0)..], Vec::new());
-        while page.len() < limit && !rest.is_empty() {
-            let missing = limit - page.len();
-            let (some, behind) = rest.split_at(enough(rest, missing as u64));
-            for some in pieces(some, |_| 0) {
-                let ranges = some.iter().map(|(queue, _)| {
-                    let beyond = after.filter(|after| after.queue == *queue).map_or(&FIRST, |after| &after.id);
-                    [queue.into(), beyond.into(), self.upto.into(), (missing as u64).into()]
-                });
-                let mut read: Vec<T> =
-                    sql.read(self.name, Statement::new("").rows(&select, " UNION ALL ", ranges)).await?;
-                // SQL does not promise in which order the parts of a union come.
-                let turns: HashMap<&str, usize> = some.iter().map(|(queue, _)| queue.as_str()).zip(0..).collect();
-                read.sort_by(|a, b| {
-                    let ((queue, id), (other, other_id)) = (place(a), place(b));
-                    (turns.get(queue), id).cmp(&(turns.get(other), other_id))
-                });
-                page.append(&mut read);
+        let begun = self.after.and_then(|after| self.queues.iter().position(|(queue, _)| *queue == after.queue));
+        let (mut rest, mut rows) = (&self.queues[begun.unwrap_or(0)..], Vec::new());
+        for _ in 0..STATEMENTS {
+            if rows.len() >= limit || rest.is_empty() {
+                break;
             }
-            rest = behind;
+            let missing = limit - rows.len();
+            let some = enough(rest, missing as u64);
+            let ranges = some.iter().map(|(queue, _)| {
+                let beyond = self.after.filter(|after| after.queue == *queue).map_or(&FIRST, |after| &after.id);
+                [queue.into(), beyond.into(), self.upto.into(), (missing as u64).into()]
+            });
+            let mut read: Vec<T> = sql.read(self.name, Statement::new("").rows(&select, " UNION ALL ", ranges)).await?;
+            // SQL does not promise in which order the parts of a union come.
+            let turns: HashMap<&str, usize> = some.iter().map(|(queue, _)| queue.as_str()).zip(0..).collect();
+            read.sort_by(|a, b| {
+                let ((queue, id), (other, other_id)) = (place(a), place(b));
+                (turns.get(queue), id).cmp(&(turns.get(other), other_id))
+            });
+            rows.append(&mut read);
+            rest = &rest[some.len()..];
         }
-        page.truncate(limit);
-        Ok(page)
+        let mut next = rest.first().map(|(queue, _)| Walked::before(queue));
+        if rows.len() >= limit {
+            rows.truncate(limit);
+            if let Some((queue, id)) = rows.last().map(place) {
+                next = Some(Walked { queue: queue_name(queue)?, id: task_id(id)? });
+            }
+        }
+        Ok(Page { rows, next })
     }
 }
 
-/// How many of the next queues go into a statement, so that it reads few tasks too many.
-fn enough(queues: &[(QueueName, u64)], tasks: u64) -> usize {
+/// The first of the queues for one statement, so that it reads few tasks too many.
+fn enough(queues: &[(QueueName, u64)], tasks: u64) -> &[(QueueName, u64)] {
     let mut counted = 0;
     let few = queues.iter().take(AT_ONCE).take_while(|(_, count)| {
         let is_short = counted < tasks;
         counted += count;
         is_short
     });
-    few.count()
+    // A statement has one of a few sizes.
+    pieces(&queues[..few.count()], |_| 0).next().unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use taskd::{
     model::{Encoding, LeaseNumber, Offset, StoredStatus, TaskId, TaskRow},
     store::{
-        NewRow, Published, Settlement, Store, Stored, Turn,
+        NewRow, Published, Settlement, Store, Stored, Stretch, Turn,
         Unpublished::{Fresh, Missing, Parked, Scheduled},
     },
 };
@@ -60,8 +60,10 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
     }
     // A topic that was made anew.
     let elsewhere: Vec<_> = fresh[1..].iter().map(|row| published_at(row, None)).collect();
-    assert_eq!(store.published("h", None, 100).await.unwrap(), elsewhere);
-    assert_eq!(store.published("g", Some(&walked_to(&elsewhere[5])), 1).await.unwrap(), all_at(&fresh[7..8], at(7, 1)));
+    assert_eq!(store.published("h", Stretch::ALL, 100).await.unwrap().tasks, elsewhere);
+    let sixth = walked_to(&elsewhere[5]);
+    let behind = Stretch { after: Some(&sixth), ..Stretch::ALL };
+    assert_eq!(store.published("g", behind, 1).await.unwrap().tasks, all_at(&fresh[7..8], at(7, 1)));
 }
 
 pub(crate) async fn each_partition_of_a_batch_has_its_place(db: &impl Database) {

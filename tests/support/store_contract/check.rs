@@ -2,7 +2,7 @@
 
 use taskd::{
     model::Offset,
-    store::{Published, Store, Unpublished, WrongCount},
+    store::{Published, Store, Stretch, Unpublished, WrongCount},
 };
 
 use super::{Database, completed, ids, insert_new, queue, rows};
@@ -62,7 +62,7 @@ pub(crate) async fn published_tasks_are_found_by_id(db: &impl Database) {
     publish(8..9, "before", 3).await;
     store.settle(&[completed(&some[0], "w")]).await.unwrap();
     store.unpublish(&ids(&some[1..2]), Unpublished::Missing).await.unwrap();
-    let mut all = store.published("g", None, 100).await.unwrap();
+    let mut all = store.published("g", Stretch::ALL, 100).await.unwrap().tasks;
     let mut found = store.published_among("g", &ids(&some)).await.unwrap();
     all.sort_unstable_by_key(|task| task.id);
     found.sort_unstable_by_key(|task| task.id);

@@ -2,16 +2,17 @@
 
 use futures::future::join_all;
 use taskd::{
-    model::{Offset, ShardId, TaskId, TaskRow},
+    model::{Offset, QueueName, ShardId, TaskId, TaskRow},
     store::{
-        NewRow, Place, RebuildPage, Rebuilding, Rebuilt, Store,
+        NewRow, Place, RebuildPage, Rebuilding, Rebuilt, Store, Stretch,
         Unpublished::{Fresh, Missing, Parked},
+        Walked,
     },
 };
 
 use super::{
     Database, NOW, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish,
-    published, published_at, queue, task, walked_to,
+    published, published_at, queue, task,
 };
 
 fn shard(name: &str, number: u32) -> ShardId {
@@ -156,17 +157,53 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
     of_lost.sort_by_key(|row| row.task.queue != queue("s"));
     let rebuilding = begin(&*store, &lost).await;
     assert_eq!(rebuilding.upto, rows.iter().map(|row| row.task.id).max());
-    for limit in [1, 3, 40] {
-        let mut walked = Vec::new();
+    let walk = async |queue: Option<&QueueName>, limit: u32| {
+        let (mut walked, mut after) = (Vec::new(), None::<Walked>);
         loop {
-            match store.published("g", walked.last().map(walked_to).as_ref(), limit).await.unwrap() {
-                page if page.is_empty() => break,
-                page => walked.extend(page),
+            let stretch = Stretch { queue, after: after.as_ref(), ..Stretch::ALL };
+            let page = store.published("g", stretch, limit).await.unwrap();
+            walked.extend(page.tasks);
+            after = page.next;
+            if after.is_none() {
+                return walked;
             }
         }
-        assert_eq!(walked, all);
+    };
+    for limit in [1, 3, 40] {
+        assert_eq!(walk(None, limit).await, all);
+        let of_r: Vec<_> = all.iter().filter(|task| task.shard.queue == queue("r")).cloned().collect();
+        assert_eq!(walk(Some(&queue("r")), limit).await, of_r);
         assert_eq!(tasks_of(&pages(&*store, &rebuilding, limit).await), tasks(&of_lost));
     }
+    // A wrong count stops no walk.
+    db.execute("UPDATE queue_counts SET count = -3 WHERE queue = 'q'").await;
+    assert_eq!(walk(None, 3).await, all);
+    let rebuilding = store.rebuilding().await.unwrap();
+    assert_eq!(rebuilding.queues, [(queue("q"), 0), (queue("s"), 13)]);
+    of_lost.sort_by_key(|row| row.task.queue != queue("q"));
+    assert_eq!(tasks_of(&pages(&*store, &rebuilding, 3).await), tasks(&of_lost));
+    // The place of a walk may be in a queue that has none any more, or before one that came.
+    let gone = Walked { queue: queue("qq"), id: TaskId::new() };
+    let page = store.published("g", Stretch { after: Some(&gone), ..Stretch::ALL }, 40).await.unwrap();
+    assert!(page.tasks.iter().all(|task| task.shard.queue > gone.queue), "{page:?}");
+    assert_eq!(page.tasks.len(), 26);
+}
+
+pub(crate) async fn a_walk_comes_to_more_queues_than_a_page(db: &impl Database) {
+    let store = db.open().await;
+    let rows: Vec<NewRow> = (0..1300).map(|n| row_in(&format!("q{n:04}"), 0, "k")).collect();
+    insert_new(&*store, &rows).await;
+    publish(&*store, &rows, at(1, 0)).await;
+    let first = store.published("g", Stretch::ALL, 5000).await.unwrap();
+    let next = first.next.expect("a page has a bound of queues");
+    let rest = store.published("g", Stretch { after: Some(&next), ..Stretch::ALL }, 5000).await.unwrap();
+    assert_eq!(rest.next, None);
+    let walked: Vec<TaskId> = [first.tasks, rest.tasks].concat().iter().map(|task| task.id).collect();
+    assert_eq!(walked, ids(&rows));
+    let shards: Vec<ShardId> = rows.iter().map(|row| shard(row.task.queue.as_str(), 0)).collect();
+    let rebuilding = begin(&*store, &shards).await;
+    let pages = pages(&*store, &rebuilding, 5000).await;
+    assert_eq!((pages.len(), tasks_of(&pages)), (2, tasks(&rows.iter().collect::<Vec<_>>())));
 }
 
 pub(crate) async fn a_page_of_a_rebuild_has_bounded_weight(db: &impl Database) {
@@ -194,7 +231,7 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
     publish(&*store, &rows[..1], at(9, 0)).await;
     let first = shard("q", 0);
     let places = async |generation: &str| {
-        let published = store.published(generation, None, 100).await.unwrap();
+        let published = store.published(generation, Stretch::ALL, 100).await.unwrap().tasks;
         let place = |row: &NewRow| published.iter().find(|task| task.id == row.task.id).and_then(|task| task.offset);
         let places: Vec<_> = rows.iter().map(place).collect();
         for (row, place) in rows.iter().zip(&places).filter(|(_, place)| place.is_some()) {
