@@ -98,7 +98,10 @@ async fn stranded<DB: Backend>(
     let found = Statement::new("SELECT queue, id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? AND id <= ? AND status = 0 AND on_bus = 0")
-        .sql(" AND NOT EXISTS (SELECT 1 FROM outbox WHERE task_id = id)")
+        // MariaDB would make a NOT EXISTS a join that reads all of the outbox.
+        .sql(" AND (SELECT task_id FROM outbox ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE task_id = id) IS NULL")
         .bind(&after)
         .bind(&upto);
     let found: Vec<(String, Vec<u8>)> = sql.read(NAME, found).await?;
