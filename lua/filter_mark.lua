@@ -3,11 +3,11 @@
 --
 -- KEYS[1] -> <p>:{<queue>}:seen   hash: key hash -> task id, and `era`
 -- ARGV[1] era   ARGV[2…] key hash, task id, …
--- Returns how many keys the filter has
+-- Returns how many keys the filter has | minus the filter's era, if it is a later one: nothing was changed
 local era = redis.call('HGET', KEYS[1], 'era')
 if era ~= ARGV[1] then
-  -- The caller does not know the present era yet.
-  if era and tonumber(era) > tonumber(ARGV[1]) then return redis.call('HLEN', KEYS[1]) - 1 end
+  -- The caller does not know the present era yet, or Redis has lost it.
+  if era and tonumber(era) > tonumber(ARGV[1]) then return -tonumber(era) end
   redis.call('UNLINK', KEYS[1])
   redis.call('HSET', KEYS[1], 'era', ARGV[1])
 end

@@ -263,10 +263,28 @@ impl Filter {
             marked
         };
         let known = answers.into_iter().map(|known| Ok(redis::from_redis_value(known?)?));
-        let known = known.collect::<RedisResult<Vec<u64>>>()?;
+        let known = known.collect::<RedisResult<Vec<i64>>>()?;
+        let mut later = Vec::new();
         // The last piece of a queue counts.
         for (queue, known) in queues.into_iter().zip(known).collect::<BTreeMap<_, _>>() {
-            self.forget_some(queue, known.saturating_sub(limit(queue)).min(10_000)).await?;
+            match u64::try_from(known) {
+                Ok(known) => self.forget_some(queue, known.saturating_sub(limit(queue)).min(10_000)).await?,
+                Err(_) => later.push((queue, known.unsigned_abs())),
+            }
+        }
+        self.drop_orphans(later).await
+    }
+
+    /// Drops filters whose era is later than that of Redis. Redis lost its data, and a process that did not know it yet
+    /// marked them. Otherwise they would refuse all marks.
+    async fn drop_orphans(&self, filters: Vec<(&QueueName, u64)>) -> Result<()> {
+        if filters.is_empty() {
+            return Ok(());
+        }
+        let mut conn = self.redis.conn();
+        let era: Option<u64> = redis::cmd("GET").arg(self.era_key()).query_async(&mut conn).await?;
+        for (queue, _) in filters.into_iter().filter(|(_, of)| *of > era.unwrap_or_default()) {
+            let () = redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut conn).await?;
         }
         Ok(())
     }

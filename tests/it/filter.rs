@@ -70,6 +70,24 @@ async fn keys_of_an_era_before_are_not_seen_and_the_last_batches_are_remembered(
 }
 
 #[tokio::test]
+async fn a_redis_that_lost_its_era_gets_marks_again() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let filter = Filter::new(redis.clone());
+    assert!(filter.drop_all(&filter.last_stored().await.unwrap()).await.unwrap());
+    redis::cmd("FLUSHALL").query_async::<()>(&mut redis.conn()).await.unwrap();
+    // This process has not looked yet, and marks in the era of before.
+    let [old, lost, new] = ["old", "lost", "new"].map(|key| [task("q", key)]);
+    mark(&filter, &old).await;
+    assert_eq!(filter.era(), 1);
+    filter.last_stored().await.unwrap();
+    assert_eq!(filter.era(), 0);
+    mark(&filter, &lost).await;
+    mark(&filter, &new).await;
+    assert_eq!([seen(&filter, &old).await, seen(&filter, &new).await], [[false], [true]]);
+}
+
+#[tokio::test]
 async fn no_more_than_the_limit_is_kept() {
     let server = RedisServer::start(Fsync::EverySecond);
     let filter = Filter::new(Redis::connect(&server.url(), "t").await.unwrap());
