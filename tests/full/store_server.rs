@@ -22,8 +22,8 @@ use taskd::{
     store::{
         Error,
         Inserted::{Duplicate, New},
-        Jobs, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, Stretch, TaskReads,
-        Tokens, Turn, Unpublished, Walked,
+        Jobs, Letters, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, Stretch,
+        TaskReads, Tokens, Turn, Unpublished, Walked,
         mysql::MysqlStore,
     },
 };
@@ -148,6 +148,12 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
     assert_eq!(store.retry_with_acts(&ids[..3], 1, "ops", "retry").await.unwrap(), retried);
     assert_eq!(store.retry_with_acts(&ids[..3], 1, "ops", "retry").await.unwrap(), []);
     assert_eq!((store.acts(None, 10).await.unwrap().len(), counts(&store).await), (1, expected.to_vec()));
+
+    let letter = record_letter(1);
+    store.keep_letters(std::slice::from_ref(&letter)).await.unwrap();
+    cut();
+    assert_eq!(store.purge(&[letter.id()]).await.unwrap(), 1);
+    assert_eq!(store.purge(&[letter.id()]).await.unwrap(), 0);
 
     cut();
     let shard = ShardId { queue: batch[0].task.queue.clone(), number: 0 };

@@ -1,6 +1,9 @@
 //! Dead letters as their readers see them.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 
@@ -70,7 +73,14 @@ impl<DB: Backend> Letters for SqlStore<DB> {
     }
 
     async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
-        self.sql.run("purge", ids.to_vec(), |session, ids| Box::pin(letters::purge(session, ids))).await
+        // The second number is that of an earlier attempt, whose COMMIT may have had no answer.
+        let purge = self.sql.run("purge", (ids.to_vec(), AtomicU64::new(0)), |session, (ids, before)| {
+            Box::pin(async move {
+                let removed = letters::purge(session, ids).await?;
+                Ok(before.fetch_max(removed, Ordering::Relaxed).max(removed))
+            })
+        });
+        purge.await
     }
 
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {

@@ -10,8 +10,9 @@
 //! - `mark_published`: the batch is marked with these offsets, the rows have left the outbox, and the offsets are the
 //!   same.
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue knows it.
-//! - `remove_finished`, `purge`, and all that removes old rows: the rows are gone, and the answer does not count them.
-//!   The watchdog goes on at its next turn.
+//! - `remove_finished`, and all that removes old rows: the rows are gone, and the answer does not count them. The
+//!   watchdog goes on at its next turn.
+//! - `purge`: the rows are gone, and the answer is the greatest number of an attempt.
 //! - `retry`: the acts of the first attempt are recorded, so that its tasks are answered as sent again.
 //! - `add_token`, `revoke_token`, `pause`, `resume`: the act is recorded, and the answer is the same.
 //! - `keep_letters`, `keep_failures`, `keep_acts`: each has its id, and is kept once.
