@@ -12,7 +12,10 @@ use rdkafka::{
     producer::DefaultProducerContext,
     types::{RDKafkaApiKey, RDKafkaRespErr},
 };
-use taskd::bus::{Bus, Message, Reading, Record, Topic, kafka::Kafka};
+use taskd::bus::{
+    Bus, Message, Reading, Record, Topic,
+    kafka::{Config, Kafka},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -231,6 +234,18 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
     drop(reader);
     until("it is committed", async || committed().await == Some(messages[2].offset)).await;
     bus.close().await;
+}
+
+#[tokio::test]
+async fn a_topic_that_is_not_ready_yet_is_not_missing() {
+    let (cluster, broker) = mock();
+    let name = format!("{}{}", broker.config().topic_prefix, Topic::Pipeline);
+    cluster.topic_error(&name, RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE).expect("an answer");
+    let wanted = [Topic::Pipeline, Topic::TaskResults];
+    let missing = async |config| within("missing", Kafka::missing(config, &wanted)).await.expect("an answer");
+    assert_eq!(missing(broker.config()).await, []);
+    let other = Config { topic_prefix: "other-".to_owned(), ..broker.config() };
+    assert_eq!(missing(other).await, wanted);
 }
 
 #[tokio::test]

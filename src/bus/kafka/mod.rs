@@ -102,8 +102,7 @@ impl Kafka {
         let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
         let producer = Detached::new(configs.producer(&events)?);
         let look = Look { configs: &configs, producer: &producer, events: &events, wanted: topics };
-        let (_, found) = look.look().await?;
-        Ok(topics.iter().copied().filter(|topic| !found.contains_key(topic)).collect())
+        Ok(look.missing().await?)
     }
 
     /// Finds mistakes in the properties without a broker.

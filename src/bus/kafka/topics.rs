@@ -54,17 +54,28 @@ impl Look<'_> {
         Ok((id, self.wait_for_all().await?))
     }
 
-    /// The cluster's id, and the topics with their partitions.
-    pub(super) async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
+    /// The cluster's id, and the topics that are ready for use, with their partitions.
+    async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
+        let (id, found) = self.ask(count).await?;
+        Ok((id, found.into_iter().filter_map(|(topic, count)| Some((topic, count?))).collect()))
+    }
+
+    /// The topics that do not exist. Of those that exist, some may not be ready for use.
+    pub(super) async fn missing(self) -> Result<Vec<Topic>> {
+        let (_, found) = self.ask(is_there).await?;
+        Ok(found.into_iter().filter(|(_, is_there)| !is_there).map(|(topic, _)| topic).collect())
+    }
+
+    /// The cluster's id, and what the metadata of the brokers say of each topic.
+    async fn ask<T: Send + 'static>(self, read: fn(&Metadata, &str) -> T) -> Result<(String, Vec<(Topic, T)>)> {
         let (configs, producer, events) = (self.configs.clone(), self.producer.clone(), self.events.clone());
         let wanted = self.wanted.to_vec();
         let answer = blocking(move || {
             let id = cluster_id(&configs, &producer, &events)?;
             // All topics: a question about a missing topic may create it with the broker's number of partitions.
             let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(at(&configs))?;
-            // The topics that are ready for use.
-            let partitions = |topic: Topic| Some((topic, count(&metadata, &configs.topic(topic))?));
-            Ok::<_, Failure>((id, wanted.into_iter().filter_map(partitions).collect()))
+            let read = |topic: Topic| (topic, read(&metadata, &configs.topic(topic)));
+            Ok::<_, Failure>((id, wanted.into_iter().map(read).collect()))
         });
         answer.await
     }
@@ -109,6 +120,10 @@ fn cluster_id(
 pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
     let found = metadata.topics().iter().find(|found| found.name() == name && found.error().is_none())?;
     u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)
+}
+
+fn is_there(metadata: &Metadata, name: &str) -> bool {
+    metadata.topics().iter().any(|found| found.name() == name) && !is_gone(metadata, name)
 }
 
 /// True if the brokers say that the topic does not exist. A topic that is not ready yet is not gone.
