@@ -1,7 +1,7 @@
 //! `taskd dump`: the state of a queue in Redis, decoded.
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, value_parser};
 use hyper::body::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,6 +13,10 @@ use super::{
     print::{NotThere, print},
 };
 use crate::wire::time::to_rfc_3339;
+
+/// The entries of each key, unless the caller says otherwise, and the most.
+const ENTRIES: u32 = 100;
+const MOST_ENTRIES: i64 = 1000;
 
 /// Show what Redis holds of a queue: counters, lanes, records, leases
 #[derive(Args)]
@@ -32,7 +36,7 @@ pub struct Dump {
     shard: Option<u32>,
 
     /// Most entries of each key, 1 to 1000
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = ENTRIES, value_parser = value_parser!(u32).range(1..=MOST_ENTRIES))]
     limit: u32,
 
     /// Print the answer of the API, one JSON object
