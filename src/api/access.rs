@@ -43,7 +43,7 @@ pub enum Denied {
     Queue { token: String, queue: String },
     #[error("the token {0:?} reaches only some queues, and this call is about all")]
     Scoped(String),
-    #[error("the token {token:?} is for the worker {own:?}, not for {other:?}; give the worker its name")]
+    #[error("the token {token:?} is for the worker {own:?}: use its name instead of {other:?}")]
     Worker { token: String, own: String, other: String },
     #[error("the token {token:?} may make {limit} calls a second; try again in a moment")]
     TooFast { token: String, limit: NonZeroU32 },

@@ -243,7 +243,7 @@ async fn a_workers_token_is_that_worker() {
     let twice = json!([{"queue": "q", "key": "1", "replicas": 2}]);
     assert_eq!(post(&daemon, "/v1/tasks", &own, twice).await.0, 200);
     let (status, problem) = post(&daemon, "/v1/tasks:get", &own, json!({"worker": "w2", "queues": ["q"]})).await;
-    let why = "the token \"w1\" is for the worker \"w1\", not for \"w2\"; give the worker its name";
+    let why = "the token \"w1\" is for the worker \"w1\": use its name instead of \"w2\"";
     assert_eq!((status, problem["detail"].as_str().unwrap()), (403, why));
     let (_, answer) = post(&daemon, "/v1/tasks:get", &own, json!({"queues": ["q"], "wait": "30s"})).await;
     let task = &answer["tasks"][0];
