@@ -94,7 +94,9 @@ impl Api {
         if let (Some(queue), Place::Tasks(Some(walked))) = (&queue, &place)
             && walked.queue != *queue
         {
-            return Err(Error::Invalid(format!("cursor is of queue {:?}, not of {queue:?}", walked.queue.as_str())));
+            let wrong =
+                format!("cursor is of queue {}, not of {queue}; send the one of the answer before", walked.queue);
+            return Err(Error::Invalid(wrong));
         }
         let reader = self.query()?;
         if repair {

@@ -442,9 +442,18 @@ async fn wrong_questions_are_one_line() {
         assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
         assert!(stderr.contains(want) && stderr.contains("; taskd stats lists the queues"), "{stderr}");
     }
-    let (status, problem) = daemon.post("/v1/fsck", &json!({"cursor": "elsewhere"})).await;
-    let detail = "cursor \"elsewhere\" is none; send the one of the answer before";
-    assert_eq!((status, &problem["detail"]), (400, &json!(detail)));
+    let of_another = format!("tasks/p/{}", TaskId::new());
+    let cursors = [
+        (json!({"cursor": "elsewhere"}), "cursor \"elsewhere\" is none; send the one of the answer before"),
+        (
+            json!({"queue": "q", "cursor": of_another}),
+            "cursor is of queue p, not of q; send the one of the answer before",
+        ),
+    ];
+    for (request, detail) in cursors {
+        let (status, problem) = daemon.post("/v1/fsck", &request).await;
+        assert_eq!((status, &problem["detail"]), (400, &json!(detail)));
+    }
     assert_eq!(daemon.get("/v1/dump?queue=q&limit=0").await.0, 400);
     assert_eq!(daemon.get("/v1/dump?queue=q&shards=1").await.0, 400);
     let (_, acts) = daemon.get("/v1/acts").await;
