@@ -64,7 +64,7 @@ impl<DB: Backend> Rebuilds for SqlStore<DB> {
         Ok(rebuilding)
     }
 
-    /// One walk for all shards of a queue: no index has the shard, so one for each would go over the queue, too.
+    /// One walk for all shards of a queue: no index begins with both, so one for each would go over the queue, too.
     async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage> {
         const NAME: &str = "rebuild_page";
         let Some(upto) = &of.upto else { return Ok(RebuildPage::default()) };
