@@ -46,9 +46,12 @@ pub fn run() -> ExitCode {
     match command {
         Command::Run { loaded, stop_with_stdin } => match check(&loaded) {
             Ok(()) => {
+                let idle = config::without_effect(&loaded);
                 let settings = loaded.settings;
                 let ready = if stop_with_stdin { stop_with(std::io::stdin()) } else { Ok(()) };
-                exit(ready.and_then(|()| with_logging(&settings)).and_then(|()| block_on(app::run(settings))?), 1)
+                let ready = ready.and_then(|()| with_logging(&settings));
+                idle.iter().for_each(|line| tracing::warn!("{line}"));
+                exit(ready.and_then(|()| block_on(app::run(settings))?), 1)
             }
             mistake => exit(mistake, USAGE),
         },
@@ -65,6 +68,7 @@ pub fn run() -> ExitCode {
         Command::Client(client) => run_client(client),
         Command::CheckConfig(loaded) => {
             let text = || config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
+            config::without_effect(&loaded).iter().for_each(|line| say(format_args!("taskd: warning: {line}")));
             exit(check(&loaded).and_then(|()| Ok(print(text().trim_end())?)), USAGE)
         }
     }

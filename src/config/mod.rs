@@ -9,6 +9,7 @@ mod error;
 mod events;
 #[cfg(test)]
 mod fuzz;
+mod idle;
 mod load;
 mod options;
 mod origins;
@@ -28,6 +29,7 @@ pub use self::{
     enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
     events::EventQueues,
+    idle::without_effect,
     load::{Loaded, load},
     options::Options,
     origins::{Origin, Origins},

@@ -74,6 +74,17 @@ fn a_command_whose_stdout_is_closed_ends_quietly_with_its_own_exit_code() {
 }
 
 #[test]
+fn check_config_warns_of_a_setting_that_does_nothing() {
+    let (_dir, path) = file("trace_sample = 0.1\n[queues.q]\nenrich_failures = 3\n");
+    let (code, _, stderr) = run(&["check-config", "--config", &path], &[]);
+    let want = format!(
+        "taskd: warning: trace_sample ({path}:1) does nothing without otlp_endpoint\n\
+         taskd: warning: queues.q.enrich_failures ({path}:3) does nothing without enrich_url\n"
+    );
+    assert_eq!((code, stderr), (0, want));
+}
+
+#[test]
 fn what_commands_print_has_no_secrets() {
     let (_dir, path) = file("[queues.q]\nenrich_url = \"https://h/e?key=s3cret\"\n");
     let shown = |args: &[&str], env: &[(&str, &str)], code: i32| {

@@ -35,6 +35,9 @@ const TRANSIENT: &[u16] = &[
 /// Disk full, table full.
 const FULL: &[u16] = &[1021, 1114];
 
+/// A file cannot be written, the storage engine failed. Their text has the error of the system.
+const FAILED: &[u16] = &[1026, 1030];
+
 /// The content of a row is at fault. A missing table or privilege is no fault of a row.
 const REFUSED: &[u16] = &[
     1048, // null
@@ -60,13 +63,19 @@ pub(super) fn error(error: sqlx::Error) -> Error {
         Io(_) | Protocol(_) | PoolTimedOut | WorkerCrashed => Error::Transient,
         Database(database) => match number(&**database) {
             Some(number) if TRANSIENT.contains(&number) => Error::Transient,
-            Some(number) if FULL.contains(&number) => Error::Full,
+            Some(number) if is_full(number, database.message()) => Error::Full,
             Some(number) if REFUSED.contains(&number) => Error::Refused,
             _ => Error::Other,
         },
         _ => Error::Other,
     };
     of_kind(error.into())
+}
+
+fn is_full(number: u16, message: &str) -> bool {
+    // ENOSPC. MySQL says `errno 28`, MariaDB `errno: 28`; both `error 28`, where the storage engine has failed.
+    let is_out_of_space = ["error 28 ", "errno 28 ", "errno: 28 "].iter().any(|words| message.contains(words));
+    FULL.contains(&number) || FAILED.contains(&number) && is_out_of_space
 }
 
 /// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
@@ -79,4 +88,26 @@ pub(super) fn is_there_already(error: &Error) -> bool {
     let (Error::Refused(cause) | Error::Other(cause)) = error else { return false };
     let cause = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
     cause.and_then(number).is_some_and(|number| EXISTS.contains(&number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_by_the_number_or_by_the_error_of_the_system() {
+        for (number, message, want) in [
+            (1021, "Disk full (/tmp/x); waiting for someone to free some space...", true),
+            (1114, "The table 'tasks' is full", true),
+            (1030, "Got error 28 \"No space left on device\" from storage engine InnoDB", true),
+            (1030, "Got error 28 from storage engine", true),
+            (1026, "Error writing file './x' (errno: 28 \"No space left on device\")", true),
+            (1026, "Error writing file './x' (OS errno 28 - No space left on device)", true),
+            (1026, "Error writing file './x' (errno: 5 \"Input/output error\")", false),
+            (1030, "Got error 280 from storage engine", false),
+            (1064, "You have an error 28 ", false),
+        ] {
+            assert_eq!(is_full(number, message), want, "{number} {message}");
+        }
+    }
 }
