@@ -98,6 +98,11 @@ impl TaskId {
         Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
     }
 
+    /// The least id of that time.
+    pub fn first_of(unix_ms: i64) -> Self {
+        Self(uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10]).into_uuid())
+    }
+
     /// The id of the task that `worker` discovered, at place `index` of its report on `parent`.
     ///
     /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The id has the form of a

@@ -54,7 +54,7 @@ pub use self::{
         Inserted, NewRow, Place, PublishedTask, QueueCount, Retried, Settled, SettledTask, Settlement, StateFor,
         Stored, TaskDetail, TaskState, Turn, Unpublished,
     },
-    walked::{PublishedPage, Stretch, Walked},
+    walked::{Stretch, Walked, WalkedPage},
 };
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.

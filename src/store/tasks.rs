@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Place, PublishedPage, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskState};
+use super::{Place, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskState, WalkedPage};
 use crate::model::{QueueName, TaskId, TaskResult, TaskRow, WorkerName};
 
 /// The part of the store that reads tasks.
@@ -17,10 +17,11 @@ pub trait TaskReads: Send + Sync {
     /// The unfinished tasks among `ids`, each once, in any order.
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
 
-    /// The published tasks among the next `limit` unfinished ones of a stretch, in the order of a walk.
+    /// The tasks on the bus among the next `limit` unfinished ones of a stretch. Those are among them that wait in
+    /// their batch, and are not published yet.
     ///
     /// A page may be empty and have a next one. Queues whose count of unfinished tasks is zero are left out.
-    async fn published(&self, generation: &str, stretch: Stretch<'_>, limit: u32) -> Result<PublishedPage>;
+    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage>;
 
     /// The greatest id of a stored task.
     async fn last_id(&self) -> Result<Option<TaskId>>;

@@ -1,9 +1,10 @@
 //! Walks over unfinished tasks: queue by queue, and in each by id.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
-use super::PublishedTask;
-use crate::model::{QueueName, TaskId};
+use crate::model::{QueueName, ShardId, TaskId};
 
 /// How far a walk has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,10 +34,11 @@ impl Stretch<'_> {
     pub const ALL: Self = Self { queue: None, after: None, upto: TaskId(Uuid::max()) };
 }
 
-/// The published tasks in a page of a walk.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PublishedPage {
-    pub tasks: Vec<PublishedTask>,
+/// The tasks on the bus in a page of a walk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WalkedPage {
+    /// In the order of their ids.
+    pub tasks: BTreeMap<ShardId, Vec<TaskId>>,
     /// Where the next page begins; `None`: this is the last one.
     pub next: Option<Walked>,
 }

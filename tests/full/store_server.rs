@@ -20,7 +20,7 @@ use taskd::{
         TaskId,
     },
     store::{
-        Error,
+        CheckStore, Error,
         Inserted::{Duplicate, New},
         Jobs, Letters, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards, Store, Stretch,
         TaskReads, Tokens, Turn, Unpublished, Walked,
@@ -126,7 +126,7 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
         [Published { partition: 0, offset: taskd::model::Offset { major: 1, minor: 0 }, tasks }]
     };
     store.mark_published("g", &published(&ids)).await.unwrap();
-    assert_eq!(store.published("g", Stretch::ALL, 10).await.unwrap().tasks.len(), 5);
+    assert_eq!(store.published_among("g", &ids).await.unwrap().len(), 5);
 
     cut();
     store.unpublish(&ids[4..], Unpublished::Parked).await.unwrap();
@@ -267,7 +267,8 @@ async fn marks_of_several_offsets_lock_tasks_in_the_order_of_ids() {
     sqlx::raw_sql("COMMIT").execute(&mut rival).await.unwrap();
     let (marked, store) = marking.await.unwrap();
     marked.unwrap();
-    assert_eq!(store.published("g", Stretch::ALL, 10).await.unwrap().tasks.len(), 2);
+    let ids: Vec<TaskId> = batch.iter().map(|row| row.task.id).collect();
+    assert_eq!(store.published_among("g", &ids).await.unwrap().len(), 2);
     database.remove().await;
 }
 
@@ -544,7 +545,8 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     store.unfinished_among(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     let walked = Walked { queue: batch[1000].task.queue.clone(), id: ids[1000] };
     let behind = Stretch { after: Some(&walked), ..Stretch::ALL };
-    assert!(!store.published("g", behind, 10).await.unwrap().tasks.is_empty());
+    assert!(!store.on_bus(behind, 10).await.unwrap().tasks.is_empty());
+    assert!(!store.published_among("g", &[ids[900], ids[1001]]).await.unwrap().is_empty());
     store.stranded(None).await.unwrap();
     let shard = ShardId { queue: queue.clone(), number: batch[1700].task.partition };
     let lost = ShardId { number: 7, ..shard.clone() };

@@ -366,7 +366,7 @@ async fn many_lost_tasks_are_confirmed_together() {
     assert_eq!((code, finds.len()), (1, 300));
     assert!(finds.iter().all(|find| find["kind"] == "lost_task"), "{finds:?}");
     let asked = operations(&daemon, "published").await - before;
-    // Each time for the page, the places of its batches, and its shards; then once more for all that seem lost.
+    // Twice for all that seem lost, the places of their batches, and their shards.
     assert!(asked > 0.0 && asked < 30.0, "{asked} statements for 300 tasks");
     assert_eq!(fsck(&daemon, &["--repair"]).0, 0);
     assert_eq!(daemon.lease_all("v", "q", 300).await.len(), 300);

@@ -25,10 +25,12 @@ pub struct Published {
     bus: Arc<dyn Bus>,
 }
 
+type WithoutRecord = (Option<(String, Offset)>, Vec<usize>);
+
 /// A page of published tasks.
 #[derive(Debug)]
 pub struct PublishedPage {
-    /// How many there were.
+    /// How many were on the bus.
     pub tasks: u64,
     /// The tasks of which Redis has no record, and will get none.
     pub missing: Vec<(ShardId, TaskId)>,
@@ -42,16 +44,67 @@ impl Published {
 
     /// Compares a page of a stretch with Redis.
     ///
+    /// Redis has nearly all tasks of a page. SQL and the bus are asked about the others.
+    ///
     /// `failing` leaves out the tasks of a shard that does not answer. Without it, such a shard is an error.
     pub async fn page(
         &self,
         stretch: Stretch<'_>,
         limit: u32,
-        failing: Option<&mut Failing<Error>>,
+        mut failing: Option<&mut Failing<Error>>,
     ) -> Result<PublishedPage, Error> {
-        let page = self.store.published(self.bus.generation(), stretch, limit).await?;
-        let tasks = page.tasks.len() as u64;
-        Ok(PublishedPage { tasks, missing: self.compare(page.tasks, failing).await?, next: page.next })
+        let page = self.store.on_bus(stretch, limit).await?;
+        let tasks = page.tasks.values().map(|ids| ids.len() as u64).sum();
+        let unknown = self.unknown(page.tasks, failing.as_deref_mut()).await?;
+        let missing = match unknown.is_empty() {
+            true => Vec::new(),
+            false => {
+                let unknown = self.store.published_among(self.bus.generation(), &unknown).await?;
+                self.compare(unknown, failing).await?
+            }
+        };
+        Ok(PublishedPage { tasks, missing, next: page.next })
+    }
+
+    /// The tasks of which Redis has no record, and those of shards that this process does not know.
+    async fn unknown(
+        &self,
+        shards: BTreeMap<ShardId, Vec<TaskId>>,
+        mut failing: Option<&mut Failing<Error>>,
+    ) -> Result<Vec<TaskId>, Error> {
+        let mut unknown = Vec::new();
+        for (shard, ids) in shards {
+            if !self.queue.knows(&shard) {
+                unknown.extend(ids);
+                continue;
+            }
+            if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
+                continue;
+            }
+            let began = Instant::now();
+            let of_shard = async {
+                let mut found = Vec::new();
+                for ids in ids.chunks(AT_ONCE) {
+                    let (_, places) = self.without_record(&shard, ids).await?;
+                    found.extend(places.into_iter().map(|place| ids[place]));
+                }
+                Ok(found)
+            };
+            unknown.extend(match &mut failing {
+                Some(failing) => failing.note(&shard, began, of_shard.await).unwrap_or_default(),
+                None => of_shard.await?,
+            });
+        }
+        Ok(unknown)
+    }
+
+    /// The offset that the shard has stored, and the places of the ids of which it has no record: none, if it is lost.
+    async fn without_record(&self, shard: &ShardId, ids: &[TaskId]) -> Result<WithoutRecord, Error> {
+        match self.queue.missing(shard, ids).await {
+            // A lost shard is brought back as a whole.
+            Err(queue::Error::NoGeneration) => Ok((None, Vec::new())),
+            other => Ok(other?),
+        }
     }
 
     /// The tasks of the page that are missing.
@@ -116,14 +169,9 @@ impl Published {
         end: Option<Offset>,
     ) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
-        let (stored, unknown) = if self.queue.knows(shard) {
-            match self.queue.missing(shard, &ids).await {
-                // A lost shard is brought back as a whole.
-                Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
-                other => other?,
-            }
-        } else {
-            (None, (0..ids.len()).collect())
+        let (stored, unknown) = match self.queue.knows(shard) {
+            true => self.without_record(shard, &ids).await?,
+            false => (None, (0..ids.len()).collect()),
         };
         let generation = self.bus.generation();
         let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);

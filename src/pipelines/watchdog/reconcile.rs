@@ -15,7 +15,7 @@ use crate::{
         context::Context,
     },
     queue::{FailedRound, Failing, Upkeep},
-    runtime::Loop,
+    runtime::{Clock, Loop},
     store::{Store, Stretch, Turn, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
@@ -27,6 +27,8 @@ const BATCHES: u32 = 1000;
 /// The pause after a page, in the time that the page took. So comparing takes a tenth of the time, however slow SQL is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Tasks younger than this, or than `republish_after`, are not looked for: most are done before.
+const YOUNG: Duration = Duration::from_secs(5);
 /// How often all shards are asked whether they have a generation. Each round asks those in which something happens.
 const ALL_EVERY: Duration = Duration::from_secs(30);
 /// Tasks in one transaction.
@@ -38,6 +40,8 @@ pub(super) struct Reconcile {
     published: Published,
     queue: Upkeep,
     every: Duration,
+    young: Duration,
+    clock: Clock,
     lost_shards: LostShards,
     lead: Lead,
     place: Arc<Mutex<Place>>,
@@ -54,11 +58,12 @@ struct Place {
 
 impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, settings, .. } = context.clone();
+        let Context { store, bus, queue, settings, clock, .. } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
         let published = Published::new(Arc::clone(&store), queue.shards, bus);
-        let every = settings.watchdog.reconcile_every;
-        Self { store, published, queue: queue.upkeep, every, lost_shards, lead: lead.clone(), place: Arc::default() }
+        let (every, young) = (settings.watchdog.reconcile_every, settings.watchdog.republish_after.min(YOUNG));
+        let (queue, lead, place) = (queue.upkeep, lead.clone(), Arc::default());
+        Self { store, published, queue, every, young, clock, lost_shards, lead, place }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -88,13 +93,19 @@ impl Reconcile {
         Ok(())
     }
 
+    /// The end of a walk that begins now.
+    async fn end_of_walk(&self) -> Result<Option<TaskId>, Error> {
+        let last = self.store.last_id().await?;
+        Ok(last.map(|last| end_of_walk(last, self.clock.now_unix_ms(), self.young)))
+    }
+
     /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other one.
     async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
         let (after, upto) = {
             let place = self.place.lock();
             (place.after.clone(), place.upto)
         };
-        let Some(upto) = (if upto.is_some() { upto } else { self.store.last_id().await? }) else { return Ok(()) };
+        let Some(upto) = (if upto.is_some() { upto } else { self.end_of_walk().await? }) else { return Ok(()) };
         let stretch = Stretch { queue: None, after: after.as_ref(), upto };
         let page = self.published.page(stretch, PAGE, Some(failing)).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
@@ -112,5 +123,29 @@ impl Reconcile {
         place.upto = page.next.as_ref().map(|_| upto);
         place.after = page.next;
         Ok(())
+    }
+}
+
+/// The last id that is old enough; `last` is the last of all.
+fn end_of_walk(last: TaskId, now_unix_ms: i64, young: Duration) -> TaskId {
+    let old = now_unix_ms.saturating_sub(i64::try_from(young.as_millis()).unwrap_or(i64::MAX));
+    // An id of the future is of another clock, or this one was set back. Then age says nothing.
+    if last.created_unix_ms() > now_unix_ms { last } else { TaskId::first_of(old) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_ends_before_the_young_tasks() {
+        let now = 1_700_000_000_000;
+        let upto = |last: TaskId| end_of_walk(last, now, Duration::from_secs(5));
+        let [old, young] = [now - 5001, now - 5000].map(|at| TaskId::at(at, 0));
+        for last in [old, young, TaskId::at(now, 0)] {
+            assert!(old < upto(last) && upto(last) < young);
+        }
+        let of_another_clock = TaskId::at(now + 1, 0);
+        assert_eq!(upto(of_another_clock), of_another_clock);
     }
 }

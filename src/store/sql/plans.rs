@@ -1,7 +1,7 @@
 //! For the tests of the library: SQLite explains each statement before it runs it, and a test can count them.
 //!
-//! No statement may scan a table that grows. None with `OR FAIL` may keep copies of pages: those change many rows of
-//! `tasks` or `results` for the calls of workers.
+//! No statement may scan a table that grows. A walk over the tasks on the bus reads an index alone. None with `OR FAIL`
+//! may keep copies of pages: those change many rows of `tasks` or `results` for the calls of workers.
 
 use std::sync::Arc;
 
@@ -40,7 +40,10 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
         // The last term alone is sorted within a group that the index gives.
         let sorts =
             step.contains("ORDER BY") && !step.contains("LAST TERM") && in_order.iter().any(|part| text.contains(part));
-        assert!(!scans && !sorts && !step.contains("AUTOMATIC"), "{step}: {text}");
+        let reads_rows = text.contains("queue, id, on_bus, shard FROM tasks")
+            && step.contains(" tasks ")
+            && !step.contains("COVERING");
+        assert!(!scans && !sorts && !reads_rows && !step.contains("AUTOMATIC"), "{step}: {text}");
     }
     if text.contains(" OR FAIL ") {
         check_steps(db, text);

@@ -22,7 +22,7 @@ use crate::model::{
     Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow, WorkerName,
 };
 use crate::store::{
-    Place, PublishedPage, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState, Turn,
+    Place, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState, Turn, WalkedPage,
 };
 
 /// Each id once: an id in two lists would bring its workers twice.
@@ -92,24 +92,30 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
         Ok(unfinished)
     }
 
-    async fn published(&self, generation: &str, stretch: Stretch<'_>, limit: u32) -> Result<PublishedPage> {
+    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage> {
+        const NAME: &str = "walk_on_bus";
         let Stretch { queue, after, upto } = stretch;
         let queues = match queue {
             Some(queue) => vec![(queue.clone(), 0)],
             None => {
                 let first = after.map_or("", |after| after.queue.as_str());
                 let found = counts::queues_from::<DB::Connection>(first, QUEUES + 1);
-                let found: Vec<CountColumns> = self.sql.read(PUBLISHED_NAME, found).await?;
+                let found: Vec<CountColumns> = self.sql.read(NAME, found).await?;
                 let counted = |(queue, _, count): CountColumns| Ok((queue_name(&queue)?, count.max(0) as u64));
                 found.into_iter().map(counted).collect::<Result<_>>()?
             }
         };
-        let walk = Walk { name: PUBLISHED_NAME, queues: &queues, after, upto: &upto };
-        let columns = format!("{PUBLISHED}, {} AS published", is_published::<DB>());
-        let page = walk.page::<_, WalkedColumns>(&self.sql, &columns, limit as usize, place_in_walk).await?;
-        let published = page.rows.into_iter().filter(|row| row.7 != 0);
-        let published = published.map(|(a, b, c, d, e, f, g, _)| (a, b, c, d, e, f, g)).collect();
-        Ok(PublishedPage { tasks: with_places(&self.sql, generation, published).await?, next: page.next })
+        let walk = Walk { name: NAME, queues: &queues, after, upto: &upto };
+        let page = walk.page::<_, WalkedColumns>(&self.sql, WALKED, limit as usize, |row| (&row.0, &row.1)).await?;
+        let mut tasks = BTreeMap::<ShardId, Vec<TaskId>>::new();
+        for of_queue in page.rows.chunk_by(|row, next| row.0 == next.0) {
+            let queue = queue_name(&of_queue[0].0)?;
+            for (_, id, _, shard) in of_queue.iter().filter(|row| row.2 != 0) {
+                let shard = ShardId { queue: queue.clone(), number: number(*shard)? };
+                tasks.entry(shard).or_default().push(task_id(id)?);
+            }
+        }
+        Ok(WalkedPage { tasks, next: page.next })
     }
 
     async fn last_id(&self) -> Result<Option<TaskId>> {
@@ -194,12 +200,9 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
 /// Id, queue, shard, batch, and the place of the task itself.
 type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
 
-/// The same, and whether the task is published.
-type WalkedColumns = (Vec<u8>, String, i64, i64, String, i64, i64, i64);
-
-fn place_in_walk(columns: &WalkedColumns) -> (&str, &[u8]) {
-    (&columns.1, &columns.0)
-}
+/// The index of unfinished tasks on SQLite has these columns.
+const WALKED: &str = "queue, id, on_bus, shard";
+type WalkedColumns = (String, Vec<u8>, i64, i64);
 
 const PUBLISHED_NAME: &str = "published";
 const PUBLISHED: &str = "id, queue, shard, insertion, pub_generation, pub_major, pub_minor";
@@ -212,7 +215,6 @@ fn is_published<DB: Backend>() -> String {
     format!("on_bus = 1 AND (pub_generation <> '' OR COALESCE({of_batch}, 'none') <> '')")
 }
 
-/// The tasks among `ids` that [`TaskReads::published`] would show.
 pub(super) async fn published_among<DB: Backend>(
     sql: &Runner<DB>,
     generation: &str,

@@ -263,7 +263,8 @@ async fn no_statement_scans_a_table() {
     store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
     let walked = Walked { queue: queue.clone(), id: ids[5] };
     let behind = Stretch { after: Some(&walked), ..Stretch::ALL };
-    assert!(!store.published("g", behind, 10).await.unwrap().tasks.is_empty());
+    assert!(!store.on_bus(behind, 10).await.unwrap().tasks.is_empty());
+    assert!(!store.published_among("g", &ids).await.unwrap().is_empty());
     let shard = ShardId { queue: queue.clone(), number: 0 };
     store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
     assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
@@ -271,7 +272,7 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.rebuild_page(&rebuilding, Some(&walked), 2).await.unwrap().tasks.len(), 2);
     let offset = Some(Offset { major: 2, minor: 0 });
     store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
-    assert_eq!(store.published("g", behind, 10).await.unwrap().tasks[0].offset, offset);
+    assert_eq!(store.published_among("g", &ids[6..7]).await.unwrap()[0].offset, offset);
     assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
     store.bring_forward(-1, 0, None, 100).await.unwrap();
     store.oldest_waiting(i64::MAX).await.unwrap();

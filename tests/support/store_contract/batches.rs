@@ -12,7 +12,7 @@ use taskd::{
 
 use super::{
     Database, NOW, at, completed, detail, detail_of, died, due_rows, first_turn, fresh, ids, in_outbox, outbox,
-    parked_rows, published, published_at, queue, row, rows, task, walked_to,
+    parked_rows, published, published_at, published_in, queue, row, rows, task, walked_to,
 };
 
 /// Inserts new rows; their batch.
@@ -60,10 +60,10 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
     }
     // A topic that was made anew.
     let elsewhere: Vec<_> = fresh[1..].iter().map(|row| published_at(row, None)).collect();
-    assert_eq!(store.published("h", Stretch::ALL, 100).await.unwrap().tasks, elsewhere);
+    assert_eq!(published_in(&*store, "h", Stretch::ALL, 100).await.0, elsewhere);
     let sixth = walked_to(&elsewhere[5]);
     let behind = Stretch { after: Some(&sixth), ..Stretch::ALL };
-    assert_eq!(store.published("g", behind, 1).await.unwrap().tasks, all_at(&fresh[7..8], at(7, 1)));
+    assert_eq!(published_in(&*store, "g", behind, 1).await.0, all_at(&fresh[7..8], at(7, 1)));
 }
 
 pub(crate) async fn each_partition_of_a_batch_has_its_place(db: &impl Database) {

@@ -1,8 +1,8 @@
 //! Counts that are made again, and tasks that nobody would publish.
 
 use taskd::{
-    model::Offset,
-    store::{Published, Store, Stretch, Unpublished, WrongCount},
+    model::{Offset, TaskId},
+    store::{Published, Store, Unpublished, WrongCount},
 };
 
 use super::{Database, completed, ids, insert_new, queue, rows};
@@ -62,11 +62,10 @@ pub(crate) async fn published_tasks_are_found_by_id(db: &impl Database) {
     publish(8..9, "before", 3).await;
     store.settle(&[completed(&some[0], "w")]).await.unwrap();
     store.unpublish(&ids(&some[1..2]), Unpublished::Missing).await.unwrap();
-    let mut all = store.published("g", Stretch::ALL, 100).await.unwrap().tasks;
-    let mut found = store.published_among("g", &ids(&some)).await.unwrap();
-    all.sort_unstable_by_key(|task| task.id);
-    found.sort_unstable_by_key(|task| task.id);
-    assert_eq!((found.len(), &found), (7, &all), "as the pages show them");
+    let mut found: Vec<TaskId> =
+        store.published_among("g", &ids(&some)).await.unwrap().into_iter().map(|task| task.id).collect();
+    found.sort_unstable();
+    assert_eq!(found, ids(&some[2..9]));
     let two = store.published_among("g", &[some[0].task.id, some[3].task.id, some[8].task.id]).await.unwrap();
     let mut two: Vec<_> = two.into_iter().map(|task| (task.id, task.offset.map(|offset| offset.major))).collect();
     two.sort_unstable();

@@ -12,7 +12,7 @@ use taskd::{
 
 use super::{
     Database, NOW, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish,
-    published, published_at, queue, task,
+    published, published_at, published_in, queue, task,
 };
 
 fn shard(name: &str, number: u32) -> ShardId {
@@ -161,9 +161,9 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
         let (mut walked, mut after) = (Vec::new(), None::<Walked>);
         loop {
             let stretch = Stretch { queue, after: after.as_ref(), ..Stretch::ALL };
-            let page = store.published("g", stretch, limit).await.unwrap();
-            walked.extend(page.tasks);
-            after = page.next;
+            let (tasks, next) = published_in(&*store, "g", stretch, limit).await;
+            walked.extend(tasks);
+            after = next;
             if after.is_none() {
                 return walked;
             }
@@ -184,9 +184,9 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
     assert_eq!(tasks_of(&pages(&*store, &rebuilding, 3).await), tasks(&of_lost));
     // The place of a walk may be in a queue that has none any more, or before one that came.
     let gone = Walked { queue: queue("qq"), id: TaskId::new() };
-    let page = store.published("g", Stretch { after: Some(&gone), ..Stretch::ALL }, 40).await.unwrap();
-    assert!(page.tasks.iter().all(|task| task.shard.queue > gone.queue), "{page:?}");
-    assert_eq!(page.tasks.len(), 26);
+    let (page, _) = published_in(&*store, "g", Stretch { after: Some(&gone), ..Stretch::ALL }, 40).await;
+    assert!(page.iter().all(|task| task.shard.queue > gone.queue), "{page:?}");
+    assert_eq!(page.len(), 26);
 }
 
 pub(crate) async fn a_walk_comes_to_more_queues_than_a_page(db: &impl Database) {
@@ -194,11 +194,11 @@ pub(crate) async fn a_walk_comes_to_more_queues_than_a_page(db: &impl Database) 
     let rows: Vec<NewRow> = (0..1300).map(|n| row_in(&format!("q{n:04}"), 0, "k")).collect();
     insert_new(&*store, &rows).await;
     publish(&*store, &rows, at(1, 0)).await;
-    let first = store.published("g", Stretch::ALL, 5000).await.unwrap();
-    let next = first.next.expect("a page has a bound of queues");
-    let rest = store.published("g", Stretch { after: Some(&next), ..Stretch::ALL }, 5000).await.unwrap();
-    assert_eq!(rest.next, None);
-    let walked: Vec<TaskId> = [first.tasks, rest.tasks].concat().iter().map(|task| task.id).collect();
+    let (first, next) = published_in(&*store, "g", Stretch::ALL, 5000).await;
+    let next = next.expect("a page has a bound of queues");
+    let (rest, end) = published_in(&*store, "g", Stretch { after: Some(&next), ..Stretch::ALL }, 5000).await;
+    assert_eq!(end, None);
+    let walked: Vec<TaskId> = [first, rest].concat().iter().map(|task| task.id).collect();
     assert_eq!(walked, ids(&rows));
     let shards: Vec<ShardId> = rows.iter().map(|row| shard(row.task.queue.as_str(), 0)).collect();
     let rebuilding = begin(&*store, &shards).await;
@@ -231,7 +231,7 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
     publish(&*store, &rows[..1], at(9, 0)).await;
     let first = shard("q", 0);
     let places = async |generation: &str| {
-        let published = store.published(generation, Stretch::ALL, 100).await.unwrap().tasks;
+        let published = published_in(&*store, generation, Stretch::ALL, 100).await.0;
         let place = |row: &NewRow| published.iter().find(|task| task.id == row.task.id).and_then(|task| task.offset);
         let places: Vec<_> = rows.iter().map(place).collect();
         for (row, place) in rows.iter().zip(&places).filter(|(_, place)| place.is_some()) {
