@@ -1,6 +1,6 @@
 //! For the fanout: shards are opened, tasks go in.
 
-use std::ops::Deref;
+use std::{fmt::Write as _, ops::Deref};
 
 use redis::Value;
 
@@ -122,9 +122,14 @@ impl Enqueued {
 
 /// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few tasks have.
 fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
-    let offsets: Vec<_> = tasks.iter().map(|task| task.offset.to_string()).collect();
+    let mut offsets = String::new();
+    for task in tasks {
+        let space = if offsets.is_empty() { "" } else { " " };
+        // A String takes all that is written to it.
+        write!(offsets, "{space}{}", task.offset).ok();
+    }
     let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
-    call.arg(offsets.join(" ")).arg(most_replicas).arg(u8::from(again)).arg(tasks.len());
+    call.arg(offsets).arg(most_replicas).arg(u8::from(again)).arg(tasks.len());
     for task in tasks {
         call.arg(task.id.as_bytes()).arg(&task.body[..]);
     }

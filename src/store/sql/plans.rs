@@ -50,6 +50,12 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
     }
 }
 
+/// A statement is compiled once, and anew only where somebody changes the schema.
+pub(in crate::store) fn check_compiled(prepared: &rusqlite::Statement<'_>, text: &str) {
+    let again = prepared.get_status(rusqlite::StatementStatus::RePrepare);
+    assert!(again <= 2, "compiled {again} times more: {text}");
+}
+
 /// SQLite copies each page before a statement changes it, if the statement may fail in a way that undoes it alone: by a
 /// constraint without OR FAIL, or by a function, also by one in an index.
 fn check_steps(db: &rusqlite::Connection, text: &str) {

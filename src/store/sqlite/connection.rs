@@ -2,7 +2,7 @@
 
 use std::{future, path::Path, time::Duration};
 
-use rusqlite::{OpenFlags, ToSql, ffi, types::ValueRef};
+use rusqlite::{OpenFlags, ToSql, config::DbConfig, ffi, types::ValueRef};
 
 use super::keys::Keys;
 use crate::{
@@ -32,6 +32,8 @@ impl Connection {
     pub(super) fn open(path: &Path, flags: OpenFlags, settings: &str) -> rusqlite::Result<Self> {
         let db = rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         db.busy_timeout(PATIENCE)?;
+        // Otherwise SQLite compiles a statement with `LIMIT ?` anew each time, to plan for the value.
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         db.set_prepared_statement_cache_capacity(PREPARED);
         db.execute_batch(settings)?;
         Ok(Self {
@@ -93,6 +95,8 @@ impl Connection {
         #[cfg(test)]
         crate::store::sql::plans::check(&self.db, &statement.text);
         let mut prepared = self.db.prepare_cached(&statement.text)?;
+        #[cfg(test)]
+        crate::store::sql::plans::check_compiled(&prepared, &statement.text);
         for (place, value) in statement.values.iter().enumerate() {
             prepared.raw_bind_parameter(place + 1, value)?;
         }
