@@ -14,7 +14,7 @@ use super::{
 use crate::{
     model::{
         Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName, Requeue, RequeueTasks,
-        TaskAct, TaskId, TasksChanged, Update,
+        TaskAct, TaskId, TasksChanged, Update, millis,
     },
     pipelines::changing::Changing,
     queue::NEVER,
@@ -54,7 +54,7 @@ impl Api {
             RequeueTasks::AwayFrom(worker) => Requeue::AwayFrom(worker),
             RequeueTasks::To { worker, reserved_for } => {
                 let now = self.query()?.now_unix_ms();
-                let until = reserved_for.map(|time| i64::try_from(time.as_millis()).unwrap_or(i64::MAX));
+                let until = reserved_for.map(millis);
                 Requeue::To { worker, until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)) }
             }
         };

@@ -17,7 +17,7 @@ use crate::{
     app,
     config::{Auth, Options, Settings, Time},
     ingress::json,
-    model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, now_unix_ms},
+    model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, millis, now_unix_ms},
     store::{AddedToken, MOST_TOKENS, Store},
 };
 
@@ -182,7 +182,7 @@ async fn create(create: Create, store: &Arc<dyn Store>, auth: Auth) -> anyhow::R
     let Create { name, roles, queues, worker, expires, calls_per_second, .. } = create;
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
-    let expires_unix_ms = expires.map(|time| now.saturating_add(i64::try_from(time.0.as_millis()).unwrap_or(i64::MAX)));
+    let expires_unix_ms = expires.map(|time| now.saturating_add(millis(time.0)));
     let token = AccessToken {
         name,
         roles,

@@ -34,13 +34,12 @@ use self::{
 use crate::{
     config::{Enrich, Queues, Settings},
     model::{QueueName, TaskRow},
+    runtime::LastSaid,
     telemetry::metrics::{self, Skipped},
 };
 
 /// The time for all calls about the tasks of one caller. A loop that waits for it must not seem to hang.
 const LONGEST: Duration = Duration::from_secs(10);
-/// How often the reason of wrong answers is logged.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// The endpoints of all queues. Clones share them.
 #[derive(Clone)]
@@ -142,7 +141,7 @@ struct Endpoint {
     slots: Semaphore,
     breaker: Breaker,
     /// The last wrong answer in the log.
-    logged: Mutex<Option<(Instant, String)>>,
+    logged: Mutex<LastSaid>,
 }
 
 impl Endpoint {
@@ -156,7 +155,7 @@ impl Endpoint {
             client: OnceLock::new(),
             slots: Semaphore::new(settings.concurrency),
             breaker: Breaker::new(settings.failures, settings.pause),
-            logged: Mutex::default(),
+            logged: Mutex::new(LastSaid::nothing()),
             settings,
         }
     }
@@ -211,7 +210,7 @@ impl Endpoint {
             }
             Err((skipped, why)) => {
                 self.turned(permit.failed(Instant::now().into_std()), &why);
-                self.log(queue, skipped, why);
+                self.log(queue, skipped, &why);
                 Err(skipped)
             }
         }
@@ -242,15 +241,12 @@ impl Endpoint {
     }
 
     /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the breaker.
-    fn log(&self, queue: &QueueName, skipped: Skipped, why: String) {
-        let mut logged = self.logged.lock();
-        let is_known = logged.as_ref().is_some_and(|(at, known)| *known == why && at.elapsed() < LOG_EVERY);
-        if skipped != Skipped::Wrong || is_known {
+    fn log(&self, queue: &QueueName, skipped: Skipped, why: &str) {
+        if skipped == Skipped::Wrong && self.logged.lock().is_news(why) {
+            tracing::warn!("queue {queue} goes on without the enrichment of {}: {why}", self.name);
+        } else {
             tracing::debug!("queue {queue} goes on without the enrichment of {}: {why}", self.name);
-            return;
         }
-        tracing::warn!("queue {queue} goes on without the enrichment of {}: {why}", self.name);
-        *logged = Some((Instant::now(), why));
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::names::QueueName;
+use super::{names::QueueName, times::millis};
 
 /// The longest idempotency key.
 pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;
@@ -33,7 +33,7 @@ impl Idempotency {
         if text.is_empty() {
             return None;
         }
-        let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
+        let window_ms = millis(window);
         Some(Box::new(Self {
             // No queue's name has a NUL.
             hash: Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(text).finalize().into(),

@@ -59,7 +59,7 @@ pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened
 pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use status::StoredStatus;
 pub use text::{ECHO, shorten};
-pub use times::deadline_passed;
+pub use times::{deadline_passed, millis};
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
@@ -85,6 +85,10 @@ pub struct TaskId(pub Uuid);
 const PLACE_BITS: u8 = 12;
 
 impl TaskId {
+    /// Before and behind all tasks.
+    pub const FIRST: Self = Self(Uuid::nil());
+    pub const LAST: Self = Self(Uuid::max());
+
     /// A new id, by this machine's clock.
     pub fn new() -> Self {
         Self(Uuid::now_v7())
@@ -98,7 +102,7 @@ impl TaskId {
         Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
     }
 
-    /// The least id of that time.
+    /// The least id of that millisecond.
     pub fn first_of(unix_ms: i64) -> Self {
         Self(uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10]).into_uuid())
     }
@@ -315,8 +319,7 @@ impl FromStr for Offset {
 
 /// Milliseconds since 1970 by this machine's clock. Times that other processes compare come from `runtime::Clock`.
 pub fn now_unix_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    millis(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]

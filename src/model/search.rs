@@ -3,7 +3,6 @@
 use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
-use uuid::Uuid;
 
 use super::{QueueName, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName};
 
@@ -85,14 +84,9 @@ impl TaskFilter {
 
     /// The ids of the times: from the first one on, and below the second.
     pub fn ids(&self) -> (TaskId, TaskId) {
-        let last = TaskId(Uuid::max());
-        (self.since_unix_ms.map_or(TaskId(Uuid::nil()), first_id), self.until_unix_ms.map_or(last, first_id))
+        let (since, until) = (self.since_unix_ms, self.until_unix_ms);
+        (since.map_or(TaskId::FIRST, TaskId::first_of), until.map_or(TaskId::LAST, TaskId::first_of))
     }
-}
-
-/// The least id of that millisecond.
-fn first_id(unix_ms: i64) -> TaskId {
-    TaskId(uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10]).into_uuid())
 }
 
 impl TaskStatus {

@@ -50,7 +50,7 @@ pub fn deadline_passed(deadline_unix_ms: i64) -> String {
 fn not_before(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
     let at = match (task.delay, task.not_before_unix_ms) {
         (Some(_), Some(_)) => return Err("delay and not_before are both given; use one".into()),
-        (Some(delay), None) => now_unix_ms.saturating_add(ms(delay)),
+        (Some(delay), None) => now_unix_ms.saturating_add(millis(delay)),
         (None, at) => at.unwrap_or(0),
     };
     if at <= now_unix_ms {
@@ -69,14 +69,15 @@ fn deadline(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
         (Some(within), None) if within < Duration::from_millis(1) || within > LONGEST => {
             Err(format!("finish_within is {}; must be 1ms to 3650days", humantime::format_duration(within)))
         }
-        (Some(within), None) => Ok(now_unix_ms.saturating_add(ms(within))),
+        (Some(within), None) => Ok(now_unix_ms.saturating_add(millis(within))),
         (None, Some(at)) if at > LAST_UNIX_MS => Err("deadline is too far in the future: year 9999 is the last".into()),
         // 0 says that there is none.
         (None, Some(at)) => Ok(at.max(1)),
     }
 }
 
-fn ms(duration: Duration) -> i64 {
+/// A duration in milliseconds, as times since 1970 are.
+pub fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 

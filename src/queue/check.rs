@@ -6,7 +6,7 @@ use redis::Value;
 use super::{
     error::{Error, Result},
     shards::Shards,
-    wire::{bytes, items, number, text},
+    wire::{bytes, items, list, number, text},
 };
 use crate::{
     model::{FindKind, ShardId, TaskId},
@@ -205,10 +205,6 @@ impl Shards {
         let packed = bytes(Some(answer.await?))?;
         rmp_serde::from_slice(&packed).map_err(|error| Error::Answer(format!("a dump that cannot be read: {error}")))
     }
-}
-
-fn list(value: Option<Value>) -> Result<Vec<Value>> {
-    items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
 }
 
 /// `None`: the key of an entry that belongs to no task.

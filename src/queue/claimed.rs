@@ -54,21 +54,7 @@ impl Claimed {
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
         let left = Some(number(Some(next()?))?);
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
-        let (place, tells_time, wrote_nothing) = (0, false, false);
-        Ok(Self {
-            generation,
-            now_unix_ms,
-            grant,
-            ids,
-            bodies,
-            counts,
-            with_more,
-            attempts,
-            place,
-            tells_time,
-            left,
-            wrote_nothing,
-        })
+        Ok(Self { generation, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, left, ..Self::default() })
     }
 
     /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).

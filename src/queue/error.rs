@@ -50,11 +50,6 @@ impl Error {
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
-
-    /// Whether the same call may succeed later.
-    pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Stopped | Self::Answer(_))
-    }
 }
 
 impl LoopError for Error {}

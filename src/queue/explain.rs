@@ -7,7 +7,7 @@ use super::{
     error::{Error, Result},
     shards::Shards,
     types::{Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, RecordStatus},
-    wire::{bytes, items, number, record_status, stored_offset, text},
+    wire::{bytes, items, list, number, record_status, stored_offset, text},
 };
 use crate::{
     model::{Failure, Offset, Priority, ShardId, TaskId, WorkerName},
@@ -184,10 +184,6 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
             _ => None,
         },
     })
-}
-
-fn list(value: Option<Value>) -> Result<Vec<Value>> {
-    items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
 }
 
 /// A flat list of groups of values.

@@ -42,6 +42,11 @@ pub(super) fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
     rmp_serde::to_vec(values).expect("texts and numbers can be packed")
 }
 
+/// A list that has to be there.
+pub(super) fn list(value: Option<Value>) -> Result<Vec<Value>> {
+    items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
+}
+
 pub(super) fn items(value: Value) -> Result<Vec<Value>> {
     match value {
         Value::Array(items) => Ok(items),
@@ -199,7 +204,7 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
 }
 
 fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> {
-    let id = TaskId::from_slice(id).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))?;
+    let id = self::id(id)?;
     let field = |name: &str| rest.get(name).ok_or_else(|| Error::Answer(format!("an event without its field {name}")));
     let lossy = |name: &str| Ok::<_, Error>(String::from_utf8_lossy(field(name)?).into_owned());
     let attempts = lossy("a")?.parse().map_err(|_| Error::Answer("attempts that are no number".into()))?;

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::model::now_unix_ms;
+use crate::model::{millis, now_unix_ms};
 
 /// A difference above this is a step of the clock, not a slow answer.
 const STEP_MS: i64 = 1000;
@@ -96,10 +96,10 @@ impl Clock {
         let by = unix_ms - self.at(asked + took / 2);
         // Redis read its clock at some time between question and answer. A clock that agrees with one of these times
         // stays, so a slow answer does not spoil it. Both clocks cut to milliseconds.
-        if by.abs() <= ms(took) / 2 + 1 {
+        if by.abs() <= millis(took) / 2 + 1 {
             return None;
         }
-        let is_step = by.abs() > STEP_MS + ms(took);
+        let is_step = by.abs() > STEP_MS + millis(took);
         self.0.base_unix_ms.fetch_add(by, Ordering::Relaxed);
         if is_step {
             self.0.steps.fetch_add(1, Ordering::Relaxed);
@@ -108,12 +108,8 @@ impl Clock {
     }
 
     fn at(&self, instant: Instant) -> i64 {
-        self.0.base_unix_ms.load(Ordering::Relaxed) + ms(instant.saturating_duration_since(self.0.began))
+        self.0.base_unix_ms.load(Ordering::Relaxed) + millis(instant.saturating_duration_since(self.0.began))
     }
-}
-
-fn ms(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub use self::{
     walked::{Stretch, Walked, WalkedPage},
 };
 
-/// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
+/// The store. `sqlite` and `mysql` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store:
     BookStore

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use uuid::Uuid;
-
 use crate::model::{QueueName, ShardId, TaskId};
 
 /// How far a walk has come.
@@ -16,7 +14,7 @@ pub struct Walked {
 impl Walked {
     /// It has come to this queue, and has passed none of its tasks.
     pub fn before(queue: &QueueName) -> Self {
-        Self { queue: queue.clone(), id: TaskId(Uuid::nil()) }
+        Self { queue: queue.clone(), id: TaskId::FIRST }
     }
 }
 
@@ -31,7 +29,7 @@ pub struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    pub const ALL: Self = Self { queue: None, after: None, upto: TaskId(Uuid::max()) };
+    pub const ALL: Self = Self { queue: None, after: None, upto: TaskId::LAST };
 }
 
 /// The tasks on the bus in a page of a walk.

@@ -13,7 +13,10 @@ use super::{
     calls::{ANSWER_WITHIN, committed, index, of_its_leader, watermarks},
     events::ClientEvents,
 };
-use crate::bus::{Keep, Topic};
+use crate::{
+    bus::{Keep, Topic},
+    model::millis,
+};
 
 /// The first offset that stays and the number of records to delete, by partition with such records. Blocks.
 pub(super) fn cuts(
@@ -50,7 +53,7 @@ fn places_of_age(
     keep: Keep,
 ) -> Result<Vec<Option<i64>>, KafkaError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let since = i64::try_from(now.saturating_sub(keep.age).as_millis()).unwrap_or(i64::MAX);
+    let since = millis(now.saturating_sub(keep.age));
     let mut list = TopicPartitionList::new();
     for partition in 0..partitions {
         // In this call an offset is a time.

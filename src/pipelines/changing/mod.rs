@@ -33,7 +33,9 @@ use crate::{
     bus::Bus,
     config,
     dedup::Filter,
-    model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId, TaskStatus},
+    model::{
+        Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId, TaskStatus, millis,
+    },
     queue::{self, Arbitrated, ArbitratedTasks, Changer, NEVER, RecordStatus},
     runtime::Clock,
     store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
@@ -83,7 +85,7 @@ impl Changing {
         settings: &config::Watchdog,
     ) -> Self {
         let arrives_within = settings.grace + settings.republish_after;
-        let arrives_within_ms = i64::try_from(arrives_within.as_millis()).unwrap_or(i64::MAX);
+        let arrives_within_ms = millis(arrives_within);
         Self { store, queue, filter, bus, clock, arrives_within_ms }
     }
 

@@ -8,7 +8,7 @@ use std::{
 use super::{error::Error, reader::Fanout};
 use crate::{
     bus::{Message, Topic},
-    model::{Offset, PipelineTask, ShardId, TaskId},
+    model::{Offset, PipelineTask, ShardId, TaskId, millis},
     pipelines::shortcut::Enqueues,
     queue::EnqueueTask,
     store::TaskState,
@@ -35,7 +35,7 @@ impl Fanout {
         // has a final record only for the grace time.
         let kept = &self.0.settings.watchdog;
         let grace = kept.grace.saturating_sub(kept.republish_after);
-        let grace_ms = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
+        let grace_ms = millis(grace);
         let now = self.0.clock.now_unix_ms();
         // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);

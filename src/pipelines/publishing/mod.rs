@@ -17,7 +17,7 @@ pub use self::{
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
-    model::{Offset, TaskId, TaskRow},
+    model::{Offset, TaskId, TaskRow, millis},
     runtime::{Clock, LoopError},
     store::{self, Published, Store, Turn},
     telemetry::traces,
@@ -87,7 +87,7 @@ impl Publisher {
     /// Answers true if a watchdog may have published some of the rows: they were to go out some time ago, or the clock
     /// made a step. Workers may have done these tasks, and Redis may have forgotten them.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
-        let (now, late) = (self.clock.now_unix_ms(), rows::ms(self.settings.watchdog.republish_after));
+        let (now, late) = (self.clock.now_unix_ms(), millis(self.settings.watchdog.republish_after));
         let was_due = |row| rows::publish_at(row, &self.settings).max(row.created_unix_ms);
         rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))
     }

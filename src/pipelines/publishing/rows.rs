@@ -1,10 +1,8 @@
 //! New tasks: who publishes them, and when.
 
-use std::time::Duration;
-
 use crate::{
     config::Settings,
-    model::TaskRow,
+    model::{TaskRow, millis},
     pipelines::admission::Gates,
     store::{NewRow, Unpublished},
 };
@@ -17,7 +15,7 @@ pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
     } else if gates.is_closed(&task.queue) {
         (Unpublished::Parked, 0)
     } else {
-        (Unpublished::Fresh, task.created_unix_ms + ms(settings.watchdog.republish_after))
+        (Unpublished::Fresh, task.created_unix_ms + millis(settings.watchdog.republish_after))
     };
     NewRow { task, unpublished, due_unix_ms }
 }
@@ -31,9 +29,5 @@ pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool 
 
 /// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL until then.
 pub(super) fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
-    task.not_before_unix_ms - ms(settings.watchdog.horizon)
-}
-
-pub(super) fn ms(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+    task.not_before_unix_ms - millis(settings.watchdog.horizon)
 }

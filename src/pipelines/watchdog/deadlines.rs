@@ -15,6 +15,7 @@ use std::{
 
 use super::{error::Error, lead::Lead};
 use crate::{
+    model::millis,
     pipelines::{changing::Changing, context::Context},
     runtime::{Clock, Loop},
     store::Store,
@@ -62,7 +63,7 @@ impl Deadlines {
     /// A shard that does not answer holds up no other. An error says that no task died.
     async fn page(&self) -> Result<bool, Error> {
         let now = self.clock.now_unix_ms();
-        let again = now + i64::try_from(AGAIN.as_millis()).unwrap_or(i64::MAX);
+        let again = now + millis(AGAIN);
         let page = self.store.due_deadlines(now, again, PAGE).await?;
         let (dead, failed) = self.changing.end_overdue(page.overdue).await;
         metrics::watchdog_handled(Watched::Overdue, dead);

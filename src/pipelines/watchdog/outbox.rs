@@ -12,7 +12,7 @@ use super::{error::Error, lead::Lead, parked::Parked, republish::Republish, shar
 use crate::{
     bus::{self, Bus, Topic},
     config::Settings,
-    model::{TaskId, TaskRow},
+    model::{TaskId, TaskRow, millis},
     pipelines::{admission::Gates, context::Context, publishing},
     queue::Failing,
     runtime::{Clock, Loop},
@@ -171,7 +171,7 @@ impl Outbox {
     }
 
     async fn put_off(&self, ids: Vec<TaskId>) -> Result<(), Error> {
-        let until = self.clock.now_unix_ms().saturating_add(i64::try_from(AWAY_FOR.as_millis()).unwrap_or(i64::MAX));
+        let until = self.clock.now_unix_ms().saturating_add(millis(AWAY_FOR));
         if ids.is_empty() { Ok(()) } else { Ok(self.store.put_off(&ids, until).await?) }
     }
 
@@ -180,7 +180,7 @@ impl Outbox {
         let now = self.clock.now_unix_ms();
         // Twice the time: rows that are stored meanwhile are due a little later than the others.
         let twice = 2 * self.settings.watchdog.republish_after;
-        let soon = now.saturating_add(i64::try_from(twice.as_millis()).unwrap_or(i64::MAX));
+        let soon = now.saturating_add(millis(twice));
         let (mut after, mut rows) = (None, 0);
         loop {
             let page = self.store.bring_forward(soon, now, after, LOOKED_AT_ONCE).await?;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{error::Error, lead::Lead, lost_shards::LostShards, shared::MovesShards};
 use crate::{
-    model::TaskId,
+    model::{TaskId, millis},
     pipelines::{
         checking::{self, Published},
         context::Context,
@@ -128,7 +128,7 @@ impl Reconcile {
 
 /// The last id that is old enough; `last` is the last of all.
 fn end_of_walk(last: TaskId, now_unix_ms: i64, young: Duration) -> TaskId {
-    let old = now_unix_ms.saturating_sub(i64::try_from(young.as_millis()).unwrap_or(i64::MAX));
+    let old = now_unix_ms.saturating_sub(millis(young));
     // An id of the future is of another clock, or this one was set back. Then age says nothing.
     if last.created_unix_ms() > now_unix_ms { last } else { TaskId::first_of(old) }
 }

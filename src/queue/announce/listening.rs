@@ -13,7 +13,7 @@ use super::{
     watchers::{Interest, News},
 };
 use crate::{
-    model::QueueName,
+    model::{QueueName, millis},
     queue::{
         error::{Error, Result},
         keys,
@@ -104,7 +104,7 @@ impl Announcer {
             renewed.retain(|(queue, interest), at| own.get(queue) == Some(interest) && at.elapsed() < RENEW_EVERY);
             let due = own.iter().filter(|(queue, interest)| !renewed.contains_key(&((*queue).clone(), **interest)));
             let due: Vec<(QueueName, Interest)> = due.map(|(queue, interest)| (queue.clone(), *interest)).collect();
-            let (now, lease) = (self.now_unix_ms(), i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
+            let (now, lease) = (self.now_unix_ms(), millis(LEASE));
             if !due.is_empty() {
                 // Entries that have expired, and those in the far future, which a clock that was set back has left.
                 let (mut old, mut far, mut add) =

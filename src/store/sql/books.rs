@@ -9,7 +9,6 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
-    groups::FIRST,
     outbox,
     rows::{corrupt, number, queue_name},
     runner::Runner,
@@ -86,7 +85,7 @@ async fn count_fresh<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -
 
 /// Counts the outbox along its primary key.
 async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -> Result<()> {
-    let mut after = FIRST;
+    let mut after = TaskId::FIRST;
     loop {
         let last = last_of_piece(sql, after).await?;
         for ((queue, state), count) in count_piece(sql, after, last).await? {
@@ -108,7 +107,7 @@ async fn last_of_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId) -> Result<O
 }
 
 async fn count_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId, last: Option<TaskId>) -> Result<OffBusCounts> {
-    let last = last.unwrap_or(TaskId(uuid::Uuid::max()));
+    let last = last.unwrap_or(TaskId::LAST);
     let count = Statement::new("SELECT queue, state, COUNT(*) FROM outbox ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE task_id > ? AND task_id <= ? GROUP BY queue, state")

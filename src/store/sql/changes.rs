@@ -228,7 +228,7 @@ columns! {
 
 async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
     let KeptPages { kind, upto_unix_ms, after, limit } = pages;
-    let (at_ms, id) = after.unwrap_or((i64::MIN, TaskId(uuid::Uuid::nil())));
+    let (at_ms, id) = after.unwrap_or((i64::MIN, TaskId::FIRST));
     let page =
         Statement::new("SELECT task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status FROM changes ")
             .sql(&S::by_index("changes_at"))

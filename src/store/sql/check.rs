@@ -6,7 +6,6 @@ use super::{
     SqlStore,
     backend::Backend,
     dialect::Dialect,
-    groups::{FIRST, LAST},
     rows::{queue_name, task_id},
     runner::Runner,
     session::Session,
@@ -48,7 +47,7 @@ fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
     let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
         .sql(S::BY_PRIMARY_KEY)
         .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
-        .bind(&FIRST);
+        .bind(&TaskId::FIRST);
     [on_bus, in_outbox]
 }
 
@@ -87,14 +86,14 @@ async fn stranded<DB: Backend>(
     after: Option<TaskId>,
 ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
     const NAME: &str = "stranded";
-    let after = after.unwrap_or(FIRST);
+    let after = after.unwrap_or(TaskId::FIRST);
     let last = Statement::new("SELECT id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?")
         .bind(&after)
         .bind(GONE_OVER - 1);
     let next = sql.ids(NAME, last).await?.first().copied();
-    let upto = next.unwrap_or(LAST);
+    let upto = next.unwrap_or(TaskId::LAST);
     let found = Statement::new("SELECT queue, id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? AND id <= ? AND status = 0 AND on_bus = 0")

@@ -3,14 +3,8 @@
 //! SQLite has the ids there in groups, a quarter of a second of their times each: rows that change together lie
 //! together in a group. A range reads all of its groups, and sorts within each.
 
-use uuid::Uuid;
-
 use super::{dialect::Dialect, statement::Statement};
 use crate::model::TaskId;
-
-/// Before and behind all tasks.
-pub(super) const FIRST: TaskId = TaskId(Uuid::nil());
-pub(super) const LAST: TaskId = TaskId(Uuid::max());
 
 /// The condition that an id lies in the groups of a range, for the index. The range itself is another condition.
 pub(super) fn in_groups<'a, D: Dialect>(id: &str, first: &'a TaskId, last: &'a TaskId) -> Statement<'a> {

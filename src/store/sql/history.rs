@@ -24,7 +24,7 @@ use super::{
     statement::{Statement, lists, pieces},
 };
 use crate::{
-    model::{Act, Attempt, AttemptState, FailedAttempt, TaskId, began},
+    model::{Act, Attempt, AttemptState, FailedAttempt, TaskId, began, millis},
     store::{Attempts, FAILURES_STAY, History, Result},
 };
 
@@ -95,7 +95,7 @@ impl<DB: Backend> History for SqlStore<DB> {
         let now: Vec<(i64,)> =
             self.sql.read(NAME, Statement::new(format!("SELECT {}", DB::Connection::NOW_MS))).await?;
         let now = now.first().map(|(now,)| *now).ok_or_else(|| corrupt("no time"))?;
-        let young = first_at(now.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)));
+        let young = first_at(now.saturating_sub(millis(age)));
         let old = Statement::new("SELECT id FROM history ")
             .sql(DB::Connection::BY_PRIMARY_KEY)
             .sql(" WHERE id < ? ORDER BY id LIMIT ?")

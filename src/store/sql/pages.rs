@@ -19,7 +19,6 @@ use crate::store::{
 };
 
 /// Behind the last of all ids: no task has it.
-const LAST_ID: TaskId = TaskId(uuid::Uuid::max());
 
 /// The kind of a page.
 #[derive(Clone, Copy)]
@@ -79,7 +78,7 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
         const NAME: &str = "bring_forward";
         let batched =
             if after.is_none() { bring_batches_forward(&self.sql, later_than_unix_ms, to_unix_ms).await? } else { 0 };
-        let (due, task) = after.unwrap_or((later_than_unix_ms, LAST_ID));
+        let (due, task) = after.unwrap_or((later_than_unix_ms, TaskId::LAST));
         let page = self.sql.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
         let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
         let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();

@@ -12,7 +12,7 @@ use super::{
     session::Session,
     statement::{Statement, lists, pieces},
 };
-use crate::model::{KeyHash, StoredStatus, TaskId};
+use crate::model::{KeyHash, StoredStatus, TaskId, millis};
 use crate::store::Result;
 
 /// A task that was removed; in SQLite with status 0 one that was not.
@@ -71,7 +71,7 @@ fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
 
 /// The time that was `age` ago by the database's clock.
 pub(super) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
-    let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+    let age_ms = millis(age);
     Statement::new(S::NOW_MS).sql(" - ?").bind(age_ms)
 }
 

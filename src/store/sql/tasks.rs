@@ -10,7 +10,6 @@ use super::{
     batches,
     counts::{self, CountColumns},
     dialect::Dialect,
-    groups::LAST,
     place,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
     runner::Runner,
@@ -122,7 +121,7 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
         let last = Statement::new("SELECT id FROM tasks ")
             .sql(DB::Connection::BY_PRIMARY_KEY)
             .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
-            .bind(&LAST);
+            .bind(&TaskId::LAST);
         Ok(self.sql.ids("last_id", last).await?.first().copied())
     }
 

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use super::{
     backend::Backend,
     dialect::Dialect,
-    groups::FIRST,
     rows::{queue_name, task_id},
     runner::Runner,
     session::Columns,
@@ -66,7 +65,7 @@ impl Walk<'_> {
             let missing = limit - rows.len();
             let some = enough(rest, missing as u64);
             let ranges = some.iter().map(|(queue, _)| {
-                let beyond = self.after.filter(|after| after.queue == *queue).map_or(&FIRST, |after| &after.id);
+                let beyond = self.after.filter(|after| after.queue == *queue).map_or(&TaskId::FIRST, |after| &after.id);
                 [queue.into(), beyond.into(), self.upto.into(), (missing as u64).into()]
             });
             let mut read: Vec<T> = sql.read(self.name, Statement::new("").rows(&select, " UNION ALL ", ranges)).await?;

@@ -37,7 +37,7 @@ struct Parameter {
 /// An answer with status 200.
 enum Success {
     Json(SchemaOf),
-    Text(&'static str),
+    Text,
     /// Server-Sent Events; the type of their data.
     Events(SchemaOf),
 }
@@ -141,8 +141,8 @@ impl Operation {
         Self { success: Success::Json(list::<T>(name)), ..self }
     }
 
-    pub(super) fn answers_text(self, content_type: &'static str) -> Self {
-        Self { success: Success::Text(content_type), ..self }
+    pub(super) fn answers_text(self) -> Self {
+        Self { success: Success::Text, ..self }
     }
 
     /// The answer is a stream of Server-Sent Events. The generators know no type of their data; the document has it.
@@ -222,7 +222,7 @@ impl Operation {
         let mut responses = Map::new();
         let content = match &self.success {
             Success::Json(schema) => json!({"application/json": {"schema": schema(&mut schemas.answers)}}),
-            Success::Text(content_type) => json!({*content_type: {"schema": {"type": "string"}}}),
+            Success::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
             // The schema is that of one event.
             Success::Events(schema) => json!({"text/event-stream": {"schema": {"type": "object", "properties": {
                 "id": {"type": "string"},

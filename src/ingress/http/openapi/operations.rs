@@ -58,8 +58,9 @@ fn read(path: &'static str) -> Option<Operation> {
             .answers::<json::letters::Page<'_>>(),
         "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
             .answers::<json::letters::Letter<'_>>(),
-        "/metrics" => new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them")
-            .answers_text("text/plain"),
+        "/metrics" => {
+            new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them").answers_text()
+        }
         _ => return read_tasks(path),
     })
 }
@@ -216,9 +217,9 @@ fn remove(path: &'static str) -> Option<Operation> {
 /// The routes that take no token.
 pub(super) fn open() -> [Operation; 4] {
     [
-        Operation::new("/", "process", "getIndex", "Say what this is, and where to go").answers_text("text/plain"),
+        Operation::new("/", "process", "getIndex", "Say what this is, and where to go").answers_text(),
         Operation::new("/openapi.json", "process", "getOpenApi", "Get this document"),
-        Operation::new("/healthz", "process", "getHealth", "Say that the process lives").answers_text("text/plain"),
+        Operation::new("/healthz", "process", "getHealth", "Say that the process lives").answers_text(),
         Operation::new("/readyz", "process", "getReadiness", "Say whether the process does its work")
             .answers::<Readiness>()
             .or::<Readiness>(503, "It does not; `status` says why"),
