@@ -147,6 +147,11 @@ pub trait Subscription: Send {
     /// Cancel safe: if the future is dropped before it answers, no record is lost.
     async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
 
+    /// `Ordered` only: keeps the reader's place in the group for up to a second, and takes no records.
+    ///
+    /// For a reader that has no room: the group would give its partitions to others, or wait for it. Cancel safe.
+    async fn stay(&mut self) -> Result<()>;
+
     /// Commits processed messages. `Ordered`: also all messages before them in their partitions.
     async fn commit(&mut self, messages: &[Message]) -> Result<()>;
 

@@ -118,6 +118,11 @@ impl Coordination {
         Ok(())
     }
 
+    /// The present epoch of a partition, by a write that changes nothing: it fails where Redis takes none.
+    pub async fn present_epoch(&self, partition: u32) -> Result<u64> {
+        self.raise_epoch(partition, 0).await
+    }
+
     async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
         let mut call = scripts::EPOCH.call(&[format!("{}:epochs", self.redis.prefix())]);
         call.arg(partition).arg(by);

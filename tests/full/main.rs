@@ -20,6 +20,7 @@ mod events;
 mod flushall;
 mod history;
 mod kafka_daemon;
+mod kafka_fanout;
 mod kafka_groups;
 mod kafka_secured;
 mod kafka_topics;

@@ -49,6 +49,20 @@ async fn server() -> Server {
 
 bus_contract!(server);
 
+#[tokio::test]
+async fn a_reader_that_stays_renews_its_deadline() {
+    let server = server().await;
+    let bus = server.open().await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let deadline = async || -> f64 {
+        let readers: Vec<(String, f64)> = server.run("ZRANGE test:{bus}:readers:my.pipeline 0 -1 WITHSCORES").await;
+        readers[0].1
+    };
+    let first = deadline().await;
+    within("stay", reader.stay()).await.expect("stay");
+    assert!(deadline().await > first);
+}
+
 /// Held up for longer than a reader lives: its partitions went to another, and came back when that one closed.
 #[tokio::test]
 async fn a_reader_learns_that_it_lost_a_partition_and_got_it_again() {

@@ -1,23 +1,27 @@
 //! The owner of a partition of `pipeline`, and a process that only believes to own it.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use prost::Message as _;
+use serde_json::json;
 use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
-    model::{self, Offset, QueueName, ShardId, TaskId},
-    queue::{Closing, Enqueue, EnqueueTask, Enqueued, Queue, Source},
+    config::Settings,
+    model::{self, NewTask, Offset, QueueName, ShardId, TaskId, WorkerName},
+    queue::{Claim, Closing, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
-    runtime::Supervisor,
+    runtime::{Clock, Supervisor},
     wire::{self, pb},
 };
 
 use crate::support::{
     coordination,
+    daemon::Daemon,
     process::{Process, work_off},
-    redis::{Fsync, RedisServer},
+    redis::{Fsync, RedisServer, patient},
     sqlite::SqliteFile,
     store_contract::Database,
     until,
@@ -100,7 +104,9 @@ struct Fixture {
     queue: Queue,
     database: SqliteFile,
     supervisor: Supervisor,
-    _server: RedisServer,
+    /// Of the supervisor.
+    clock: Clock,
+    server: RedisServer,
 }
 
 impl Fixture {
@@ -109,20 +115,24 @@ impl Fixture {
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let process = Process::new(&redis, &database.open().await, bus.clone());
-        let (queue, supervisor) = (process.queue.clone(), Supervisor::new());
-        let fixture = Self { redis, bus, process, queue, database, supervisor, _server: server };
+        let (queue, clock) = (process.queue.clone(), Clock::of_this_machine());
+        let supervisor = Supervisor::with_clock(clock.clone());
+        let fixture = Self { redis, bus, process, queue, database, supervisor, clock, server };
         fixture.run();
         fixture
     }
 
     fn run(&self) {
-        self.process.fanout(&Arc::default(), &self.supervisor);
+        let mut settings = Settings::default();
+        // The tasks are not in SQL, so nobody may ask it about those that wait for long.
+        settings.watchdog.grace = Duration::from_secs(3600);
+        self.process.fanout(&Arc::new(settings), &self.supervisor);
     }
 
     async fn stop(&mut self) {
         self.supervisor.stop();
         self.supervisor.wait().await;
-        self.supervisor = Supervisor::new();
+        self.supervisor = Supervisor::with_clock(self.clock.clone());
     }
 
     /// A task for each of the queues; where it stands, and the record.
@@ -136,20 +146,74 @@ impl Fixture {
 
     /// The bus has these records once more, all that were published and read.
     async fn put_back(&self, records: &[(Offset, Bytes)]) {
-        let last = records.last().unwrap().0.to_string();
         // A later commit would remove what is put back.
-        until("they are committed", async || {
-            let mut conn = self.redis.conn();
-            let committed = redis::cmd("GET").arg("t:{bus}:pipeline:0:committed").query_async(&mut conn).await;
-            committed.is_ok_and(|committed: Option<String>| committed.as_ref() == Some(&last))
-        })
-        .await;
+        self.has_committed(records.last().unwrap().0).await;
         let mut pipe = redis::pipe();
         for (offset, value) in records {
             pipe.cmd("XADD").arg("t:{bus}:copy").arg(offset.to_string()).arg("v").arg(&value[..]);
         }
         pipe.rename("t:{bus}:copy", "t:{bus}:pipeline:0");
         pipe.query_async::<()>(&mut self.redis.conn()).await.unwrap();
+    }
+
+    async fn has_committed(&self, last: Offset) {
+        until("they are committed", async || self.bus.committed(Topic::Pipeline).await.unwrap()[0] == Some(last)).await;
+    }
+
+    async fn redis(&self, command: &str) {
+        let mut words = command.split(' ');
+        let mut command = redis::cmd(words.next().unwrap());
+        words.for_each(|word| _ = command.arg(word));
+        command.query_async::<()>(&mut self.redis.conn()).await.unwrap();
+    }
+
+    /// Redis refuses all calls of shards whose queues begin with "s".
+    async fn refuse(&self) {
+        self.redis("ACL SETUSER default resetkeys ~t:[^{]* ~t:{[^s]*").await;
+    }
+
+    async fn refuse_no_more(&self) {
+        self.redis("ACL SETUSER default allkeys").await;
+    }
+
+    async fn refusals(&self) -> u64 {
+        let info: String = redis::cmd("INFO").arg("errorstats").query_async(&mut self.redis.conn()).await.unwrap();
+        let count = info.lines().find_map(|line| line.strip_prefix("errorstat_NOPERM:count="));
+        count.map_or(0, |count| count.trim().parse().unwrap())
+    }
+
+    /// Waits for tries that Redis refuses: one of before has ended, and the loop has come round behind another.
+    async fn is_tried(&self) {
+        let refusals = self.refusals().await;
+        until("it was tried again", async || self.refusals().await > refusals + 2).await;
+    }
+
+    /// Whether the fanout shows no progress while it tries held shards.
+    async fn stalls(&self) -> bool {
+        self.clock.advance(2 * STALL_AFTER);
+        self.is_tried().await;
+        self.stalled() == ["fanout"]
+    }
+
+    fn stalled(&self) -> Vec<String> {
+        let stalled = self.supervisor.progress().stalled(STALL_AFTER);
+        stalled.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The tasks that a worker gets, in its order.
+    async fn claim(&self, name: &str) -> Vec<TaskId> {
+        let known = self.queue.shards_of(&shard(name).queue).remove(0);
+        let worker = WorkerName::new("w").unwrap();
+        let (max_tasks, max_bytes, is_first, lease, priority) = (1000, 1 << 30, true, None, None);
+        let claim = Claim { worker, max_tasks, max_bytes, is_first, lease, priority };
+        let granted = self.queue.worker.claim(&known, claim).await.unwrap();
+        granted.delivery.delivered();
+        granted.tasks.iter().map(|task| task.id).collect()
+    }
+
+    /// How many epochs were taken.
+    async fn epochs(&self) -> u64 {
+        redis::cmd("HGET").arg("t:epochs").arg(0).query_async(&mut self.redis.conn()).await.unwrap()
     }
 
     async fn has(&self, name: &str, open: u64) {
@@ -305,4 +369,260 @@ async fn all_queues_of_a_partition_that_fell_back_are_read_again() {
     fixture.has("b", 4).await;
     fixture.has("a", 2).await;
     fixture.stop().await;
+}
+
+const STALL_AFTER: Duration = Duration::from_secs(30);
+
+/// A new reader's first batch has records of this queue only.
+const A_BATCH: [&str; 100] = ["sick"; 100];
+
+/// The tasks of a queue among these records, in their order.
+fn tasks_of(name: &str, records: &[(Offset, Bytes)]) -> Vec<TaskId> {
+    let records = records.iter().map(|(_, value)| pb::PipelineRecord::decode(&value[..]).unwrap());
+    let of_queue = records.filter(|record| record.queue == name);
+    of_queue.map(|record| TaskId::from_slice(&record.id).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_shard_that_refuses_calls_holds_up_no_other_queue() {
+    let mut fixture = Fixture::start().await;
+    let mut records = fixture.publish(&["sick", "good"]).await;
+    fixture.has("sick", 1).await;
+    fixture.has("good", 1).await;
+    fixture.refuse().await;
+    records.extend(fixture.publish(&A_BATCH).await);
+    for count in 2..5 {
+        records.extend(fixture.publish(&["sick", "good", &format!("new{count}"), "sick"]).await);
+        fixture.has("good", count).await;
+        fixture.has(&format!("new{count}"), 1).await;
+    }
+    assert_eq!(fixture.claim("good").await, tasks_of("good", &records));
+
+    fixture.refuse_no_more().await;
+    fixture.has("sick", 107).await;
+    assert_eq!(fixture.claim("sick").await, tasks_of("sick", &records));
+    fixture.has_committed(records.last().unwrap().0).await;
+    // It takes tasks at once again.
+    let more = fixture.publish(&["sick", "good"]).await;
+    fixture.has("sick", 1).await;
+    fixture.has_committed(more[1].0).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_hold_ends_while_records_of_its_shard_keep_coming() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["sick"]).await;
+    fixture.has("sick", 1).await;
+    fixture.refuse().await;
+    let held = fixture.publish(&A_BATCH).await.last().unwrap().0;
+    fixture.is_tried().await;
+    fixture.refuse_no_more().await;
+    let mut published = 0;
+    tokio::select! {
+        never = async { loop { fixture.publish(&["sick"]).await; published += 1; } } => never,
+        () = until("it commits", async || fixture.bus.committed(Topic::Pipeline).await.unwrap()[0] >= Some(held)) => {}
+    }
+    assert!(published < 50_000, "it ended only because the reader was full");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_held_comes_again_after_a_restart() {
+    let mut fixture = Fixture::start().await;
+    let mut records = fixture.publish(&["sick", "good"]).await;
+    fixture.has("sick", 1).await;
+    fixture.has("good", 1).await;
+    fixture.refuse().await;
+    records.extend(fixture.publish(&A_BATCH).await);
+    for restarts in 1..4 {
+        records.extend(fixture.publish(&["sick", "good", "sick"]).await);
+        fixture.has("good", 1 + restarts).await;
+        fixture.stop().await;
+        fixture.run();
+    }
+    records.extend(fixture.publish(&["good"]).await);
+    fixture.has("good", 5).await;
+    fixture.refuse_no_more().await;
+    fixture.has("sick", 107).await;
+    fixture.has_committed(records.last().unwrap().0).await;
+    for name in ["sick", "good"] {
+        assert_eq!(fixture.claim(name).await, tasks_of(name, &records));
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_held_comes_again_when_another_queue_of_the_partition_fell_back() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["sick"]).await;
+    fixture.has("sick", 1).await;
+    fixture.claim("sick").await;
+    fixture.refuse().await;
+    let mut records = fixture.publish(&["sick", "good"]).await;
+    fixture.has("good", 1).await;
+    let dump = fixture.dump("good").await;
+    records.extend(fixture.publish(&["good", "sick"]).await);
+    fixture.has("good", 2).await;
+    fixture.restore("good", &dump).await;
+    records.extend(fixture.publish(&["good"]).await);
+    fixture.has("good", 3).await;
+    fixture.is_tried().await;
+    fixture.refuse_no_more().await;
+    fixture.has("sick", 2).await;
+    fixture.has_committed(records.last().unwrap().0).await;
+    for name in ["sick", "good"] {
+        assert_eq!(fixture.claim(name).await, tasks_of(name, &records));
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_queue_that_redis_does_not_open_holds_up_no_other() {
+    let mut fixture = Fixture::start().await;
+    let discovery = fixture.process.discovery(&Arc::default(), &fixture.supervisor);
+    fixture.refuse().await;
+    let task =
+        |queue: &str| NewTask { queue: queue.into(), key: TaskId::new().to_string().into(), ..Default::default() };
+    discovery.insert(A_BATCH.map(task).to_vec()).await.unwrap();
+    discovery.insert(vec![task("good")]).await.unwrap();
+    fixture.has("good", 1).await;
+    fixture.refuse_no_more().await;
+    // SQL has remembered the shard before, so it looks lost.
+    fixture.process.sync_queues(&fixture.supervisor).await;
+    fixture.process.watchdog(&Arc::default(), &fixture.supervisor);
+    fixture.has("sick", 100).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_would_leave_too_much_uncommitted_reads_no_more_and_stalls() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["sick", "good"]).await;
+    fixture.has("sick", 1).await;
+    fixture.has("good", 1).await;
+    fixture.refuse().await;
+    let mut records = fixture.publish(&["sick", "good"]).await;
+    fixture.has("good", 2).await;
+    assert!(!fixture.stalls().await, "there is room");
+    let epochs = fixture.epochs().await;
+    let body = pb::TaskBody { payload: vec![0; 1 << 20].into(), ..Default::default() }.encode_to_vec();
+    let large = pb::PipelineRecord { queue: "good".into(), body: body.into(), ..record() };
+    for _ in 0..100 {
+        let large = pb::PipelineRecord { id: TaskId::new().as_bytes().to_vec().into(), ..large.clone() };
+        let record = Record { partition: 0, value: large.encode_to_vec().into() };
+        let offset = fixture.bus.publish(Topic::Pipeline, std::slice::from_ref(&record)).await.unwrap()[0];
+        records.push((offset, record.value));
+    }
+    until("it stalls", async || fixture.stalls().await).await;
+    let read = fixture.queue.stats(&shard("good")).await.unwrap().open;
+    assert!((60..100).contains(&read), "it has read {read}");
+
+    fixture.refuse_no_more().await;
+    fixture.has("sick", 2).await;
+    fixture.has("good", 102).await;
+    fixture.has_committed(records.last().unwrap().0).await;
+    until("it makes progress again", async || fixture.stalled().is_empty()).await;
+    assert_eq!(fixture.epochs().await, epochs, "another reader has begun");
+    fixture.stop().await;
+}
+
+/// The lines that this test's thread logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn of_this_thread() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        (log, tracing::subscriber::set_default(lines))
+    }
+
+    fn has(&self, words: &str) -> bool {
+        String::from_utf8_lossy(&self.0.lock()).contains(words)
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_owner_of_before_that_everything_refuses_takes_no_epoch_above_the_present_owners() {
+    let (mut fixture, (log, _logs)) = (Fixture::start().await, Log::of_this_thread());
+    let mut records = fixture.publish(&["sick"]).await;
+    fixture.has("sick", 1).await;
+    let ours = fixture.epochs().await;
+    fixture.refuse().await;
+    fixture.redis("HINCRBY t:epochs 0 1").await;
+    records.extend(fixture.publish(&A_BATCH).await);
+    let fenced = format!("another owner, with epoch {} above our {ours}", ours + 1);
+    until("it gives the partition up", async || log.has(&fenced)).await;
+    // It has got the partition again.
+    until("it holds them", async || fixture.epochs().await == ours + 2).await;
+    fixture.is_tried().await;
+    fixture.refuse_no_more().await;
+    fixture.has_committed(records.last().unwrap().0).await;
+    assert_eq!(fixture.claim("sick").await, tasks_of("sick", &records));
+    assert_eq!(fixture.epochs().await, ours + 2);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn an_owner_of_before_puts_nothing_of_what_it_holds_into_the_shard() {
+    let (mut fixture, (log, _logs)) = (Fixture::start().await, Log::of_this_thread());
+    fixture.publish(&["sick"]).await;
+    fixture.has("sick", 1).await;
+    let ours = fixture.epochs().await;
+    fixture.refuse().await;
+    let records = fixture.publish(&A_BATCH).await;
+    fixture.is_tried().await;
+    // The present owner has another user, and enqueues another task, so that the others count as known from then on.
+    fixture.redis("ACL SETUSER other on >other allkeys allchannels +@all").await;
+    let other = Redis::connect(&format!("{}?user=other&pass=other", fixture.server.url()), "t").await.unwrap();
+    let present = Queue::new(other);
+    let (last, by) = (records.last().unwrap().0, ours + 5);
+    let taken = enqueue(&present, &*fixture.bus, &shard("sick"), by, last).await;
+    assert_eq!(taken, Enqueued::Done { dealt_with: 1, added: 1 });
+
+    fixture.refuse_no_more().await;
+    let fenced = format!("another owner, with epoch {by} above our {ours}");
+    until("it gives the partition up", async || log.has(&fenced)).await;
+    fixture.has_committed(last).await;
+    fixture.has("sick", 2).await;
+    assert_eq!(fixture.epochs().await, by + 1);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_shard_that_refuses_calls_now_and_then_is_named_once() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let mut conn = patient(server.url()).await;
+    let mut acl = async |rules: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("default").arg(rules).exec_async(&mut conn).await.unwrap();
+    };
+    let mut daemon = Daemon::start("log = \"taskd=debug\"", &["--redis-url", &server.url()]).await;
+    daemon.insert(&[json!({"queue": "xq", "key": "first"})]).await;
+    let mut keys = daemon.drain("w", "xq").await;
+    let count = |log: &str, words: &str| log.lines().filter(|line| line.contains(words)).count();
+    for number in 1..4 {
+        acl(&["resetkeys", "~taskd:[^{]*", "~taskd:{[^x]*"]).await;
+        daemon.insert(&[json!({"queue": "xq", "key": number.to_string()})]).await;
+        until("it is tried", async || count(&daemon.log(), "xq:0 still takes no tasks") >= 2 * number).await;
+        acl(&["allkeys"]).await;
+        keys.extend(daemon.work("w", "xq", 1).await);
+        until("it is held no more", async || count(&daemon.log(), "xq:0 takes tasks again") == number).await;
+    }
+    assert_eq!(keys, ["first", "1", "2", "3"]);
+    let (log, once) = (daemon.log(), (1, 1));
+    assert_eq!((count(&log, "cannot enqueue to xq:0"), count(&log, "all shards of pipeline/0")), once, "{log}");
+    assert!(daemon.stop().await.success());
 }

@@ -245,6 +245,24 @@ async fn tasks_do_not_overtake_those_on_the_bus() {
 }
 
 #[tokio::test]
+async fn tasks_do_not_overtake_those_that_the_fanout_holds() {
+    let f = Fixture::start(|_| {}).await;
+    let (now, rows) = (f.shortcut.moment(), f.stored(1).await);
+    let offset = Offset { major: u64::MAX, minor: 0 };
+    f.shortcut.went_by_bus(&[store::Published { partition: 0, offset, tasks: vec![] }]);
+    f.shortcut.has_read(0, offset);
+    let held_back = f.shortcut.hold_back(&f.shard);
+    assert_eq!(f.send(&rows, now).await, Outcome::left(&rows));
+    assert!(!f.shortcut.fences(vec![f.shard.clone()]).await.has(0));
+    // The fanout has let go of them, and reads them again.
+    drop(held_back);
+    assert_eq!(f.send(&rows, now).await, Outcome::left(&rows));
+    f.shortcut.has_read(0, offset);
+    assert_eq!(f.send(&rows, now).await, Outcome::taken(&rows));
+    f.stop().await;
+}
+
+#[tokio::test]
 async fn what_a_full_queue_does_not_take_goes_by_the_bus() {
     let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 4).await;
     let (now, rows) = (f.shortcut.moment(), f.stored(3).await);

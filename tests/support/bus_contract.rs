@@ -38,6 +38,7 @@ macro_rules! bus_contract {
             seek_goes_back_and_forward
             seek_counts_from_the_first_read_on
             ordered_partitions_move_when_a_reader_comes_or_dies
+            a_reader_that_stays_takes_nothing_and_keeps_its_place
             shared_readers_share
             what_a_dead_reader_had_not_committed_comes_again
             committed_shared_records_do_not_come_again
@@ -249,6 +250,55 @@ pub async fn ordered_partitions_move_when_a_reader_comes_or_dies(backend: &dyn B
     }
     assert!(!one.is_finished(), "{:?}", (&mut one).await);
     one.abort();
+}
+
+pub async fn a_reader_that_stays_takes_nothing_and_keeps_its_place(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let publish = async |value| {
+        let records: Vec<_> = (0..PARTITIONS).map(|partition| (partition, value)).collect();
+        publish(&*bus, Topic::Pipeline, &records).await;
+    };
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    publish("before").await;
+    let before = read(&mut *reader, PARTITIONS as usize).await;
+    commit(&mut *reader, &before).await;
+    publish("meanwhile").await;
+    for _ in 0..2 {
+        within("stay", reader.stay()).await.expect("stay");
+    }
+    // Another one gets its share, and leaves again.
+    let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let other = tokio::spawn(read_in_order("other", backend.open().await, sender));
+    let took = async {
+        loop {
+            if let Ok((_, partition, ..)) = seen.try_recv() {
+                return partition;
+            }
+            reader.stay().await.expect("stay");
+        }
+    };
+    let mut taken = BTreeSet::from([within("the other has its share", took).await]);
+    other.abort();
+    assert!(within("it ends", other).await.unwrap_err().is_cancelled());
+    while let Ok((_, partition, ..)) = seen.try_recv() {
+        taken.insert(partition);
+    }
+    assert!(taken.len() < PARTITIONS as usize, "{taken:?}");
+    publish("behind").await;
+    let mut values = BTreeMap::<u32, Vec<String>>::new();
+    let all = async {
+        let is_last = |values: &Vec<String>| values.last().is_some_and(|value| value == "behind");
+        while values.values().filter(|values| is_last(values)).count() < PARTITIONS as usize {
+            for message in reader.next(10).await.expect("next") {
+                let value = String::from_utf8(message.value.to_vec()).expect("text");
+                values.entry(message.partition).or_default().push(value);
+            }
+        }
+    };
+    within("it goes on", all).await;
+    for (partition, values) in values {
+        assert!(taken.contains(&partition) || values == ["meanwhile", "behind"], "partition {partition}: {values:?}");
+    }
 }
 
 async fn read_in_order(name: &'static str, bus: Arc<dyn Bus>, seen: tokio::sync::mpsc::UnboundedSender<Seen>) {

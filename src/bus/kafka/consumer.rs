@@ -13,7 +13,7 @@
 //! with a transaction would never count as read.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -46,6 +46,8 @@ pub(super) struct Member {
     /// `None` only while it is dropped.
     consumer: Option<Arc<StreamConsumer<Group>>>,
     buffer: VecDeque<Message>,
+    /// Partitions that were paused since the last read. librdkafka keeps one paused even while another member has it.
+    paused: BTreeSet<u32>,
     /// A commit in flight. It lives here, because a commit of a dropped future could reach the broker too late: after
     /// the reader gave a partition up.
     committing: Option<Committing>,
@@ -69,8 +71,9 @@ impl Member {
         let name = configs.topic(topic);
         consumer.subscribe(&[&name]).map_err(Error::read(topic))?;
         let (consumer, now) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
-        let (buffer, committing) = Default::default();
-        Ok(Self { topic, name, consumer, buffer, committing, commit_again_at: now, look_at: now + LOOK_EVERY })
+        let (buffer, paused, committing) = Default::default();
+        let (commit_again_at, look_at) = (now, now + LOOK_EVERY);
+        Ok(Self { topic, name, consumer, buffer, paused, committing, commit_again_at, look_at })
     }
 
     fn consumer(&self) -> Arc<StreamConsumer<Group>> {
@@ -117,6 +120,33 @@ impl Member {
             Err(error) => return Err(Error::read(self.topic)(error)),
         }
         Ok(())
+    }
+
+    /// Pauses the partitions that the member owns now.
+    fn pause(&mut self, consumer: &StreamConsumer<Group>) -> Result<(), KafkaError> {
+        let owned = consumer.context().partitions().owned.clone();
+        let running: Vec<u32> = owned.difference(&self.paused).copied().collect();
+        if !running.is_empty() {
+            consumer.pause(&self.list(&running))?;
+            self.paused.extend(running);
+        }
+        Ok(())
+    }
+
+    fn resume(&mut self, consumer: &StreamConsumer<Group>) -> Result<(), KafkaError> {
+        if !self.paused.is_empty() {
+            consumer.resume(&self.list(&self.paused))?;
+            self.paused.clear();
+        }
+        Ok(())
+    }
+
+    fn list<'a>(&self, partitions: impl IntoIterator<Item = &'a u32>) -> TopicPartitionList {
+        let mut list = TopicPartitionList::new();
+        for partition in partitions {
+            list.add_partition(&self.name, index(*partition));
+        }
+        list
     }
 
     fn is_look_due(&self) -> bool {
@@ -192,7 +222,8 @@ fn is_rebalance(code: RDKafkaErrorCode) -> bool {
 #[async_trait]
 impl Subscription for Member {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
-        let max = max.max(1);
+        let (max, consumer) = (max.max(1), self.consumer());
+        self.resume(&consumer).map_err(Error::read(self.topic))?;
         // A busy reader never waits long enough for a look.
         if self.committing.is_some() || self.is_look_due() {
             self.commit_what_is_done().await?;
@@ -202,6 +233,20 @@ impl Subscription for Member {
             self.receive(max).await?;
         }
         Ok(self.buffer.drain(..max.min(self.buffer.len())).collect())
+    }
+
+    /// The records that were on their way wait in the buffer.
+    async fn stay(&mut self) -> Result<()> {
+        let (consumer, until) = (self.consumer(), tokio::time::Instant::now() + LOOK_EVERY);
+        self.pause(&consumer).map_err(Error::read(self.topic))?;
+        if self.committing.is_some() || self.is_look_due() {
+            self.commit_what_is_done().await?;
+        }
+        if let Ok(Some(received)) = tokio::time::timeout_at(until, consumer.stream().next()).await {
+            self.take_in(&consumer, received)?;
+        }
+        self.forget_lost_partitions(&consumer);
+        Ok(())
     }
 
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {

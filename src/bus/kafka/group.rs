@@ -25,7 +25,7 @@ pub(super) struct Group {
 #[derive(Default)]
 pub(super) struct Partitions {
     pub(super) owned: BTreeSet<u32>,
-    /// How often the group has assigned each partition.
+    /// How often the group has assigned or revoked each partition.
     pub(super) tenures: HashMap<u32, u64>,
     /// Partitions that were revoked since the reader's last look.
     pub(super) lost: BTreeSet<u32>,
@@ -68,6 +68,7 @@ impl Partitions {
         for partition in numbers(list) {
             self.owned.remove(&partition);
             self.lost.insert(partition);
+            *self.tenures.entry(partition).or_default() += 1;
             let (noted, committed) = (self.done.remove_entry(&partition), self.committed.remove(&partition));
             self.in_hand.remove(&partition);
             // Records from before an earlier revocation may be far behind what other members have committed since.

@@ -16,7 +16,7 @@ pub(super) enum Failure {
     Committed(#[source] ParseIntError),
     #[error("no partition {0}")]
     NoPartition(u32),
-    #[error("a shared reader has no position to seek")]
+    #[error("a shared reader has no position")]
     NoPosition,
     /// The server's words about a command.
     #[error("{code}: {details}")]

@@ -175,6 +175,11 @@ impl Subscription for Ordered {
         }
     }
 
+    async fn stay(&mut self) -> Result<()> {
+        tokio::time::sleep_until(self.next_look.into()).await;
+        self.look().await
+    }
+
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
         let topic = self.topic;
         let mut batch = Batch::default();

@@ -259,6 +259,10 @@ impl Subscription for Shared {
         Ok(self.buffer.take(max))
     }
 
+    async fn stay(&mut self) -> Result<()> {
+        Err(Error::read(self.topic)(Failure::NoPosition))
+    }
+
     /// After an `Err` all unacknowledged records come again.
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
         if messages.is_empty() {

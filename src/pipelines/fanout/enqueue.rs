@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::join_all, stream};
 
 use super::{
     error::Error,
@@ -11,14 +11,15 @@ use super::{
     reader::{AT_ONCE, Fanout},
 };
 use crate::{
+    bus::Message,
     model::{Offset, ShardId},
     queue::{self, Enqueue, Enqueued, Source},
     store::Unpublished,
-    telemetry::metrics::FanoutBatch,
+    telemetry::metrics::{self, FanoutBatch},
 };
 
 /// The outcome of one group.
-enum Enqueuing {
+pub(super) enum Enqueuing {
     Done {
         added: usize,
         repeated: usize,
@@ -35,13 +36,18 @@ pub(super) struct Outcome {
     /// Partitions with a shard that fell back.
     pub(super) behind: BTreeSet<u32>,
     pub(super) gone: Groups,
-    /// The first error.
+    /// Shards whose call failed.
+    pub(super) refused: Vec<(ShardId, queue::Error)>,
+    /// A shard took its group.
+    pub(super) has_done: bool,
+    /// The first error that is not of one shard.
     pub(super) failed: Result<(), Error>,
 }
 
 impl Default for Outcome {
     fn default() -> Self {
-        Self { behind: BTreeSet::new(), gone: Groups::new(), failed: Ok(()) }
+        let (behind, gone, refused, has_done) = Default::default();
+        Self { behind, gone, refused, has_done, failed: Ok(()) }
     }
 }
 
@@ -49,6 +55,8 @@ impl Outcome {
     pub(super) fn add(&mut self, other: Self) {
         self.behind.extend(other.behind);
         self.gone.extend(other.gone);
+        self.refused.extend(other.refused);
+        self.has_done |= other.has_done;
         self.fail(other.failed);
     }
 
@@ -78,13 +86,32 @@ impl Fanout {
                     done.repeated += repeated;
                     done.parked += parked;
                     owned.last.insert(shard, group.upto);
+                    outcome.has_done = true;
                 }
                 Ok(Enqueuing::Behind) => drop(outcome.behind.insert(shard.number)),
                 Ok(Enqueuing::Gone) => drop(outcome.gone.insert(shard, group)),
+                Err(Error::Enqueue { shard, cause }) if is_of_shard(&cause) => outcome.refused.push((shard, cause)),
                 Err(error) => outcome.fail(Err(error)),
             }
         }
         outcome
+    }
+
+    /// Enqueues records of one shard that were read before.
+    pub(super) async fn enqueue_again(
+        &self,
+        shard: &ShardId,
+        messages: &[Message],
+        epoch: u64,
+        predecessor: Option<Offset>,
+    ) -> Result<Enqueuing, Error> {
+        let mut done = FanoutBatch::default();
+        let group = self.groups(messages, &mut done).await?.remove(shard).unwrap_or_default();
+        let enqueued = self.enqueue(shard, &group, epoch, predecessor).await?;
+        if let Enqueuing::Done { added, repeated, parked } = enqueued {
+            metrics::fanout_done(FanoutBatch { enqueued: added, repeated, parked, ..done });
+        }
+        Ok(enqueued)
     }
 
     async fn enqueue(
@@ -135,29 +162,50 @@ impl Fanout {
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.0.store.unpublish(&ids, Unpublished::Parked).await?;
             batch.tasks = &[];
-            match self.0.queue.enqueuer.enqueue(shard, &batch).await? {
-                Enqueued::Done { .. } => {}
-                Enqueued::Behind(_) | Enqueued::Moved(_) => return Ok(Enqueuing::Behind),
-                Enqueued::Fenced(by) => return Err(self.fenced(shard.number, epoch, by).await),
+            match self.0.queue.enqueuer.enqueue(shard, &batch).await {
+                Ok(Enqueued::Done { .. }) => {}
+                Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
+                Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
+                Err(cause) => return Err(Error::Enqueue { shard: shard.clone(), cause }),
             }
         }
         Ok(Enqueuing::Done { added, repeated: dealt_with - added, parked: rest.len() })
     }
 
-    /// Opens shards that this process does not know, or that have no keys.
+    /// Opens shards that this process does not know, or that have no keys. Takes out the groups whose shard Redis does
+    /// not open, and answers why.
     ///
     /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before Redis does, so that
     /// a shard that Redis lost is not taken for a new one. After a crash in between, the shard looks lost.
-    pub(super) async fn open(&self, shards: impl Iterator<Item = &ShardId>, owned: &mut Owned) -> Result<(), Error> {
-        let queue = &self.0.queue.enqueuer;
-        let shards: Vec<ShardId> = shards.cloned().collect();
+    pub(super) async fn open(
+        &self,
+        groups: &mut Groups,
+        owned: &mut Owned,
+    ) -> Result<Vec<(ShardId, queue::Error)>, Error> {
+        let (queue, generation) = (&self.0.queue.enqueuer, self.0.bus.generation());
+        let shards: Vec<ShardId> = groups.keys().cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
         let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
         let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.generation)).collect();
-        queue.open_shards(&opened, self.0.bus.generation()).await?;
+        let calls = opened.iter().map(|shard| queue.open_shards(std::slice::from_ref(shard), generation));
+        let mut refused = Vec::new();
+        for ((shard, _), answer) in opened.iter().zip(join_all(calls).await) {
+            match answer {
+                Err(cause) if is_of_shard(&cause) => refused.push((shard.clone(), cause)),
+                answer => answer?,
+            }
+        }
+        refused.iter().for_each(|(shard, _)| drop(groups.remove(shard)));
         // Nothing was enqueued in this generation of the shard.
         owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));
         shards.iter().for_each(|shard| queue.add_shard(shard));
-        Ok(())
+        Ok(refused)
     }
+}
+
+/// Whether the failure may be of one shard alone: it is damaged, or its master is away.
+///
+/// A write that was not copied is none: it is made, and the same call again waits for the copy.
+pub(super) fn is_of_shard(error: &queue::Error) -> bool {
+    matches!(error, queue::Error::Redis(_) | queue::Error::Answer(_)) && !error.is_out_of_memory()
 }

@@ -21,7 +21,7 @@ pub enum Error {
         #[source]
         cause: queue::Error,
     },
-    #[error("redis lost shard {0}; waiting until the watchdog has brought it back")]
+    #[error("shard {0} has no keys in redis; waiting until the watchdog has brought it back")]
     ShardLost(ShardId),
     #[error("pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew")]
     Fenced { partition: u32, epoch: u64, by: u64 },

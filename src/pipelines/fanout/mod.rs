@@ -9,10 +9,13 @@
 //! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it joins anew.
 //! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
 //!   parked and enqueued; the parked copy finds the task's record in the queue.
+//! - while a shard is held ([`held`]), nothing of its partition is committed: its records come again, as after the
+//!   script.
 
 mod enqueue;
 mod error;
 mod groups;
+mod held;
 mod owned;
 mod reader;
 mod setback;
@@ -20,9 +23,10 @@ mod setback;
 use std::{collections::BTreeSet, time::Instant};
 
 pub use self::error::Error;
-use self::{groups::Groups, owned::Owned, reader::Fanout};
+use self::{groups::Groups, held::Held, owned::Owned, reader::Fanout};
 use crate::{
-    bus::{Message, Reading, Subscription, Topic, Uncommitted},
+    bus::{self, Message, Reading, Subscription, Topic, Uncommitted},
+    model::ShardId,
     pipelines::context::Context,
     runtime::{Loop, Supervisor},
     telemetry::metrics::{self, FanoutBatch},
@@ -36,8 +40,9 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
 impl Fanout {
     async fn consume(self, cx: Loop) -> Result<(), Error> {
         let mut subscription = self.0.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
-        let mut done = Uncommitted::default();
-        let ended = self.read(&mut *subscription, &mut done, &cx).await;
+        let (mut done, mut held) = (Uncommitted::default(), Held::new());
+        let ended = self.read(&mut *subscription, &mut held, &mut done, &cx).await;
+        held.end().await;
         if let Err(Error::MadeAnew { partition }) = &ended {
             // Their offsets belong to the bus of before. Committed, they would pass over records of the new one.
             done.retain(|message| message.partition != *partition);
@@ -49,63 +54,101 @@ impl Fanout {
         ended
     }
 
-    async fn read(&self, subscription: &mut dyn Subscription, done: &mut Uncommitted, cx: &Loop) -> Result<(), Error> {
+    async fn read(
+        &self,
+        subscription: &mut dyn Subscription,
+        held: &mut Held,
+        done: &mut Uncommitted,
+        cx: &Loop,
+    ) -> Result<(), Error> {
         let (max, mut owned) = (self.0.settings.fanout.batch_max, Owned::default());
         loop {
-            let messages = tokio::select! {
-                messages = cx.await_work(subscription.next(max)) => messages?,
-                () = done.is_due() => Vec::new(),
+            let may_read = held.may_read();
+            let (messages, tried) = tokio::select! {
+                messages = read_on(subscription, may_read, max, cx) => (messages?, Vec::new()),
+                tried = held.tried() => (Vec::new(), tried),
+                () = done.is_due() => (Vec::new(), Vec::new()),
                 () = cx.stop.cancelled() => return Ok(()),
             };
+            held.forget_lost(subscription);
+            for tried in tried {
+                self.tried(tried, subscription, &mut owned, held, done).await?;
+            }
             if !messages.is_empty() {
-                self.handle(messages, subscription, &mut owned, done).await?;
+                self.handle(messages, subscription, &mut owned, held, done).await?;
             }
             done.commit_if_due(subscription, max).await?;
-            cx.beat();
+            // A reader that is full makes no progress.
+            if !held.is_full() {
+                cx.beat();
+            }
         }
     }
 
     async fn handle(
         &self,
-        messages: Vec<Message>,
+        mut messages: Vec<Message>,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
+        held: &mut Held,
         uncommitted: &mut Uncommitted,
     ) -> Result<(), Error> {
         let queue = &self.0.queue;
         let started = Instant::now();
         let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
-        let groups = self.groups(&messages, &mut done).await?;
+        let mut groups = self.groups(&messages, &mut done).await?;
         for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
             self.take_epoch(partition, subscription.tenure(partition), owned).await?;
         }
+        groups.retain(|shard, _| !held.has(shard));
         // New queues must not hold up the known ones.
         let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| queue.knows(shard));
         let mut outcome = self.enqueue_all(known, owned, &mut done).await;
-        let unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
+        let mut unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
         if !unopened.is_empty() {
-            self.open(unopened.keys(), owned).await?;
+            outcome.refused.extend(self.open(&mut unopened, owned).await?);
             outcome.add(self.enqueue_all(unopened, owned, &mut done).await);
         }
         outcome.failed?;
         if let Some((shard, _)) = outcome.gone.pop_first() {
-            // The shard was empty, so its watchdog may not look at it for a while.
-            queue.wake_everywhere(&shard.queue).await?;
-            return Err(Error::ShardLost(shard));
+            return Err(self.lost(shard).await);
         }
+        let refused = (std::mem::take(&mut outcome.refused), outcome.has_done);
+        self.hold(refused, &messages, owned, held).await?;
         if let Some(shortcut) = &self.0.shortcut {
             let read = messages.iter().filter(|message| !outcome.behind.contains(&message.partition));
             read.for_each(|message| shortcut.has_read(message.partition, message.offset));
         }
+        messages.retain(|message| !held.has_of(message.partition));
         uncommitted.add(messages);
         // Records that are read again must stay on the bus.
         uncommitted.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
-            let stored = self.fell_back_to(*partition, owned).await?;
-            tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
-            subscription.seek(*partition, stored).await?;
+            self.seek_back(*partition, subscription, owned, held).await?;
         }
         metrics::fanout_batch(done, started.elapsed());
         Ok(())
+    }
+
+    /// The error that ends the reader of a lost shard.
+    async fn lost(&self, shard: ShardId) -> Error {
+        // The shard was empty, so its watchdog may not look at it for a while.
+        match self.0.queue.wake_everywhere(&shard.queue).await {
+            Ok(()) => Error::ShardLost(shard),
+            Err(error) => error.into(),
+        }
+    }
+}
+
+/// The next records, or none while the reader only stays in its group.
+async fn read_on(
+    subscription: &mut dyn Subscription,
+    may_read: bool,
+    max: usize,
+    cx: &Loop,
+) -> bus::Result<Vec<Message>> {
+    match may_read {
+        true => cx.await_work(subscription.next(max)).await,
+        false => subscription.stay().await.map(|()| Vec::new()),
     }
 }

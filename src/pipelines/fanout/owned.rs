@@ -15,6 +15,10 @@ pub(super) struct Owned {
 }
 
 impl Owned {
+    pub(super) fn tenure(&self, partition: u32) -> u64 {
+        self.epochs.get(&partition).map_or(0, |(tenure, _)| *tenure)
+    }
+
     /// The epoch of the present tenure.
     pub(super) fn epoch(&self, partition: u32) -> u64 {
         self.epochs.get(&partition).map_or(0, |(_, epoch)| *epoch)

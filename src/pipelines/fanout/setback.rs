@@ -3,12 +3,14 @@
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::{
+    enqueue::is_of_shard,
     error::Error,
+    held::Held,
     owned::Owned,
     reader::{AT_ONCE, Fanout},
 };
 use crate::{
-    bus::Topic,
+    bus::{Subscription, Topic},
     model::{Offset, ShardId},
     queue,
 };
@@ -43,8 +45,25 @@ impl Fanout {
         Ok(())
     }
 
+    /// Reads the partition again from where Redis fell back to.
+    pub(super) async fn seek_back(
+        &self,
+        partition: u32,
+        subscription: &mut dyn Subscription,
+        owned: &mut Owned,
+        held: &mut Held,
+    ) -> Result<(), Error> {
+        let mut stored = self.fell_back_to(partition, owned).await?;
+        if let Some(first) = held.forget(partition) {
+            stored = stored.min(before(first));
+        }
+        tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
+        subscription.seek(partition, stored).await?;
+        Ok(())
+    }
+
     /// The lowest stored offset of the partition's shards that fell back. All of them read the records behind it again.
-    pub(super) async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> Result<Option<Offset>, Error> {
+    async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> Result<Option<Offset>, Error> {
         let generation = self.0.bus.generation();
         let of_partition = owned.last.iter().filter(|(shard, _)| shard.number == partition);
         let of_partition: Vec<(ShardId, Offset)> = of_partition.map(|(shard, last)| (shard.clone(), *last)).collect();
@@ -52,6 +71,8 @@ impl Fanout {
             let stored = match self.0.queue.inspect(&shard, &[]).await {
                 // The watchdog brings the shard back.
                 Err(queue::Error::NoGeneration) => return Ok(None),
+                // It refuses its next records, too, once it answers.
+                Err(cause) if is_of_shard(&cause) => return Ok(None),
                 other => other?.0,
             };
             let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
@@ -68,5 +89,13 @@ impl Fanout {
         // Perhaps the refused shards were the only ones. The next reader then goes on from the committed offset, as
         // after a start.
         fell_back.into_iter().map(|(_, stored)| stored).min().ok_or(Error::NotBehind { partition })
+    }
+}
+
+/// The last offset before this one; `None`: it is the first.
+fn before(Offset { major, minor }: Offset) -> Option<Offset> {
+    match minor.checked_sub(1) {
+        Some(minor) => Some(Offset { major, minor }),
+        None => major.checked_sub(1).map(|major| Offset { major, minor: u64::MAX }),
     }
 }

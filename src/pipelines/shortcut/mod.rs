@@ -18,7 +18,7 @@ mod release;
 mod traced;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -80,6 +80,8 @@ struct Known {
     /// The number of shards at which closed ones are forgotten.
     many: usize,
     partitions: HashMap<u32, Progress>,
+    /// Shards whose tasks wait in the fanout. Later ones must not overtake them.
+    held_back: HashSet<ShardId>,
 }
 
 #[derive(Default)]
@@ -162,7 +164,13 @@ impl Shortcut {
         }
     }
 
-    /// Notes that the tasks up to this record are in the queue.
+    /// Sends all tasks of the shard by the bus while the answer lives.
+    pub fn hold_back(&self, shard: &ShardId) -> HeldBack {
+        self.0.known.lock().held_back.insert(shard.clone());
+        HeldBack(self.clone(), shard.clone())
+    }
+
+    /// Notes that the tasks up to this record are in the queue, unless their shard is held back.
     pub fn has_read(&self, partition: u32, offset: Offset) {
         let mut known = self.0.known.lock();
         let progress = known.partitions.entry(partition).or_default();
@@ -186,7 +194,7 @@ impl Shortcut {
             self.0.known.lock().shards.remove(shard);
             return taken;
         }
-        if self.is_paused(shard) || self.0.gates.is_closed(&shard.queue) || !self.is_read(shard.number).await {
+        if self.is_paused(shard) || self.0.gates.is_closed(&shard.queue) || !self.is_read(shard).await {
             return taken;
         }
         let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
@@ -302,8 +310,12 @@ impl Shortcut {
         known.shards.get(shard).and_then(|shard| shard.paused_until).is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether it has.
-    async fn is_read(&self, partition: u32) -> bool {
+    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether the shard has it.
+    async fn is_read(&self, shard: &ShardId) -> bool {
+        self.is_partition_read(shard.number).await && !self.0.known.lock().held_back.contains(shard)
+    }
+
+    async fn is_partition_read(&self, partition: u32) -> bool {
         let began = Instant::now();
         let (mut until, mut read) = (began + PATIENCE, None);
         loop {
@@ -332,6 +344,20 @@ impl Shortcut {
             }
             // Either way the look comes again.
             drop(tokio::time::timeout_at(until, read_on).await);
+        }
+    }
+}
+
+/// A shard whose tasks all go by the bus.
+pub struct HeldBack(Shortcut, ShardId);
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        let mut known = self.0.0.known.lock();
+        known.held_back.remove(&self.1);
+        // Perhaps the fanout has let go of the tasks, and reads them again.
+        if let Some(progress) = known.partitions.get_mut(&self.1.number) {
+            progress.read = Offset::default();
         }
     }
 }

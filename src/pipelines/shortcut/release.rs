@@ -46,7 +46,7 @@ impl Shortcut {
     /// others go by the bus.
     pub async fn fences(&self, shards: Vec<ShardId>) -> Fences {
         let looks = shards.into_iter().map(|shard| async move {
-            if !self.is_read(shard.number).await {
+            if !self.is_read(&shard).await {
                 return None;
             }
             match self.look(&shard).await {

@@ -48,6 +48,13 @@ pub(super) fn describe() {
 
 /// A batch of records was dealt with.
 pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
+    fanout_done(batch);
+    histogram!(FANOUT_BATCH_SIZE).record(batch.records as f64);
+    histogram!(FANOUT_BATCH_DURATION).record(elapsed);
+}
+
+/// Records were dealt with.
+pub fn fanout_done(batch: FanoutBatch) {
     counter!(FANOUT_IN).increment(batch.records as u64);
     counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
     counter!(FANOUT_PARKED).increment(batch.parked as u64);
@@ -56,8 +63,6 @@ pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
     for (reason, count) in dropped {
         counter!(FANOUT_DROPPED, "reason" => reason.as_str()).increment(count as u64);
     }
-    histogram!(FANOUT_BATCH_SIZE).record(batch.records as f64);
-    histogram!(FANOUT_BATCH_DURATION).record(elapsed);
 }
 
 /// Tasks came from SQL, past the bus.
