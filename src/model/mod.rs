@@ -59,12 +59,12 @@ pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened
 pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use status::StoredStatus;
 pub use text::{ECHO, shorten};
-pub use times::{deadline_passed, millis};
+pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -320,6 +320,11 @@ impl FromStr for Offset {
 /// Milliseconds since 1970 by this machine's clock. Times that other processes compare come from `runtime::Clock`.
 pub fn now_unix_ms() -> i64 {
     millis(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default())
+}
+
+/// A duration as differences of such times are.
+pub fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::NewTask;
+use super::{NewTask, millis};
 
 /// The end of year 9999, the last that RFC 3339 can write.
 const LAST_UNIX_MS: i64 = 253_402_300_799_999;
@@ -74,11 +74,6 @@ fn deadline(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
         // 0 says that there is none.
         (None, Some(at)) => Ok(at.max(1)),
     }
-}
-
-/// A duration in milliseconds, as times since 1970 are.
-pub fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// `1970-01-01T00:00:01.500Z`
