@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use backon::BackoffBuilder;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -219,29 +219,11 @@ where
     let most = if args.wait.is_some() { MOST_AWAITED } else { usize::MAX };
     let (size, format) = (usize::from(args.batch).min(most), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
-        let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
-        if batch.first_mut().is_some_and(is_blank_behind_its_mark) {
-            batch.remove(0);
-            if batch.is_empty() {
-                batch = lines.next_batch(size).await.context("cannot read the input")?;
-            }
-        }
+        let batch = lines.next_batch(size).await.context("cannot read the input")?;
         let Some(first) = batch.first() else { return Ok(None) };
         let format = if format == Format::Auto { format_of(first)? } else { format };
         Ok(Some(((format, batch), (lines, format))))
     })
-}
-
-/// Drops the byte order mark with which some editors begin a file: it is no part of a key. True if the line has nothing
-/// else.
-fn is_blank_behind_its_mark(line: &mut Line) -> bool {
-    const MARK: &[u8] = "\u{feff}".as_bytes();
-    let (1, Ok(text)) = (line.number, &mut line.text) else { return false };
-    if !text.starts_with(MARK) {
-        return false;
-    }
-    text.advance(MARK.len());
-    text.trim_ascii().is_empty()
 }
 
 fn format_of(line: &Line) -> anyhow::Result<Format> {
