@@ -139,6 +139,16 @@ fn nothing_is_asked_of_a_folder_in_which_no_taskd_has_run() {
 }
 
 #[test]
+fn the_partitions_of_a_folder_without_topics_name_the_setting_of_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let env = [("TASKD_DATA_DIR", dir.path().to_str().unwrap())];
+    assert_eq!(run(&["migrate"], &env).0, 0);
+    let (code, _, stderr) = run(&["partitions", "12"], &env);
+    let said = "there is no topic pipeline: data_dir and topic_prefix must be those of a taskd that has run";
+    assert!(code == 1 && stderr.contains(said), "{code} {stderr}");
+}
+
+#[test]
 fn help_teaches_and_version_answers() {
     let (code, stdout, _) = run(&["--help"], &[]);
     assert_eq!(code, 0);
@@ -591,16 +601,6 @@ async fn insert_gives_up_with_the_summary_of_what_was_stored() {
     assert!(lines.len() == 2 && lines[1].starts_with(&gave_up), "{stderr}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn insert_gives_up_on_a_server_that_never_answers() {
-    // The system takes the connection; nobody reads from it.
-    let deaf = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", deaf.local_addr().unwrap());
-    let (code, stdout, stderr) = insert_at(url, &["--give-up-after", "300ms"]).await;
-    assert_eq!(code, 2, "{stderr}");
-    assert!(stdout.contains(r#""lines":0,"created":0"#), "{stdout}");
-    assert!(stderr.contains("took no line for 300ms: no answer; "), "{stderr}");
-}
 /// Starts an insert of the keys a, b and c, whose stdin goes on.
 fn endless_insert(url: &str) -> std::process::Child {
     let mut command = command(&["insert", "--queue", "q", "--json", "--grpc", url]);
@@ -675,6 +675,16 @@ async fn insert_says_that_nobody_takes_its_summary() {
     assert!(stderr.starts_with("taskd: cannot write to stdout: No space left"), "{stderr}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_gives_up_on_a_server_that_never_answers() {
+    // The system takes the connection; nobody reads from it.
+    let deaf = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", deaf.local_addr().unwrap());
+    let (code, stdout, stderr) = insert_at(url, &["--give-up-after", "300ms"]).await;
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stdout.contains(r#""lines":0,"created":0"#), "{stdout}");
+    assert!(stderr.contains("took no line for 300ms: no answer; "), "{stderr}");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
