@@ -151,7 +151,14 @@ impl Facts {
     fn claimed_next(&self) -> String {
         let queue = &self.detail.task.queue;
         let before = self.record().and_then(|record| record.before);
-        format!("a worker that asks for tasks of queue {queue} gets it{}", ahead(before))
+        let claimed = format!("a worker that asks for tasks of queue {queue} gets it{}", ahead(before));
+        if self.is_paused {
+            return format!("an operator resumes queue {queue}; then {claimed}");
+        }
+        if self.pause().is_some() {
+            return format!("its shard gives out tasks again; then {claimed}");
+        }
+        claimed
     }
 
     fn notes(&self, place: TaskPlace, settings: &QueueSettings) -> Vec<String> {

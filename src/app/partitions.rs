@@ -31,8 +31,13 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
     }
     // To open the bus would make topics of a wrong prefix, and raise those.
     if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED).await?.first() {
+        let place = match (&settings.bus_url, &settings.redis_url) {
+            (Some(_), _) => "bus_url",
+            (None, Some(_)) => "redis_url, redis_prefix",
+            (None, None) => "data_dir",
+        };
         bail!(
-            "there is no topic {}{topic}: bus_url and topic_prefix must be those of a taskd that has run",
+            "there is no topic {}{topic}: {place} and topic_prefix must be those of a taskd that has run",
             settings.topic_prefix
         );
     }

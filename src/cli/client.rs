@@ -86,6 +86,8 @@ pub(super) fn why(status: &Status) -> String {
     match status.message() {
         // A server that does not speak gRPC has no better message. Which one depends on who is faster.
         vague @ ("transport error" | "operation was canceled") => format!("{vague}; is that taskd's gRPC port?"),
+        // A ping had no answer, for example.
+        "http2 error" => "the connection broke off, or fell silent".to_owned(),
         why => why.to_owned(),
     }
 }
@@ -98,6 +100,9 @@ pub(super) fn refused(error: &taskd_client::Error) -> anyhow::Error {
 
 /// How long to wait for an answer before the next try.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A connection on which a call waits is asked so often whether taskd is still there, and ends without an answer.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The waits between two tries.
 pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
@@ -123,6 +128,8 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
         .map_err(|_| anyhow::anyhow!("--grpc {shown:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
         .timeout(ANSWER_TIMEOUT)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
         .tcp_nodelay(true);
     if url.starts_with("https://") {
         endpoint = endpoint.tls_config(trust.over_grpc()?).context("cannot use these certificates")?;

@@ -3,7 +3,7 @@
 //! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not there, `insert` had
 //! lines rejected, `books` found a queue unbalanced, `fsck` found a difference, `watch` saw no completion, `dead`,
 //! `tasks`, `cancel`, `change` or `requeue` could not change something, or `bench` or `load` counted a task too few or
-//! too many times. 2: wrong command line or settings, or no server for a command.
+//! too many times. 2: wrong command line or settings, or no server for a command. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -130,10 +130,12 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
             // The end of a log has lines.
             let lines: Vec<_> = in_short(&*error).split('\n').map(printable).collect();
             say(format_args!("taskd: {}", lines.join("\n")));
-            ExitCode::from(match () {
-                () if error.is::<NeverRan>() => USAGE,
-                () if error.is::<NotThere>() => 1,
-                () => code_of_failure,
+            let stopped = error.downcast_ref().map(insert::Stopped::exit_code);
+            ExitCode::from(match stopped {
+                Some(code) => code,
+                None if error.is::<NeverRan>() => USAGE,
+                None if error.is::<NotThere>() => 1,
+                None => code_of_failure,
             })
         }
     }

@@ -1,6 +1,9 @@
 //! `taskd watch`: shows each change of a task, or of all tasks of a queue, as it happens.
 
-use std::{io::IsTerminal as _, time::Duration};
+use std::{
+    io::IsTerminal as _,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail};
 use backon::BackoffBuilder as _;
@@ -24,6 +27,8 @@ use crate::{
 
 /// How long to go on while taskd is away.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// A stream that lived so long was open, though nothing may have happened.
+const WAS_OPEN: Duration = Duration::from_secs(5);
 
 /// Watch a task to its end, or a queue: a line for each change
 #[derive(Args)]
@@ -86,7 +91,7 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
         }
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
-    let (mut last, mut was_open, mut waits) = (String::new(), false, waits());
+    let (mut last, mut was_open, mut waits, mut heard) = (String::new(), false, WAITS.build(), Instant::now());
     loop {
         let ended = match open(&taskd, &target, &last).await {
             Ok(events) => {
@@ -95,10 +100,10 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
                     tell(&pb::TaskEvent { gap: true, ..Default::default() }, &target, as_json)?;
                 }
                 was_open = true;
-                let before = last.clone();
+                let (before, opened) = (last.clone(), Instant::now());
                 let ended = follow(events, &target, &mut last, as_json).await?;
-                if last != before {
-                    waits = self::waits();
+                if last != before || opened.elapsed() > WAS_OPEN {
+                    (waits, heard) = (WAITS.build(), Instant::now());
                 }
                 ended
             }
@@ -108,16 +113,13 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
             Ended::Final(status) => return Ok(status == TaskStatus::Completed),
             Ended::Quiet => bail!("taskd ended the watch without a reason"),
             Ended::Broken(status) if !is_transient(&status) => return refused(&status),
-            Ended::Broken(status) => match waits.next() {
+            // A call may itself take long to fail.
+            Ended::Broken(status) => match waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER) {
                 Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("{}", client::said(&status)),
+                None => bail!("gave up: no word from taskd for a minute: {}", client::said(&status)),
             },
         }
     }
-}
-
-fn waits() -> impl Iterator<Item = Duration> + use<> {
-    WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build()
 }
 
 /// False where there is no such task, which stderr says.

@@ -73,6 +73,14 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
     }
 }
 
+/// Drops the byte order mark with which some editors begin a file: it is no part of a key, nor of JSON.
+pub(super) fn without_mark(text: &mut Bytes) {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if text.starts_with(MARK) {
+        text.advance(MARK.len());
+    }
+}
+
 struct LineDecoder {
     max: usize,
     /// The lines so far.
@@ -92,6 +100,9 @@ impl LineDecoder {
         self.searched = 0;
         let mut text = buffer.split_to(length).freeze();
         buffer.advance(end);
+        if self.number == 1 {
+            without_mark(&mut text);
+        }
         if std::mem::take(&mut self.is_too_long) || length > self.max {
             (self.dropped)(length + end);
             return Some(Line { number: self.number, text: Err(TooLong(self.max)) });
@@ -102,7 +113,7 @@ impl LineDecoder {
         }
         self.consumed += length + end;
         if text.ends_with(b"\r") {
-            text.truncate(length - 1);
+            text.truncate(text.len() - 1);
         }
         Some(Line { number: self.number, text: Ok(text) })
     }
@@ -171,6 +182,13 @@ mod tests {
         assert_eq!(lines(&["one\ntwo\r\n\nfour"], 9).await, whole);
         assert_eq!(lines(&["o", "ne\nt", "wo\r", "\n", "\nfo", "ur", "\n"], 9).await, whole);
         assert_eq!(lines(&[], 9).await, []);
+    }
+
+    #[tokio::test]
+    async fn a_byte_order_mark_at_the_beginning_is_no_part_of_a_line() {
+        assert_eq!(lines(&["\u{feff}one\r\n\u{feff}two"], 9).await, [line(1, "one"), line(2, "\u{feff}two")]);
+        assert_eq!(lines(&["\u{feff}\r\ntwo"], 9).await, [line(2, "two")]);
+        assert_eq!(lines(&["\u{feff}"], 9).await, []);
     }
 
     #[tokio::test]

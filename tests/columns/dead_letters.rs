@@ -294,6 +294,9 @@ async fn the_command_lists_shows_retries_and_purges() {
     assert_eq!(why.trim(), "taskd: this may change many letters: say --dry-run to count them, or --yes to go on");
     let (code, said, _) = dead(&daemon, &["retry", "--queue", "q", "--reason", "broken", "--dry-run"]);
     assert_eq!((code, said.trim()), (0, "3 letters would be sent again"));
+    let (code, said, hint) = dead(&daemon, &["retry", "--queue", "q", "--reason", "link", "--yes"]);
+    assert_eq!((code, said.trim()), (0, "0 of 0 letters sent again"));
+    assert!(hint.contains("no reason begins with \"link\""), "{hint}");
     let (code, said, _) = dead(&daemon, &["retry", &ids[0]]);
     assert_eq!((code, said.trim()), (0, "1 of 1 letters sent again"));
     let (code, said, why) = dead(&daemon, &["retry", &ids[0]]);

@@ -48,6 +48,7 @@ async fn a_paused_queue_gives_nothing_and_its_leases_go_on() {
     let (_, said) = daemon.get(&format!("/v1/tasks:explain?id={}&worker=w", ids[0])).await;
     assert_eq!((&said["place"], &said["worker"]["reason"]), (&json!("WAITING"), &json!("QUEUE_PAUSED")), "{said}");
     assert!(said["notes"][0].as_str().unwrap().contains("queue q is paused"), "{said}");
+    assert!(said["next"].as_str().unwrap().starts_with("an operator resumes queue q; then a worker"), "{said}");
 
     // SQL keeps the pause.
     daemon.kill9_and_restart();

@@ -1,19 +1,25 @@
 //! The cost of announcements of status changes, and that nobody depends on them.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, process::Stdio, time::Duration};
 
-use serde_json::json;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 use taskd::{
     model::{QueueName, ShardId, TaskId, TaskStatus, Watched},
     queue::{Queue, QueueWatch},
     redis_pool::Redis,
     runtime::Supervisor,
 };
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::Command,
+};
 
 use crate::{
     columns::events::Events,
     support::{
         daemon::Daemon,
+        proxy::{Proxy, Upstream},
         redis::{Fsync, RedisServer},
         until,
     },
@@ -151,4 +157,38 @@ async fn an_insert_that_waits_watches_no_queue_that_it_may_not_make() {
     .await;
     assert_eq!(watched, ["ends:q"]);
     assert!(daemon.stop().await.success());
+}
+
+/// Nothing closes the connections of a taskd that hangs.
+#[tokio::test]
+async fn the_command_watches_on_behind_a_taskd_that_hangs() {
+    let (hangs, works, proxy) = (Daemon::start("", &[]).await, Daemon::start("", &[]).await, Proxy::start().await);
+    let lead_to = |daemon: &Daemon| proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", daemon.grpc_port())));
+    lead_to(&hangs);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let command = command.args(["watch", "--queue", "q", "--grpc", &format!("127.0.0.1:{}", proxy.port())]);
+    let mut watch = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    // A gap has no id.
+    let mut line = async || {
+        let line = lines.next_line().await.unwrap().expect("the watch goes on");
+        serde_json::from_str::<Value>(&line).unwrap()["id"].as_str().unwrap_or_default().to_owned()
+    };
+    // It watches from now on, and nobody says when that is.
+    let knocks = async |daemon: &Daemon| {
+        for n in 0.. {
+            daemon.insert(&[json!({"queue": "q", "key": n.to_string()})]).await;
+        }
+    };
+    tokio::select! {
+        _ = line() => {}
+        () = knocks(&hangs) => {}
+    }
+    hangs.signal(Signal::SIGSTOP);
+    lead_to(&works);
+    let shown = async { while works.get(&format!("/v1/tasks/{}", line().await)).await.0 != 200 {} };
+    tokio::select! {
+        shown = tokio::time::timeout(Duration::from_secs(60), shown) => shown.expect("another taskd"),
+        () = knocks(&works) => {}
+    }
 }

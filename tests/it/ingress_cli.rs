@@ -2,11 +2,16 @@
 
 use std::{
     fs,
+    io::Write as _,
     os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Output, Stdio},
     sync::{Arc, Mutex},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use taskd::{
     ingress,
     wire::pb::{
@@ -17,13 +22,21 @@ use taskd::{
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-use crate::{ingress_http::idle_state, support::daemon::Daemon};
+use crate::{
+    ingress_http::idle_state,
+    support::{daemon::Daemon, until},
+};
 
-fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
+fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     // The person who runs the tests may have settings of their own.
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
-    command.env_clear().envs(own).envs(env.iter().copied()).args(args).output().unwrap()
+    command.env_clear().envs(own).args(args);
+    command
+}
+
+fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
+    command(args).envs(env.iter().copied()).output().unwrap()
 }
 
 /// Exit code, stdout, stderr.
@@ -123,6 +136,16 @@ fn nothing_is_asked_of_a_folder_in_which_no_taskd_has_run() {
         assert!(stderr.contains("no taskd has run in") && stderr.contains("--data-dir"), "{stderr}");
         assert!(!folder.exists(), "{args:?}");
     }
+}
+
+#[test]
+fn the_partitions_of_a_folder_without_topics_name_the_setting_of_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let env = [("TASKD_DATA_DIR", dir.path().to_str().unwrap())];
+    assert_eq!(run(&["migrate"], &env).0, 0);
+    let (code, _, stderr) = run(&["partitions", "12"], &env);
+    let said = "there is no topic pipeline: data_dir and topic_prefix must be those of a taskd that has run";
+    assert!(code == 1 && stderr.contains(said), "{code} {stderr}");
 }
 
 #[test]
@@ -576,6 +599,80 @@ async fn insert_gives_up_with_the_summary_of_what_was_stored() {
     let lines: Vec<&str> = stderr.lines().collect();
     assert_eq!(lines[0], format!("waiting for taskd at {url}: gone"));
     assert!(lines.len() == 2 && lines[1].starts_with(&gave_up), "{stderr}");
+}
+
+/// Starts an insert of the keys a, b and c, whose stdin goes on.
+fn endless_insert(url: &str) -> std::process::Child {
+    let mut command = command(&["insert", "--queue", "q", "--json", "--grpc", url]);
+    let mut insert = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    insert.stdin.as_mut().unwrap().write_all(b"a\nb\nc\n").unwrap();
+    insert
+}
+
+fn send_signal(child: &std::process::Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_stops_at_a_signal_with_the_summary_of_what_taskd_answered() {
+    for (signal, name, expected) in [(Signal::SIGINT, "SIGINT", 130), (Signal::SIGTERM, "SIGTERM", 143)] {
+        let (asked, is_asked) = tokio::sync::oneshot::channel();
+        let (signalled, is_signalled) = std::sync::mpsc::channel();
+        let state = Mutex::new((Some(asked), is_signalled));
+        let after_the_signal = move |_, tasks| {
+            let (asked, is_signalled) = &mut *state.lock().unwrap();
+            asked.take().unwrap().send(()).unwrap();
+            tokio::task::block_in_place(|| is_signalled.recv().unwrap());
+            Ok(vec![pb::InsertStatus::Created; tasks])
+        };
+        let url = serve(Scripted { answer: after_the_signal, calls: Arc::default(), watches: Mutex::default() }).await;
+        let mut insert = endless_insert(&url);
+        let _open = insert.stdin.take();
+        is_asked.await.unwrap();
+        send_signal(&insert, signal);
+        signalled.send(()).unwrap();
+        let output = tokio::task::spawn_blocking(|| insert.wait_with_output().unwrap()).await.unwrap();
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert_eq!(output.status.code(), Some(expected), "{stderr}");
+        assert!(stdout.contains(r#""lines":3,"created":3"#), "{stdout}");
+        let said = format!(
+            "taskd: stopped by {name}, and read no further; inserting the same file again makes no task twice\n"
+        );
+        assert_eq!(stderr, said);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_signal_ends_an_insert_at_once() {
+    let busy = |_, tasks| Ok(vec![pb::InsertStatus::TryLater; tasks]);
+    let calls = Arc::<Mutex<Vec<String>>>::default();
+    let url = serve(Scripted { answer: busy, calls: Arc::clone(&calls), watches: Mutex::default() }).await;
+    let mut insert = endless_insert(&url);
+    let _open = insert.stdin.take();
+    until("taskd is asked", async || !calls.lock().unwrap().is_empty()).await;
+    until("it ends", async || {
+        send_signal(&insert, Signal::SIGINT);
+        insert.try_wait().unwrap().is_some()
+    })
+    .await;
+    let output = tokio::task::spawn_blocking(|| insert.wait_with_output().unwrap()).await.unwrap();
+    assert_eq!((output.status.code(), output.stdout), (Some(130), Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_says_that_nobody_takes_its_summary() {
+    let stores = |_, tasks| Ok(vec![pb::InsertStatus::Created; tasks]);
+    let url = serve(Scripted { answer: stores, calls: Arc::default(), watches: Mutex::default() }).await;
+    let insert = move || {
+        let (_dir, path) = file("a\n");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = command(&["insert", "--queue", "q", "--grpc", &url, &path]);
+        command.stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
+    };
+    let output = tokio::task::spawn_blocking(insert).await.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr.starts_with("taskd: cannot write to stdout: No space left"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

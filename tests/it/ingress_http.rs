@@ -178,7 +178,8 @@ async fn a_process_without_the_pipeline_says_so() {
         let problem = problem(api.post("/v1/tasks", content_type, task).await, StatusCode::SERVICE_UNAVAILABLE).await;
         assert_eq!(problem["detail"], "this process does not run the pipeline discovery");
     }
-    let problem_of_get = api.post("/v1/tasks:get", JSON, r#"{"worker":"w","queues":["q"]}"#).await;
+    // A byte order mark is no mistake.
+    let problem_of_get = api.post("/v1/tasks:get", JSON, "\u{feff}{\"worker\":\"w\",\"queues\":[\"q\"]}").await;
     let problem_of_get = problem(problem_of_get, StatusCode::SERVICE_UNAVAILABLE).await;
     assert_eq!(problem_of_get["detail"], "this process does not run the pipeline tasks");
     problem(api.get("/v1/queues").await, StatusCode::SERVICE_UNAVAILABLE).await;

@@ -39,6 +39,10 @@ def test_an_insert_is_answered(taskd: Taskd, queue: str) -> None:
             client.insert("not a name", "k")
         with pytest.raises(Unserialisable, match="object has no form in JSON"):
             client.insert(queue, "k", payload={"a": object()})
+        with pytest.raises(TypeError, match="the key 5 is int; give str or bytes"):
+            client.insert(queue, key=5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="-5 is no time: give seconds, zero or more"):
+            client.insert(queue, "k", delay=-5)
 
 
 def test_a_batch_is_answered_task_by_task(taskd: Taskd, queue: str) -> None:
@@ -202,7 +206,7 @@ def test_a_task_is_explained_and_cancelled(taskd: Taskd, queue: str) -> None:
         answers = client.cancel([task.id, unknown, "no id"])
         assert [one.status for one in answers] == [ItemStatus.OK, ItemStatus.UNKNOWN_TASK, ItemStatus.INVALID]
         assert client.wait(task.id, timeout=60).status is TaskStatus.CANCELLED
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="was not finished within"):
             client.wait(client.insert(queue, "l").id, timeout=0.05)
 
 

@@ -307,6 +307,9 @@ def test_tls(new_taskd: MakeTaskd, tmp_path: Path) -> None:
         assert client.wait(client.insert("q", "k").id, timeout=60).status is TaskStatus.COMPLETED
     with Client(f"https://{taskd.address}", patience=0.3) as client, pytest.raises(Unavailable):
         client.insert("q", "k")
+    said = "if it has TLS, write https:// before the address"
+    with Client(taskd.address, patience=0.3) as client, pytest.raises(Unavailable, match=said):
+        client.insert("q", "k")
     with pytest.raises(InvalidRequest, match="none cannot be read: No such file"):
         Client(taskd.address, tls=TLS(ca=tmp_path / "none"))
     with pytest.raises(InvalidRequest, match="cert and key belong together"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,18 @@ def test_the_typed_worker() -> None:
 
 def test_results_and_watches(taskd: Taskd) -> None:
     names: dict[str, Any] = {}
-    exec(example("async def render").replace("127.0.0.1:7601", taskd.address), names)
+    code = example("async def render").replace("127.0.0.1:7601", taskd.address)
+    exec(code, names)
+    watched = threading.Event()
+    # With a wait that is over before the task is.
+    slow: dict[str, Any] = {"print": lambda *_: watched.set()}
+    exec(code.replace("wait=120", "wait=0", 1), slow)
     worker = taskd_package.Worker(taskd.address, queue="render")
-    worker.handler(lambda task: task.key.encode())
+
+    @worker.handler
+    def render(task: taskd_package.Task[Any]) -> bytes:
+        assert not task.key.endswith("slow") or watched.wait(60)
+        return task.key.encode()
 
     async def run() -> bytes:
         reporting = asyncio.create_task(names["report"]())
@@ -70,6 +80,7 @@ def test_results_and_watches(taskd: Taskd) -> None:
 
     with Background(worker):
         assert asyncio.run(run()) == b"https://example.com/"
+        assert asyncio.run(slow["render"]("https://example.com/slow")) == b"https://example.com/slow"
 
 
 def test_the_client(taskd: Taskd, tmp_path: Any, monkeypatch: Any) -> None:

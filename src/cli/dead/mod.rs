@@ -34,9 +34,9 @@ Examples:
   taskd dead list --queue crawl --since 2h          the newest first
   taskd dead show 0199…                             one letter, with payload and attempts
   taskd dead retry 0199… 0199…                      send these tasks again
-  taskd dead retry --queue crawl --reason timeout --dry-run
+  taskd dead retry --queue crawl --reason 'it took longer' --dry-run
                                                     count them
-  taskd dead retry --queue crawl --reason timeout --yes
+  taskd dead retry --queue crawl --reason 'it took longer' --yes
   taskd dead purge --kind record --until 7d --yes
 
 A task that is sent again keeps its id and the results that it has. What retry or purge has done stays \
@@ -78,7 +78,7 @@ struct Filter {
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<i64>,
 
-    /// Letters whose reason begins so; needs --queue
+    /// Letters whose reason begins with this text; needs --queue
     #[arg(long, value_name = "TEXT", requires = "queue")]
     reason: Option<String>,
 }
@@ -257,6 +257,9 @@ async fn change(
         // An id without a letter matches nothing.
         let all = matched.max(changed + failed);
         print(format_args!("{} of {} letters {done}", HumanCount(changed), HumanCount(all)))?;
+    }
+    if let (0, Some(reason)) = (matched, &args.filter.reason) {
+        say(format_args!("no reason begins with {reason:?}; `taskd dead list` shows the reasons"));
     }
     Ok(failed == 0)
 }

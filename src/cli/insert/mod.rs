@@ -1,6 +1,7 @@
 //! `taskd insert`: inserts a file or stdin, one task per line, over gRPC, several batches at once.
 
 mod progress;
+mod signals;
 mod wait;
 
 use std::{
@@ -10,16 +11,16 @@ use std::{
 
 use anyhow::{Context, bail};
 use backon::BackoffBuilder;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tokio::io::AsyncRead;
-use tokio_util::io::ReaderStream;
+use tokio_util::{io::ReaderStream, sync::CancellationToken};
 
-use self::progress::Progress;
-pub use self::progress::Summary;
+use self::{progress::Progress, signals::Signals};
+pub use self::{progress::Summary, signals::Stopped};
 use super::client::{self, Server, Taskd, WAITS, is_transient};
 use super::print::{print, say};
 use crate::{
@@ -58,9 +59,11 @@ Examples:
 A key is the whole line, with the blanks in it and around it, without the CR of a file with CRLF. \
 JSON comes one task per line, not as one array. \
 taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice. \
-With --wait, the lines on stdout are about tasks, and the summary goes to stderr.
+With --wait, the lines on stdout are about tasks, and the summary goes to stderr. \
+After Ctrl-C or SIGTERM it reads no further, waits for the last answers and prints the summary; another one ends it at \
+once.
 Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server \
-cannot be reached or takes no lines.")]
+cannot be reached or takes no lines, 130 or 143 after Ctrl-C or SIGTERM.")]
 pub struct Insert {
     /// File of lines to insert; - is stdin
     #[arg(value_name = "FILE", default_value = "-")]
@@ -127,7 +130,7 @@ enum Format {
 
 /// Inserts all lines and prints the summary.
 ///
-/// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
+/// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     check(&args)?;
     let client = DiscoveryClient::new(args.server.connect().await?);
@@ -136,15 +139,28 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
     let address = args.server.shown();
     let progress = Progress::new(&address, Time(patience), &bar);
-    let sent = send_all(&args, client, input, &progress).await;
+    let (mut signals, stop) = (Signals::listen().context("cannot listen for signals")?, CancellationToken::new());
+    let mut sending = std::pin::pin!(send_all(&args, client, input, &progress, &stop));
+    let sent = tokio::select! {
+        sent = &mut sending => sent,
+        stopped = signals.next() => {
+            stop.cancel();
+            signals.last(sending).await.and(Err(stopped.into()))
+        }
+    };
     bar.finish_and_clear();
     let summary = progress.summary();
     let shown = if args.json { serde_json::to_string(&summary)? } else { table(&summary) };
-    match args.wait {
-        Some(_) => say(shown),
-        None => drop(print(&shown)),
-    }
-    sent.map(|()| summary)
+    let written = match args.wait {
+        Some(_) => {
+            say(shown);
+            Ok(())
+        }
+        None => print(&shown),
+    };
+    sent?;
+    written?;
+    Ok(summary)
 }
 
 /// Checks the flags that are for all lines: taskd would tell of a wrong one at each line. Its limits may be stricter.
@@ -194,10 +210,12 @@ async fn send_all(
     client: Client,
     input: impl AsyncRead + Unpin,
     progress: &Progress<'_>,
+    stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| progress.read(chunk.len()));
-    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES, drop));
-    let sent = batches.map(|batch| send(client.clone(), args, batch, progress)).buffer_unordered(args.in_flight.into());
+    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES, drop)).take_until(stop.cancelled());
+    let sent = batches.map(|batch| send(client.clone(), args, batch, progress, stop));
+    let sent = sent.buffer_unordered(args.in_flight.into());
     let mut sent = std::pin::pin!(sent);
     let mut look = tokio::time::interval(LOOK_EVERY);
     loop {
@@ -219,29 +237,11 @@ where
     let most = if args.wait.is_some() { MOST_AWAITED } else { usize::MAX };
     let (size, format) = (usize::from(args.batch).min(most), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
-        let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
-        if batch.first_mut().is_some_and(is_blank_behind_its_mark) {
-            batch.remove(0);
-            if batch.is_empty() {
-                batch = lines.next_batch(size).await.context("cannot read the input")?;
-            }
-        }
+        let batch = lines.next_batch(size).await.context("cannot read the input")?;
         let Some(first) = batch.first() else { return Ok(None) };
         let format = if format == Format::Auto { format_of(first)? } else { format };
         Ok(Some(((format, batch), (lines, format))))
     })
-}
-
-/// Drops the byte order mark with which some editors begin a file: it is no part of a key. True if the line has nothing
-/// else.
-fn is_blank_behind_its_mark(line: &mut Line) -> bool {
-    const MARK: &[u8] = "\u{feff}".as_bytes();
-    let (1, Ok(text)) = (line.number, &mut line.text) else { return false };
-    if !text.starts_with(MARK) {
-        return false;
-    }
-    text.advance(MARK.len());
-    text.trim_ascii().is_empty()
 }
 
 fn format_of(line: &Line) -> anyhow::Result<Format> {
@@ -271,6 +271,7 @@ async fn send(
     args: &Insert,
     batch: anyhow::Result<(Format, Vec<Line>)>,
     progress: &Progress<'_>,
+    stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let (format, lines) = batch?;
     if format == Format::Keys && args.queue.is_none() {
@@ -307,7 +308,10 @@ async fn send(
         }
     }
     match args.wait {
-        Some(Time(wait)) => wait::wait(client, all, Instant::now() + wait, progress).await,
+        Some(Time(wait)) => {
+            let ends = wait::wait(client, all, Instant::now() + wait, progress);
+            stop.run_until_cancelled(ends).await.unwrap_or(Ok(()))
+        }
         None => Ok(()),
     }
 }

@@ -15,6 +15,7 @@ use super::{
     super::{
         State,
         body::{Cut, Pace},
+        lines::without_mark,
     },
     problem::Problem,
 };
@@ -87,7 +88,9 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
         }
         text.extend_from_slice(&chunk);
     }
-    Ok(text.freeze())
+    let mut text = text.freeze();
+    without_mark(&mut text);
+    Ok(text)
 }
 
 /// Unwraps taskd's error from the one that axum makes of it.

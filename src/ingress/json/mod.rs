@@ -166,7 +166,13 @@ fn utf8(text: &[u8]) -> Result<&str, String> {
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());
-    shorten(&text[..end], MESSAGE).into_owned()
+    match &text[..end] {
+        // serde_json's words for the first and for the second half.
+        "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
+            "an escape is half of a character: a surrogate without the other one".to_owned()
+        }
+        said => shorten(said, MESSAGE).into_owned(),
+    }
 }
 
 /// `{"results": […]}`, or another list under its name.

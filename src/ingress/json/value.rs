@@ -23,18 +23,21 @@ pub(super) fn read(
             let bytes = BASE64.decode(text).map_err(|error| format!("{name}_base64 is not base64: {error}"))?;
             Ok((bytes.into(), Encoding::Bytes))
         }
-        (Some(json), None) if json.get().starts_with('"') => Ok((string_within(body, json.get())?, Encoding::Text)),
+        (Some(json), None) if json.get().starts_with('"') => {
+            Ok((string_within(body, name, json.get())?, Encoding::Text))
+        }
         (Some(json), None) => Ok((body.slice_ref(json.get().as_bytes()), Encoding::Json)),
     }
 }
 
-fn string_within(body: &Bytes, json: &str) -> Result<Bytes, String> {
+fn string_within(body: &Bytes, name: &str, json: &str) -> Result<Bytes, String> {
     // Without a backslash, the text between the quotes is the string.
     let inner = &json[1..json.len() - 1];
     if !inner.contains('\\') {
         return Ok(body.slice_ref(inner.as_bytes()));
     }
-    serde_json::from_str(json).map(|text: String| Bytes::from(text)).map_err(|error| without_place(&error))
+    let named = |error| format!("{name}: {}", without_place(&error));
+    serde_json::from_str(json).map(|text: String| Bytes::from(text)).map_err(named)
 }
 
 /// The kind of a payload or a result: what its sender sent.

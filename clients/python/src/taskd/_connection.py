@@ -277,7 +277,10 @@ class Connection:
             self.leave(at)
         kind, said = _ERRORS.get(error.code(), Unavailable), str(error.details())
         # Where no taskd listens, the connection is refused.
-        hint = "; is this taskd's gRPC port? 7601 by default" if _ANOTHER_PORT.search(said) else ""
+        hint = ""
+        if _ANOTHER_PORT.search(said):
+            hint = "; is this taskd's gRPC port? 7601 by default"
+            hint += "" if self._target.tls else "; if it has TLS, write https:// before the address"
         return kind(f"{said} ({error.code().name}, {self._target.addresses[at]}){hint}")
 
     def leave(self, at: int) -> None:

@@ -410,16 +410,23 @@ class AsyncClient:
 
     async def wait(self, task_id: str, *, timeout: Seconds | None = None) -> TaskInfo:
         """Waits until a task is COMPLETED, DEAD or CANCELLED, and its results are stored. Raises TimeoutError."""
-        async with asyncio.timeout(None if timeout is None else seconds(timeout)):
-            try:
-                async for _ in self._watch(WATCH_TASK, pb.WatchTaskRequest(id=task_id), _WAIT_PATIENCE):
-                    pass
-            except (Unsupported, Unavailable) as error:
-                # An older taskd, or one with as many watchers as it may have: ask now and then.
-                logger.debug("asking for %s, which cannot be watched: %s", task_id, error)
-            pause = Pauses(0.02, _FINAL_LOOK)
-            while not (task := await self.get_task(task_id)).status.is_final:
-                await asyncio.sleep(pause.next())
+        limit = None if timeout is None else seconds(timeout)
+        try:
+            async with asyncio.timeout(limit):
+                return await self._end_of(task_id)
+        except TimeoutError:
+            raise TimeoutError(f"task {task_id} was not finished within {limit} s") from None
+
+    async def _end_of(self, task_id: str) -> TaskInfo:
+        try:
+            async for _ in self._watch(WATCH_TASK, pb.WatchTaskRequest(id=task_id), _WAIT_PATIENCE):
+                pass
+        except (Unsupported, Unavailable) as error:
+            # An older taskd, or one with as many watchers as it may have: ask now and then.
+            logger.debug("asking for %s, which cannot be watched: %s", task_id, error)
+        pause = Pauses(0.02, _FINAL_LOOK)
+        while not (task := await self.get_task(task_id)).status.is_final:
+            await asyncio.sleep(pause.next())
         return task
 
     async def watch(self, task_id: str, *, last_event_id: str = "") -> AsyncGenerator[TaskEvent, None]:

@@ -113,6 +113,8 @@ def _read_backoff(message: pb.Backoff) -> Backoff:
 
 
 def key_bytes(key: str | bytes) -> bytes:
+    if not isinstance(key, str | bytes):
+        raise TypeError(f"the key {key!r} is {type(key).__name__}; give str or bytes")
     # A key that is not UTF-8 came as a str with surrogates, and goes back as it was.
     return key if isinstance(key, bytes) else key.encode(errors="surrogateescape")
 
