@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn an_answer_that_took_long_changes_nothing_that_it_does_not_contradict() {
         let minute = Duration::from_secs(60);
-        let clock = Clock::begun(Instant::now() - minute, now_unix_ms() - ms(minute));
+        let clock = Clock::begun(Instant::now() - minute, now_unix_ms() - millis(minute));
         let asked = Instant::now() - Duration::from_secs(8);
         let before = clock.now_unix_ms();
         assert_eq!(clock.follow(before - 8000, asked), None);
@@ -156,7 +156,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         tokio::join!(clock.sleep(hour), async { clock.advance(hour) });
         assert!(began.elapsed() < hour / 2);
-        assert!(clock.now_unix_ms() - before >= ms(hour));
+        assert!(clock.now_unix_ms() - before >= millis(hour));
         assert!(clock.moved_unix_ms().is_some());
     }
 }

@@ -18,8 +18,6 @@ use crate::store::{
     BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published, Result, Turn, Unpublished,
 };
 
-/// Behind the last of all ids: no task has it.
-
 /// The kind of a page.
 #[derive(Clone, Copy)]
 enum Of<'a> {
