@@ -27,6 +27,7 @@ use self::{
 pub use self::{
     connect::{PROPERTY_RULES, check},
     partitions::raise as raise_partitions,
+    signals::hangups,
 };
 use crate::{
     config::Settings,

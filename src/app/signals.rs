@@ -1,12 +1,13 @@
 //! SIGTERM, Ctrl-C, and SIGHUP of a terminal that closes.
 
 use std::{
+    io,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{embedded::RedisServer, runtime::Supervisor};
@@ -24,9 +25,7 @@ pub(super) fn watch(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
-    // A process under nohup outlives its terminal.
-    let hangup = (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose();
-    let mut hangup = hangup.context("cannot listen for SIGHUP")?;
+    let mut hangup = hangups().context("cannot listen for SIGHUP")?;
     let watching = async move {
         let mut next = async || {
             tokio::select! {
@@ -52,6 +51,11 @@ pub(super) fn watch(
         end.run_until_cancelled(watching).await;
     });
     Ok(())
+}
+
+/// The SIGHUP of a terminal that closes. `None`: a process under nohup outlives its terminal.
+pub fn hangups() -> io::Result<Option<Signal>> {
+    (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose()
 }
 
 /// True if this process was started with SIGHUP ignored, as nohup does. Linux shows it as the first bit of a mask.

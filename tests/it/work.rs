@@ -62,10 +62,11 @@ impl Work {
         lines
     }
 
-    /// Exit code and stderr of a mistake.
+    /// The line on stderr of a mistake, behind which nothing works.
     async fn refused(&self, command: &[&str]) -> String {
-        let (code, _, stderr) = finish(self.command(command).spawn().unwrap()).await;
+        let (code, lines, stderr) = finish(self.command(command).spawn().unwrap()).await;
         assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+        assert_eq!(lines, Vec::<Value>::new());
         stderr
     }
 }
@@ -296,6 +297,9 @@ async fn mistakes_are_one_line() {
     let work = Work::new(&daemon, &[]);
     let said = work.refused(&["no-such-command", "{key}"]).await;
     assert!(said.contains("there is no command \"no-such-command\""), "{said}");
+    fs::write(work.dir.path().join("plain"), "").unwrap();
+    let said = work.refused(&["./plain"]).await;
+    assert!(said.contains("./plain is not executable: chmod +x ./plain"), "{said}");
     let said = work.refused(&["true"]).await;
     assert!(said.contains("--token or TASKD_TOKEN"), "{said}");
     let open = Daemon::start("", &[]).await;
@@ -313,6 +317,58 @@ async fn mistakes_are_one_line() {
     assert!(said.contains("cannot reach taskd at http://u:***@127.0.0.1:1"), "{said}");
     let said = work.refused(&[]).await;
     assert!(said.contains("CMD"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_starts_for_no_task_ends_the_worker_and_costs_no_attempt() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    daemon.insert(&["1", "2"].map(|key| json!({"queue": "q", "key": key}))).await;
+    for (text, want) in [("true", "first line such as #!/bin/sh"), ("#!/nowhere/sh", "first line (#!) names")] {
+        let work = Work::new(&daemon, &[ONCE, &["--concurrency", "2"]].concat());
+        fs::write(work.script(""), format!("{text}\n")).unwrap();
+        let (code, lines, stderr) = finish(work.command(&["./script", "{key}"]).spawn().unwrap()).await;
+        assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+        assert!(stderr.contains("cannot start ./script") && stderr.contains(want), "{stderr}");
+        assert!(lines.iter().any(|line| line["status"] == "given_back"), "{lines:?}");
+    }
+    let tasks = daemon.lease_all("w", "q", 2).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1), "{tasks:?}");
+    // A command of the task is the task's own mistake.
+    let work = Work::new(&daemon, ONCE);
+    daemon.insert(&[json!({"queue": "q", "key": "./nothing"})]).await;
+    let lines = work.run(&["{key}"]).await;
+    assert_eq!(outcomes(&lines)[0].1, "rejected", "{lines:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_that_closes_drains() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
+    let work = Work::new(&daemon, &[]);
+    let script = work.script("touch began; while [ ! -e end ]; do sleep 0.05; done");
+    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    signal(&child, Signal::SIGHUP);
+    let (child, _) = read_until(child, "draining").await;
+    // The kernel sends another one.
+    signal(&child, Signal::SIGHUP);
+    fs::write(work.dir.path().join("end"), "").unwrap();
+    let (code, lines, stderr) = finish(child).await;
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(outcomes(&lines), [("1", "completed", "")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_not_idle_while_taskd_does_not_answer() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
+    daemon.signal(Signal::SIGSTOP);
+    let work = Work::new(&daemon, &["--exit-when-idle", "3s"]);
+    let (child, _) = read_until(work.command(&["true"]).spawn().unwrap(), "away").await;
+    daemon.signal(Signal::SIGCONT);
+    let (code, lines, stderr) = finish(child).await;
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(outcomes(&lines), [("1", "completed", "")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -59,8 +59,9 @@ impl Worker {
         self
     }
 
-    /// How long a lease is. The worker extends it every third of that, so it says how soon another worker gets the
-    /// tasks of one that died. By default 30 s.
+    /// How long a lease is. The worker extends it every third of that. It also says how long the worker may be silent
+    /// before others get its tasks: half of the lease on a stream, but 2 s to 10 min; all of it with polls. By default
+    /// 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease.max(Duration::from_millis(300));
         self

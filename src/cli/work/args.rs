@@ -1,13 +1,17 @@
 //! The command line of `taskd work`.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, time::Duration};
 
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 
 use crate::{
     cli::client::Server,
     config::{ByteSize, Time},
+    model::{QueueName, WorkerName},
 };
+
+/// The client takes no shorter lease.
+const SHORTEST_LEASE: Duration = Duration::from_millis(300);
 
 /// Work on tasks: run a command for each, or check its URL
 #[derive(Args)]
@@ -38,18 +42,19 @@ Discovered tasks: a line is a key of the same queue (or of --discover-queue), or
 
 Progress is a line on a terminal; otherwise stdout has a JSON object per line for each task, and a summary. \
 Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other \
-workers get their tasks at once. Exit code: 0 after a stop; 2 if taskd cannot be reached or refuses, also if it did \
-not answer the reports of finished tasks at the end.")]
+workers get their tasks at once. A terminal that closes (SIGHUP) is a first one. Exit code: 0 after a stop; 2 if taskd \
+cannot be reached or refuses, if the command cannot be started (its tasks go back at no cost), and if taskd did not \
+answer the reports of finished tasks at the end. With --exit-when-idle also if taskd did not answer for a minute.")]
 pub struct Work {
     /// Queue to take tasks from; may be repeated
-    #[arg(long = "queue", value_name = "NAME", required = true)]
+    #[arg(long = "queue", value_name = "NAME", required = true, value_parser = queue)]
     pub(super) queues: Vec<String>,
 
     #[command(flatten)]
     pub(super) server: Server,
 
     /// Name of this worker; each process needs one of its own [default: host and process]
-    #[arg(long, alias = "worker", value_name = "NAME")]
+    #[arg(long, alias = "worker", value_name = "NAME", value_parser = worker)]
     name: Option<String>,
 
     /// Tasks at a time
@@ -64,15 +69,16 @@ pub struct Work {
     #[arg(long)]
     pub(super) poll: bool,
 
-    /// How soon another worker gets the tasks of this one if it dies
-    #[arg(long, value_name = "TIME", default_value = "30s")]
+    /// How long the leases are; if this worker is silent for half of that (10m at most), others get its tasks; with
+    /// --poll for all of it
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     pub(super) lease: Time,
 
     /// How long a task may take, without a check's wait for its host
-    #[arg(long, value_name = "TIME", default_value = "10m")]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = above_zero)]
     pub(super) timeout: Time,
 
-    /// End when no task came for so long
+    /// End when no task came for so long while taskd answered
     #[arg(long, value_name = "TIME")]
     pub(super) exit_when_idle: Option<Time>,
 
@@ -97,29 +103,32 @@ pub struct Work {
 
 /// The bounds of a command, and the meaning of its output.
 #[derive(Args)]
+#[command(group = clap::ArgGroup::new("discovers").multiple(true))]
 pub(super) struct Commands {
     /// Exit code of a command that means: do not try this task again
-    #[arg(long, value_name = "CODE", default_value_t = 65)]
+    #[arg(long, value_name = "CODE", default_value_t = 65, conflicts_with = "http_check")]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub(super) dead_code: u8,
 
     /// The most that a command may write to stdout
-    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", conflicts_with = "http_check")]
     pub(super) max_output: ByteSize,
 
     /// The result is JSON; anything else on stdout fails the attempt
-    #[arg(long)]
+    #[arg(long, conflicts_with = "http_check")]
     pub(super) json_result: bool,
 
     /// Take discovered tasks from file descriptor 3
-    #[arg(long)]
+    #[arg(long, conflicts_with = "http_check", group = "discovers")]
     pub(super) discover_fd: bool,
 
     /// Take discovered tasks from the lines of stdout that begin so
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", conflicts_with = "http_check", group = "discovers")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(super) discover_prefix: Option<String>,
 
     /// Queue of discovered keys, instead of that of the task
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "discovers", value_parser = queue)]
     pub(super) discover_queue: Option<String>,
 }
 
@@ -128,31 +137,34 @@ pub(super) struct Commands {
 #[command(next_help_heading = "With --http-check")]
 pub(super) struct Checks {
     /// Ask with HEAD, and with GET if the server does not know it
-    #[arg(long, requires = "http_check")]
+    #[arg(long, conflicts_with = "command")]
     pub(super) head: bool,
 
     /// Requests to one host at a time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(conflicts_with = "command")]
     pub(super) per_host: u16,
 
     /// How long to wait between two requests to one host
-    #[arg(long, value_name = "TIME", default_value = "0s")]
+    #[arg(long, value_name = "TIME", default_value = "0s", conflicts_with = "command")]
     pub(super) host_delay: Time,
 
     /// How long a connection and each answer may take
-    #[arg(long, value_name = "TIME", default_value = "20s")]
+    #[arg(long, value_name = "TIME", default_value = "20s", conflicts_with = "command", value_parser = above_zero)]
     pub(super) answer_timeout: Time,
 
     /// How much of an answer is read
-    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", conflicts_with = "command")]
     pub(super) max_body: ByteSize,
 
     /// Redirects to follow
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=20))]
+    #[arg(conflicts_with = "command")]
     pub(super) redirects: u8,
 
     /// Name of the check for the servers; add a page or an address at which its owner can be reached
     #[arg(long, value_name = "TEXT", default_value = concat!("taskd/", env!("CARGO_PKG_VERSION"), " (http-check)"))]
+    #[arg(conflicts_with = "command")]
     pub(super) user_agent: String,
 }
 
@@ -163,5 +175,69 @@ impl Work {
             let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
             format!("{}-{}", host.as_deref().unwrap_or("work"), std::process::id())
         })
+    }
+}
+
+/// taskd would refuse each completion with a wrong one, and the tasks would die.
+fn queue(text: &str) -> Result<String, String> {
+    QueueName::new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn worker(text: &str) -> Result<String, String> {
+    WorkerName::new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn lease(text: &str) -> Result<Time, String> {
+    let lease: Time = text.parse()?;
+    if lease.0 < SHORTEST_LEASE { Err(format!("must be at least {}", Time(SHORTEST_LEASE))) } else { Ok(lease) }
+}
+
+fn above_zero(text: &str) -> Result<Time, String> {
+    let time: Time = text.parse()?;
+    if time.0.is_zero() { Err("must be more than 0s".to_owned()) } else { Ok(time) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use crate::cli::{Refusal, parse};
+
+    fn refusal(args: &[&str]) -> String {
+        let all = ["taskd", "work", "--queue", "q"].iter().chain(args).map(OsString::from);
+        match parse(all) {
+            Err(Refusal::Usage(line)) => line,
+            Ok(_) | Err(_) => panic!("{args:?} should be refused"),
+        }
+    }
+
+    #[test]
+    fn what_would_do_harm_or_nothing_is_refused() {
+        let cases: [(&[&str], &str); 14] = [
+            (&["--queue", "a b", "--", "true"], "queue \"a b\" contains ' '"),
+            (&["--name", "a\nb", "--", "true"], "'--name <NAME>'"),
+            (&["--discover-fd", "--discover-queue", "a b", "--", "true"], "queue \"a b\" contains ' '"),
+            (&["--discover-queue", "ab", "--", "true"], "--discover-fd"),
+            (&["--discover-prefix", "", "--", "true"], "'--discover-prefix <PREFIX>'"),
+            (&["--timeout", "0s", "--", "true"], "must be more than 0s"),
+            (&["--lease", "1ms", "--", "true"], "must be at least 300ms"),
+            (&["--dead-code", "0", "--", "true"], "must be 1 to 255"),
+            (&["--head", "--", "true"], "'--head' cannot be used with"),
+            (&["--per-host", "2", "--", "true"], "'--per-host <N>' cannot be used with"),
+            (&["--user-agent", "me", "--", "true"], "'--user-agent <TEXT>' cannot be used with"),
+            (&["--http-check", "--answer-timeout", "0s"], "must be more than 0s"),
+            (&["--http-check", "--dead-code", "1"], "'--dead-code <CODE>'"),
+            (&["--http-check", "--discover-fd"], "'--discover-fd'"),
+        ];
+        for (args, want) in cases {
+            let line = refusal(args);
+            assert!(line.contains(want), "{args:?}: {line}");
+        }
+    }
+
+    #[test]
+    fn both_ways_of_discovery_go_together() {
+        let args = ["--discover-fd", "--discover-prefix", "NEW ", "--discover-queue", "found", "--", "true"];
+        assert!(parse(["taskd", "work", "--queue", "q"].iter().chain(&args).map(OsString::from)).is_ok());
     }
 }

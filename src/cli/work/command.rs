@@ -3,7 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    io::{PipeReader, Write as _},
+    io::{self, PipeReader, Write as _},
     os::{
         fd::OwnedFd,
         unix::{
@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     pin::pin,
     process::{ExitStatus, Stdio},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -23,10 +23,11 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use command_fds::{CommandFdExt as _, FdMapping};
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use taskd_client::{Done, Failure, Task};
+use taskd_client::{Done, Failure, Stop, Task};
 use tokio::{net::unix::pipe, process::Command, time::timeout};
 use uuid::Uuid;
 
@@ -58,14 +59,14 @@ pub(super) struct Plan {
     has_found: bool,
     prefix: Option<String>,
     queue: Option<String>,
+    unusable: OnceLock<String>,
 }
 
 impl Plan {
     /// `Err`: there is no such command.
     pub(super) fn new(args: &Work) -> anyhow::Result<Self> {
         let command = args.command.clone();
-        let program = command.first().context("no command is given")?;
-        ensure!(is_there(program), "there is no command {program:?}; taskd work runs a program, not a line of a shell");
+        look_for(command.first().context("no command is given")?)?;
         let wants = &args.commands;
         Ok(Self {
             has_file: command.iter().any(|part| contains(part.as_bytes(), b"{file}")),
@@ -77,22 +78,51 @@ impl Plan {
             has_found: wants.discover_fd,
             prefix: wants.discover_prefix.clone(),
             queue: wants.discover_queue.clone(),
+            unusable: OnceLock::new(),
         })
+    }
+
+    /// Why the command starts for no task.
+    pub(super) fn unusable(&self) -> Option<&str> {
+        self.unusable.get().map(String::as_str)
+    }
+
+    /// The command did not start. If no task is to blame, this one goes back at no cost.
+    fn failed_to_start(&self, error: &io::Error) -> Failure {
+        let failure = Failure::new(format!("cannot start the command: {error}"));
+        let Some(program) = self.command.first().filter(|program| !is_of_task(program)) else { return failure };
+        let advice = match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
+            Errno::ENOEXEC => "a script needs a first line such as #!/bin/sh",
+            Errno::ENOENT => "it is gone, or the program that its first line (#!) names is not there",
+            Errno::EACCES => "this user may not run it, or the program that its first line (#!) names",
+            // The arguments of this task are too long, or the system is short of something.
+            _ => return failure,
+        };
+        self.unusable.set(format!("cannot start {}: {error}; {advice}", program.display())).ok();
+        failure.not_started()
     }
 }
 
-/// Runs the command of a task.
-pub(super) async fn run(plan: Arc<Plan>, task: Task) -> Result<Done, Failure> {
+/// Runs the command of a task. A command that starts for no task ends the worker.
+pub(super) async fn run(plan: Arc<Plan>, stop: Stop, task: Task) -> Result<Done, Failure> {
+    let done = work(&plan, &task).await;
+    if plan.unusable().is_some() {
+        stop.drain();
+    }
+    done
+}
+
+async fn work(plan: &Plan, task: &Task) -> Result<Done, Failure> {
     if task.key_bytes().contains(&0) {
         return Err(Failure::new("the key has a zero byte, which no command takes").never_again());
     }
     let file = if plan.has_file { Some(PayloadFile::write(&task.payload)?) } else { None };
     let file = file.as_ref().map(|file| file.0.as_path());
-    let mut ended = run_once(&plan, &task, file).await?;
+    let mut ended = run_once(plan, task, file).await?;
     if ended.met_a_signal_at_its_start() {
-        ended = run_once(&plan, &task, file).await?;
+        ended = run_once(plan, task, file).await?;
     }
-    finish(&plan, &task, &ended)
+    finish(plan, task, &ended)
 }
 
 /// A command that has ended.
@@ -201,7 +231,7 @@ fn start(
     } else {
         None
     };
-    let child = command.spawn().map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
+    let child = command.spawn().map_err(|error| plan.failed_to_start(&error))?;
     // The command dies here, and with it this end of the pipe: otherwise nobody would see the end of the other.
     Ok((child, found))
 }
@@ -320,15 +350,28 @@ impl Drop for PayloadFile {
     }
 }
 
-/// True if the program can be started, as far as one can see.
-fn is_there(program: &OsStr) -> bool {
-    let is_program =
-        |path: &Path| path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
-    if program.as_bytes().contains(&b'/') || contains(program.as_bytes(), b"{") {
-        return contains(program.as_bytes(), b"{") || is_program(Path::new(program));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| is_program(&folder.join(program)))
+/// `Err`: the program cannot be started, as far as one can see.
+fn look_for(program: &OsStr) -> anyhow::Result<()> {
+    let is_file = |path: &Path| path.metadata().is_ok_and(|file| file.is_file());
+    let may_run = |path: &Path| path.metadata().is_ok_and(|file| file.permissions().mode() & 0o111 != 0);
+    let path = Path::new(program);
+    let is_there = if is_of_task(program) {
+        true
+    } else if program.as_bytes().contains(&b'/') {
+        ensure!(!is_file(path) || may_run(path), "{0} is not executable: chmod +x {0}", path.display());
+        is_file(path)
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let mut paths = std::env::split_paths(&folders).map(|folder| folder.join(program));
+        paths.any(|path| is_file(&path) && may_run(&path))
+    };
+    ensure!(is_there, "there is no command {program:?}; taskd work runs a program, not a line of a shell");
+    Ok(())
+}
+
+/// True if each task may name another program.
+fn is_of_task(program: &OsStr) -> bool {
+    contains(program.as_bytes(), b"{")
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {

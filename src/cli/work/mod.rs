@@ -7,25 +7,83 @@ mod found;
 mod http_check;
 mod show;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
-use taskd_client::{Client, Error, Worker};
+use taskd_client::{Client, Error, Source as _, Unary, Worker};
+use tonic::Code;
 
 pub use self::args::Work;
 use self::{command::Plan, http_check::Checker, show::Show};
 use super::client::refused;
+use crate::app;
+
+/// A call that asks only whether taskd answers has a quarter of this.
+const ASKING: Duration = Duration::from_secs(8);
 
 /// Works until it is stopped.
 pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let handler = Handler::new(&args)?;
     let client = args.server.client().await?;
     let name = args.name();
-    let show = Arc::new(Show::new(&name, args.json));
+    let calls = Unary::new(&client, &name, &args.queues, Duration::ZERO, ASKING);
+    if let Err(error @ Error::Refused { code, .. }) = &calls.extend(Vec::new()).await
+        && *code != Code::Unimplemented
+    {
+        return Err(refused(error));
+    }
+    let show = Arc::new(Show::new(args.json));
+    show.up(&name);
+    let worker = worker(&args, name, &show);
+    let (stop, mut gave_up) = (worker.stop(), None);
+    let mut hangup = app::hangups().context("cannot listen for SIGHUP")?;
+    let worked = async {
+        let worked = handler.work(worker, &client).await;
+        worked.map_err(|error| refused(&error))
+    };
+    let idle = async {
+        let answers = async || match calls.extend(Vec::new()).await {
+            Err(error) if error.may_pass() => Err(error),
+            _ => Ok(()),
+        };
+        match args.exit_when_idle {
+            Some(time) => show.idle(time.0, answers).await,
+            None => pending().await,
+        }
+    };
+    let stopping = async {
+        tokio::select! {
+            idle = idle => gave_up = idle.err(),
+            Some(()) = async { hangup.as_mut()?.recv().await } => {}
+        }
+        stop.drain();
+        pending::<()>().await;
+    };
+    let summary = tokio::select! {
+        summary = Box::pin(worked) => summary,
+        () = Box::pin(stopping) => bail!("the worker ended before its end"),
+    };
+    show.finish();
+    let summary = summary?;
+    show.summary(&summary);
+    if let Some(why) = handler.unusable() {
+        bail!("{why}");
+    }
+    match (summary.unreported, gave_up) {
+        (0, None) => Ok(()),
+        (0, Some(why)) => bail!("taskd did not answer for a minute: {why}"),
+        (1, _) => bail!("1 task is finished, and taskd did not answer its report: another worker may do it again"),
+        (tasks, _) => {
+            bail!("{tasks} tasks are finished, and taskd did not answer their reports: others may do them again")
+        }
+    }
+}
+
+fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
     // The handler has a time-out of its own, and says more. A check may wait as long for its host.
     let waiting = if args.http_check { args.timeout.0 } else { Duration::ZERO };
     let limit = args.timeout.0 + waiting + command::KILL_AFTER * 4;
-    let mut worker = Worker::new(name, args.queues.clone())
+    let worker = Worker::new(name, args.queues.clone())
         .concurrency(args.concurrency.into())
         .prefetch(args.prefetch.into())
         .lease(args.lease.0)
@@ -36,34 +94,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
             let show = show.clone();
             move |event| show.event(&event)
         });
-    if args.poll {
-        worker = worker.poll();
-    }
-    let stop = worker.stop();
-    let worked = async {
-        let worked = handler.work(worker, &client).await;
-        worked.map_err(|error| refused(&error))
-    };
-    let idle = async {
-        match args.exit_when_idle {
-            Some(time) => show.idle(time.0).await,
-            None => std::future::pending().await,
-        }
-        stop.drain();
-        std::future::pending::<()>().await;
-    };
-    let summary = tokio::select! {
-        summary = Box::pin(worked) => summary,
-        () = idle => bail!("the worker ended before its end"),
-    };
-    show.finish();
-    let summary = summary?;
-    show.summary(&summary);
-    match summary.unreported {
-        0 => Ok(()),
-        1 => bail!("1 task is finished, and taskd did not answer its report: another worker may do it again"),
-        tasks => bail!("{tasks} tasks are finished, and taskd did not answer their reports: others may do them again"),
-    }
+    if args.poll { worker.poll() } else { worker }
 }
 
 /// The work on a task.
@@ -81,10 +112,24 @@ impl Handler {
         Ok(Self::Command(Arc::new(Plan::new(args)?)))
     }
 
-    async fn work(self, worker: Worker, client: &Client) -> Result<taskd_client::Summary, Error> {
+    async fn work(&self, worker: Worker, client: &Client) -> Result<taskd_client::Summary, Error> {
         match self {
-            Self::Command(plan) => worker.run(client, move |task| command::run(plan.clone(), task)).await,
-            Self::HttpCheck(checker) => worker.run(client, move |task| http_check::check(checker.clone(), task)).await,
+            Self::Command(plan) => {
+                let (plan, stop) = (plan.clone(), worker.stop());
+                worker.run(client, move |task| command::run(plan.clone(), stop.clone(), task)).await
+            }
+            Self::HttpCheck(checker) => {
+                let checker = checker.clone();
+                worker.run(client, move |task| http_check::check(checker.clone(), task)).await
+            }
+        }
+    }
+
+    /// Why the worker can do no task.
+    fn unusable(&self) -> Option<&str> {
+        match self {
+            Self::Command(plan) => plan.unusable(),
+            Self::HttpCheck(_) => None,
         }
     }
 }

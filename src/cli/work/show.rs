@@ -8,13 +8,16 @@ use std::{
 
 use indicatif::{HumanCount, ProgressBar};
 use serde_json::{Value, json};
-use taskd_client::{Ended, Event, Summary};
+use taskd_client::{Ended, Error, Event, Summary};
+use tokio::time::sleep;
 
 use crate::cli::print::print;
 use crate::cli::{ask::printable, patience::progress_bar};
 
 /// How often to tell that taskd does not answer.
 const TELL_EVERY: Duration = Duration::from_secs(10);
+/// How long to wait for taskd, without an answer. If no call fails for so long, taskd is there again.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
@@ -33,34 +36,46 @@ struct State {
     told: Option<Instant>,
     /// Of the last event of a task.
     at: Instant,
+    /// There was no event of a task since.
+    away: Option<Away>,
+}
+
+/// Calls that fail.
+struct Away {
+    first: Instant,
+    last: Instant,
+    why: String,
 }
 
 impl Show {
-    pub(super) fn new(worker: &str, is_json: bool) -> Self {
+    pub(super) fn new(is_json: bool) -> Self {
         let bar = (!is_json && io::stdout().is_terminal()).then(progress_bar);
         let (running, completed, failed, given_back, lost, told) = (0, 0, 0, 0, 0, None);
-        let state = State { running, completed, failed, given_back, lost, told, at: Instant::now() };
-        let show = Self { bar, state: state.into() };
-        match &show.bar {
+        let state = State { running, completed, failed, given_back, lost, told, at: Instant::now(), away: None };
+        Self { bar, state: state.into() }
+    }
+
+    pub(super) fn up(&self, worker: &str) {
+        match &self.bar {
             Some(bar) => {
                 bar.enable_steady_tick(Duration::from_millis(100));
                 bar.set_message(format!("{worker} waits for tasks"));
             }
             None => line(&json!({"event": "up", "worker": worker})),
         }
-        show
     }
 
     pub(super) fn event(&self, event: &Event<'_>) {
         let mut state = self.state();
         match event {
             Event::Started(task) => {
-                (state.running, state.at) = (state.running + 1, Instant::now());
+                state.running += 1;
+                (state.at, state.away) = (Instant::now(), None);
                 self.draw(&state, &task.key());
             }
             Event::Ended { task, ended, reason, took } => {
                 state.running -= u64::from(took.is_some());
-                state.at = Instant::now();
+                (state.at, state.away) = (Instant::now(), None);
                 let (count, status) = match ended {
                     Ended::Completed => (&mut state.completed, "completed"),
                     Ended::Rejected => (&mut state.failed, "rejected"),
@@ -82,6 +97,7 @@ impl Show {
                 self.draw(&state, &task.key());
             }
             Event::Away(error) => {
+                state.fails(error, Instant::now());
                 if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
                     return;
                 }
@@ -97,13 +113,22 @@ impl Show {
         }
     }
 
-    /// Until no task has run for so long.
-    pub(super) async fn idle(&self, time: Duration) {
+    /// Until no task has run for so long, and taskd answers. `Err`: why it did not answer for a minute.
+    pub(super) async fn idle(
+        &self,
+        time: Duration,
+        answers: impl AsyncFn() -> Result<(), Error>,
+    ) -> Result<(), String> {
         loop {
-            tokio::time::sleep(time.clamp(SHORTEST_LOOK, LOOK_EVERY)).await;
-            let state = self.state();
-            if state.running == 0 && state.at.elapsed() >= time {
-                return;
+            sleep(time.clamp(SHORTEST_LOOK, LOOK_EVERY)).await;
+            if let Some(why) = self.state().gives_up(Instant::now()) {
+                return Err(why);
+            }
+            if self.state().is_idle(time, Instant::now()) {
+                match answers().await {
+                    Ok(()) => return Ok(()),
+                    Err(error) => self.event(&Event::Away(&error)),
+                }
             }
         }
     }
@@ -148,7 +173,57 @@ impl Show {
     }
 }
 
+impl State {
+    fn fails(&mut self, error: &Error, now: Instant) {
+        let before = self.away.take().filter(|away| now - away.last < GIVE_UP_AFTER);
+        let first = before.map_or(now, |away| away.first);
+        self.away = Some(Away { first, last: now, why: error.to_string() });
+    }
+
+    /// Why calls have failed for too long.
+    fn gives_up(&self, now: Instant) -> Option<String> {
+        let away = self.away.as_ref()?;
+        (now - away.first >= GIVE_UP_AFTER && now - away.last < GIVE_UP_AFTER).then(|| away.why.clone())
+    }
+
+    /// True if no task has run for so long while no call failed.
+    fn is_idle(&self, time: Duration, now: Instant) -> bool {
+        let since = self.away.as_ref().map_or(self.at, |away| away.last);
+        self.running == 0 && now - since >= time
+    }
+}
+
 /// A JSON line on stdout. A reader that went away is no failure: the work goes on.
 fn line(value: &Value) {
     writeln!(io::stdout(), "{value}").ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Duration = Duration::from_secs(3);
+
+    #[test]
+    fn a_worker_is_idle_while_calls_do_not_fail_and_gives_up_if_they_fail_for_a_minute() {
+        let show = Show::new(true);
+        let (mut state, error) = (show.state(), Error::Options("away".to_owned()));
+        let began = state.at;
+        let after = |seconds| began + Duration::from_secs(seconds);
+        assert_eq!([2, 3].map(|seconds| state.is_idle(TIME, after(seconds))), [false, true]);
+        // The report of a task that runs no more gets no answer.
+        state.running = 1;
+        for seconds in (2..62).step_by(10) {
+            state.fails(&error, after(seconds));
+            assert_eq!(state.gives_up(after(seconds)), None);
+        }
+        assert!(!state.is_idle(TIME, after(60)));
+        assert_eq!(state.gives_up(after(62)), Some("away".to_owned()));
+        // A failure after a minute without one is another trouble.
+        assert_eq!(state.gives_up(after(112)), None);
+        state.fails(&error, after(112));
+        assert_eq!(state.gives_up(after(112)), None);
+        state.running = 0;
+        assert_eq!([114, 115].map(|seconds| state.is_idle(TIME, after(seconds))), [false, true]);
+    }
 }

@@ -30,9 +30,9 @@ use crate::{
     unary::{Unary, extend_within},
 };
 
-/// The bounds of a session's time-out: what taskd takes, and how long it may take to notice that a connection is dead.
+/// The bounds of a session's time-out that taskd takes.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(15);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One worker's session. Ends when dropped; taskd then gives back what is in its hands.
 pub(crate) struct Session {
@@ -61,8 +61,7 @@ impl Session {
         let opening = pb::OpenSession {
             worker: worker.to_owned(),
             queues: queues.to_vec(),
-            // A dead connection is noticed while the leases live.
-            timeout: Some(proto((lease / 2).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT))),
+            timeout: Some(proto(timeout(lease))),
             lease_duration: Some(proto(lease)),
             ..Default::default()
         };
@@ -90,6 +89,11 @@ impl Session {
             Answer::ByCall(Items::Extensions(all)) => self.polls.extend(all).await,
         }
     }
+}
+
+/// The time-out of a session with such leases. A dead connection is noticed while they live.
+fn timeout(lease: Duration) -> Duration {
+    (lease / 2).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
 }
 
 fn gone() -> Error {
@@ -156,5 +160,16 @@ impl Source for Session {
         if self.commands.send(Command::Close(reply)).is_ok() {
             closed.await.ok();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_may_be_silent_for_half_of_its_lease() {
+        let timeouts = [1, 30, 600, 3600].map(|lease| timeout(Duration::from_secs(lease)).as_secs());
+        assert_eq!(timeouts, [2, 15, 300, 600]);
     }
 }
