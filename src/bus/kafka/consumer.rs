@@ -228,6 +228,8 @@ impl Subscription for Member {
         if self.committing.is_some() || self.is_look_due() {
             self.commit_what_is_done().await?;
         }
+        // Records that came while it stayed may be of a partition that was revoked since.
+        self.forget_lost_partitions(&consumer);
         // Again if the partitions of all received records were revoked meanwhile.
         while self.buffer.is_empty() {
             self.receive(max).await?;
