@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::{millis, names::QueueName};
+use super::{names::QueueName, unix_time::millis};
 
 /// The longest idempotency key.
 pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;

@@ -25,6 +25,7 @@ mod text;
 mod times;
 mod token;
 mod trace;
+mod unix_time;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
@@ -62,9 +63,10 @@ pub use text::{ECHO, shorten};
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
+pub use unix_time::{millis, now_unix_ms};
 pub use validate::TaskRules;
 
-use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -315,16 +317,6 @@ impl FromStr for Offset {
         let (major, minor) = text.split_once('-').unwrap_or((text, "0"));
         Ok(Self { major: major.parse()?, minor: minor.parse()? })
     }
-}
-
-/// Milliseconds since 1970 by this machine's clock. Times that other processes compare come from `runtime::Clock`.
-pub fn now_unix_ms() -> i64 {
-    millis(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default())
-}
-
-/// A duration as differences of such times are.
-pub fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
