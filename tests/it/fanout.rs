@@ -188,7 +188,7 @@ impl Fixture {
         until("it was tried again", async || self.refusals().await > refusals + 2).await;
     }
 
-    /// Whether the fanout shows no progress while it tries held shards.
+    /// True if the fanout shows no progress while it tries held shards.
     async fn stalls(&self) -> bool {
         self.clock.advance(2 * STALL_AFTER);
         self.is_tried().await;

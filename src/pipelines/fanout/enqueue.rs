@@ -203,7 +203,7 @@ impl Fanout {
     }
 }
 
-/// Whether the failure may be of one shard alone: it is damaged, or its master is away.
+/// True if one shard alone may be the cause: it is damaged, or its master is away.
 ///
 /// A write that was not copied is none: it is made, and the same call again waits for the copy.
 pub(super) fn is_of_shard(error: &queue::Error) -> bool {
