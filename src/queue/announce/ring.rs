@@ -96,29 +96,52 @@ struct Held {
 #[derive(Default)]
 struct Known {
     events: VecDeque<(TaskId, TaskStatus, i64)>,
-    last: HashMap<TaskId, (TaskStatus, i64)>,
+    last: HashMap<TaskId, Last>,
+}
+
+struct Last {
+    status: TaskStatus,
+    at_unix_ms: i64,
+    is_told: bool,
+}
+
+impl Last {
+    fn is(&self, status: TaskStatus, at_unix_ms: i64) -> bool {
+        self.status == status && self.at_unix_ms == at_unix_ms
+    }
 }
 
 impl Known {
-    /// True for what was told before, and for what came before the end of its task.
+    /// True for what came before, and for a step back: from the end of its task, or from a later status that watchers
+    /// have been told. One that is still held will be put in order.
     fn has(&self, event: &TaskEvent) -> bool {
-        let is_known = |(status, at): &(TaskStatus, i64)| {
-            *status == event.status || (status.is_final() && event.at_unix_ms <= *at)
-        };
-        self.last.get(&event.id).is_some_and(is_known)
+        self.last.get(&event.id).is_some_and(|last| {
+            let is_passed = last.is_told && event.status.rank() < last.status.rank();
+            let is_back = (last.status.is_final() || is_passed) && event.at_unix_ms <= last.at_unix_ms;
+            event.status == last.status || is_back
+        })
     }
 
     fn note(&mut self, event: &TaskEvent) {
         self.keep(KNOWN - 1);
-        self.last.insert(event.id, (event.status, event.at_unix_ms));
-        self.events.push_back((event.id, event.status, event.at_unix_ms));
+        let TaskEvent { id, status, at_unix_ms, .. } = *event;
+        self.last.insert(id, Last { status, at_unix_ms, is_told: false });
+        self.events.push_back((id, status, at_unix_ms));
+    }
+
+    fn note_told(&mut self, event: &TaskEvent) {
+        if let Some(last) = self.last.get_mut(&event.id)
+            && last.is(event.status, event.at_unix_ms)
+        {
+            last.is_told = true;
+        }
     }
 
     fn keep(&mut self, count: usize) {
         while self.events.len() > count
             && let Some((id, status, at)) = self.events.pop_front()
         {
-            if self.last.get(&id) == Some(&(status, at)) {
+            if self.last.get(&id).is_some_and(|last| last.is(status, at)) {
                 self.last.remove(&id);
             }
         }
@@ -159,7 +182,10 @@ impl State {
     fn release(&mut self, upto: Option<(i64, u8)>) {
         self.held.sort_by_key(|held| held.event.order());
         let count = self.held.partition_point(|held| Some(held.event.order()) <= upto);
-        self.told.extend(self.held.drain(..count).map(|held| Word::Event(held.event, held.arrival)));
+        for Held { event, arrival, .. } in self.held.drain(..count) {
+            self.known.note_told(&event);
+            self.told.push_back(Word::Event(event, arrival));
+        }
     }
 
     /// Tells what has waited, with what came since and belongs before it.

@@ -82,6 +82,20 @@ fn what_was_told_before_is_not_told_again() {
 }
 
 #[test]
+fn an_earlier_status_that_comes_behind_a_told_one_is_not_told() {
+    let (ring, now) = ring();
+    let mut place = ring.end();
+    let [in_order, too_late] = [event(TaskStatus::Assigned, 4), event(TaskStatus::Assigned, 4)];
+    let of = |task: &TaskEvent, at_unix_ms| TaskEvent { status: TaskStatus::Queued, at_unix_ms, ..task.clone() };
+    ring.tell(vec![in_order.clone(), too_late.clone()], now);
+    ring.tell(vec![of(&in_order, 3)], now);
+    assert_eq!(read(&ring, &mut place, now + HOLD), Ok(vec![3, 4, 4]));
+    ring.tell(vec![of(&too_late, 4)], now + HOLD);
+    ring.tell(vec![of(&in_order, 5)], now + HOLD);
+    assert_eq!(read(&ring, &mut place, now + 2 * HOLD), Ok(vec![5]), "a task that is queued again");
+}
+
+#[test]
 fn a_watcher_whose_next_event_was_dropped_is_too_slow_and_one_that_reads_is_not() {
     let (ring, now) = ring();
     let (mut reads, mut stays) = (ring.end(), ring.end());
