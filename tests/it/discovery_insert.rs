@@ -83,6 +83,7 @@ impl Fixture {
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);
         Arc::get_mut(&mut state.api).expect("nobody else has it").discovery = Some(discovery.clone());
+        state.gates = process.gates.clone();
         Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
     }
 
@@ -132,13 +133,25 @@ impl Fixture {
         self.supervisor.wait().await;
     }
 
+    /// Starts a server; answers its URL.
+    async fn serve(&self) -> String {
+        let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(ingress::http::serve(listener, self.state.clone()));
+        url
+    }
+
+    /// The answer of `/readyz`.
+    async fn readiness(&self) -> (u16, Value) {
+        let url = format!("{}/readyz", self.serve().await);
+        let answer = crate::support::http_client().get(url).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
     /// Sends a body to a server of its own.
     async fn post(&self, content_type: &str, body: String) -> reqwest::Response {
-        let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
-        let url = format!("http://{}/v1/tasks", listener.local_addr().unwrap());
-        tokio::spawn(ingress::http::serve(listener, self.state.clone()));
         crate::support::http_client()
-            .post(url)
+            .post(format!("{}/v1/tasks", self.serve().await))
             .header(header::CONTENT_TYPE, content_type)
             .body(body)
             .send()
@@ -469,9 +482,13 @@ pub(crate) fn watched(supervisor: &Supervisor) -> Vec<String> {
 async fn a_database_without_room_is_told_and_what_was_answered_is_kept() {
     let fixture = Fixture::start_on(|_| {}, Some(100)).await;
     let mut created = 0;
+    let insert = async |key: u64| {
+        let task = serde_json::json!({"queue": "q", "key": key.to_string(), "payload": "x".repeat(10_000)});
+        fixture.post("application/json", task.to_string()).await
+    };
+    assert!(fixture.readiness().await.1["database"].is_null());
     let refused = loop {
-        let task = serde_json::json!({"queue": "q", "key": created.to_string(), "payload": "x".repeat(10_000)});
-        let response = fixture.post("application/json", task.to_string()).await;
+        let response = insert(created).await;
         if response.status() != 200 {
             break response;
         }
@@ -483,5 +500,14 @@ async fn a_database_without_room_is_told_and_what_was_answered_is_kept() {
     let problem: Value = refused.json().await.unwrap();
     assert!(problem["detail"].as_str().unwrap().contains("full"), "{problem}");
     assert_eq!(fixture.unfinished().await["q"], created);
+
+    // A duplicate needs no room.
+    assert_eq!(insert(0).await.status(), 200);
+    let (status, answer) = fixture.readiness().await;
+    assert_eq!(status, 200, "{answer}");
+    assert!(answer["database"].as_str().unwrap().contains("full"), "{answer}");
+    fixture.database.execute("UPDATE tasks SET payload = x''").await;
+    assert_eq!(insert(created).await.status(), 200);
+    assert!(fixture.readiness().await.1["database"].is_null());
     fixture.stop().await;
 }

@@ -1,5 +1,7 @@
 //! The probes: whether the process lives, and whether it does its work.
 
+use std::time::Instant;
+
 use axum::{
     Json, Router,
     extract::State as Extract,
@@ -28,6 +30,9 @@ pub(super) struct Readiness {
     /// The reason why inserts are refused, if Redis has little memory left.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<String>,
+    /// The words of the database, if it has no room for new tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    database: Option<String>,
 }
 
 /// A loop that makes no progress.
@@ -53,6 +58,8 @@ async fn readyz(Extract(state): Extract<State>) -> Response {
         (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
         (false, true, false) => (StatusCode::OK, "ready"),
     };
+    // Workers go on, and an insert may find room: the process is ready all the same.
+    let database = state.gates.full_database(Instant::now());
     let memory = shortage.map(|shortage| shortage.why);
-    (code, Json(Readiness { status, stalled, memory })).into_response()
+    (code, Json(Readiness { status, stalled, memory, database })).into_response()
 }

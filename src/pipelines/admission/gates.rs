@@ -1,10 +1,17 @@
 //! Gates between SQL and the bus: a closed gate keeps new tasks in SQL.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::RwLock;
 
 use crate::model::QueueName;
+
+/// How long a database counts as full after it refused an insert. Nobody may insert meanwhile, because of that.
+const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// One gate per queue. Clones share them.
 ///
@@ -25,6 +32,8 @@ pub struct Shortage {
 #[derive(Default)]
 struct Closed {
     shortage: Option<Shortage>,
+    /// When the database had no room for new tasks, and what it said. It has stored none since.
+    full_database: Option<(Instant, String)>,
     queues: HashSet<QueueName>,
 }
 
@@ -68,5 +77,42 @@ impl Gates {
     /// Whether Redis has little memory left.
     pub fn is_short(&self) -> bool {
         self.0.read().shortage.is_some()
+    }
+
+    /// Notes that the database has no room for new tasks. It closes no gate: the next insert may find room.
+    pub fn database_is_full(&self, why: String, now: Instant) {
+        self.0.write().full_database = Some((now, why));
+    }
+
+    /// Notes that the database has stored new tasks.
+    pub fn database_has_room(&self) {
+        if self.0.read().full_database.is_some() {
+            self.0.write().full_database = None;
+        }
+    }
+
+    /// The words with which the database refused new tasks in the last ten seconds, if it has stored none since.
+    pub fn full_database(&self, now: Instant) -> Option<String> {
+        let closed = self.0.read();
+        let (at, why) = closed.full_database.as_ref()?;
+        (now.saturating_duration_since(*at) < FULL_FOR).then(|| why.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_is_full_until_it_stores_a_task_or_nobody_tries() {
+        let (gates, now) = (Gates::default(), Instant::now());
+        assert_eq!(gates.full_database(now), None);
+        gates.database_is_full("no room".into(), now);
+        assert_eq!(gates.full_database(now + FULL_FOR / 2).as_deref(), Some("no room"));
+        assert_eq!(gates.full_database(now + FULL_FOR), None);
+        gates.database_is_full("no room".into(), now + FULL_FOR);
+        assert!(gates.full_database(now + FULL_FOR).is_some());
+        gates.database_has_room();
+        assert_eq!(gates.full_database(now + FULL_FOR), None);
     }
 }

@@ -224,10 +224,17 @@ async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec
 }
 
 async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored<Inserted>> {
-    match rows.is_empty() {
-        true => Ok(Stored { answers: Vec::new(), batch: Turn::FIRST }),
-        false => context.store.insert(rows).await,
+    if rows.is_empty() {
+        return Ok(Stored { answers: Vec::new(), batch: Turn::FIRST });
     }
+    let stored = context.store.insert(rows).await;
+    match &stored {
+        // Duplicates need no room.
+        Ok(stored) if stored.answers.contains(&Inserted::New) => context.gates.database_has_room(),
+        Err(error @ store::Error::Full(_)) => context.gates.database_is_full(error.to_string(), Instant::now()),
+        _ => {}
+    }
+    stored
 }
 
 /// Stores each caller's rows in a transaction of their own. Answers per row, in order.
