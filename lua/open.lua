@@ -1,12 +1,14 @@
--- Opens a shard that has no generation. The new generation begins with an empty state, and the records of `pipeline` up
--- to the offset count as enqueued. The entries of the outbox stay. Two processes may both find a shard lost, and the
--- later one must not empty the shard that the other has opened: so the look and the change are one step.
+-- Opens a shard that has no generation, or an earlier one: SQL counts that one as lost, because the call that opens it
+-- came late. The new generation begins with an empty state, and the records of `pipeline` up to the offset count as
+-- enqueued. The entries of the outbox stay. Two processes may both find a shard lost, and the later one must not empty
+-- the shard that the other has opened: so the look and the change are one step.
 -- The only script of a shard without lib/shard.lua, which refuses a shard without a generation.
 --
 -- KEYS     all keys of a shard
 -- ARGV[1]  now, not used   ARGV[2] the generation   ARGV[3] '<topic generation>/<major>-<minor>' to begin behind, or ''
--- Returns 1 opened | 0 the shard has a generation: nothing was changed
-if redis.call('EXISTS', GENERATION) == 1 then return 0 end
+-- Returns 1 opened | 0 the shard has this generation or a later one: nothing was changed
+local present = redis.call('GET', GENERATION)
+if present and tonumber(present) >= tonumber(ARGV[2]) then return 0 end
 for _, key in ipairs(KEYS) do
   if key ~= OUTBOX then redis.call('UNLINK', key) end
 end

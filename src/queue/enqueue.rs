@@ -143,8 +143,9 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
 }
 
 impl Shards {
-    /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset`
-    /// count as enqueued. The entries of its outbox stay. Does nothing when the shard has a generation.
+    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty state: records of
+    /// `pipeline` up to `offset` count as enqueued, and the entries of its outbox stay. Does nothing when the shard has
+    /// this generation or a later one.
     pub(super) async fn open(
         &self,
         shard: &ShardId,

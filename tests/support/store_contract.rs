@@ -113,6 +113,7 @@ macro_rules! store_contract {
             tasks_of_an_older_taskd_go_out_as_before,
             batches_agree_with_a_row_for_each_task,
             a_dead_task_has_its_letter_until_it_is_sent_again,
+            a_task_that_is_sent_again_before_its_time_waits_for_it,
             a_death_of_an_earlier_epoch_ends_nothing,
             completions_behind_the_death_count_when_a_task_is_sent_again,
             a_wish_is_kept_until_its_task_is_cancelled,

@@ -81,6 +81,11 @@ impl LostShards {
         let named = named(&lost);
         tracing::warn!(shards = lost.len(), "redis has lost {named}: bringing the unfinished tasks back from SQL");
         self.results_are_in_sql(cx).await?;
+        // Not lost, but new: its opening was on the way. If it comes later still, the next generation replaces it.
+        let lost = without_generation(&self.queue, lost).await?;
+        if lost.is_empty() {
+            return Ok(());
+        }
         // Records up to these ends count as read. Their tasks are in SQL, and are published again behind them.
         let ends = self.bus.ends(Topic::Pipeline).await?;
         let lost: Vec<(ShardId, u64)> = lost.into_iter().map(|shard| (shard.clone(), open[&shard])).collect();

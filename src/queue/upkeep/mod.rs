@@ -317,8 +317,9 @@ impl Upkeep {
         Ok(generations)
     }
 
-    /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset`
-    /// count as enqueued. The entries of its outbox stay. Does nothing when the shard has a generation.
+    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty state: records of
+    /// `pipeline` up to `offset` count as enqueued, and the entries of its outbox stay. Does nothing when the shard has
+    /// this generation or a later one.
     pub async fn open_shard(
         &self,
         shard: &ShardId,

@@ -106,8 +106,8 @@ async fn begin_again<S: Session>(
 ) -> Result<Vec<Retried>> {
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
     let mut late = late_workers(session, &ids).await?;
-    let (mut done, mut again, mut retried) = (Vec::new(), Vec::new(), Vec::new());
-    for EndedTask { id, queue, missing, status: before } in ended {
+    let (mut done, mut again, mut scheduled, mut retried) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for EndedTask { id, queue, missing, not_before_ms, status: before } in ended {
         let mut workers = late.remove(&id).unwrap_or_default();
         workers.truncate(missing);
         credit(session, &id, &workers).await?;
@@ -116,6 +116,9 @@ async fn begin_again<S: Session>(
             false => StoredStatus::Unfinished,
         };
         if status == StoredStatus::Completed { &mut done } else { &mut again }.push(id);
+        if status == StoredStatus::Unfinished && not_before_ms > now_ms {
+            scheduled.push(id);
+        }
         counts.moved(id, &queue, before, status);
         retried.push(Retried { id, status });
     }
@@ -130,6 +133,8 @@ async fn begin_again<S: Session>(
              on_bus = 0, updated_ms = ? WHERE id IN ";
         session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
         outbox::unpublish(session, &again, Unpublished::Missing, 0).await?;
+        // A queue takes a time farther away than the horizon for one of another clock.
+        outbox::unpublish(session, &scheduled, Unpublished::Scheduled, 0).await?;
     }
     Ok(retried)
 }
@@ -153,20 +158,21 @@ struct EndedTask {
     queue: QueueName,
     /// Replicas without credit.
     missing: usize,
+    not_before_ms: i64,
     status: StoredStatus,
 }
 
 /// The tasks among `ids` in one of these statuses, locked.
 async fn ended_tasks<S: Session>(session: &mut S, ids: &[TaskId], statuses: &str) -> Result<Vec<EndedTask>> {
-    let ended = Statement::new("SELECT id, queue, replicas - completed, status FROM tasks ")
+    let ended = Statement::new("SELECT id, queue, replicas - completed, not_before_ms, status FROM tasks ")
         .sql(S::BY_PRIMARY_KEY)
         .sql(&format!(" WHERE status IN {statuses} AND id IN "))
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
-    let read = |(id, queue, missing, stored): (Vec<u8>, String, i64, i64)| {
+    let read = |(id, queue, missing, not_before_ms, stored): (Vec<u8>, String, i64, i64, i64)| {
         let (queue, missing) = (queue_name(&queue)?, number(missing.max(0))?);
-        Ok(EndedTask { id: task_id(&id)?, queue, missing, status: status(stored)? })
+        Ok(EndedTask { id: task_id(&id)?, queue, missing, not_before_ms, status: status(stored)? })
     };
     session.fetch(ended).await?.into_iter().map(read).collect()
 }

@@ -6,28 +6,31 @@ use super::{Fixture, NOW, State, WEIGHT, backoff::body_with, body, changed, elem
 
 #[tokio::test]
 async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
-    let f = Fixture::new().await;
-    f.waiting('a', 1, b"1").await;
-    f.held('b', "w", 1).await;
-    for (command, key, args) in [
-        ("ZADD", "delayed", &[&b"5"[..], b"c"][..]),
-        ("RPUSH", "finals", &[b"d"]),
-        ("SET", "offset", &[b"topic/4-0"]),
-        ("SET", "m:C", &[b"3"]),
-        ("HSET", "m:P", &[b"w", b"4"]),
-        ("XADD", "outbox", &[b"*", b"c", b"report"]),
-        ("DEL", "generation", &[]),
-    ] {
-        f.seed(command, key, args).await;
+    // A lost generation, and one whose opening came late, which SQL counts as lost.
+    for (left, args) in [("DEL", &[][..]), ("SET", &[&b"7"[..]])] {
+        let f = Fixture::new().await;
+        f.waiting('a', 1, b"1").await;
+        f.held('b', "w", 1).await;
+        for (command, key, args) in [
+            ("ZADD", "delayed", &[&b"5"[..], b"c"][..]),
+            ("RPUSH", "finals", &[b"d"]),
+            ("SET", "offset", &[b"topic/4-0"]),
+            ("SET", "m:C", &[b"3"]),
+            ("HSET", "m:P", &[b"w", b"4"]),
+            ("XADD", "outbox", &[b"*", b"c", b"report"]),
+            (left, "generation", args),
+        ] {
+            f.seed(command, key, args).await;
+        }
+        let open = |call: &mut Call| {
+            call.arg(8).arg("another/9-1");
+        };
+        assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["1"]);
+        let opened: State = [("generation", "8"), ("offset", "another/9-1"), ("outbox", "c=report")]
+            .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
+            .into();
+        assert_eq!(f.state().await, opened);
     }
-    let open = |call: &mut Call| {
-        call.arg(8).arg("another/9-1");
-    };
-    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["1"]);
-    let opened: State = [("generation", "8"), ("offset", "another/9-1"), ("outbox", "c=report")]
-        .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
-        .into();
-    assert_eq!(f.state().await, opened);
 }
 
 #[tokio::test]
@@ -36,11 +39,14 @@ async fn open_leaves_a_shard_that_somebody_else_has_opened() {
     f.waiting('a', 1, b"1").await;
     f.seed("SET", "offset", &[b"topic/4-0"]).await;
     let before = f.state().await;
-    let open = |call: &mut Call| {
-        call.arg(8).arg("");
-    };
-    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["0"]);
-    assert_eq!(f.state().await, before);
+    // In this generation, and in a later one.
+    for generation in [7, 6] {
+        let open = |call: &mut Call| {
+            call.arg(generation).arg("");
+        };
+        assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["0"]);
+        assert_eq!(f.state().await, before);
+    }
 }
 
 pub(super) fn enqueue(
@@ -100,6 +106,7 @@ async fn enqueue_puts_what_is_new_and_stores_the_offset() {
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "4-0", "9-0", 100, &tasks)).await.expect("enqueue");
     assert_eq!(flat(answer), ["ok", "5", "3", "2"]);
     let delayed = r#"["L",2,0,[""],[],[],0]"#;
+    let open_bytes = format!("open_bytes={}", 2 * WEIGHT);
     changed(
         &before,
         &f.state().await,
@@ -109,9 +116,23 @@ async fn enqueue_puts_what_is_new_and_stores_the_offset() {
             ("bodies", &["a=body2", "b=body2", "d=body2"]),
             ("m:T", &["3/0/b", "1/0/a"]),
             ("delayed", &[&format!("d={}", NOW + 5)]),
-            ("counters", &["largest_body=13", &format!("open_bytes={}", 2 * WEIGHT), "live=3", "open=2"]),
+            ("counters", &["largest_body=13", &open_bytes, "live=3", "open=2", "longest_delay=5"]),
         ],
     );
+}
+
+#[tokio::test]
+async fn a_task_whose_time_is_beyond_the_horizon_waits_for_its_time() {
+    let f = Fixture::new().await;
+    let due = NOW + 2 * 600_000;
+    let tasks = [("5-0", 'a', 1, due), ("6-0", 'b', 1, NOW + 5)];
+    f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "6-0", 100, &tasks)).await.expect("enqueue");
+    let before = f.state().await;
+    let promote = |call: &mut Call| {
+        call.arg("wake").arg("q").arg(10).arg(600_000);
+    };
+    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", &(NOW + 5).to_string()]);
+    assert_eq!(f.state().await, before);
 }
 
 #[tokio::test]
@@ -328,7 +349,8 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "4-0", 1, &tasks)).await.expect("enqueue");
     assert_eq!(flat(answer), ["ok", "3", "3", "0"]);
     let before = f.state().await;
-    assert_eq!(before["counters"], ["largest_body=13", "live=3", "open=1", "open_bytes=413"]);
+    let counters = ["largest_body=13", "live=3", "longest_delay=600000", "open=1", "open_bytes=413"];
+    assert_eq!(before["counters"], counters);
 
     let bounded = |call: &mut Call| {
         enqueue_bodies(call, 3, &[("5-0", 'e', body(2))]);

@@ -88,6 +88,23 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
 }
 
+pub(crate) async fn a_task_that_is_sent_again_before_its_time_waits_for_it<D: Database>(db: &D) {
+    let store = db.open().await;
+    let (mut early, mut late) = (row("q", "early"), row("q", "late"));
+    early.task.not_before_unix_ms = NOW + 1_000;
+    late.task.not_before_unix_ms = NOW - 1_000;
+    insert_new(&*store, &[early.clone(), late.clone()]).await;
+    store.settle(&[died_in(&early, 0), died_in(&late, 0)]).await.unwrap();
+    let ids = [early.task.id, late.task.id];
+    assert_eq!(store.retry_with_acts(&ids, NOW, "ops", "retry").await.unwrap().len(), 2);
+    let due = async |now| {
+        let due = store.due(now, 10, &HashSet::new()).await.unwrap();
+        due.iter().map(|row| (row.task.id, row.unpublished)).collect::<Vec<_>>()
+    };
+    assert_eq!(due(NOW + 999).await, [(late.task.id, Missing)]);
+    assert_eq!(due(NOW + 1_000).await, [(late.task.id, Missing), (early.task.id, Scheduled)]);
+}
+
 pub(crate) async fn a_death_of_an_earlier_epoch_ends_nothing<D: Database>(db: &D) {
     let store = db.open().await;
     let task = row("q", "k");
