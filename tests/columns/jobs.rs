@@ -361,7 +361,7 @@ async fn start(daemon: &Daemon, what: &str, body: Value) -> String {
     answer["job"]["id"].as_str().unwrap().to_owned()
 }
 
-async fn insert_keys(daemon: &Daemon, queue: &str, keys: std::ops::Range<usize>) -> Vec<String> {
+pub(crate) async fn insert_keys(daemon: &Daemon, queue: &str, keys: std::ops::Range<usize>) -> Vec<String> {
     let tasks: Vec<_> = keys.map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect();
     let mut ids = Vec::new();
     for tasks in tasks.chunks(1000) {

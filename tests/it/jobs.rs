@@ -1,4 +1,6 @@
-//! Jobs whose process is killed.
+//! Jobs whose process is killed, and jobs whose shards do not answer for a while.
+
+use std::collections::BTreeSet;
 
 use serde_json::json;
 use sqlx::{Connection, SqliteConnection};
@@ -6,7 +8,7 @@ use sqlx::{Connection, SqliteConnection};
 use crate::{
     columns::{
         dead_letters::ONE_ATTEMPT,
-        jobs::{dead_tasks, ended, targets},
+        jobs::{dead_tasks, ended, insert_keys, targets},
     },
     support::{
         daemon::{Daemon, keys, once},
@@ -84,5 +86,44 @@ async fn a_job_whose_pages_fail_for_now_holds_up_no_other() {
     sqlx::query("ALTER TABLE letters_away RENAME TO letters").execute(&mut sqlite).await.unwrap();
     sqlite.close().await.unwrap();
     assert_eq!(ended(&daemon, &fails).await["changed"], dead.len());
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_requeue_reaches_tasks_that_come_into_its_page_while_a_shard_does_not_answer() {
+    let mut daemon = Daemon::start("partitions = 1\n", &[]).await;
+    let ids = insert_keys(&daemon, "q", 0..300).await;
+    let mut redis = daemon.redis().await;
+    let [records, away] = ["taskd:{q:0}:records", "taskd:{q:0}:away"];
+    // The leases give the shard records.
+    let held = daemon.lease_all("w", "q", 300).await;
+    redis::cmd("RENAME").arg(records).arg(away).exec_async(&mut redis).await.unwrap();
+    redis::cmd("SET").arg(records).arg("not a hash").exec_async(&mut redis).await.unwrap();
+    let (status, answer) =
+        daemon.post("/v1/tasks:requeue", &json!({"filter": {"queue": "q"}, "yes": true, "away_from": "w"})).await;
+    assert_eq!(status, 200, "{answer}");
+    let job = answer["job"]["id"].as_str().unwrap().to_owned();
+    until("a page has its turn again", async || daemon.log().contains("carries out changes of tasks later")).await;
+    // As if reports of before had been settled: a page is 250 tasks, and now it has all that are left.
+    let mut newest = ids.clone();
+    newest.sort_unstable_by(|a, b| b.cmp(a));
+    let (done, left) = newest.split_at(100);
+    let file = format!("sqlite://{}", daemon.data().join("taskd.db").display());
+    let mut sqlite = SqliteConnection::connect(&file).await.unwrap();
+    sqlx::query("PRAGMA busy_timeout = 30000").execute(&mut sqlite).await.unwrap();
+    for id in done {
+        let id = uuid::Uuid::parse_str(id).unwrap();
+        let end = sqlx::query("UPDATE tasks SET status = 1, on_bus = 0 WHERE id = ?").bind(id.as_bytes().to_vec());
+        assert_eq!(end.execute(&mut sqlite).await.unwrap().rows_affected(), 1);
+    }
+    sqlite.close().await.unwrap();
+    redis::cmd("DEL").arg(records).exec_async(&mut redis).await.unwrap();
+    redis::cmd("RENAME").arg(away).arg(records).exec_async(&mut redis).await.unwrap();
+    let shown = ended(&daemon, &job).await;
+    // A turn may have read some of the others before their end.
+    assert_eq!((&shown["state"], &shown["changed"]), (&json!("DONE"), &json!(200)), "{shown}");
+    let requeued: BTreeSet<String> = targets(&daemon, "requeue task").await.into_iter().collect();
+    assert!(left.iter().all(|id| requeued.contains(id)), "{} of {}", requeued.len(), ids.len());
+    drop(held);
     assert!(daemon.stop().await.success());
 }

@@ -5,7 +5,8 @@
 //! is. So each task is changed once, and the job counts fewer of them than it has changed. A requeue is made twice: it
 //! ends the leases that were given since.
 //!
-//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for these alone.
+//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for those that come into the
+//! page meanwhile.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -40,14 +41,22 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// How long a page of a requeue waits for its last tasks. Then they stay as they are.
 const REQUEUED_WITHIN: Duration = Duration::from_secs(60);
 
-/// The tasks of a page that are not requeued yet.
+/// The tasks that a page changed, and those that it did not.
+#[derive(Clone, Default)]
+struct Outcome {
+    changed: u64,
+    /// Those that stayed as they are, and why.
+    unchanged: Vec<(TaskId, &'static str)>,
+}
+
+/// A page of a requeue that has its turn again.
 #[derive(Clone)]
 struct Rest {
     /// The page.
     behind: Option<TaskCursor>,
-    ids: HashSet<TaskId>,
-    /// Of the others, those that stayed as they are.
-    unchanged: Vec<(TaskId, &'static str)>,
+    /// Tasks whose turn is over. Those that end meanwhile make room in the page for others.
+    seen: HashSet<TaskId>,
+    outcome: Outcome,
     since: Instant,
 }
 
@@ -127,11 +136,11 @@ impl Jobs {
         let matched: Vec<&ListedTask> = page.tasks.iter().filter(reached).collect();
         let is_new = |task: &&&ListedTask| !has_values(&job.change, task);
         let ids: Vec<TaskId> = matched.iter().filter(is_new).map(|task| task.id).collect();
-        let unchanged = self.change(job, &ids).await?;
+        let Outcome { changed, unchanged } = self.change(job, &ids).await?;
         let progress = &mut job.progress;
         progress.looked_at += u64::from(page.looked_at);
-        progress.matched += matched.len() as u64;
-        progress.changed += (ids.len() - unchanged.len()) as u64;
+        progress.matched += (matched.len() - ids.len()) as u64 + changed + unchanged.len() as u64;
+        progress.changed += changed;
         progress.failed += unchanged.len() as u64;
         if let Some((id, why)) = unchanged.last() {
             job.set_error(&format!("{id}: {why}"));
@@ -143,55 +152,78 @@ impl Jobs {
         Ok(())
     }
 
-    /// Changes tasks, and records an act for each. Answers those that stay as they are, with the reason.
-    async fn change(&self, job: &Job, ids: &[TaskId]) -> Result<Vec<(TaskId, &'static str)>, Error> {
-        if ids.is_empty() {
-            return Ok(Vec::new());
+    /// Changes tasks, and records an act for each.
+    async fn change(&self, job: &Job, ids: &[TaskId]) -> Result<Outcome, Error> {
+        if ids.is_empty() && !matches!(job.change, JobChange::Requeue(_)) {
+            return Ok(Outcome::default());
         }
         let Some(change) = job.change.live() else {
             let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act_of(job)).await?;
             let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
-            let stayed = ids.iter().filter(|id| !retried.contains(id));
-            return Ok(stayed.map(|id| (*id, "the task is neither dead nor cancelled any more")).collect());
+            let stayed = |id| (!retried.contains(&id)).then_some("the task is neither dead nor cancelled any more");
+            return Ok(Outcome::of(ids.iter().map(|id| (*id, stayed(*id)))));
         };
         if matches!(job.change, JobChange::Requeue(_)) {
             return self.requeue(job, &change, ids).await;
         }
         let changed = self.changing.change(ids, &change, &acts(job, ids)).await?;
-        Ok(ids.iter().zip(changed).filter_map(|(id, changed)| Some((*id, reason(changed)?))).collect())
+        Ok(Outcome::of(ids.iter().zip(changed).map(|(id, changed)| (*id, reason(changed)))))
     }
 
     /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says that the page has
-    /// its turn again. Answers those that stay as they are, with the reason.
-    async fn requeue(&self, job: &Job, change: &Change, ids: &[TaskId]) -> Result<Vec<(TaskId, &'static str)>, Error> {
+    /// its turn again.
+    async fn requeue(&self, job: &Job, change: &Change, ids: &[TaskId]) -> Result<Outcome, Error> {
         let behind = job.progress.cursor;
         let rest = self.rests.lock().get(&job.id).filter(|rest| rest.behind == behind).cloned();
-        let is_due = |id: &&TaskId| rest.as_ref().is_none_or(|rest| rest.ids.contains(id));
-        let due: Vec<TaskId> = ids.iter().filter(is_due).copied().collect();
-        let changed = self.changing.change(&due, change, &acts(job, &due)).await?;
         let mut rest = rest.unwrap_or_else(|| Rest::new(behind));
-        rest.ids.clear();
+        let due: Vec<TaskId> = ids.iter().filter(|id| !rest.seen.contains(id)).copied().collect();
+        let changed = match due.is_empty() {
+            true => Vec::new(),
+            false => self.changing.change(&due, change, &acts(job, &due)).await?,
+        };
         let is_late = rest.since.elapsed() >= REQUEUED_WITHIN;
+        let mut has_its_turn_again = false;
         for (id, changed) in due.into_iter().zip(changed) {
-            match changed {
-                Changed::Later if is_late => rest.unchanged.push((id, "its shard did not answer for a minute")),
-                Changed::Later => drop(rest.ids.insert(id)),
-                changed => rest.unchanged.extend(reason(changed).map(|why| (id, why))),
-            }
+            let stays = match changed {
+                Changed::Later if is_late => Some("its shard did not answer for a minute"),
+                Changed::Later => {
+                    has_its_turn_again = true;
+                    continue;
+                }
+                changed => reason(changed),
+            };
+            rest.seen.insert(id);
+            rest.outcome.note(id, stays);
         }
         let mut rests = self.rests.lock();
-        if rest.ids.is_empty() {
+        if !has_its_turn_again {
             rests.remove(&job.id);
-            return Ok(rest.unchanged);
+            return Ok(rest.outcome);
         }
         rests.insert(job.id, rest);
         Err(Error::NotRequeued)
     }
 }
 
+impl Outcome {
+    /// Of tasks, each with the reason why it stays as it is.
+    fn of(tasks: impl Iterator<Item = (TaskId, Option<&'static str>)>) -> Self {
+        let mut outcome = Self::default();
+        tasks.for_each(|(id, stays)| outcome.note(id, stays));
+        outcome
+    }
+
+    fn note(&mut self, id: TaskId, stays: Option<&'static str>) {
+        match stays {
+            Some(why) => self.unchanged.push((id, why)),
+            None => self.changed += 1,
+        }
+    }
+}
+
 impl Rest {
     fn new(behind: Option<TaskCursor>) -> Self {
-        Self { behind, ids: HashSet::new(), unchanged: Vec::new(), since: Instant::now() }
+        Self { behind, seen: HashSet::new(), outcome: Outcome::default(), since: Instant::now() }
     }
 }
 
