@@ -38,8 +38,8 @@ pub struct Holding {
 
 impl Shards {
     /// The counts of these shards, in order; `None`: Redis has no generation for it. One exchange where that is
-    /// possible.
-    pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Option<Holding>>> {
+    /// possible. An error that is not of one shard ends the call.
+    pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Result<Option<Holding>>>> {
         let call = |shard: &ShardId| self.reach(shard).call(&scripts::BOOKS);
         let answers: Vec<Result<Value>> = if self.is_cluster() {
             let asked: Vec<_> = shards.iter().map(|shard| ask(self.conn(), call(shard))).collect();
@@ -54,7 +54,7 @@ impl Shards {
             }
             answers
         };
-        answers.into_iter().map(read).collect()
+        Ok(answers.into_iter().map(read).collect())
     }
 }
 

@@ -19,8 +19,6 @@ pub struct DueDeadlines {
     pub overdue: Vec<Overdue>,
     /// The call looked at as many as it may.
     pub is_full: bool,
-    /// The deadlines that are removed now.
-    pub removed: usize,
 }
 
 /// The store of deadlines. `Store::insert` and `Store::settle` keep those of new tasks.

@@ -490,6 +490,22 @@ async fn a_process_that_lost_the_lead_shows_no_differences() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_fails_holds_up_no_round() {
+    let mut tasks = Tasks::start().await;
+    redis::cmd("RENAME")
+        .arg("taskd:{other:0}:counters")
+        .arg("taskd:{other:0}:away")
+        .exec_async(&mut tasks.redis)
+        .await
+        .unwrap();
+    let _: () = tasks.redis.set("taskd:{other:0}:counters", "no hash").await.unwrap();
+    let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
+    until("a round shows it", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0)).await;
+    let text = reqwest::get(format!("{}/metrics", tasks.daemon.http())).await.unwrap().text().await.unwrap();
+    assert!(text.lines().any(|line| line == "taskd_fsck_unchecked_shards 1"), "{text}");
+}
+
 /// The watchdog's finds of a kind.
 async fn metric(daemon: &Daemon, kind: &str) -> Option<f64> {
     let text = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();

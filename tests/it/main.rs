@@ -26,6 +26,7 @@ mod embedded;
 mod event_topic;
 mod events;
 mod explain;
+mod failing_shards;
 mod fanout;
 mod filter;
 mod filter_bits;

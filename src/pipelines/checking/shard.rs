@@ -97,7 +97,8 @@ impl<'a> Walk<'a> {
     /// In how many passes the records go. Where the counts are wrong, a pass leaves out what has no room.
     async fn portions(&self) -> Result<u32, Error> {
         let holdings = self.checker.queue.holdings(std::slice::from_ref(self.shard)).await?;
-        let records = holdings.first().copied().flatten().map_or(0, |holding| holding.live + holding.finals);
+        let holding = holdings.into_iter().next().transpose()?.flatten();
+        let records = holding.map_or(0, |holding| holding.live + holding.finals);
         Ok(u32::try_from(records / self.checker.pace.kept as u64).unwrap_or(u32::MAX).saturating_add(1))
     }
 

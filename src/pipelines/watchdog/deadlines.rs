@@ -17,7 +17,7 @@ use super::{error::Error, lead::Lead};
 use crate::{
     model::millis,
     pipelines::{changing::Changing, context::Context},
-    runtime::{Clock, Loop},
+    runtime::{Clock, LastSaid, Loop},
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -44,9 +44,10 @@ impl Deadlines {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let mut said = LastSaid::nothing();
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let page = self.page().await;
+            let page = self.page(&mut said).await;
             metrics::watchdog_step("deadlines", started.elapsed());
             // Shards that do not answer are no reason for another process to take over all work of the watchdog.
             cx.beat();
@@ -58,20 +59,23 @@ impl Deadlines {
         Ok(())
     }
 
-    /// Ends the tasks of a page. True if it moved something and there may be more: else the next one can wait.
+    /// Ends the tasks of a page. True if there may be more: those of this page come again later.
     ///
-    /// A shard that does not answer holds up no other. An error says that no task died.
-    async fn page(&self) -> Result<bool, Error> {
+    /// A shard that does not answer holds up no other, also where the page is full of its tasks. An error says that no
+    /// task of a last page died.
+    async fn page(&self, said: &mut LastSaid) -> Result<bool, Error> {
         let now = self.clock.now_unix_ms();
         let again = now + millis(AGAIN);
         let page = self.store.due_deadlines(now, again, PAGE).await?;
         let (dead, failed) = self.changing.end_overdue(page.overdue).await;
         metrics::watchdog_handled(Watched::Overdue, dead);
         match failed.filter(|error| !error.is_without_generation()) {
-            Some(error) if dead == 0 => return Err(error.into()),
-            Some(error) => tracing::warn!("the deadlines of some tasks come again in {AGAIN:?}: {error}"),
-            None => {}
+            Some(error) if dead == 0 && !page.is_full => return Err(error.into()),
+            Some(error) if said.is_news(&error.to_string()) => {
+                tracing::warn!("the deadlines of some tasks come again in {AGAIN:?}: {error}");
+            }
+            _ => {}
         }
-        Ok(page.is_full && (dead > 0 || page.removed > 0))
+        Ok(page.is_full)
     }
 }

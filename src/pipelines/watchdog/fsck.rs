@@ -12,7 +12,7 @@ use crate::{
         checking::{Checker, Found, Pace},
         context::Context,
     },
-    queue::{Holding, Upkeep},
+    queue::{Failing, Holding, Upkeep},
     runtime::Loop,
     telemetry::metrics,
 };
@@ -41,18 +41,26 @@ impl Fsck {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let mut known = BTreeSet::new();
+        let (mut known, mut failing) = (BTreeSet::new(), Failing::default());
         let mut counts_at = cx.clock().now();
         // The loops that serve begin first.
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
             let mut all = Found::default();
-            for shard in self.in_use().await? {
+            for shard in self.in_use(&mut failing).await? {
                 // The check rests most of the time, and a large shard takes long. Each step of it is whole.
-                let found = cx.idle(self.checker.shard(&shard, self.mends));
+                let (began, found) = (Instant::now(), cx.idle(self.checker.shard(&shard, self.mends)));
                 let Some(found) = cx.stop.run_until_cancelled(found).await else { return Ok(()) };
-                all.absorb(found?);
+                let found = found.map_err(Error::from);
+                if found.as_ref().is_err_and(Error::is_of_store) {
+                    return found.map(drop);
+                }
+                if let Some(found) = failing.note(&shard, began, found) {
+                    all.absorb(found);
+                }
                 cx.beat();
             }
+            let failed = failing.failed();
+            failing.end_round("check")?;
             if counts_at <= cx.clock().now() {
                 let began = Instant::now();
                 let counted = cx.idle(self.checker.counts(None, self.mends));
@@ -65,23 +73,29 @@ impl Fsck {
                 counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
             }
             // If another process leads by now, it shows its own.
-            known = if self.lead.is_held(&cx) { report(all, &known) } else { BTreeSet::new() };
+            known = if self.lead.is_held(&cx) { report(all, failed, &known) } else { BTreeSet::new() };
             cx.beat();
         }
         Ok(())
     }
 
     /// The shards that are not empty.
-    async fn in_use(&self) -> Result<Vec<ShardId>, Error> {
-        let shards = self.queue.shards();
+    async fn in_use(&self, failing: &mut Failing<Error>) -> Result<Vec<ShardId>, Error> {
+        let (began, shards) = (Instant::now(), self.queue.shards());
         let holdings = self.queue.holdings(&shards).await?;
-        let is_in_use = |holding: &Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
-        Ok(shards.into_iter().zip(holdings).filter(|(_, holding)| is_in_use(holding)).map(|(shard, _)| shard).collect())
+        let is_in_use = |holding: Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
+        let mut in_use = Vec::new();
+        for (shard, holding) in shards.into_iter().zip(holdings) {
+            if failing.note(&shard, began, holding.map_err(Error::from)).is_some_and(is_in_use) {
+                in_use.push(shard);
+            }
+        }
+        Ok(in_use)
     }
 }
 
 /// Shows the finds of a round, and logs those that the round before did not have. Answers them.
-fn report(found: Found, known: &BTreeSet<Find>) -> BTreeSet<Find> {
+fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find> {
     let Found { finds, more, unchecked } = found;
     let mut by_kind: BTreeMap<FindKind, u64> = FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
     let counts = finds.iter().map(|find| (find.kind, 1)).chain(more);
@@ -89,7 +103,7 @@ fn report(found: Found, known: &BTreeSet<Find>) -> BTreeSet<Find> {
     for (kind, count) in by_kind {
         metrics::invariant_violations(kind.as_str(), count);
     }
-    metrics::fsck_unchecked(unchecked);
+    metrics::fsck_unchecked(unchecked, failed);
     for find in finds.difference(known).take(LOGGED) {
         let Find { kind, queue, shard, task, says, mended } = find;
         let (kind, shard) = (kind.as_str(), shard.map(|shard| format!(":{shard}")).unwrap_or_default());

@@ -148,7 +148,7 @@ impl Candidate {
 /// Shows no differences any more: the process that leads now looks for them.
 fn forget_finds() {
     FindKind::ALL.iter().for_each(|kind| metrics::invariant_violations(kind.as_str(), 0));
-    metrics::fsck_unchecked(0);
+    metrics::fsck_unchecked(0, 0);
 }
 
 #[cfg(test)]

@@ -124,6 +124,8 @@ impl Parked {
                 self.gates.open(&queue);
             }
         }
+        // SQL and the bus have answered. The queues of the closed gates may all have shards that fail.
+        failing.has_done_more();
         failing.end_round("release tasks into")?;
         Ok(has_more)
     }

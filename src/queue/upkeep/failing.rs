@@ -69,6 +69,16 @@ impl<E: Display> Failing<E> {
         self.done += 1;
     }
 
+    /// The failures of this round.
+    pub fn failed(&self) -> usize {
+        self.failed.len()
+    }
+
+    /// Notes that the round has done something else, so that the shards that failed are the cause.
+    pub fn has_done_more(&mut self) {
+        self.done += 1;
+    }
+
     /// Ends a round. An error when some shards failed and none was done: then the shards are not the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         let now = Instant::now();

@@ -93,7 +93,6 @@ async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32
             }
         }
     }
-    let removed = over.len();
     over.sort_unstable();
     for ids in lists(&over) {
         let remove = Statement::new("DELETE FROM changes WHERE kind = ? AND task_id IN ").bind(KIND);
@@ -101,7 +100,7 @@ async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32
     }
     move_to(session, again, again_ms).await?;
     move_to(session, unread, now_ms.saturating_add(UNREAD_MS)).await?;
-    Ok(DueDeadlines { overdue, is_full, removed })
+    Ok(DueDeadlines { overdue, is_full })
 }
 
 async fn move_to<S: Session>(session: &mut S, mut ids: Vec<Vec<u8>>, at_ms: i64) -> Result<()> {

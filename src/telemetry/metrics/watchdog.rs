@@ -10,6 +10,7 @@ pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
 pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
 pub const INVARIANT_VIOLATIONS: &str = "taskd_invariant_violations";
 pub const FSCK_UNCHECKED: &str = "taskd_fsck_unchecked_tasks";
+pub const FSCK_UNCHECKED_SHARDS: &str = "taskd_fsck_unchecked_shards";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
@@ -33,6 +34,7 @@ pub(super) fn describe() {
     describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
     describe_gauge!(INVARIANT_VIOLATIONS, "Differences that the watchdog's last round of checks found, by kind");
     describe_gauge!(FSCK_UNCHECKED, Unit::Count, "Suspected tasks that the last round could not look at again");
+    describe_gauge!(FSCK_UNCHECKED_SHARDS, Unit::Count, "Shards that failed in the last round of checks");
     describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
 }
 
@@ -51,9 +53,10 @@ pub fn invariant_violations(kind: &'static str, count: u64) {
     gauge!(INVARIANT_VIOLATIONS, "kind" => kind).set(count as f64);
 }
 
-/// A round of checks could not look at so many suspected tasks.
-pub fn fsck_unchecked(count: u64) {
-    gauge!(FSCK_UNCHECKED).set(count as f64);
+/// A round of checks could not look at so many suspected tasks, and so many shards.
+pub fn fsck_unchecked(tasks: u64, shards: usize) {
+    gauge!(FSCK_UNCHECKED).set(tasks as f64);
+    gauge!(FSCK_UNCHECKED_SHARDS).set(shards as f64);
 }
 
 /// A loop of the watchdog went round once; its waits do not count.

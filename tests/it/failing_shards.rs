@@ -1,0 +1,78 @@
+//! Loops of the watchdog while all that they have to do is in shards that fail: they go on with the others.
+
+use serde_json::json;
+
+use crate::{
+    columns::{changes::becomes, dead_letters::status_of, jobs::insert_keys},
+    support::{daemon::Daemon, until},
+};
+
+const CONFIG: &str = "\
+    partitions = 1\n\
+    reconcile_every = \"100ms\"\n\
+    republish_after = \"200ms\"\n\
+    horizon = \"1s\"\n\
+    [queues.full]\n\
+    high_water_tasks = 1\n";
+
+/// Calls that use this key of the queue's shard fail from now on.
+async fn damage(daemon: &Daemon, queue: &str, key: &str) {
+    let key = format!("taskd:{{{queue}:0}}:{key}");
+    redis::cmd("SET").arg(key).arg("no hash").exec_async(&mut daemon.redis().await).await.unwrap();
+}
+
+/// Nobody had to start the loop again.
+fn has_not_failed(daemon: &Daemon, name: &str) {
+    let failed = format!("{name} failed");
+    assert!(!daemon.log().contains(&failed), "{failed}");
+}
+
+#[tokio::test]
+async fn the_walk_passes_a_queue_of_many_pages() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    // More than a page, and before the other in the walk.
+    insert_keys(&daemon, "a", 0..10_001).await;
+    let lost = insert_keys(&daemon, "b", 0..1).await.remove(0);
+    damage(&daemon, "a", "records").await;
+    let field = uuid::Uuid::parse_str(&lost).unwrap().as_bytes().to_vec();
+    let mut redis = daemon.redis().await;
+    let bodies = "taskd:{b:0}:bodies";
+    let removed: u64 = redis::cmd("HDEL").arg(bodies).arg(&field).query_async(&mut redis).await.unwrap();
+    assert_eq!(removed, 1);
+    until("the task is there again", async || {
+        let mut redis = daemon.redis().await;
+        redis::cmd("HEXISTS").arg(bodies).arg(&field).query_async(&mut redis).await.unwrap()
+    })
+    .await;
+    has_not_failed(&daemon, "watchdog/reconcile");
+}
+
+#[tokio::test]
+async fn scheduled_tasks_go_out_while_no_parked_one_may() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    let full: Vec<_> = (0..50).map(|n| json!({"queue": "full", "key": n.to_string()})).collect();
+    daemon.insert(&full).await;
+    until("some are parked", async || {
+        let (_, books) = daemon.get("/v1/books?queue=full").await;
+        books["queues"][0]["held"]["sql"]["parked"].as_u64() > Some(0)
+    })
+    .await;
+    damage(&daemon, "full", "counters").await;
+    daemon.insert(&[json!({"queue": "other", "key": "scheduled", "delay": "2s"})]).await;
+    assert_eq!(daemon.work("w", "other", 1).await, ["scheduled"]);
+    has_not_failed(&daemon, "watchdog/outbox");
+}
+
+#[tokio::test]
+async fn a_deadline_comes_behind_pages_of_others() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    let within =
+        |queue: &str, n: usize, time: &str| json!({"queue": queue, "key": n.to_string(), "finish_within": time});
+    // Two pages.
+    let ids = daemon.insert(&(0..1000).map(|n| within("bad", n, "3s")).collect::<Vec<_>>()).await;
+    let good = daemon.insert(&[within("good", 0, "4s")]).await.remove(0);
+    until("they are in the queue", async || status_of(&daemon, &ids[999]).await == "QUEUED").await;
+    damage(&daemon, "bad", "records").await;
+    becomes(&daemon, &good, "DEAD").await;
+    has_not_failed(&daemon, "watchdog/deadlines");
+}
