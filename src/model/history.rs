@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Act, Encoding, LeaseNumber, NewBackoff, TaskId, TaskView};
 
 /// The end of an attempt, or that it goes on. SQL and protobuf keep the discriminants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[repr(u8)]
 pub enum AttemptState {

@@ -63,17 +63,21 @@ impl From<Backoff> for model::NewBackoff {
 }
 
 /// The backoff of a stored task.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub(super) struct OwnBackoff {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Kind>")]
     kind: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Time>")]
     initial: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Time>")]
     maximum: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     jitter: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Time>")]
     give_up_after: Option<String>,
 }
 

@@ -2,28 +2,33 @@
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::{
     backoff::OwnBackoff,
     read::Task,
-    value::{Shown, Value},
+    text::Instant,
+    value::{EncodingName, Shown, Value},
 };
 use crate::{
     model::{self, AttemptState},
     wire::time::to_rfc_3339,
 };
 
-#[derive(Serialize)]
+/// A task with its payload, its attempts and the acts of operators on it.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct TaskFile<'a> {
     #[serde(flatten)]
     task: Task<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Value<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     payload_base64: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<EncodingName>")]
     payload_encoding: Option<&'static str>,
     headers: &'a HashMap<String, String>,
     traceparent: &'a str,
@@ -52,15 +57,20 @@ impl<'a> From<&'a model::TaskFile> for TaskFile<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// An attempt of a worker.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "TaskAttempt")]
 struct Attempt<'a> {
     worker: &'a str,
     state: AttemptState,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     from: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     until: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     lease_expires_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<u32>,
@@ -85,9 +95,12 @@ impl<'a> From<&'a model::Attempt> for Attempt<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// An operator's act on the task.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "TaskAct")]
 struct Act<'a> {
     id: Uuid,
+    #[schemars(with = "Instant")]
     at: String,
     who: &'a str,
     what: &'a str,

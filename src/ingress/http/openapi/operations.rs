@@ -80,7 +80,8 @@ fn read_tasks(path: &'static str) -> Option<Operation> {
             .limit(0, "At most this many; 0, and without it: 100")
             .query::<String>("cursor", "The cursor of the answer before")
             .answers::<json::search::List<'_>>(),
-        "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its status").answers::<json::read::Task<'_>>(),
+        "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its payload and its history")
+            .answers::<json::history::TaskFile<'_>>(),
         "/v1/tasks/{id}/results" => new("tasks", "getResults", "Get the results that workers reported")
             .lists::<json::read::TaskResult<'_>>("results"),
         "/v1/tasks/{id}/events" => {
