@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::{client, trust::Token},
+    cli::{client, trust::Trust},
     config::{ByteSize, Time},
 };
 
@@ -73,9 +73,9 @@ pub struct Bench {
     #[arg(long, value_name = "URL", requires = "grpc")]
     pub(super) redis: Option<String>,
 
-    /// Access token, if that taskd asks for one
-    #[arg(long, value_name = "TOKEN", requires = "grpc")]
-    pub(super) token: Option<Token>,
+    /// The token and the certificates for that taskd
+    #[command(flatten)]
+    pub(super) trust: Trust,
 
     /// Let the taskd of its own ask for an access token with each call
     #[arg(long, conflicts_with = "grpc")]

@@ -74,11 +74,10 @@ impl Server {
                 (grpc, http, args.redis.clone())
             }
         };
-        let token = match &own {
-            Some(own) => own.token.clone(),
-            None => args.token.clone(),
+        let trust = match &own {
+            Some(own) => own.token.clone().map_or_else(Trust::default, Trust::from),
+            None => args.trust.clone(),
         };
-        let trust = token.map_or_else(Trust::default, Trust::from);
         let http = Http::new(&http, trust.clone())?;
         let ready_after = match &own {
             Some(own) => {
