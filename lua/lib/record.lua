@@ -147,7 +147,7 @@ end
 -- For the forms that are text, claim.lua comes to the same answer by itself.
 --   'completed'  the worker has completed it
 --   'final'      the task is over   'holds' the worker holds a replica
---   'refused'    the worker has failed it as often as it may
+--   'refused'    the worker has failed it as often as it may, or an operator took it from the worker
 --   'reserved'   it is reserved for another worker
 --   'scheduled'  its time has not come
 --   'backoff'    all replicas that are left wait for their backoff   'leased' other workers hold all that are left

@@ -29,7 +29,7 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
-    #[error("there is no job {0}, or it ended so long ago that it was removed")]
+    #[error("there is no job {0}, or it began so long ago that it was removed")]
     NoSuchJob(Uuid),
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,

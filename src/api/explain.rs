@@ -283,7 +283,8 @@ impl Facts {
                 (WorkerReason::HoldsIt, format!("{worker} holds it already"), until)
             }
             Bar::Refused => {
-                let says = format!("{worker} has failed it as often as one worker may");
+                let says =
+                    format!("{worker} has failed it as often as one worker may, or an operator took it from {worker}");
                 (WorkerReason::RefusedIt, says, None)
             }
             Bar::Reserved => {

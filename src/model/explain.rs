@@ -96,7 +96,7 @@ pub enum WorkerReason {
     CompletedIt,
     /// The worker holds a replica.
     HoldsIt,
-    /// The worker has failed it as often as it may.
+    /// The worker has failed it as often as it may, or an operator took the task from it.
     RefusedIt,
     /// It is reserved for another worker.
     ReservedForAnother,

@@ -82,7 +82,7 @@ pub enum Bar {
     Completed,
     /// The worker holds a replica.
     Holds,
-    /// The worker has failed it as often as it may.
+    /// The worker has failed it as often as it may, or an operator took the task from it.
     Refused,
     /// The task is reserved for another worker.
     Reserved,

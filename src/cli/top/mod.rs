@@ -37,7 +37,7 @@ Examples:
 
 Keys: s sorts by the next column; p pauses and goes on; q ends. A token needs the role read; one \
 that does not reach all queues sees its queues, without latencies. \
-`taskd stats` writes the same as JSON where there is no terminal.")]
+`taskd stats` writes the counts as JSON where there is no terminal.")]
 pub struct Top {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]

@@ -30,7 +30,7 @@ TASKD_ATTEMPT, TASKD_HEADER_<NAME> and TRACEPARENT, and no TASKD_TOKEN.
 
 Exit code of the command:
   0         the task is done; stdout is its result
-  --dead-code (65)  the task is dead: it is not tried again
+  --dead-code (65)  counts as max_attempts failures: a task for one worker is dead
   others    the attempt failed; the end of stderr is the reason. taskd tries again after the backoff
 
 A command that takes longer than --timeout, or writes more than --max-output, is killed with all that it started \

@@ -48,7 +48,7 @@ pub(super) struct Rejection {
     lease_token: String,
     #[serde(default)]
     reason: String,
-    /// `false`: the task is dead. Otherwise it is tried again, as often as `max_attempts` allows.
+    /// `false`: counts as `max_attempts` failures, so a task for one worker is dead. Otherwise taskd tries it again.
     retry: Option<bool>,
     /// The wait before the next attempt, in place of the backoff.
     delay: Option<Time>,

@@ -92,7 +92,7 @@ struct Held {
     since: Instant,
 }
 
-/// The last events, and what each of their tasks came to last.
+/// The last events, and the latest of each of their tasks.
 #[derive(Default)]
 struct Known {
     events: VecDeque<(TaskId, TaskStatus, i64)>,
@@ -125,7 +125,10 @@ impl Known {
     fn note(&mut self, event: &TaskEvent) {
         self.keep(KNOWN - 1);
         let TaskEvent { id, status, at_unix_ms, .. } = *event;
-        self.last.insert(id, Last { status, at_unix_ms, is_told: false });
+        // One that is held and comes later in the order stays the last.
+        if self.last.get(&id).is_none_or(|last| (last.at_unix_ms, last.status.rank()) <= event.order()) {
+            self.last.insert(id, Last { status, at_unix_ms, is_told: false });
+        }
         self.events.push_back((id, status, at_unix_ms));
     }
 

@@ -558,8 +558,8 @@ pub mod tasks_server {
             tonic::Response<::taskd_client::pb::CompleteTasksResponse>,
             tonic::Status,
         >;
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false). Those that
-        /// the worker has not started go back at no cost (`not_started`).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` = false a rejection counts
+        /// as `max_attempts` failures. Tasks that the worker has not started go back at no cost (`not_started`).
         async fn reject_tasks(
             &self,
             request: tonic::Request<::taskd_client::pb::RejectTasksRequest>,
@@ -1299,7 +1299,7 @@ pub mod operator_server {
             tonic::Response<::taskd_client::pb::RetryTasksResponse>,
             tonic::Status,
         >;
-        /// Lists jobs, the latest first. A job can be read for 30 days after its end.
+        /// Lists jobs, the latest first. A job can be read for 30 days from its start, and until its end.
         async fn list_jobs(
             &self,
             request: tonic::Request<::taskd_client::pb::ListJobsRequest>,

@@ -737,8 +737,8 @@ pub struct WorkerFrame {
     pub rejections: ::prost::alloc::vec::Vec<Rejection>,
     #[prost(message, repeated, tag = "5")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. Of tasks that come
-    /// to the session by an extension they may come before it.
+    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. If an
+    /// extension brings a task into the session, its id may be here before the extension is.
     #[prost(string, repeated, tag = "6")]
     pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Sets the demand to 0. With `want` beside it: sets the demand to `want`.
@@ -767,7 +767,7 @@ pub struct TaskdFrame {
     /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
     /// LEASE_LOST (an operator requeued the task, or asked for fewer workers; its deadline passed; or the lease ran out).
     /// The worker may stop this work: nobody waits for its report. With `keep_leases`, taskd may also name a task that the
-    /// worker has rejected by a call beside the stream, or completed so more than a minute ago.
+    /// worker has rejected by a call beside the stream, or has completed by such a call more than a minute ago.
     #[prost(message, repeated, tag = "4")]
     pub ended: ::prost::alloc::vec::Vec<ItemResult>,
     /// taskd is about to end this stream, and sends no more tasks on it.
@@ -796,8 +796,8 @@ pub struct SessionOpened {
     /// The worker sends a frame at least this often; a heartbeat, if it has nothing to say. taskd does the same.
     #[prost(message, optional, tag = "5")]
     pub heartbeat: ::core::option::Option<::prost_types::Duration>,
-    /// The session ends after so long without a frame from the worker. And if the worker hears nothing for so long, the
-    /// stream is dead: open another one.
+    /// The session ends after so long without a frame from the worker. A worker that hears nothing for 0.6 of it opens
+    /// another stream.
     #[prost(message, optional, tag = "6")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
 }
@@ -1489,7 +1489,7 @@ pub enum InsertStatus {
     Duplicate = 2,
     /// The task is wrong and would be rejected again.
     Rejected = 3,
-    /// Not stored, and nothing is wrong with the task: send it again. Only in a call of which taskd stored another part.
+    /// Not stored: send it again. Only in a call of which taskd stored another part.
     TryLater = 4,
 }
 impl InsertStatus {
@@ -1676,7 +1676,7 @@ pub enum WorkerReason {
     CompletedIt = 2,
     /// The worker holds a replica.
     HoldsIt = 3,
-    /// The worker has failed it as often as it may.
+    /// The worker has failed it as often as it may, or an operator took the task from it (`away_from`).
     RefusedIt = 4,
     /// The time of the task has not come.
     NotDue = 5,
@@ -2313,8 +2313,8 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "CompleteTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`), or never (`retry` = false). Those that
-        /// the worker has not started go back at no cost (`not_started`).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` = false a rejection counts
+        /// as `max_attempts` failures. Tasks that the worker has not started go back at no cost (`not_started`).
         pub async fn reject_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::RejectTasksRequest>,
@@ -2660,7 +2660,7 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "RetryTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lists jobs, the latest first. A job can be read for 30 days after its end.
+        /// Lists jobs, the latest first. A job can be read for 30 days from its start, and until its end.
         pub async fn list_jobs(
             &mut self,
             request: impl tonic::IntoRequest<super::ListJobsRequest>,
