@@ -7,7 +7,7 @@ import { loadSync } from "@grpc/proto-loader";
 
 import { connectionTo, targetOf, type StreamTls } from "./connection.js";
 import { backoff, milliseconds, pause, type Duration } from "./duration.js";
-import { ConnectionError, Problem, TaskdError } from "./errors.js";
+import { ConnectionError, Problem, TaskdError, TimeoutError } from "./errors.js";
 import {
   answerOf,
   completionOf,
@@ -210,8 +210,13 @@ export class StreamSource implements Source {
     const isBeside = ({ by, isAsked = false }: Extension): boolean => isAsked && by > this.#timeout;
     const [beside, inside] = [extensions.filter(isBeside), extensions.filter((one) => !isBeside(one))];
     if (this.#link?.isOpen !== true || inside.length === 0) return call(extensions);
+    const onStream = this.#ask("extensions", inside.map(extensionOf), limit, async () => call(inside));
     const [answered, others] = await Promise.all([
-      this.#ask("extensions", inside.map(extensionOf), limit, async () => call(inside)),
+      onStream.catch(async (error: unknown) => {
+        // The stream may hang, and count as dead only after the end of these leases.
+        if (error instanceof TimeoutError) return call(inside);
+        throw error;
+      }),
       beside.length > 0 ? call(beside) : [],
     ]);
     return extensions.map((one) => (isBeside(one) ? others : answered).shift() ?? { id: one.id, status: "TRY_LATER" });
