@@ -458,6 +458,34 @@ test("a refusal ends the worker: a wrong queue name, a wrong token", async () =>
   assert.throws(() => new StreamSource({ url: [] }), /there is no address/);
 });
 
+test("a function that never answers with the token does not hold the worker up", async () => {
+  const { client } = taskd;
+  const lines: string[] = [];
+  const logger = {
+    ...SILENT,
+    warn: (line: string) => {
+      lines.push(line);
+    },
+  };
+  let asked = 0;
+  const token = async (): Promise<string> => {
+    asked += 1;
+    return asked === 1 ? new Promise<string>(() => undefined) : "any";
+  };
+  await client.insert({ queue: "mute", key: "k" });
+  await withWorker(
+    { queue: "mute", logger, stream: { token } },
+    () => 1,
+    async () => {
+      await allAre(client, "mute", "COMPLETED", 1);
+    },
+  );
+  assert.match(
+    lines[0] ?? "",
+    /there is no stream of tasks, trying again: .* the token did not answer within 10000 ms/,
+  );
+});
+
 test("a stream whose token was replaced goes on with the next one", async (t) => {
   const guarded = await Taskd.start('auth = "tokens"\n');
   t.after(async () => guarded.stop());
