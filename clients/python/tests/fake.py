@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -98,6 +98,8 @@ class FakeTaskd:
         # Inserts, of which the first calls store one task each.
         self.inserts: list[pb.InsertTasksRequest] = []
         self.try_later = 0
+        # What happens to the next inserts: "away", "hangs", or nothing.
+        self.insert_faults: Iterator[str] = iter(())
         # Reports by unary calls are not answered while it is set.
         self.is_hanging = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -160,8 +162,13 @@ class FakeTaskd:
             await asyncio.sleep(0.05)
         return pb.GetTasksResponse(tasks=tasks)
 
-    async def _insert(self, request: pb.InsertTasksRequest, _: Any) -> pb.InsertTasksResponse:
+    async def _insert(self, request: pb.InsertTasksRequest, context: Any) -> pb.InsertTasksResponse:
         self.inserts.append(request)
+        match next(self.insert_faults, ""):
+            case "away":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake is away")
+            case "hangs":
+                await asyncio.Event().wait()
         stored = 1 if len(self.inserts) <= self.try_later else len(request.tasks)
         results = [
             pb.InsertResult(id=task.key.decode(), status=pb.INSERT_STATUS_CREATED)

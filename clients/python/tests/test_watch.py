@@ -205,6 +205,33 @@ def test_an_insert_waits_longer_than_taskd_does(new_taskd: MakeTaskd) -> None:
         assert (late.is_new, late.is_open, late.result) == (True, False, "done")
 
 
+def test_an_insert_that_is_repeated_waits_no_longer() -> None:
+    async def run() -> None:
+        async with FakeTaskd() as fake, AsyncClient(fake.address) as client:
+            fake.insert_faults = iter(["away"])
+            (inserted,) = await client.insert_batch([NewTask(queue="q", key="k")], wait=0.5)
+            assert (inserted.id, inserted.is_open) == ("k", True)
+            waits = [request.wait.ToTimedelta() for request in fake.inserts]
+            assert waits[0] > waits[1], waits
+            assert waits == sorted(waits, reverse=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["away", "hangs"])
+def test_an_insert_that_waits_keeps_the_answers_that_it_has(fault: str) -> None:
+    async def run() -> None:
+        async with FakeTaskd() as fake, AsyncClient(fake.address) as client:
+            # It tries no longer than it is to wait: the client's patience is a minute.
+            fake.insert_faults = itertools.chain([""], itertools.repeat(fault))
+            async with asyncio.timeout(30):
+                (inserted,) = await client.insert_batch([NewTask(queue="q", key="k")], wait=1)
+            assert (inserted.id, inserted.status, inserted.is_open) == ("k", InsertStatus.CREATED, True)
+            assert len(fake.inserts) > 1
+
+    asyncio.run(run())
+
+
 def test_an_insert_that_is_sent_again_is_answered_as_the_first_time(taskd: Taskd, queue: str) -> None:
     with Client(taskd.address) as client:
         first = client.insert(queue, "k", payload=1, idempotency_key="i")

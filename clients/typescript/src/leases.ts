@@ -103,8 +103,8 @@ export class Leases {
   }
 
   /**
-   * Extends until the end. Each call ends in a quarter of its leases, and calls do not wait for each other: a lease whose
-   * extension is not answered does not hold up those of other calls.
+   * Extends until the end. Each call ends in a quarter of its leases, or in half of them if a stream does not answer.
+   * Calls do not wait for each other: a lease whose extension is not answered does not hold up those of other calls.
    */
   async run(): Promise<void> {
     while (!this.#end.aborted && this.#fatal === undefined) {

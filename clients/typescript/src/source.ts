@@ -56,7 +56,10 @@ export interface Source {
    */
   completeAndGet?(request: GetRequest, reports: readonly Report[], signal: AbortSignal): Promise<Completed>;
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
-  /** Extends leases. It ends after `limit` milliseconds: a later answer would come too late for the leases. */
+  /**
+   * Extends leases. Each try ends after `limit` milliseconds, and there are two at most: a later answer would come too
+   * late for the leases.
+   */
   extend(worker: string, extensions: readonly Extension[], signal: AbortSignal, limit: number): Promise<ItemAnswer[]>;
   /** Begins to serve a worker. The methods from here on are for sources that taskd tells of things by itself. */
   open?(host: SourceHost): void;

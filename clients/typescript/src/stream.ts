@@ -7,7 +7,7 @@ import { loadSync } from "@grpc/proto-loader";
 
 import { connectionTo, targetOf, type StreamTls } from "./connection.js";
 import { backoff, milliseconds, pause, type Duration } from "./duration.js";
-import { ConnectionError, Problem, TaskdError } from "./errors.js";
+import { ConnectionError, Problem, TaskdError, TimeoutError } from "./errors.js";
 import {
   answerOf,
   completionOf,
@@ -52,6 +52,8 @@ export interface StreamSourceOptions {
 const ANSWER = 30_000;
 /** The longest poll while there is no stream. */
 const POLL = 5000;
+/** The time for the function that knows the token. */
+const TOKEN = 10_000;
 /** The time for the end of a session. */
 const CLOSING = 3000;
 /** A stream that lived so long was good. */
@@ -210,8 +212,13 @@ export class StreamSource implements Source {
     const isBeside = ({ by, isAsked = false }: Extension): boolean => isAsked && by > this.#timeout;
     const [beside, inside] = [extensions.filter(isBeside), extensions.filter((one) => !isBeside(one))];
     if (this.#link?.isOpen !== true || inside.length === 0) return call(extensions);
+    const onStream = this.#ask("extensions", inside.map(extensionOf), limit, async () => call(inside));
     const [answered, others] = await Promise.all([
-      this.#ask("extensions", inside.map(extensionOf), limit, async () => call(inside)),
+      onStream.catch(async (error: unknown) => {
+        // The stream may hang, and count as dead only after the end of these leases.
+        if (error instanceof TimeoutError) return call(inside);
+        throw error;
+      }),
       beside.length > 0 ? call(beside) : [],
     ]);
     return extensions.map((one) => (isBeside(one) ? others : answered).shift() ?? { id: one.id, status: "TRY_LATER" });
@@ -345,9 +352,8 @@ export class StreamSource implements Source {
   }
 
   async #connect(host: SourceHost, client: grpc.Client): Promise<Link> {
-    const { token = host.token } = this.#options;
     const metadata = new grpc.Metadata();
-    const secret = typeof token === "function" ? await token() : token;
+    const secret = await this.#secret(host);
     this.#stop.signal.throwIfAborted();
     if (secret !== undefined) metadata.set("authorization", `Bearer ${secret}`);
     const first: WorkerFrame = {
@@ -384,6 +390,23 @@ export class StreamSource implements Source {
         this.#extendArrived();
       },
     });
+  }
+
+  async #secret({ token: ofWorker }: SourceHost): Promise<string | undefined> {
+    const { token = ofWorker } = this.#options;
+    if (typeof token !== "function") return token;
+    const over = new AbortController();
+    try {
+      // Without an end, a function that never answers leaves the worker without tasks, and nobody hears of it.
+      return await Promise.race([
+        token(),
+        pause(TOKEN, AbortSignal.any([over.signal, this.#stop.signal])).then(() => {
+          throw new ConnectionError(`the function of the token did not answer within ${String(TOKEN)} ms`);
+        }),
+      ]);
+    } finally {
+      over.abort();
+    }
   }
 
   #take(tasks: TaskdFrame["tasks"]): void {

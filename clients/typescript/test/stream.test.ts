@@ -136,14 +136,14 @@ test("taskd never sends more than the worker has room for, which keeps the lease
   const begun = Date.now();
   const handler: Handler = async () => gate.opened;
   // Some heartbeats come while the worker is full.
-  const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, leaseDuration: "2s", stream: { timeout: "6s" } };
+  const options = { queue: "room", concurrency: 2, prefetch: 3, fetch, leaseDuration: "8s", stream: { timeout: "6s" } };
   await withWorker(options, handler, async (worker) => {
     await until("the worker is full", () => worker.stats.running === 2 && worker.stats.waiting === 3);
     // Beyond the lease, by the clock of taskd.
     const [id] = (await client.listPage({ queue: "room", status: "ASSIGNED" })).tasks.map((task) => task.id);
     await until("the leases are extended", async () => {
       const [attempt] = (await client.getTask(id ?? "")).history;
-      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 5000;
+      return (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 9000;
     });
     const queue = (await client.queues()).find(({ queue }) => queue === "room");
     assert.deepEqual([queue?.leases, worker.stats.taken], [5, 5]);
@@ -277,6 +277,32 @@ test("a stream that is silent is dead, and the worker opens another one", async 
     await allAre(client, "silent", "COMPLETED", 2);
   });
   assert.deepEqual(keys, ["before", "after"]);
+});
+
+test("a lease that would end before a hung stream counts as dead is extended over HTTP", async (t) => {
+  const { client } = taskd;
+  const cable = await Cable.to(taskd.grpc);
+  t.after(async () => cable.close());
+  const gate = new Gate();
+  const handler: Handler = async (task) => {
+    await gate.opened;
+    return task.attempt;
+  };
+  const { id = "" } = await client.insert({ queue: "hangs", key: "k" });
+  // The worker gives the stream up after nine seconds.
+  const options = { queue: "hangs", leaseDuration: "6s", stream: { url: cable.url, timeout: "15s" } };
+  await withWorker(options, handler, async (worker) => {
+    await until("it has begun", () => worker.stats.running === 1);
+    cable.freeze();
+    await until("there is another connection", () => cable.count >= 2);
+    gate.open();
+    await allAre(client, "hangs", "COMPLETED", 1);
+    assert.equal(worker.stats.lost, 0);
+  });
+  assert.deepEqual(
+    (await client.results(id)).map(({ result }) => result),
+    [1],
+  );
 });
 
 test("without a stream the worker polls, and it takes the stream when there is one", async (t) => {
@@ -430,6 +456,34 @@ test("a refusal ends the worker: a wrong queue name, a wrong token", async () =>
   }
   assert.throws(() => new StreamSource({ url: "127.0.0.1:7601" }), /url: "127.0.0.1:7601"/);
   assert.throws(() => new StreamSource({ url: [] }), /there is no address/);
+});
+
+test("a function that never answers with the token does not hold the worker up", async () => {
+  const { client } = taskd;
+  const lines: string[] = [];
+  const logger = {
+    ...SILENT,
+    warn: (line: string) => {
+      lines.push(line);
+    },
+  };
+  let asked = 0;
+  const token = async (): Promise<string> => {
+    asked += 1;
+    return asked === 1 ? new Promise<string>(() => undefined) : "any";
+  };
+  await client.insert({ queue: "mute", key: "k" });
+  await withWorker(
+    { queue: "mute", logger, stream: { token } },
+    () => 1,
+    async () => {
+      await allAre(client, "mute", "COMPLETED", 1);
+    },
+  );
+  assert.match(
+    lines[0] ?? "",
+    /there is no stream of tasks, trying again: .* the token did not answer within 10000 ms/,
+  );
 });
 
 test("a stream whose token was replaced goes on with the next one", async (t) => {

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -204,6 +204,19 @@ async def settle(call: grpc.aio.Call, *tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*ended, return_exceptions=True)
 
 
+async def patiently(call: Callable[[float], Awaitable[ResponseT]], patience: float) -> ResponseT:
+    """Repeats a call until taskd answers it. The call takes the longest time that it may last."""
+    pause, end = Pauses(), time.monotonic() + patience
+    while True:
+        try:
+            return await call(max(end - time.monotonic(), 1.0))
+        except Unavailable:
+            wait = pause.next()
+            if time.monotonic() + wait >= end:
+                raise
+            await asyncio.sleep(wait)
+
+
 class Connection:
     """Calls one process of several, and the next one when it is away. It belongs to one event loop."""
 
@@ -297,15 +310,7 @@ class Connection:
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float, patience: float
     ) -> ResponseT:
         """Repeats the call until taskd answers it, at most for the time that `patience` gives."""
-        pause, end = Pauses(), time.monotonic() + patience
-        while True:
-            try:
-                return await self.call(method, request, min(timeout, max(end - time.monotonic(), 1.0)))
-            except Unavailable:
-                wait = pause.next()
-                if time.monotonic() + wait >= end:
-                    raise
-                await asyncio.sleep(wait)
+        return await patiently(lambda limit: self.call(method, request, min(timeout, limit)), patience)
 
     async def abandon(self, at: int) -> None:
         """Drops the connection to an address that says nothing any more: the next call makes another one."""

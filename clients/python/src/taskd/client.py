@@ -20,6 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ from taskd._connection import (
     Connection,
     Method,
     Target,
+    patiently,
 )
 from taskd._grpc_source import read_answer
 from taskd._time import Pauses, Seconds, seconds, to_datetime, to_duration
@@ -74,6 +76,8 @@ _TIMEOUT = 30.0
 # Batches of a long insert that are on their way at once.
 _AT_ONCE = 4
 _FINAL_LOOK = 2.0
+# How long behind the end of a wait taskd's answer may come.
+_ANSWER_COMES = 1.0
 # A watch that lived for so long was open, though nothing may have happened.
 _WAS_OPEN = 5.0
 # How long `wait` tries to watch before it asks instead.
@@ -319,30 +323,33 @@ class AsyncClient:
         if len(tasks) > _MAX_TASKS:
             raise InvalidRequest(f"{len(tasks)} tasks in an insert that waits; at most {_MAX_TASKS}")
         pause, end = Pauses(), time.monotonic() + wait
-        inserted = await self._insert(tasks, wait)
+        inserted = await self._insert(tasks, end)
         while any(one.is_open for one in inserted) and (left := end - time.monotonic()) > 0:
             # taskd waits for a minute at most (max_wait). The same insert waits on, and stores nothing.
             await asyncio.sleep(min(pause.next(), left))
-            again = await self._insert(tasks, max(0.0, end - time.monotonic()))
+            try:
+                async with asyncio.timeout(max(0.0, end - time.monotonic()) + _ANSWER_COMES):
+                    again = await self._insert(tasks, end)
+            except (Unavailable, TimeoutError) as error:
+                logger.debug("the tasks are stored, and taskd does not say how they end: %s", error)
+                break
             inserted = [replace(new, status=old.status) for old, new in zip(inserted, again, strict=True)]
         return inserted
 
-    async def _insert(self, tasks: list[pb.NewTask], wait: float | None = None) -> list[Inserted]:
-        """One batch, until each task has an answer."""
-        more = wait or 0.0
+    async def _insert(self, tasks: list[pb.NewTask], wait_end: float | None = None) -> list[Inserted]:
+        """One batch, until each task has an answer. taskd waits until `wait_end` for the ends of the tasks."""
         results: list[Inserted | None] = [None] * len(tasks)
         places = list(range(len(tasks)))
         pause, end = Pauses(), time.monotonic() + self._patience
         while True:
             request = pb.InsertTasksRequest(tasks=[tasks[place] for place in places])
-            if wait is not None:
-                request.wait.CopyFrom(to_duration(wait))
+            more = 0.0 if wait_end is None else max(0.0, wait_end - time.monotonic())
             try:
-                answer = await self._connection.call_patiently(INSERT, request, _TIMEOUT + more, self._patience + more)
+                answer = await patiently(partial(self._insert_once, request, wait_end), self._patience + more)
             except InvalidRequest as error:
                 if len(places) < len(tasks):
                     raise
-                return await self._insert_apart(tasks, error, wait)
+                return await self._insert_apart(tasks, error, wait_end)
             later = []
             for place, result in zip(places, answer.results, strict=True):
                 if result.status == pb.INSERT_STATUS_TRY_LATER:
@@ -361,12 +368,25 @@ class AsyncClient:
             places = later
             await asyncio.sleep(rest)
 
-    async def _insert_apart(self, tasks: list[pb.NewTask], error: InvalidRequest, wait: float | None) -> list[Inserted]:
+    async def _insert_once(
+        self, request: pb.InsertTasksRequest, wait_end: float | None, limit: float
+    ) -> pb.InsertTasksResponse:
+        """Calls once, with the wait that is left by then."""
+        timeout = _TIMEOUT
+        if wait_end is not None:
+            wait = max(0.0, wait_end - time.monotonic())
+            request.wait.CopyFrom(to_duration(wait))
+            timeout += wait
+        return await self._connection.call(INSERT, request, min(timeout, limit))
+
+    async def _insert_apart(
+        self, tasks: list[pb.NewTask], error: InvalidRequest, wait_end: float | None
+    ) -> list[Inserted]:
         """A batch that taskd refuses as a whole: one of its tasks is too large to be served, or all together."""
         if len(tasks) == 1:
             return [Inserted(InsertStatus.REJECTED, "", str(error))]
         middle = len(tasks) // 2
-        return await self._insert(tasks[:middle], wait) + await self._insert(tasks[middle:], wait)
+        return await self._insert(tasks[:middle], wait_end) + await self._insert(tasks[middle:], wait_end)
 
     # Reads.
 

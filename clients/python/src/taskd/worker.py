@@ -107,8 +107,9 @@ class Worker:
         concurrency: how many handlers run at once (10; with `processes`, as many as these).
         prefetch: how many tasks wait in this worker, ready to begin. More is faster for short tasks.
         processes: above zero, handlers that are not async run in so many processes instead of threads.
-        lease: after so long without a sign of this worker, taskd gives its tasks to others. The worker extends leases
-            while handlers run, so it does not bound how long these take.
+        lease: how long taskd leaves a task to this worker. The worker extends leases while handlers run, so it does not
+            bound how long these take. After half of it without a sign of this worker (at least 5 s, at most 10 min),
+            taskd gives its tasks to others; where the worker asks for tasks, after all of it.
         wait: how long a call waits for tasks, where the worker asks for them.
         timeout: how long a handler may take. Without one, as long as it likes.
         grace: how long a stop waits for handlers.
