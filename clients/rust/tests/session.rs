@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use taskd_client::{Client, Done, Failure, Task, Worker, pb};
+use taskd_client::{
+    Client, Done, Ended, Event, Failure, Task, Worker,
+    pb::{self, ItemStatus},
+};
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc},
@@ -172,4 +175,45 @@ async fn a_silent_stream_is_left_for_another_connection_to_the_same_address() {
     may_end.notify_one();
     let frame = second.hear_until(|frame| !frame.completions.is_empty()).await;
     assert_eq!(frame.completions[0].lease_token, "token");
+}
+
+#[tokio::test]
+async fn a_new_lease_of_a_task_outlives_the_old_one() {
+    let mut taskd = Taskd::start().await;
+    let (began, lost) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begins, is_lost, heard) = (began.clone(), lost.clone(), lost.clone());
+    let worker = Worker::new("w", ["q"]).concurrency(2).on_event(move |event| {
+        if let Event::Ended { ended: Ended::Lost, .. } = event {
+            heard.notify_one();
+        }
+    });
+    // The first attempt does not end by itself, and the second one when the first lease is over.
+    let handler = move |task: Task| {
+        let (begins, is_lost) = (begins.clone(), is_lost.clone());
+        async move {
+            begins.notify_one();
+            if task.attempt() == 1 {
+                std::future::pending::<()>().await;
+            }
+            is_lost.notified().await;
+            Ok(Done::new())
+        }
+    };
+    taskd.work(worker, handler);
+    let (first, _) = taskd.stream().await;
+    first.say(pb::TaskdFrame { opened: Some(opened(false)), tasks: lease("old", 1), ..Default::default() }).await;
+    soon(began.notified()).await;
+    first.to.send(Err(Status::unavailable("the stream breaks"))).await.unwrap();
+    // The session is over, and so is its lease. The task comes before the worker hears of that.
+    let (mut second, open) = taskd.stream().await;
+    assert_eq!(open.holding, ["t"]);
+    second.say(pb::TaskdFrame { opened: Some(opened(false)), ..Default::default() }).await;
+    let frame = second.hear_until(|frame| !frame.extensions.is_empty()).await;
+    assert_eq!(frame.extensions[0].lease_token, "old");
+    second.say(pb::TaskdFrame { tasks: lease("new", 2), ..Default::default() }).await;
+    let is_over = pb::ItemResult { id: "t".to_owned(), status: ItemStatus::LeaseLost.into(), ..Default::default() };
+    let answer = pb::FrameAnswer { number: frame.number, extensions: vec![is_over], ..Default::default() };
+    second.say(pb::TaskdFrame { answer: Some(answer), ..Default::default() }).await;
+    let frame = second.hear_until(|frame| !frame.completions.is_empty()).await;
+    assert_eq!(frame.completions[0].lease_token, "new");
 }

@@ -303,8 +303,7 @@ impl Actor {
                 drain.reply.send(()).ok();
             }
         }
-        self.outbox.forget(ended.iter().map(|result| &result.id));
-        self.shared.end(ended);
+        self.shared.end(self.outbox.ended(ended));
         line.is_ending |= closing.is_some();
     }
 

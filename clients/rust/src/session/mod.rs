@@ -26,7 +26,7 @@ use crate::{
     event::Tell,
     new_task::proto,
     pb,
-    source::Source,
+    source::{EndedLease, Source},
     unary::{Unary, extend_within},
 };
 
@@ -143,7 +143,7 @@ impl Source for Session {
         self.shared.set_room(most);
     }
 
-    async fn ended(&self) -> Vec<pb::ItemResult> {
+    async fn ended(&self) -> Vec<EndedLease> {
         self.shared.ended().await
     }
 
