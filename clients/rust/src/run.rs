@@ -262,7 +262,7 @@ impl<S: Source> Run<S> {
             match (result.status(), answered.kind) {
                 (ItemStatus::Ok, _) => self.leave(number, None),
                 (ItemStatus::Invalid, Kind::Completions) => {
-                    let why = Failure::new(format!("taskd refused the completion: {}", result.error)).never_again();
+                    let why = Failure::new(format!("taskd refused the completion: {}", result.error));
                     self.reject(number, Ended::Rejected, why);
                 }
                 (status, _) => self.leave(number, Some(&lost(status, &result.error))),
