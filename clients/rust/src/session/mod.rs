@@ -172,4 +172,16 @@ mod tests {
         let timeouts = [1, 30, 600, 3600].map(|lease| timeout(Duration::from_secs(lease)).as_secs());
         assert_eq!(timeouts, [2, 15, 300, 600]);
     }
+
+    #[test]
+    fn reports_that_nobody_waits_for_do_not_pile_up() {
+        let mut outbox = outbox::Outbox::default();
+        for _ in 0..10 {
+            let (reply, answer) = oneshot::channel();
+            outbox.report(Report { items: Items::Extensions(Vec::new()), reply: Some(reply) });
+            // Its time is over.
+            drop(answer);
+        }
+        assert_eq!(outbox.take_all().count(), 1);
+    }
 }

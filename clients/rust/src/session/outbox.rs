@@ -49,6 +49,8 @@ struct Sent {
 
 impl Outbox {
     pub(super) fn report(&mut self, report: Report) {
+        // While there is no stream no report leaves, and the worker makes new extensions again and again.
+        self.waiting.retain(|report| !report.is_over());
         self.waiting.push_back(report);
     }
 
