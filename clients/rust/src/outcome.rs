@@ -85,7 +85,8 @@ impl Failure {
         Self { reason: reason.into(), retry: true, delay: None, not_started: false }
     }
 
-    /// No further attempt: the task is dead.
+    /// No further attempt: the task is dead. If several workers must complete it, this counts as `max_attempts`
+    /// failures, and other workers may go on.
     #[must_use]
     pub fn never_again(self) -> Self {
         Self { retry: false, ..self }
