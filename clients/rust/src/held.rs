@@ -120,9 +120,10 @@ impl Table {
         Some(held)
     }
 
-    /// The leases of a task.
-    pub(crate) fn of(&self, id: &str) -> Vec<Number> {
-        self.all.iter().filter(|(_, held)| held.info.id() == id).map(|(number, _)| *number).collect()
+    /// A lease of a task.
+    pub(crate) fn find(&self, id: &str, token: &str) -> Option<Number> {
+        let is_it = |info: &TaskInfo| info.id() == id && info.lease_token == token;
+        self.all.iter().find(|(_, held)| is_it(&held.info)).map(|(number, _)| *number)
     }
 
     /// How many are finished, and have no answer to their reports.

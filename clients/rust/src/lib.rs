@@ -67,7 +67,7 @@ pub use self::{
     mock::Mock,
     new_task::{NewTask, Priority},
     outcome::{Done, Failure},
-    source::Source,
+    source::{EndedLease, Source},
     stop::Stop,
     task::{FromPayload, Json, Task, TaskInfo},
     token::Token,

@@ -85,7 +85,8 @@ impl Failure {
         Self { reason: reason.into(), retry: true, delay: None, not_started: false }
     }
 
-    /// No further attempt: the task is dead.
+    /// No further attempt: the task is dead. If several workers must complete it, this counts as `max_attempts`
+    /// failures, and other workers may go on.
     #[must_use]
     pub fn never_again(self) -> Self {
         Self { retry: false, ..self }
@@ -97,20 +98,22 @@ impl Failure {
         Self { delay: Some(delay), ..self }
     }
 
-    /// The handler has not begun with the task: taskd offers it again at once, and counts no failure.
+    /// The handler has not begun with the task: taskd offers it again at once, and counts no failure. This
+    /// overrides [`Self::never_again`] and [`Self::again_after`].
     #[must_use]
     pub fn not_started(self) -> Self {
-        // An older taskd does not know `not_started`, and counts a failure.
-        Self { retry: true, delay: Some(Duration::ZERO), not_started: true, ..self }
+        Self { not_started: true, ..self }
     }
 
     pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
+        // taskd takes nothing else with `not_started`. An older one does not know it, and counts a failure.
+        let (retry, delay) = if self.not_started { (true, Some(Duration::ZERO)) } else { (self.retry, self.delay) };
         pb::Rejection {
             id: id.to_owned(),
             lease_token: lease_token.to_owned(),
             reason: cut(self.reason),
-            retry: Some(self.retry),
-            delay: self.delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
+            retry: Some(retry),
+            delay: delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
             not_started: self.not_started,
         }
     }
@@ -142,5 +145,17 @@ mod tests {
         let odd = Failure::new(format!("a{}", "ä".repeat(3000))).rejection("id", "token").reason;
         assert_eq!((odd.len(), odd.chars().count()), (3999, 2000));
         assert_eq!(Failure::new("short").rejection("id", "token").reason, "short");
+    }
+
+    #[test]
+    fn what_has_not_started_goes_back_as_taskd_takes_it() {
+        let new = || Failure::new("busy");
+        let five = Duration::from_secs(5);
+        let failures = [new().not_started().again_after(five), new().not_started().never_again(), new().not_started()];
+        for failure in failures {
+            let rejection = failure.rejection("id", "token");
+            let zero = prost_types::Duration::default();
+            assert_eq!((rejection.not_started, rejection.retry, rejection.delay), (true, Some(true), Some(zero)));
+        }
     }
 }

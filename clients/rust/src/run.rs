@@ -26,7 +26,7 @@ use crate::{
     outcome::{Done, Failure},
     pb::{self, ItemStatus},
     report::{Answered, Kind, Reports, Tasks},
-    source::Source,
+    source::{EndedLease, Source},
     stop::{Level, stop_on_signals},
     task::TaskInfo,
 };
@@ -262,7 +262,7 @@ impl<S: Source> Run<S> {
             match (result.status(), answered.kind) {
                 (ItemStatus::Ok, _) => self.leave(number, None),
                 (ItemStatus::Invalid, Kind::Completions) => {
-                    let why = Failure::new(format!("taskd refused the completion: {}", result.error)).never_again();
+                    let why = Failure::new(format!("taskd refused the completion: {}", result.error));
                     self.reject(number, Ended::Rejected, why);
                 }
                 (status, _) => self.leave(number, Some(&lost(status, &result.error))),
@@ -285,12 +285,11 @@ impl<S: Source> Run<S> {
     }
 
     /// taskd says that nobody waits for these any more. A report has an answer of its own.
-    fn cancelled(&mut self, ended: &[pb::ItemResult]) {
-        for result in ended {
-            for number in self.table.of(&result.id) {
-                if self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
-                    self.leave(number, Some(&lost(result.status(), &result.error)));
-                }
+    fn cancelled(&mut self, ended: &[EndedLease]) {
+        for (token, result) in ended {
+            let Some(number) = self.table.find(&result.id, token) else { continue };
+            if self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
+                self.leave(number, Some(&lost(result.status(), &result.error)));
             }
         }
     }

@@ -4,6 +4,9 @@ use std::future::{Future, pending, ready};
 
 use crate::{error::Error, pb};
 
+/// A lease that ended: its token, and what taskd says.
+pub type EndedLease = (String, pb::ItemResult);
+
 /// Gives tasks to one worker and takes its reports. Each call may be repeated.
 ///
 /// An error that [may pass](Error::may_pass) lets the worker try again; any other one ends it.
@@ -46,7 +49,7 @@ pub trait Source: Send + Sync + 'static {
 
     /// Waits for leases that ended although the worker has not reported them. A source may know none: by default it
     /// waits for ever.
-    fn ended(&self) -> impl Future<Output = Vec<pb::ItemResult>> + Send {
+    fn ended(&self) -> impl Future<Output = Vec<EndedLease>> + Send {
         pending()
     }
 

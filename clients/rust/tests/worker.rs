@@ -304,6 +304,47 @@ async fn a_shard_that_is_away_holds_up_no_reports_of_others() {
     assert_eq!(order.lock().unwrap().last().unwrap(), "away");
 }
 
+/// One task, whose completion it refuses.
+#[derive(Clone, Default)]
+struct Refusing(Arc<Refused>);
+
+#[derive(Default)]
+struct Refused {
+    given: AtomicUsize,
+    rejections: Mutex<Vec<pb::Rejection>>,
+}
+
+impl Source for Refusing {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        let is_first = self.0.given.fetch_add(1, SeqCst) == 0;
+        Ok(is_first.then(|| vec![pb::LeasedTask { id: "a".to_owned(), key: "a".into(), ..Default::default() }]))
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        let refused = |id| pb::ItemResult { error: "no".to_owned(), ..result(id, ItemStatus::Invalid) };
+        Ok(all.into_iter().map(|one| refused(one.id)).collect())
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.0.rejections.lock().unwrap().extend(all.iter().cloned());
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_refused_completion_fails_the_attempt_and_does_not_kill_the_task() {
+    let source = Refusing::default();
+    let summary = worker().run_on(source.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    assert_eq!((summary.completed, summary.rejected), (0, 1));
+    let rejections = source.0.rejections.lock().unwrap();
+    let said: Vec<_> = rejections.iter().map(|one| (&*one.reason, one.retry)).collect();
+    assert_eq!(said, [("taskd refused the completion: no", Some(true))]);
+}
+
 /// A task that comes when it may.
 #[derive(Clone, Default)]
 struct Late(Arc<Comes>);

@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::{
     line::Line,
-    open::{Open, open},
+    open::{OPEN_WITHIN, Open, open},
     outbox::Outbox,
     shared::{Answer, Command, Items, Report, Shared},
 };
@@ -87,12 +87,13 @@ impl Actor {
     pub(super) async fn run(mut self) {
         let (mut waits, mut pause, mut old) = (WAITS.build(), Duration::ZERO, 0);
         let client = self.client.clone();
+        let servers = client.servers();
         loop {
-            let (turn, address, taskd) = client.servers().pick();
+            let (turn, address, taskd) = servers.pick();
             let (returning, request) = (self.returns.len(), self.open_session());
             let attempt = async move {
                 sleep(pause).await;
-                open(taskd, request).await
+                servers.within(OPEN_WITHIN, turn, open(taskd, request)).await
             };
             let attempt = match self.attend(attempt).await {
                 Attended::Done(attempt) => attempt.map_err(|status| Error::of(&status, address)),
@@ -111,14 +112,14 @@ impl Actor {
                 // In a rolling update another server may know it.
                 Err(error) if error.is_unimplemented() => {
                     old += 1;
-                    if old >= client.servers().count() {
+                    if old >= servers.count() {
                         return self.go_by_polls();
                     }
-                    client.servers().move_on(turn);
+                    servers.move_on(turn);
                     continue;
                 }
                 Err(error) => {
-                    client.servers().move_on(turn);
+                    servers.move_on(turn);
                     if error.may_pass() { End::Broke(error) } else { End::Refused(error) }
                 }
             };
@@ -129,10 +130,11 @@ impl Actor {
             match end {
                 End::Closed => return,
                 End::Renew => pause = Duration::ZERO,
-                End::Moved => client.servers().move_on(turn),
+                End::Moved => servers.move_on(turn),
                 End::Broke(error) => (self.tell)(Event::Away(&error)),
                 End::Silent(error) => {
-                    client.servers().move_on(turn);
+                    servers.abandon(turn);
+                    servers.move_on(turn);
                     (self.tell)(Event::Away(&error));
                 }
                 End::Spoilt => {}
@@ -301,8 +303,7 @@ impl Actor {
                 drain.reply.send(()).ok();
             }
         }
-        self.outbox.forget(ended.iter().map(|result| &result.id));
-        self.shared.end(ended);
+        self.shared.end(self.outbox.ended(ended));
         line.is_ending |= closing.is_some();
     }
 

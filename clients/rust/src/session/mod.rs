@@ -26,7 +26,7 @@ use crate::{
     event::Tell,
     new_task::proto,
     pb,
-    source::Source,
+    source::{EndedLease, Source},
     unary::{Unary, extend_within},
 };
 
@@ -143,7 +143,7 @@ impl Source for Session {
         self.shared.set_room(most);
     }
 
-    async fn ended(&self) -> Vec<pb::ItemResult> {
+    async fn ended(&self) -> Vec<EndedLease> {
         self.shared.ended().await
     }
 
@@ -171,5 +171,17 @@ mod tests {
     fn a_worker_may_be_silent_for_half_of_its_lease() {
         let timeouts = [1, 30, 600, 3600].map(|lease| timeout(Duration::from_secs(lease)).as_secs());
         assert_eq!(timeouts, [2, 15, 300, 600]);
+    }
+
+    #[test]
+    fn reports_that_nobody_waits_for_do_not_pile_up() {
+        let mut outbox = outbox::Outbox::default();
+        for _ in 0..10 {
+            let (reply, answer) = oneshot::channel();
+            outbox.report(Report { items: Items::Extensions(Vec::new()), reply: Some(reply) });
+            // Its time is over.
+            drop(answer);
+        }
+        assert_eq!(outbox.take_all().count(), 1);
     }
 }

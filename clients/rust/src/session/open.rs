@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 use tonic::{Status, Streaming, codegen::tokio_stream::wrappers::ReceiverStream};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// How long taskd may take to open a stream, the connection included.
-const OPEN_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// Frames that wait for the connection.
 const WAITING: usize = 4;
 
@@ -25,18 +25,14 @@ pub(super) struct Open {
 }
 
 pub(super) async fn open(taskd: Taskd, open: pb::OpenSession) -> Result<Open, Status> {
-    let opening = async {
-        let (to, frames) = mpsc::channel(WAITING);
-        let frame = pb::WorkerFrame { open: Some(open), ..Default::default() };
-        to.send(frame).await.map_err(|_| Status::unavailable("the stream is closed"))?;
-        let mut client = TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER);
-        let mut from = client.stream_tasks(ReceiverStream::new(frames)).await?.into_inner();
-        let first = from.message().await?.ok_or_else(|| Status::unavailable("the stream ended at once"))?;
-        let pb::TaskdFrame { opened: Some(opened), .. } = first else {
-            return Err(Status::internal("the first frame does not say opened"));
-        };
-        Ok(Open { to, from, opened, first: pb::TaskdFrame { opened: None, ..first } })
+    let (to, frames) = mpsc::channel(WAITING);
+    let frame = pb::WorkerFrame { open: Some(open), ..Default::default() };
+    to.send(frame).await.map_err(|_| Status::unavailable("the stream is closed"))?;
+    let mut client = TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER);
+    let mut from = client.stream_tasks(ReceiverStream::new(frames)).await?.into_inner();
+    let first = from.message().await?.ok_or_else(|| Status::unavailable("the stream ended at once"))?;
+    let pb::TaskdFrame { opened: Some(opened), .. } = first else {
+        return Err(Status::internal("the first frame does not say opened"));
     };
-    let late = |_| Status::deadline_exceeded("no stream in time");
-    timeout(OPEN_WITHIN, opening).await.map_err(late)?
+    Ok(Open { to, from, opened, first: pb::TaskdFrame { opened: None, ..first } })
 }

@@ -12,6 +12,7 @@ use super::shared::{Answer, Items, Report};
 use crate::{
     error::Error,
     pb::{self, ItemStatus},
+    source::EndedLease,
 };
 
 /// Frames without an answer. taskd reads no more of 16.
@@ -48,6 +49,8 @@ struct Sent {
 
 impl Outbox {
     pub(super) fn report(&mut self, report: Report) {
+        // While there is no stream no report leaves, and the worker makes new extensions again and again.
+        self.waiting.retain(|report| !report.is_over());
         self.waiting.push_back(report);
     }
 
@@ -64,6 +67,11 @@ impl Outbox {
         for id in ids {
             self.in_hand.remove(id.as_ref());
         }
+    }
+
+    /// Forgets tasks whose leases taskd has ended; returns those that were in hand, with their lease tokens.
+    pub(super) fn ended(&mut self, ended: Vec<pb::ItemResult>) -> Vec<EndedLease> {
+        ended.into_iter().filter_map(|result| Some((self.in_hand.remove(&result.id)?, result))).collect()
     }
 
     /// The ids of the tasks in hand.
@@ -166,7 +174,7 @@ impl Outbox {
     }
 
     /// Hands the answers to those who wait; returns the leases that ended, as the session's own extensions found.
-    pub(super) fn answered(&mut self, answer: pb::FrameAnswer, now: Instant) -> Vec<pb::ItemResult> {
+    pub(super) fn answered(&mut self, answer: pb::FrameAnswer, now: Instant) -> Vec<EndedLease> {
         let mut ended = Vec::new();
         let Some(sent) = self.sent.remove(&answer.number) else { return ended };
         self.alone = self.alone.saturating_sub(sent.reports.len());
@@ -186,8 +194,9 @@ impl Outbox {
             self.note(&report.items, &results);
             if report.reply.is_some() {
                 report.answer(Ok(Answer::Items(results)));
-            } else {
-                ended.extend(results.into_iter().filter(|result| is_lost(result.status())));
+            } else if let Items::Extensions(all) = report.items {
+                let lost = all.into_iter().zip(results).filter(|(_, result)| is_lost(result.status()));
+                ended.extend(lost.map(|(extension, result)| (extension.lease_token, result)));
             }
         }
         ended
@@ -383,7 +392,7 @@ mod tests {
         let (completions, extensions) = (results(&[("a", ItemStatus::LeaseLost)]), results(&extensions));
         let number = frame.number;
         let lost = outbox.answered(pb::FrameAnswer { number, completions, extensions, ..Default::default() }, now);
-        assert_eq!(lost.iter().map(|one| &*one.id).collect::<Vec<_>>(), ["b"]);
+        assert_eq!(lost.iter().map(|(token, one)| (&*one.id, &**token)).collect::<Vec<_>>(), [("b", "token-b")]);
         assert_eq!(outbox.holding().collect::<Vec<_>>(), ["a"]);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::{error::Error, pb};
+use crate::{error::Error, pb, source::EndedLease};
 
 /// A call of the worker.
 pub(super) enum Command {
@@ -78,7 +78,7 @@ struct State {
     room: usize,
     /// Tasks that the worker has not taken yet.
     arrived: VecDeque<pb::LeasedTask>,
-    ended: Vec<pb::ItemResult>,
+    ended: Vec<EndedLease>,
     way: Way,
 }
 
@@ -148,20 +148,21 @@ impl Shared {
     }
 
     /// Tells the worker of leases that ended. A task that it has not taken yet does not reach it.
-    pub(super) fn end(&self, results: Vec<pb::ItemResult>) {
-        if results.is_empty() {
+    pub(super) fn end(&self, leases: Vec<EndedLease>) {
+        if leases.is_empty() {
             return;
         }
         let mut state = self.state();
-        let ids: HashSet<&str> = results.iter().map(|result| &*result.id).collect();
-        state.arrived.retain(|task| !ids.contains(&*task.id));
-        state.ended.extend(results);
+        // Another lease of the same task may have arrived.
+        let ended: HashSet<_> = leases.iter().map(|(token, result)| (&*result.id, &**token)).collect();
+        state.arrived.retain(|task| !ended.contains(&(&*task.id, &*task.lease_token)));
+        state.ended.extend(leases);
         drop(state);
         self.has_ended.notify_one();
     }
 
     /// Waits for leases that ended.
-    pub(super) async fn ended(&self) -> Vec<pb::ItemResult> {
+    pub(super) async fn ended(&self) -> Vec<EndedLease> {
         loop {
             let ended = std::mem::take(&mut self.state().ended);
             if !ended.is_empty() {
