@@ -30,8 +30,7 @@
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
 local counters =
-  redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence', 'forgets',
-    'longest_delay')
+  redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence', 'forgets')
 local epoch, known_epoch, is_from_bus = tonumber(ARGV[9]), tonumber(counters[3] or 0), ARGV[6] ~= ''
 
 -- Whether the first offset of the text lies behind the offset; '' lies before all.
@@ -135,7 +134,6 @@ if 14 + 2 * count < #ARGV then
   for a = 15 + 2 * count, #ARGV, 5 do
     local task = {num = tonumber(ARGV[a + 1]), due = tonumber(ARGV[a + 2]) > now and ARGV[a + 2],
       credited = ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {}, epoch = tonumber(ARGV[a + 4])}
-    task.delay = task.due and tonumber(task.due) - now
     task.record = new(task, 0)
     others[tonumber(ARGV[a])] = task
   end
@@ -156,8 +154,6 @@ if count > 0 then
 end
 local seen, places, record_args, delay_args, heads, elements = {}, {}, {}, {}, {}, {}
 local done, known, opened, biggest = 0, 0, 0, big
-local known_delay = tonumber(counters[8] or 0)
-local longest_delay = known_delay
 for i = 1, count do
   local id = ids[i]
   if offsets and not is_behind(offsets[i], stored) then
@@ -191,7 +187,6 @@ for i = 1, count do
         local size, added = #body, #places
         if task.due then
           delay_args[#delay_args + 1], delay_args[#delay_args + 2] = task.due, id
-          longest_delay = math.max(longest_delay, task.delay)
         else
           lane[#lane + 1] = (task.prefix or prefix_of(task)) .. id
           opened, ahead = opened + 1, ahead + 1
@@ -241,7 +236,6 @@ if opened > 0 then
   fields = {'live', live, 'open', (counters[5] or 0) + opened, 'open_bytes', bytes}
 end
 if biggest > big then fields[#fields + 1], fields[#fields + 2] = 'largest_body', biggest end
-if longest_delay > known_delay then fields[#fields + 1], fields[#fields + 2] = 'longest_delay', longest_delay end
 if epoch > known_epoch then fields[#fields + 1], fields[#fields + 2] = 'epoch', ARGV[9] end
 if added > 0 and ARGV[13] == '1' then fields[#fields + 1], fields[#fields + 2] = 'fence', (counters[6] or 0) + 1 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end

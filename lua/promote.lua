@@ -1,7 +1,7 @@
 -- Offers what is due: replicas whose backoff is over go to the retry lane, tasks whose time has come to their lane.
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] at most
--- ARGV[5] horizon (ms): no task comes to the shard longer than that before its time, or than `longest_delay`
+-- ARGV[5] horizon (ms): no task comes to the shard longer than that before its time
 -- Returns {promoted, more 0|1, when the next is due (ms) or -1}
 local most, promoted = tonumber(ARGV[4]), 0
 local longest = math.max(tonumber(ARGV[5]), tonumber(redis.call('HGET', COUNTERS, 'longest_delay') or 0))

@@ -65,3 +65,19 @@ async fn sql_takes_over_from_a_record_that_nobody_told_it_of() {
     until("the record is forgotten", async || !redis.exists::<_, bool>(&records).await.unwrap()).await;
     assert_eq!(daemon.queue("q").await["cancelled"], 1);
 }
+
+#[tokio::test]
+async fn a_task_that_was_cancelled_in_its_queue_and_is_sent_again_before_its_time_comes_at_its_time() {
+    // Its final record outlives the test, so the queue takes the task only in its next epoch.
+    let daemon = Daemon::start("grace = \"1h\"", &[]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k", "delay": "4s"})).await;
+    becomes(&daemon, &id, "DELAYED").await;
+    let change = async |what: &str| {
+        let (status, answer) = daemon.post(&format!("/v1/tasks:{what}"), &json!({"ids": [id]})).await;
+        assert_eq!((status, &answer["results"][0]["status"]), (200, &json!("OK")), "{answer}");
+    };
+    change("cancel").await;
+    becomes(&daemon, &id, "CANCELLED").await;
+    change("retry").await;
+    assert_eq!(daemon.work("w", "q", 1).await, ["k"]);
+}

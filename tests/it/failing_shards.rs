@@ -69,8 +69,8 @@ async fn a_deadline_comes_behind_pages_of_others() {
     let within =
         |queue: &str, n: usize, time: &str| json!({"queue": queue, "key": n.to_string(), "finish_within": time});
     // Two pages.
-    let ids = daemon.insert(&(0..1000).map(|n| within("bad", n, "3s")).collect::<Vec<_>>()).await;
-    let good = daemon.insert(&[within("good", 0, "4s")]).await.remove(0);
+    let ids = daemon.insert(&(0..1000).map(|n| within("bad", n, "20s")).collect::<Vec<_>>()).await;
+    let good = daemon.insert(&[within("good", 0, "21s")]).await.remove(0);
     until("they are in the queue", async || status_of(&daemon, &ids[999]).await == "QUEUED").await;
     damage(&daemon, "bad", "records").await;
     becomes(&daemon, &good, "DEAD").await;

@@ -501,9 +501,12 @@ async fn a_shard_that_fails_holds_up_no_round() {
         .unwrap();
     let _: () = tasks.redis.set("taskd:{other:0}:counters", "no hash").await.unwrap();
     let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
-    until("a round shows it", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0)).await;
-    let text = reqwest::get(format!("{}/metrics", tasks.daemon.http())).await.unwrap().text().await.unwrap();
-    assert!(text.lines().any(|line| line == "taskd_fsck_unchecked_shards 1"), "{text}");
+    until("a round shows it, and the shard that failed", async || {
+        let text = reqwest::get(format!("{}/metrics", tasks.daemon.http())).await.unwrap().text().await.unwrap();
+        text.lines().any(|line| line == "taskd_fsck_unchecked_shards 1")
+            && metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0)
+    })
+    .await;
 }
 
 /// The watchdog's finds of a kind.

@@ -225,7 +225,7 @@ def test_an_insert_that_waits_keeps_the_answers_that_it_has(fault: str) -> None:
             # It tries no longer than it is to wait: the client's patience is a minute.
             fake.insert_faults = itertools.chain([""], itertools.repeat(fault))
             async with asyncio.timeout(30):
-                (inserted,) = await client.insert_batch([NewTask(queue="q", key="k")], wait=1)
+                (inserted,) = await client.insert_batch([NewTask(queue="q", key="k")], wait=5)
             assert (inserted.id, inserted.status, inserted.is_open) == ("k", InsertStatus.CREATED, True)
             assert len(fake.inserts) > 1
 

@@ -289,8 +289,8 @@ test("a lease that would end before a hung stream counts as dead is extended ove
     return task.attempt;
   };
   const { id = "" } = await client.insert({ queue: "hangs", key: "k" });
-  // The worker gives the stream up after nine seconds.
-  const options = { queue: "hangs", leaseDuration: "6s", stream: { url: cable.url, timeout: "15s" } };
+  // The worker gives the stream up after eighteen seconds.
+  const options = { queue: "hangs", leaseDuration: "12s", stream: { url: cable.url, timeout: "30s" } };
   await withWorker(options, handler, async (worker) => {
     await until("it has begun", () => worker.stats.running === 1);
     cable.freeze();

@@ -59,8 +59,12 @@ impl Fsck {
                 }
                 cx.beat();
             }
-            let failed = failing.failed();
+            let failed: Vec<ShardId> = failing.failed().cloned().collect();
             failing.end_round("check")?;
+            // The finds of a shard stay until the next check of it.
+            let stay = |find: &&Find| failed.iter().any(|shard| is_in(find, shard));
+            let finds = known.iter().filter(stay).cloned().collect();
+            all.absorb(Found { finds, ..Found::default() });
             if counts_at <= cx.clock().now() {
                 let began = Instant::now();
                 let counted = cx.idle(self.checker.counts(None, self.mends));
@@ -73,7 +77,7 @@ impl Fsck {
                 counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
             }
             // If another process leads by now, it shows its own.
-            known = if self.lead.is_held(&cx) { report(all, failed, &known) } else { BTreeSet::new() };
+            known = if self.lead.is_held(&cx) { report(all, failed.len(), &known) } else { BTreeSet::new() };
             cx.beat();
         }
         Ok(())
@@ -86,12 +90,18 @@ impl Fsck {
         let is_in_use = |holding: Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
         let mut in_use = Vec::new();
         for (shard, holding) in shards.into_iter().zip(holdings) {
-            if failing.note(&shard, began, holding.map_err(Error::from)).is_some_and(is_in_use) {
-                in_use.push(shard);
+            match holding {
+                Ok(holding) if is_in_use(holding) => in_use.push(shard),
+                Ok(_) => {}
+                Err(error) => drop(failing.note::<()>(&shard, began, Err(error.into()))),
             }
         }
         Ok(in_use)
     }
+}
+
+fn is_in(find: &Find, shard: &ShardId) -> bool {
+    find.queue == shard.queue.as_str() && find.shard == Some(shard.number)
 }
 
 /// Shows the finds of a round, and logs those that the round before did not have. Answers them.

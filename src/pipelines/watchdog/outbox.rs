@@ -112,7 +112,12 @@ impl Outbox {
         self.put_off(away.map(|row| row.task.id).collect()).await?;
         let mut by_reason: BTreeMap<Unpublished, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
         for row in &due {
-            by_reason.entry(row.unpublished).or_default().push((&row.task, row.turn));
+            // A scheduled task that was sent again had a life before, so the fanout asks SQL about it.
+            let reason = match row.unpublished {
+                Unpublished::Scheduled if !row.is_as_new => Unpublished::Missing,
+                reason => reason,
+            };
+            by_reason.entry(reason).or_default().push((&row.task, row.turn));
         }
         for (reason, rows) in by_reason {
             match self.republish.publish(&rows, republished(reason), &mut rounds.refused).await {

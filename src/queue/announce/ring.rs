@@ -126,7 +126,8 @@ impl Known {
         self.keep(KNOWN - 1);
         let TaskEvent { id, status, at_unix_ms, .. } = *event;
         // One that is held and comes later in the order stays the last.
-        if self.last.get(&id).is_none_or(|last| (last.at_unix_ms, last.status.rank()) <= event.order()) {
+        let is_before = |last: &Last| !last.is_told && event.order() < (last.at_unix_ms, last.status.rank());
+        if !self.last.get(&id).is_some_and(is_before) {
             self.last.insert(id, Last { status, at_unix_ms, is_told: false });
         }
         self.events.push_back((id, status, at_unix_ms));

@@ -69,9 +69,9 @@ impl<E: Display> Failing<E> {
         self.done += 1;
     }
 
-    /// The failures of this round.
-    pub fn failed(&self) -> usize {
-        self.failed.len()
+    /// The shards that failed in this round.
+    pub fn failed(&self) -> impl Iterator<Item = &ShardId> {
+        self.failed.iter().map(|(shard, ..)| shard)
     }
 
     /// Notes that the round has done something else, so that the shards that failed are the cause.

@@ -192,7 +192,8 @@ impl Outbox {
                 Items::Extensions(_) => &mut extensions,
             });
             self.note(&report.items, &results);
-            if report.reply.is_some() {
+            // The caller of an extension may have given up.
+            if report.reply.is_some() && !report.is_over() {
                 report.answer(Ok(Answer::Items(results)));
             } else if let Items::Extensions(all) = report.items {
                 let lost = all.into_iter().zip(results).filter(|(_, result)| is_lost(result.status()));
