@@ -27,6 +27,26 @@ async fn a_call_survives_the_loss_of_all_connections() {
     database.remove().await;
 }
 
+/// As after a failover: the connections of the pool stay with the old primary, which is read-only now.
+#[tokio::test]
+async fn a_call_finds_the_new_primary_by_a_new_connection() {
+    let database = MysqlDatabase::create().await;
+    let store = database.open().await;
+    let batch = rows("q", 10);
+    join_all(batch[..4].chunks(1).map(|row| insert_new(&*store, row))).await;
+    let mut failover = MySqlConnection::connect(&database.url()).await.unwrap();
+    let old = "CREATE TABLE old_primary AS SELECT id FROM information_schema.processlist WHERE db = DATABASE()";
+    let refuses = "CREATE TRIGGER refuses BEFORE INSERT ON tasks FOR EACH ROW \
+                   IF CONNECTION_ID() IN (SELECT id FROM old_primary) THEN \
+                   SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'read-only'; END IF";
+    for sql in [old, refuses] {
+        sqlx::raw_sql(sql).execute(&mut failover).await.unwrap();
+    }
+    insert_new(&*store, &batch).await;
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 10)]);
+    database.remove().await;
+}
+
 #[tokio::test]
 async fn the_loser_of_a_deadlock_tries_again() {
     let database = MysqlDatabase::create().await;

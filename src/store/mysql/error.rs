@@ -54,6 +54,9 @@ const REFUSED: &[u16] = &[
 /// The object of a migration exists already: a table, a column, an index, a row.
 const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 
+/// The server takes no writes now. After a failover a connection may stay with the old primary for as long as it lives.
+const NOT_PRIMARY: &[u16] = &[1047, 1290, 1836];
+
 pub(super) fn error(error: sqlx::Error) -> Error {
     use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
     let of_kind = match &error {
@@ -85,9 +88,18 @@ fn number(error: &dyn DatabaseError) -> Option<u16> {
 
 /// True if a statement of a migration failed only because it ran before.
 pub(super) fn is_there_already(error: &Error) -> bool {
-    let (Error::Refused(cause) | Error::Other(cause)) = error else { return false };
+    is_one_of(EXISTS, error)
+}
+
+/// True if another server may take what this one refused.
+pub(super) fn is_not_primary(error: &Error) -> bool {
+    is_one_of(NOT_PRIMARY, error)
+}
+
+fn is_one_of(numbers: &[u16], error: &Error) -> bool {
+    let (Error::Transient(cause) | Error::Refused(cause) | Error::Other(cause)) = error else { return false };
     let cause = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
-    cause.and_then(number).is_some_and(|number| EXISTS.contains(&number))
+    cause.and_then(number).is_some_and(|number| numbers.contains(&number))
 }
 
 #[cfg(test)]

@@ -156,12 +156,14 @@ impl Backend for Server {
         T: Send + 'static,
     {
         let mut tx = Tx::begin(self.connection().await?).await?;
-        let done = work.on(&mut tx).await?;
-        tx.commit(done).await
+        let done = work.on(&mut tx).await;
+        tx.end(done).await
     }
 
     async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
-        Session::fetch(&mut *self.connection().await?, statement).await
+        let mut connection = self.connection().await?;
+        let read = Session::fetch(&mut *connection, statement).await;
+        connection.checked(read)
     }
 
     async fn close(&self) {
