@@ -1,15 +1,21 @@
 //! The store's contract on a MySQL or MariaDB server, and what only a server can do.
 
-use futures::future::join_all;
+use futures::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
 use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
-    store::mysql::MysqlStore,
+    store::{Error, TaskReads, mysql::MysqlStore},
 };
 
-use crate::support::{
-    mariadb::MysqlDatabase,
-    store_contract::{Database, completed, count, counts, insert_new, migrations, rows},
+use crate::{
+    silent_servers::way_to,
+    support::{
+        mariadb::MysqlDatabase,
+        store_contract::{Database, completed, count, counts, insert_new, migrations, rows},
+    },
 };
 
 store_contract!(MysqlDatabase);
@@ -70,6 +76,28 @@ async fn the_loser_of_a_deadlock_tries_again() {
     let (settled, store) = settling.await.unwrap();
     assert!(settled.unwrap().answers.iter().all(|settled| settled.status == Some(Completed)));
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 18), count("q", Completed, 2)]);
+    database.remove().await;
+}
+
+/// The server is slow, and many wait for the only connection.
+#[tokio::test]
+async fn callers_that_get_no_connection_look_for_the_reason_together() {
+    let database = MysqlDatabase::create().await;
+    let (proxy, url) = way_to(&database).await;
+    let store = MysqlStore::connect(url.as_str(), 1).await.unwrap();
+    let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
+    sqlx::raw_sql("LOCK TABLES queue_counts WRITE").execute(&mut rival).await.unwrap();
+    let before = proxy.connections();
+    let mut calls: FuturesUnordered<_> = (0..20).map(|_| store.counts(None)).collect();
+    for _ in 0..19 {
+        let answer = calls.next().await.unwrap();
+        assert!(matches!(answer, Err(Error::Busy { connections: 1, .. })), "{answer:?}");
+    }
+    rival.close().await.unwrap();
+    calls.next().await.unwrap().unwrap();
+    // One each second, and the pool's own if it had to be made anew.
+    let opened = proxy.connections() - before;
+    assert!(opened < 10, "{opened}");
     database.remove().await;
 }
 

@@ -1,10 +1,10 @@
 //! Errors of the server, sorted by what a caller can do.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::store::Error;
+use crate::store::{Cause, Error};
 
 /// Errors of MySQL and MariaDB after which a retry of the same statement may succeed.
 const TRANSIENT: &[u16] = &[
@@ -58,8 +58,17 @@ const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 const NOT_PRIMARY: &[u16] = &[1047, 1290, 1836];
 
 pub(super) fn error(error: sqlx::Error) -> Error {
+    kind(&error)(error.into())
+}
+
+/// An error that several callers are told of.
+pub(super) fn shared(error: Arc<sqlx::Error>) -> Error {
+    kind(&error)(error.into())
+}
+
+fn kind(error: &sqlx::Error) -> fn(Cause) -> Error {
     use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
-    let of_kind = match &error {
+    match error {
         // rustls reports a certificate that it does not accept with this kind.
         Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Error::Tls,
         Tls(_) => Error::Tls,
@@ -71,8 +80,7 @@ pub(super) fn error(error: sqlx::Error) -> Error {
             _ => Error::Other,
         },
         _ => Error::Other,
-    };
-    of_kind(error.into())
+    }
 }
 
 fn is_full(number: u16, message: &str) -> bool {

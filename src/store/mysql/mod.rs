@@ -4,12 +4,18 @@ mod error;
 mod pooled;
 mod session;
 
-use std::{io, str::FromStr, time::Duration};
+use std::{
+    io,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     ConnectOptions, Connection, MySql, MySqlConnection, Pool,
     mysql::{MySqlConnectOptions, MySqlPoolOptions},
 };
+use tokio::sync::Mutex;
 
 use super::{
     Error, Result,
@@ -40,6 +46,8 @@ const LIFETIME: Duration = Duration::from_secs(1800);
 const LOCKED_WITHIN: Duration = Duration::from_secs(75);
 /// The longest that one attempt to connect may take, when it looks for the reason that the pool has no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
+/// Callers share what such an attempt found for so long: they may be hundreds.
+const SHARED_FOR: Duration = Duration::from_secs(1);
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
@@ -79,7 +87,7 @@ impl MysqlStore {
         let lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or_else(Error::timed_out)?;
         let pool = pool(options, connections).await.map_err(error)?;
         let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
-        let store = Self::new(Server(pool), migrated);
+        let store = Self::new(Server::new(pool), migrated);
         // The lock ends with its connection.
         lock.close().await.map_err(error)?;
         Ok(store)
@@ -144,8 +152,14 @@ fn check_files(url: &str) -> Result<()> {
     Ok(())
 }
 
+type Probed = Result<(), Arc<sqlx::Error>>;
+
 /// The server, by a pool of connections.
-pub struct Server(Pool<MySql>);
+pub struct Server {
+    pool: Pool<MySql>,
+    /// When somebody last tried whether the server accepts connections, and what came of it.
+    probed: Mutex<Option<(Instant, Probed)>>,
+}
 
 impl Backend for Server {
     type Connection = MySqlConnection;
@@ -167,13 +181,17 @@ impl Backend for Server {
     }
 
     async fn close(&self) {
-        self.0.close().await;
+        self.pool.close().await;
     }
 }
 
 impl Server {
+    fn new(pool: Pool<MySql>) -> Self {
+        Self { pool, probed: Mutex::default() }
+    }
+
     async fn connection(&self) -> Result<Pooled> {
-        match Pooled::of(&self.0).await {
+        match Pooled::of(&self.pool).await {
             Err(sqlx::Error::PoolTimedOut) => Err(self.why_none().await),
             acquired => acquired.map_err(error),
         }
@@ -181,18 +199,34 @@ impl Server {
 
     /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one of its own.
     async fn why_none(&self) -> Error {
-        let options = self.0.connect_options();
-        match tokio::time::timeout(ONE_CONNECT, options.connect()).await {
-            Ok(Ok(connection)) => {
-                // The server accepts connections, which was the question: an error of the close does not matter.
-                drop(connection.close().await);
-                let options = self.0.options();
+        match self.probe().await {
+            Ok(()) => {
+                let options = self.pool.options();
                 let (connections, waited) = (options.get_max_connections(), options.get_acquire_timeout());
                 Error::Busy { connections, waited, hint: "raise database_pool, or ask for less at once" }
             }
-            Ok(Err(cause)) => error(cause),
-            Err(_) => Error::timed_out(),
+            Err(cause) => error::shared(cause),
         }
+    }
+
+    /// Opens and closes a connection. Callers that ask at the same time share one.
+    async fn probe(&self) -> Probed {
+        let mut last = self.probed.lock().await;
+        if let Some((at, probed)) = &*last
+            && at.elapsed() < SHARED_FOR
+        {
+            return probed.clone();
+        }
+        let options = self.pool.connect_options();
+        let connect = async {
+            // The server accepts connections, which was the question: an error of the close does not matter.
+            drop(options.connect().await?.close().await);
+            Ok(())
+        };
+        let silent = |_| Err(sqlx::Error::Io(io::ErrorKind::TimedOut.into()));
+        let probed = tokio::time::timeout(ONE_CONNECT, connect).await.unwrap_or_else(silent).map_err(Arc::new);
+        *last = Some((Instant::now(), probed.clone()));
+        probed
     }
 }
 
