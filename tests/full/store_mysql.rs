@@ -14,7 +14,9 @@ use crate::{
     silent_servers::way_to,
     support::{
         mariadb::MysqlDatabase,
+        proxy::Mode,
         store_contract::{Database, completed, count, counts, insert_new, migrations, rows},
+        until,
     },
 };
 
@@ -110,5 +112,39 @@ async fn migrations_are_applied_once() {
     let migrated: Vec<usize> = stores.into_iter().map(|store| store.unwrap().migrated()).collect();
     assert!(migrated.contains(&migrations("mysql")), "{migrated:?}");
     assert_eq!(MysqlStore::connect(&url, 4).await.unwrap().migrated(), 0);
+    database.remove().await;
+}
+
+/// How many wait for a table that somebody else has locked.
+const WAITING: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+                       WHERE db = DATABASE() AND state LIKE 'Waiting for table metadata lock%'";
+
+/// As when its host dies: nothing comes from it any more, not even the end of a connection.
+#[tokio::test]
+async fn a_process_that_falls_silent_while_it_migrates_does_not_keep_the_next_one_from_it() {
+    let database = MysqlDatabase::create().await;
+    database.open().await.close().await;
+    let (proxy, url) = way_to(&database).await;
+    let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
+    sqlx::raw_sql("LOCK TABLES _sqlx_migrations WRITE").execute(&mut rival).await.unwrap();
+    let migrating = tokio::spawn(async move { MysqlStore::connect(url.as_str(), 1).await.map(drop) });
+    let holder = "SELECT CAST(COALESCE(IS_USED_LOCK(CONCAT('taskd.', MD5(DATABASE()))), 0) AS SIGNED)";
+    until("it looks for migrations", async || database.number(WAITING).await > 0).await;
+    assert!(database.number(holder).await > 0);
+    let silence = format!(
+        "SELECT CAST(COALESCE(MAX(time), 0) AS SIGNED) FROM information_schema.processlist WHERE id = ({holder})"
+    );
+    let mut longest = 0;
+    until("it says something on the connection with the lock", async || {
+        let silence = database.number(&silence).await;
+        longest = longest.max(silence);
+        silence < longest
+    })
+    .await;
+    assert!(database.number(holder).await > 0);
+    proxy.set(Mode::Stall);
+    rival.close().await.unwrap();
+    database.open().await.close().await;
+    migrating.abort();
     database.remove().await;
 }

@@ -66,8 +66,8 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 10";
 
-/// For the connection that holds the migration lock. It is silent while another connection migrates.
-const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
+/// So often the connection that holds the migration lock says something, while another connection migrates.
+const AWAKE_EVERY: Duration = Duration::from_secs(3);
 
 /// A start waits for so many seconds while another process migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
@@ -84,10 +84,16 @@ impl MysqlStore {
         let options = Self::options(url)?;
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
         let lock = tokio::time::timeout(LOCKED_WITHIN, migration_lock(&options)).await;
-        let lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or_else(Error::timed_out)?;
-        let pool = pool(options, connections).await.map_err(error)?;
-        let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
-        let store = Self::new(Server::new(pool), migrated);
+        let mut lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or(Error::Migrating)?;
+        let migrate = async {
+            let pool = pool(options, connections).await.map_err(error)?;
+            let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
+            Ok::<_, Error>(Self::new(Server::new(pool), migrated))
+        };
+        let store = tokio::select! {
+            store = migrate => store?,
+            lost = keep_awake(&mut lock) => return Err(error(lost)),
+        };
         // The lock ends with its connection.
         lock.close().await.map_err(error)?;
         Ok(store)
@@ -112,9 +118,18 @@ async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<My
     let mut lock = connected.map_err(|_| sqlx::Error::Io(io::ErrorKind::TimedOut.into()))??;
     // Here an error shows at once; the pool would try until it runs out of time.
     sqlx::raw_sql(SESSION).execute(&mut lock).await?;
-    sqlx::raw_sql(PATIENT_SESSION).execute(&mut lock).await?;
     let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
     Ok((locked == Some(true)).then_some(lock))
+}
+
+/// Keeps the server from ending the session. Answers how that failed: the lock is lost then.
+async fn keep_awake(lock: &mut MySqlConnection) -> sqlx::Error {
+    loop {
+        tokio::time::sleep(AWAKE_EVERY).await;
+        if let Err(error) = lock.ping().await {
+            return error;
+        }
+    }
 }
 
 async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Pool<MySql>> {
