@@ -4,7 +4,7 @@ use futures::{
     future::join_all,
     stream::{FuturesUnordered, StreamExt},
 };
-use sqlx::{Connection, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
     store::{Error, TaskReads, mysql::MysqlStore},
@@ -146,5 +146,25 @@ async fn a_process_that_falls_silent_while_it_migrates_does_not_keep_the_next_on
     rival.close().await.unwrap();
     database.open().await.close().await;
     migrating.abort();
+    database.remove().await;
+}
+
+#[tokio::test]
+async fn a_server_that_goes_away_while_a_start_migrates_is_waited_for() {
+    let database = MysqlDatabase::create().await;
+    database.open().await.close().await;
+    // In no database, so that it outlives the others.
+    let mut url = url::Url::parse(&database.url()).unwrap();
+    let table = format!("{}._sqlx_migrations", &url.path()[1..]);
+    url.set_path("");
+    let mut rival = MySqlConnection::connect(url.as_str()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("LOCK TABLES {table} WRITE"))).execute(&mut rival).await.unwrap();
+    let url = database.url();
+    let migrating = tokio::spawn(async move { MysqlStore::connect(&url, 1).await.map(drop) });
+    until("it looks for migrations", async || database.number(WAITING).await > 0).await;
+    assert!(database.kill_connections().await > 0);
+    let error = migrating.await.unwrap().unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    rival.close().await.unwrap();
     database.remove().await;
 }

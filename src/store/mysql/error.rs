@@ -67,19 +67,27 @@ pub(super) fn shared(error: Arc<sqlx::Error>) -> Error {
 }
 
 fn kind(error: &sqlx::Error) -> fn(Cause) -> Error {
-    use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
+    use sqlx::Error::{Database, Io, Tls};
     match error {
-        // rustls reports a certificate that it does not accept with this kind.
-        Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Error::Tls,
-        Tls(_) => Error::Tls,
-        Io(_) | Protocol(_) | PoolTimedOut | WorkerCrashed => Error::Transient,
+        error if is_transient(error) => Error::Transient,
+        Io(_) | Tls(_) => Error::Tls,
         Database(database) => match number(&**database) {
-            Some(number) if TRANSIENT.contains(&number) => Error::Transient,
             Some(number) if is_full(number, database.message()) => Error::Full,
             Some(number) if REFUSED.contains(&number) => Error::Refused,
             _ => Error::Other,
         },
         _ => Error::Other,
+    }
+}
+
+pub(super) fn is_transient(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, WorkerCrashed};
+    match error {
+        // rustls reports a certificate that it does not accept with this kind.
+        Io(cause) => cause.kind() != io::ErrorKind::InvalidData,
+        Protocol(_) | PoolTimedOut | WorkerCrashed => true,
+        Database(database) => number(&**database).is_some_and(|number| TRANSIENT.contains(&number)),
+        _ => false,
     }
 }
 

@@ -66,7 +66,7 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 10";
 
-/// So often the connection that holds the migration lock says something, while another connection migrates.
+/// While another connection migrates, the one that holds the lock says something this often.
 const AWAKE_EVERY: Duration = Duration::from_secs(3);
 
 /// A start waits for so many seconds while another process migrates.
@@ -304,5 +304,9 @@ impl Dialect for MySqlConnection {
 
     fn is_there_already(error: &Error) -> bool {
         error::is_there_already(error)
+    }
+
+    fn is_transient(error: &sqlx::Error) -> bool {
+        error::is_transient(error)
     }
 }

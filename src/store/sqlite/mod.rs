@@ -226,6 +226,11 @@ impl Dialect for Connection {
     fn is_there_already(_error: &Error) -> bool {
         false
     }
+
+    // A file does not go away, and nobody else migrates it.
+    fn is_transient(_error: &sqlx::Error) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]
