@@ -49,6 +49,9 @@ pub enum Error {
          this one knows {knows}"
     )]
     TooNew { schema: i64, needs: i64, knows: i64 },
+    /// Another process has held the lock of the migrations for as long as a start waits for it.
+    #[error("another process migrates the database")]
+    Migrating,
     #[error("cannot migrate the database: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
 }
@@ -61,7 +64,7 @@ impl Error {
 
     /// True if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Transient(_) | Self::GaveUp { .. } | Self::Busy { .. } | Self::Full(_))
+        matches!(self, Self::Transient(_) | Self::GaveUp { .. } | Self::Busy { .. } | Self::Full(_) | Self::Migrating)
     }
 
     /// True if the content of a row is at fault.

@@ -130,7 +130,9 @@ async fn what_was_never_stored_is_kept_and_inserted_when_it_is_sent_again() {
     let config = "max_payload_bytes = 10\n[queues.strict]\nkeep_refused = true\n[queues.small]\nmax_unfinished = 1";
     let mut daemon = column::start(config, &[]).await;
     let long = "longer than ten bytes";
-    let refused = |queue: &str| json!({"queue": queue, "key": "refused", "payload": long});
+    // A version of W3C's that is longer than the first one.
+    let traceparent = format!("cc-{}-{}-01-{}", "1".repeat(32), "2".repeat(16), "x".repeat(50));
+    let refused = |queue: &str| json!({"queue": queue, "key": "refused", "payload": long, "traceparent": &traceparent});
     let (_, answer) = daemon.post("/v1/tasks", &json!([refused("strict"), refused("other")])).await;
     assert_eq!(crate::support::daemon::statuses(&answer), ["REJECTED", "REJECTED"]);
     // A crawl finds two tasks for a queue that takes one.
@@ -173,22 +175,23 @@ async fn a_letter_without_the_whole_task_is_not_sent_again() {
     let [one, two] = &long_keys;
     let (_, answer) = daemon.post("/v1/tasks", &json!([long_queue, one, two])).await;
     assert_eq!(crate::support::daemon::statuses(&answer), ["REJECTED"; 3]);
-    let large = |key: &str| json!({"queue": "v", "key": key, "payload": "x".repeat(9 << 20)});
-    for key in ["a", "b"] {
-        daemon.post("/v1/tasks", &json!([large(key)])).await;
+    let large = |key: &str, field: &str| json!({"queue": "v", "key": key, field: "x".repeat(9 << 20)});
+    for (key, field) in [("a", "payload"), ("b", "payload"), ("i", "idempotency_key")] {
+        let (_, answer) = daemon.post("/v1/tasks", &json!([large(key, field)])).await;
+        assert_eq!(crate::support::daemon::statuses(&answer), ["REJECTED"]);
     }
     // The two long keys are one when they are cut.
-    let listed = letters(&daemon, "", 4).await;
+    let listed = letters(&daemon, "", 5).await;
     let keys: BTreeSet<&str> = listed.iter().filter_map(|letter| letter["key"].as_str()).collect();
-    assert!(keys.is_superset(&["a", "b", "k"].into()), "{keys:?}");
+    assert!(keys.is_superset(&["a", "b", "i", "k"].into()), "{keys:?}");
     let retried = change(&daemon, "retry", json!({"filter": {}, "yes": true})).await;
-    assert_eq!((&retried["matched"], &retried["changed"]), (&json!(4), &json!(0)));
+    assert_eq!((&retried["matched"], &retried["changed"]), (&json!(5), &json!(0)));
     let failed = retried["failed"].as_array().unwrap();
-    assert_eq!(failed.len(), 4, "{retried}");
+    assert_eq!(failed.len(), 5, "{retried}");
     for failed in failed {
         assert_eq!(failed["error"], "the letter lacks parts of the task: insert the task anew");
     }
-    letters(&daemon, "", 4).await;
+    letters(&daemon, "", 5).await;
     assert!(daemon.stop().await.success());
 }
 

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 /// A proxy before the database, and its URL.
-async fn way_to(database: &MysqlDatabase) -> (Proxy, url::Url) {
+pub(crate) async fn way_to(database: &MysqlDatabase) -> (Proxy, url::Url) {
     let (proxy, mut url) = (Proxy::start().await, url::Url::parse(&database.url()).unwrap());
     proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", url.port().unwrap())));
     url.set_port(Some(proxy.port())).unwrap();

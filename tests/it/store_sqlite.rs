@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::Command};
 
+use futures::future::join_all;
 use sqlx::{
     ConnectOptions, Connection,
     migrate::Migrator,
@@ -70,8 +71,13 @@ async fn the_log_is_copied_into_the_file_while_it_is_short() {
 #[tokio::test]
 async fn migrations_are_applied_once() {
     let file = SqliteFile::create().await;
-    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), migrations("sqlite"));
-    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 0);
+    let path = file.path();
+    // All at once, as when a command meets the first start of a taskd.
+    let stores = join_all((0..4).map(|_| SqliteStore::open(&path, None))).await;
+    let mut migrated: Vec<usize> = stores.into_iter().map(|store| store.unwrap().migrated()).collect();
+    migrated.sort_unstable();
+    assert_eq!(migrated, [0, 0, 0, migrations("sqlite")]);
+    assert_eq!(SqliteStore::open(&path, None).await.unwrap().migrated(), 0);
 }
 
 #[tokio::test]

@@ -72,10 +72,15 @@ impl Proxy {
         self.mode.send_replace(mode);
     }
 
+    /// How many connections there have been.
+    pub(crate) fn connections(&self) -> u64 {
+        self.next.load(Ordering::SeqCst) - 1
+    }
+
     /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging, and nothing goes
     /// through. Later ones work. How many connections there have been.
     pub(crate) fn silence(&self) -> u64 {
-        let last = self.next.load(Ordering::SeqCst) - 1;
+        let last = self.connections();
         self.silent.send_replace(last);
         last
     }

@@ -21,7 +21,8 @@ use crate::{
     bus::Topic,
     enrichment::Enrichment,
     model::{
-        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, QueueName, StoredStatus, TaskId, TaskRow,
+        DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName,
+        StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES},
     },
     pipelines::{admission::Room, context::Context},
@@ -302,7 +303,9 @@ fn unavailable(failure: Failure) -> Error {
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
     let (mut reason, mut incomplete) = (reason.to_owned(), false);
     // These are short in every valid task. A page of letters has them all.
-    for (text, most) in [(&mut task.queue, 64), (&mut task.traceparent, 64)] {
+    let short =
+        [(&mut task.queue, 64), (&mut task.traceparent, 256), (&mut task.idempotency_key, MAX_IDEMPOTENCY_KEY_BYTES)];
+    for (text, most) in short {
         if let Some((end, _)) = text.char_indices().nth(most) {
             text.truncate(end);
             incomplete = true;

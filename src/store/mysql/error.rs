@@ -1,10 +1,10 @@
 //! Errors of the server, sorted by what a caller can do.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::store::Error;
+use crate::store::{Cause, Error};
 
 /// Errors of MySQL and MariaDB after which a retry of the same statement may succeed.
 const TRANSIENT: &[u16] = &[
@@ -54,22 +54,41 @@ const REFUSED: &[u16] = &[
 /// The object of a migration exists already: a table, a column, an index, a row.
 const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 
+/// The server takes no writes now. After a failover a connection may stay with the old primary for as long as it lives.
+const NOT_PRIMARY: &[u16] = &[1047, 1290, 1836];
+
 pub(super) fn error(error: sqlx::Error) -> Error {
-    use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
-    let of_kind = match &error {
-        // rustls reports a certificate that it does not accept with this kind.
-        Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Error::Tls,
-        Tls(_) => Error::Tls,
-        Io(_) | Protocol(_) | PoolTimedOut | WorkerCrashed => Error::Transient,
+    kind(&error)(error.into())
+}
+
+/// An error that several callers are told of.
+pub(super) fn shared(error: Arc<sqlx::Error>) -> Error {
+    kind(&error)(error.into())
+}
+
+fn kind(error: &sqlx::Error) -> fn(Cause) -> Error {
+    use sqlx::Error::{Database, Io, Tls};
+    match error {
+        error if is_transient(error) => Error::Transient,
+        Io(_) | Tls(_) => Error::Tls,
         Database(database) => match number(&**database) {
-            Some(number) if TRANSIENT.contains(&number) => Error::Transient,
             Some(number) if is_full(number, database.message()) => Error::Full,
             Some(number) if REFUSED.contains(&number) => Error::Refused,
             _ => Error::Other,
         },
         _ => Error::Other,
-    };
-    of_kind(error.into())
+    }
+}
+
+pub(super) fn is_transient(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, WorkerCrashed};
+    match error {
+        // rustls reports a certificate that it does not accept with this kind.
+        Io(cause) => cause.kind() != io::ErrorKind::InvalidData,
+        Protocol(_) | PoolTimedOut | WorkerCrashed => true,
+        Database(database) => number(&**database).is_some_and(|number| TRANSIENT.contains(&number)),
+        _ => false,
+    }
 }
 
 fn is_full(number: u16, message: &str) -> bool {
@@ -85,9 +104,18 @@ fn number(error: &dyn DatabaseError) -> Option<u16> {
 
 /// True if a statement of a migration failed only because it ran before.
 pub(super) fn is_there_already(error: &Error) -> bool {
-    let (Error::Refused(cause) | Error::Other(cause)) = error else { return false };
+    is_one_of(EXISTS, error)
+}
+
+/// True if another server may take what this one refused.
+pub(super) fn is_not_primary(error: &Error) -> bool {
+    is_one_of(NOT_PRIMARY, error)
+}
+
+fn is_one_of(numbers: &[u16], error: &Error) -> bool {
+    let (Error::Transient(cause) | Error::Refused(cause) | Error::Other(cause)) = error else { return false };
     let cause = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
-    cause.and_then(number).is_some_and(|number| EXISTS.contains(&number))
+    cause.and_then(number).is_some_and(|number| numbers.contains(&number))
 }
 
 #[cfg(test)]

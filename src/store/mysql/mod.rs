@@ -4,12 +4,18 @@ mod error;
 mod pooled;
 mod session;
 
-use std::{io, str::FromStr, time::Duration};
+use std::{
+    io,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     ConnectOptions, Connection, MySql, MySqlConnection, Pool,
     mysql::{MySqlConnectOptions, MySqlPoolOptions},
 };
+use tokio::sync::Mutex;
 
 use super::{
     Error, Result,
@@ -40,6 +46,8 @@ const LIFETIME: Duration = Duration::from_secs(1800);
 const LOCKED_WITHIN: Duration = Duration::from_secs(75);
 /// The longest that one attempt to connect may take, when it looks for the reason that the pool has no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
+/// Callers share what such an attempt found for so long: they may be hundreds.
+const SHARED_FOR: Duration = Duration::from_secs(1);
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
@@ -58,8 +66,8 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 10";
 
-/// For the connection that holds the migration lock. It is silent while another connection migrates.
-const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
+/// While another connection migrates, the one that holds the lock says something this often.
+const AWAKE_EVERY: Duration = Duration::from_secs(3);
 
 /// A start waits for so many seconds while another process migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
@@ -76,10 +84,16 @@ impl MysqlStore {
         let options = Self::options(url)?;
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
         let lock = tokio::time::timeout(LOCKED_WITHIN, migration_lock(&options)).await;
-        let lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or_else(Error::timed_out)?;
-        let pool = pool(options, connections).await.map_err(error)?;
-        let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
-        let store = Self::new(Server(pool), migrated);
+        let mut lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or(Error::Migrating)?;
+        let migrate = async {
+            let pool = pool(options, connections).await.map_err(error)?;
+            let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
+            Ok::<_, Error>(Self::new(Server::new(pool), migrated))
+        };
+        let store = tokio::select! {
+            store = migrate => store?,
+            lost = keep_awake(&mut lock) => return Err(error(lost)),
+        };
         // The lock ends with its connection.
         lock.close().await.map_err(error)?;
         Ok(store)
@@ -104,9 +118,18 @@ async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<My
     let mut lock = connected.map_err(|_| sqlx::Error::Io(io::ErrorKind::TimedOut.into()))??;
     // Here an error shows at once; the pool would try until it runs out of time.
     sqlx::raw_sql(SESSION).execute(&mut lock).await?;
-    sqlx::raw_sql(PATIENT_SESSION).execute(&mut lock).await?;
     let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
     Ok((locked == Some(true)).then_some(lock))
+}
+
+/// Keeps the server from ending the session. Answers how that failed: the lock is lost then.
+async fn keep_awake(lock: &mut MySqlConnection) -> sqlx::Error {
+    loop {
+        tokio::time::sleep(AWAKE_EVERY).await;
+        if let Err(error) = lock.ping().await {
+            return error;
+        }
+    }
 }
 
 async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Pool<MySql>> {
@@ -144,8 +167,14 @@ fn check_files(url: &str) -> Result<()> {
     Ok(())
 }
 
+type Probed = Result<(), Arc<sqlx::Error>>;
+
 /// The server, by a pool of connections.
-pub struct Server(Pool<MySql>);
+pub struct Server {
+    pool: Pool<MySql>,
+    /// When somebody last tried whether the server accepts connections, and what came of it.
+    probed: Mutex<Option<(Instant, Probed)>>,
+}
 
 impl Backend for Server {
     type Connection = MySqlConnection;
@@ -156,22 +185,28 @@ impl Backend for Server {
         T: Send + 'static,
     {
         let mut tx = Tx::begin(self.connection().await?).await?;
-        let done = work.on(&mut tx).await?;
-        tx.commit(done).await
+        let done = work.on(&mut tx).await;
+        tx.end(done).await
     }
 
     async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
-        Session::fetch(&mut *self.connection().await?, statement).await
+        let mut connection = self.connection().await?;
+        let read = Session::fetch(&mut *connection, statement).await;
+        connection.checked(read)
     }
 
     async fn close(&self) {
-        self.0.close().await;
+        self.pool.close().await;
     }
 }
 
 impl Server {
+    fn new(pool: Pool<MySql>) -> Self {
+        Self { pool, probed: Mutex::default() }
+    }
+
     async fn connection(&self) -> Result<Pooled> {
-        match Pooled::of(&self.0).await {
+        match Pooled::of(&self.pool).await {
             Err(sqlx::Error::PoolTimedOut) => Err(self.why_none().await),
             acquired => acquired.map_err(error),
         }
@@ -179,18 +214,34 @@ impl Server {
 
     /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one of its own.
     async fn why_none(&self) -> Error {
-        let options = self.0.connect_options();
-        match tokio::time::timeout(ONE_CONNECT, options.connect()).await {
-            Ok(Ok(connection)) => {
-                // The server accepts connections, which was the question: an error of the close does not matter.
-                drop(connection.close().await);
-                let options = self.0.options();
+        match self.probe().await {
+            Ok(()) => {
+                let options = self.pool.options();
                 let (connections, waited) = (options.get_max_connections(), options.get_acquire_timeout());
                 Error::Busy { connections, waited, hint: "raise database_pool, or ask for less at once" }
             }
-            Ok(Err(cause)) => error(cause),
-            Err(_) => Error::timed_out(),
+            Err(cause) => error::shared(cause),
         }
+    }
+
+    /// Opens and closes a connection. Callers that ask at the same time share one.
+    async fn probe(&self) -> Probed {
+        let mut last = self.probed.lock().await;
+        if let Some((at, probed)) = &*last
+            && at.elapsed() < SHARED_FOR
+        {
+            return probed.clone();
+        }
+        let options = self.pool.connect_options();
+        let connect = async {
+            // The server accepts connections, which was the question: an error of the close does not matter.
+            drop(options.connect().await?.close().await);
+            Ok(())
+        };
+        let silent = |_| Err(sqlx::Error::Io(io::ErrorKind::TimedOut.into()));
+        let probed = tokio::time::timeout(ONE_CONNECT, connect).await.unwrap_or_else(silent).map_err(Arc::new);
+        *last = Some((Instant::now(), probed.clone()));
+        probed
     }
 }
 
@@ -253,5 +304,9 @@ impl Dialect for MySqlConnection {
 
     fn is_there_already(error: &Error) -> bool {
         error::is_there_already(error)
+    }
+
+    fn is_transient(error: &sqlx::Error) -> bool {
+        error::is_transient(error)
     }
 }

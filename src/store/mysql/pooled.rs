@@ -11,7 +11,7 @@ use std::{
 
 use sqlx::{MySql, MySqlConnection, Pool, pool::PoolConnection};
 
-use super::session;
+use super::{error, session};
 use crate::store::Result;
 
 /// The longest that a return to the pool may take. Then the connection is closed, and the pool may open another.
@@ -22,6 +22,8 @@ pub(super) struct Pooled {
     /// `None` only during the drop.
     connection: Option<PoolConnection<MySql>>,
     in_transaction: bool,
+    /// Its server takes no writes, and the next connection may find one that does.
+    is_stale: bool,
 }
 
 impl Pooled {
@@ -29,7 +31,13 @@ impl Pooled {
         let mut connection = pool.acquire().await?;
         // Otherwise sqlx would return a dropped connection by itself, without a limit.
         connection.close_on_drop();
-        Ok(Self { connection: Some(connection), in_transaction: false })
+        Ok(Self { connection: Some(connection), in_transaction: false, is_stale: false })
+    }
+
+    /// Passes on an answer of the server. An error that says that it is not the primary closes the connection.
+    pub(super) fn checked<T>(&mut self, answer: Result<T>) -> Result<T> {
+        self.is_stale |= answer.as_ref().is_err_and(error::is_not_primary);
+        answer
     }
 }
 
@@ -52,6 +60,10 @@ impl Drop for Pooled {
         let (Some(connection), Ok(runtime)) = (self.connection.take(), tokio::runtime::Handle::try_current()) else {
             return;
         };
+        if self.is_stale {
+            // sqlx closes the connection.
+            return;
+        }
         drop(runtime.spawn(return_to_pool(connection, self.in_transaction)));
     }
 }
@@ -79,15 +91,18 @@ impl Tx {
         let mut tx = Self(connection);
         // Set first: a caller that gives up during BEGIN does not know whether it took effect.
         tx.0.in_transaction = true;
-        session::command(&mut tx, "START TRANSACTION").await?;
+        let begun = session::command(&mut tx, "START TRANSACTION").await;
+        tx.0.checked(begun)?;
         Ok(tx)
     }
 
-    /// Commits, and answers `answer`.
-    pub(super) async fn commit<T>(mut self, answer: T) -> Result<T> {
-        session::command(&mut self, "COMMIT").await?;
+    /// Commits if the statements went well, and answers what they did.
+    pub(super) async fn end<T>(mut self, done: Result<T>) -> Result<T> {
+        let done = self.0.checked(done)?;
+        let committed = session::command(&mut self, "COMMIT").await;
+        self.0.checked(committed)?;
         self.0.in_transaction = false;
-        Ok(answer)
+        Ok(done)
     }
 }
 

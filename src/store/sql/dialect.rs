@@ -81,4 +81,7 @@ pub trait Dialect {
 
     /// True if a statement of a migration failed only because it ran before.
     fn is_there_already(error: &Error) -> bool;
+
+    /// True if a migration that failed with this may succeed later.
+    fn is_transient(error: &sqlx::Error) -> bool;
 }

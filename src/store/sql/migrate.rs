@@ -10,7 +10,7 @@
 
 use sqlx::{
     SqlStr,
-    migrate::{Migrate, Migration, MigrationType, Migrator},
+    migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator},
 };
 
 use super::{rows::corrupt, session::Session, statement::Statement};
@@ -79,6 +79,17 @@ pub(in crate::store) async fn run<C: Session + Migrate>(
     migrations: &'static [MigrationFile],
     connection: &mut C,
 ) -> Result<usize> {
+    let is_transient = |error: &MigrateError| match error {
+        MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) => C::is_transient(cause),
+        _ => false,
+    };
+    apply(migrations, connection).await.map_err(|error| match error {
+        Error::Migrate(cause) if is_transient(&cause) => Error::Transient(cause.into()),
+        other => other,
+    })
+}
+
+async fn apply<C: Session + Migrate>(migrations: &'static [MigrationFile], connection: &mut C) -> Result<usize> {
     let mut migrator = migrator(migrations);
     connection.ensure_migrations_table(TABLE).await?;
     check_known(&migrator, connection).await?;

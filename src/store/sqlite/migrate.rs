@@ -1,6 +1,12 @@
 //! Migrations in the file, as sqlx keeps them: each is one transaction, and a row of the table remembers it.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::{self, File, OpenOptions, Permissions, TryLockError},
+    io,
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use futures::future::{BoxFuture, FutureExt, ready};
 use sqlx::{
@@ -9,8 +15,43 @@ use sqlx::{
 };
 
 use super::connection::Connection;
+use crate::store::Error;
+
+/// A start waits for so long while another process migrates.
+const LOCKED_WITHIN: Duration = Duration::from_secs(60);
+/// The time between two looks whether it still does.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 type Migrated<'e, T> = BoxFuture<'e, Result<T, MigrateError>>;
+
+/// Takes the lock of the migrations, which is another file beside the database. It ends with the answer.
+///
+/// A lock on the database itself would exclude SQLite where the file system takes both kinds of locks for one.
+pub(super) async fn lock(database: &Path) -> Result<File, Error> {
+    // It may be a link.
+    let database = database.canonicalize().unwrap_or_else(|_| database.to_owned());
+    let mut beside = database.clone().into_os_string();
+    beside.push("-migration");
+    let failed = |cause: io::Error| Error::Other(format!("cannot lock {}: {cause}", beside.display()).into());
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let lock = options.open(&beside).map_err(failed)?;
+    if let Ok(found) = fs::metadata(&database) {
+        // As SQLite does with its own files: the users of the database may use it whoever made it. Only the owner of
+        // the lock and root succeed, which is enough.
+        drop(lock.set_permissions(Permissions::from_mode(found.mode() | 0o600)));
+        drop(fchown(&lock, Some(found.uid()), Some(found.gid())));
+    }
+    let began = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) if began.elapsed() < LOCKED_WITHIN => tokio::time::sleep(LOOK_EVERY).await,
+            Err(TryLockError::WouldBlock) => return Err(Error::Migrating),
+            Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+        }
+    }
+}
 
 impl Migrate for Connection {
     fn create_schema_if_not_exists<'e>(&'e mut self, _schema: &'e str) -> Migrated<'e, ()> {
@@ -47,6 +88,7 @@ impl Migrate for Connection {
         ready(list().map_err(failed)).boxed()
     }
 
+    // The caller has a lock of its own.
     fn lock(&mut self) -> Migrated<'_, ()> {
         ready(Ok(())).boxed()
     }

@@ -69,6 +69,7 @@ impl SqliteStore {
     /// Opens the database. `most_keys`: keys in memory before they move.
     async fn open_with(path: &Path, max_page_count: Option<u32>, most_keys: usize) -> Result<Self> {
         let path = path.to_owned();
+        let lock = migrate::lock(&path).await?;
         let opened = tokio::task::spawn_blocking(move || {
             let settings = match max_page_count {
                 Some(pages) => format!("{WRITES}; PRAGMA max_page_count = {pages}"),
@@ -94,6 +95,7 @@ impl SqliteStore {
             })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
             let migrated = migrated.ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
+            drop(lock);
             connection.keys.begin(&connection.db).map_err(error)?;
             if let Err(error) = connection.keys.finish(&connection.db) {
                 tracing::warn!("keys of SQLite stay in memory until there is room: {error}");
@@ -222,6 +224,11 @@ impl Dialect for Connection {
 
     // A migration is one transaction: no statement of it ran before.
     fn is_there_already(_error: &Error) -> bool {
+        false
+    }
+
+    // A file does not go away, and nobody else migrates it.
+    fn is_transient(_error: &sqlx::Error) -> bool {
         false
     }
 }
