@@ -111,7 +111,8 @@ fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
 /// The reason why the folder is unsafe: a link in it would open another file.
 fn link_in(folder: &Path) -> Option<String> {
     let is_link = |name: &&str| folder.join(name).symlink_metadata().is_ok_and(|found| found.is_symlink());
-    let name = ["lock", "taskd.db", "taskd.db-wal", "taskd.db-shm"].into_iter().find(is_link)?;
+    let files = ["lock", "taskd.db", "taskd.db-wal", "taskd.db-shm", "taskd.db-migration"];
+    let name = files.into_iter().find(is_link)?;
     Some(format!("{name} in it is a link; remove it, name the file it leads to (database_url = \"sqlite://PATH\")"))
 }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures::future::{BoxFuture, FutureExt, ready};
+use nix::fcntl::OFlag;
 use sqlx::{
     error::{DatabaseError, ErrorKind},
     migrate::{AppliedMigration, Migrate, MigrateError, Migration},
@@ -35,8 +36,13 @@ pub(super) async fn lock(database: &Path) -> Result<File, Error> {
     let failed = |cause: io::Error| Error::Other(format!("cannot lock {}: {cause}", beside.display()).into());
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let lock = options.open(&beside).map_err(failed)?;
-    if let Ok(found) = fs::metadata(&database) {
+    // A link would lead root to a file of somebody else.
+    let lock = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&beside).map_err(failed)?;
+    let own = lock.metadata().map_err(failed)?;
+    if let Ok(found) = fs::metadata(&database)
+        && own.is_file()
+        && own.nlink() == 1
+    {
         // As SQLite does with its own files: the users of the database may use it whoever made it. Only the owner of
         // the lock and root succeed, which is enough.
         drop(lock.set_permissions(Permissions::from_mode(found.mode() | 0o600)));
