@@ -69,7 +69,7 @@ async fn nothing_is_lost_while_taskd_and_redis_are_killed() {
         daemon.ready().await;
     };
     let both = async { tokio::join!(crawl, kills) };
-    let (crawled, ()) = tokio::time::timeout(Duration::from_secs(240), both).await.expect("the crawl ends");
+    let (crawled, ()) = tokio::time::timeout(Duration::from_secs(240), Box::pin(both)).await.expect("the crawl ends");
     crawled.unwrap();
     check(&reference, &args).await;
     assert!(daemon.stop().await.success());

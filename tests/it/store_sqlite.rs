@@ -1,6 +1,11 @@
 //! The store's contract on SQLite, and what only SQLite can do.
 
-use std::{path::Path, process::Command};
+use std::{
+    fs::Permissions,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    process::Command,
+};
 
 use futures::future::join_all;
 use sqlx::{
@@ -66,6 +71,24 @@ async fn the_log_is_copied_into_the_file_while_it_is_short() {
     insert_new(&*store, &rows("q", 1000)).await;
     until("a checkpoint", async || of_file() > before).await;
     store.close().await;
+}
+
+#[tokio::test]
+async fn the_lock_of_migrations_follows_no_link() {
+    let file = SqliteFile::create().await;
+    let folder = file.path().parent().unwrap().to_owned();
+    let (of_another, lock) = (folder.join("of another"), folder.join("taskd.db-migration"));
+    std::fs::write(&of_another, "").unwrap();
+    std::fs::set_permissions(&of_another, Permissions::from_mode(0o400)).unwrap();
+    symlink(&of_another, &lock).unwrap();
+    let refused = SqliteStore::open(&file.path(), None).await.map(drop).unwrap_err();
+    assert!(refused.to_string().contains("cannot lock"), "{refused}");
+    // Another name of the file is no link, and keeps its mode.
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::set_permissions(&of_another, Permissions::from_mode(0o600)).unwrap();
+    std::fs::hard_link(&of_another, &lock).unwrap();
+    SqliteStore::open(&file.path(), None).await.unwrap();
+    assert_eq!(of_another.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]
