@@ -42,7 +42,7 @@ quick: ## Format, lints and the tests that need no more than redis-server: a min
 	@scripts/check-dependencies
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
-	cargo test --locked --lib --test it --test worker -- --test-threads $(or $(RUST_TEST_THREADS),8)
+	cargo test --locked --lib --test it --test session --test worker -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
 proto: ## Generate the Rust and Python code of proto/ after a change there

@@ -125,8 +125,7 @@ impl Parked {
             }
         }
         // SQL and the bus have answered. The queues of the closed gates may all have shards that fail.
-        failing.has_done_more();
-        failing.end_round("release tasks into")?;
+        failing.end_part("release tasks into");
         Ok(has_more)
     }
 

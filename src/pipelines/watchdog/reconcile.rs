@@ -14,7 +14,7 @@ use crate::{
         checking::{self, Published},
         context::Context,
     },
-    queue::{FailedRound, Failing, Upkeep},
+    queue::{Failing, Upkeep},
     runtime::{Clock, Loop},
     store::{Store, Stretch, Turn, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
@@ -116,16 +116,12 @@ impl Reconcile {
             self.store.unpublish(missing, Unpublished::Missing).await?;
             metrics::watchdog_handled(Watched::Republished, missing.len());
         }
-        {
-            let mut place = self.place.lock();
-            place.upto = page.next.as_ref().map(|_| upto);
-            place.after = page.next;
-        }
         // Redis has just said which shards have a generation. The page may be of one queue, whose shards fail.
-        failing.has_done_more();
-        failing.end_round("compare with SQL").map_err(|FailedRound { step, shard, cause }| {
-            Error::from(FailedRound { step, shard, cause: Error::from(cause) })
-        })
+        failing.end_part("compare with SQL");
+        let mut place = self.place.lock();
+        place.upto = page.next.as_ref().map(|_| upto);
+        place.after = page.next;
+        Ok(())
     }
 }
 

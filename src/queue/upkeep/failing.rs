@@ -74,26 +74,28 @@ impl<E: Display> Failing<E> {
         self.failed.iter().map(|(shard, ..)| shard)
     }
 
-    /// Notes that the round has done something else, so that the shards that failed are the cause.
-    pub fn has_done_more(&mut self) {
-        self.done += 1;
-    }
-
     /// Ends a round. An error when some shards failed and none was done: then the shards are not the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
+        if self.done == 0 && !self.failed.is_empty() {
+            self.until.clear();
+            let (shard, cause, _) = self.failed.swap_remove(0);
+            self.failed.clear();
+            return Err(FailedRound { step, shard, cause });
+        }
+        self.end_part(step);
+        Ok(())
+    }
+
+    /// Ends a part of a round that has done other things, too. So the shards that failed are the cause, even if all
+    /// failed.
+    pub fn end_part(&mut self, step: &'static str) {
         let now = Instant::now();
         // A shard that has not failed again for long is gone.
         self.until.retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
-        let (failed, done) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.done));
-        if done > 0 {
-            for (shard, error, _) in failed.iter().filter(|(.., is_new)| *is_new).take(NAMED) {
-                tracing::warn!(%shard, "cannot {step} {shard}, which is tried again from time to time: {error:#}");
-            }
-            return Ok(());
+        self.done = 0;
+        for (shard, error, _) in self.failed.drain(..).filter(|(.., is_new)| *is_new).take(NAMED) {
+            tracing::warn!(%shard, "cannot {step} {shard}, which is tried again from time to time: {error:#}");
         }
-        let Some((shard, cause, _)) = failed.into_iter().next() else { return Ok(()) };
-        self.until.clear();
-        Err(FailedRound { step, shard, cause })
     }
 }
 
@@ -121,5 +123,9 @@ mod tests {
 
         failing.needs_help(&shard(1), "too large");
         assert!(failing.end_round("tend").is_ok() && failing.leaves_out(&shard(1)));
+
+        failing.note::<()>(&shard(0), began, Err("no"));
+        failing.end_part("tend");
+        assert!(failing.leaves_out(&shard(0)) && failing.end_round("tend").is_ok(), "that part is over");
     }
 }
