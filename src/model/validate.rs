@@ -16,7 +16,7 @@ use super::{
 pub const MAX_KEY_BYTES: usize = 4096;
 
 /// The longest traceparent: W3C sets no bound for versions above 00.
-const MAX_TRACEPARENT_BYTES: usize = 256;
+pub const MAX_TRACEPARENT_BYTES: usize = 256;
 
 /// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;

@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 
 use crate::model::QueueName;
 
-/// How long a database counts as full after it refused an insert. Nobody may insert meanwhile, because of that.
+/// How long a database counts as full after it refused an insert. Without inserts nobody learns that it has room.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// One gate per queue. Clones share them.

@@ -23,7 +23,7 @@ use crate::{
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName,
         StoredStatus, TaskId, TaskRow,
-        validate::{self, MAX_KEY_BYTES},
+        validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{admission::Room, context::Context},
     runtime::Supervisor,
@@ -303,8 +303,11 @@ fn unavailable(failure: Failure) -> Error {
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
     let (mut reason, mut incomplete) = (reason.to_owned(), false);
     // These are short in every valid task. A page of letters has them all.
-    let short =
-        [(&mut task.queue, 64), (&mut task.traceparent, 256), (&mut task.idempotency_key, MAX_IDEMPOTENCY_KEY_BYTES)];
+    let short = [
+        (&mut task.queue, 64),
+        (&mut task.traceparent, MAX_TRACEPARENT_BYTES),
+        (&mut task.idempotency_key, MAX_IDEMPOTENCY_KEY_BYTES),
+    ];
     for (text, most) in short {
         if let Some((end, _)) = text.char_indices().nth(most) {
             text.truncate(end);

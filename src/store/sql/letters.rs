@@ -106,7 +106,7 @@ async fn begin_again<S: Session>(
 ) -> Result<Vec<Retried>> {
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
     let mut late = late_workers(session, &ids).await?;
-    let (mut done, mut again, mut scheduled, mut retried) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut done, mut due, mut scheduled, mut retried) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for EndedTask { id, queue, missing, not_before_ms, status: before } in ended {
         let mut workers = late.remove(&id).unwrap_or_default();
         workers.truncate(missing);
@@ -115,10 +115,13 @@ async fn begin_again<S: Session>(
             true => StoredStatus::Completed,
             false => StoredStatus::Unfinished,
         };
-        if status == StoredStatus::Completed { &mut done } else { &mut again }.push(id);
-        if status == StoredStatus::Unfinished && not_before_ms > now_ms {
-            scheduled.push(id);
+        match status {
+            StoredStatus::Completed => &mut done,
+            // A queue takes a time farther away than the horizon for one of another clock.
+            _ if not_before_ms > now_ms => &mut scheduled,
+            _ => &mut due,
         }
+        .push(id);
         counts.moved(id, &queue, before, status);
         retried.push(Retried { id, status });
     }
@@ -128,12 +131,12 @@ async fn begin_again<S: Session>(
         session.execute(end.bind(now_ms).list(&done)).await?;
         outbox::remove(session, &done).await?;
     }
+    let again = [&due[..], &scheduled].concat();
     if !again.is_empty() {
         const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
              on_bus = 0, updated_ms = ? WHERE id IN ";
         session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
-        outbox::unpublish(session, &again, Unpublished::Missing, 0).await?;
-        // A queue takes a time farther away than the horizon for one of another clock.
+        outbox::unpublish(session, &due, Unpublished::Missing, 0).await?;
         outbox::unpublish(session, &scheduled, Unpublished::Scheduled, 0).await?;
     }
     Ok(retried)
