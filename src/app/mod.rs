@@ -10,7 +10,7 @@ mod round;
 mod signals;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -30,7 +30,7 @@ pub use self::{
     signals::hangups,
 };
 use crate::{
-    config::Settings,
+    config::{DatabaseUrl, Settings},
     embedded::{self, DataDir, RedisServer},
     ingress::{self, Budget, Tls, Waiting},
     runtime::{Clock, Supervisor},
@@ -66,7 +66,7 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<String> {
         None => Some(DataDir::lock(&settings.data_dir)?),
         Some(_) => None,
     };
-    let is_new = !has_run(&settings);
+    let is_new = must_have_run(&settings).is_err();
     let store = connect::store(&settings).await?;
     let is = if is_new { "new" } else { "up to date" };
     let answer = format!("the database is {is}: {}", connect::store_name(&settings));
@@ -87,24 +87,32 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     Ok(connect::store(settings).await?)
 }
 
-/// Opens the store if it exists. A folder that is not the running taskd's has none.
+/// Opens the store if it exists. A folder that is not the running taskd's has none, nor has a relative path elsewhere.
 pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     must_have_run(settings)?;
     open_store(settings).await
 }
 
-/// False if the database is a file that is not there yet. Nobody knows it of a server.
-pub fn has_run(settings: &Settings) -> bool {
-    settings.database_url.is_some() || connect::sqlite_file(settings).exists()
+/// The database is not that of a running taskd: a mistake in the settings of a command.
+#[derive(Debug, thiserror::Error)]
+pub enum NeverRan {
+    #[error("no taskd has run in {}; --data-dir or --config names that of the running one", .0.display())]
+    Folder(PathBuf),
+    #[error("there is no database {}; --database-url or --config names that of the running taskd", .0.display())]
+    File(PathBuf),
 }
 
-/// The folder is not that of a running taskd: a mistake in the settings of a command.
-#[derive(Debug, thiserror::Error)]
-#[error("no taskd has run in {}; --data-dir or --config names that of the running one", .0.display())]
-pub struct NeverRan(PathBuf);
-
-fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
-    if has_run(settings) { Ok(()) } else { Err(NeverRan(settings.data_dir.clone())) }
+/// `Err`: the database is a file that is not there yet. Nobody knows it of a server.
+pub fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
+    let missing = |path: &Path| !path.exists();
+    match &settings.database_url {
+        None if missing(&connect::sqlite_file(settings)) => Err(NeverRan::Folder(settings.data_dir.clone())),
+        // A relative path means another file in each folder.
+        Some(DatabaseUrl::Sqlite(path)) if missing(path) => {
+            Err(NeverRan::File(std::path::absolute(path).unwrap_or_else(|_| path.clone())))
+        }
+        None | Some(DatabaseUrl::Sqlite(_) | DatabaseUrl::Server(_)) => Ok(()),
+    }
 }
 
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::print::{self, NotThere, print, print_one, say, say_more};
 use crate::{
-    app,
+    app::{self, NeverRan},
     config::{Auth, Options, Settings, Time},
     ingress::json,
     model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, millis, now_unix_ms},
@@ -161,9 +161,17 @@ fn me() -> String {
 }
 
 pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
-    if matches!(command, Command::Create(_)) && !app::has_run(&settings) {
-        let folder = settings.data_dir.display();
-        say(format_args!("no taskd has run in {folder} yet; the token is for one that will (--data-dir, --config)"));
+    if let (Command::Create(_), Err(never)) = (&command, app::must_have_run(&settings)) {
+        say(match never {
+            NeverRan::Folder(folder) => format!(
+                "no taskd has run in {} yet; the token is for one that will (--data-dir, --config)",
+                folder.display()
+            ),
+            NeverRan::File(file) => format!(
+                "there is no database {} yet; the token is for a taskd that will have it (--database-url, --config)",
+                file.display()
+            ),
+        });
     }
     let store = match command {
         Command::Create(_) => app::open_store(&settings).await?,

@@ -139,6 +139,31 @@ fn nothing_is_asked_of_a_folder_in_which_no_taskd_has_run() {
 }
 
 #[test]
+fn nothing_is_asked_of_a_file_of_sqlite_that_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        // From another folder the path means another file.
+        let mut command = command(args);
+        let command = command.env("TASKD_DATABASE_URL", "sqlite://elsewhere.db").current_dir(dir.path());
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    };
+    let path = dir.path().canonicalize().unwrap().join("elsewhere.db");
+    for args in [&["token", "list"][..], &["token", "revoke", "leaked"], &["acts"], &["partitions", "2"]] {
+        let (code, stdout, stderr) = run(args);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{args:?}: {stderr}");
+        let said = format!("taskd: there is no database {}; --database-url or --config", path.display());
+        assert!(stderr.starts_with(&said), "{args:?}: {stderr}");
+        assert!(!path.exists(), "{args:?}");
+    }
+    let (code, stdout, stderr) = run(&["migrate"]);
+    assert_eq!((code, stdout.as_str()), (0, "the database is new: sqlite://elsewhere.db\n"), "{stderr}");
+    assert_eq!(run(&["migrate"]).1, "the database is up to date: sqlite://elsewhere.db\n");
+    assert_eq!(run(&["token", "list"]).0, 0);
+}
+
+#[test]
 fn the_partitions_of_a_folder_without_topics_name_the_setting_of_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let env = [("TASKD_DATA_DIR", dir.path().to_str().unwrap())];
