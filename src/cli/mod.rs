@@ -271,8 +271,11 @@ fn command_line() -> clap::Command {
     Cli::command()
 }
 
-fn innermost(matches: &ArgMatches) -> &ArgMatches {
-    matches.subcommand().map_or(matches, |(_, inner)| inner)
+fn innermost(mut matches: &ArgMatches) -> &ArgMatches {
+    while let Some((_, inner)) = matches.subcommand() {
+        matches = inner;
+    }
+    matches
 }
 
 #[cfg(test)]

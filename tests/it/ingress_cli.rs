@@ -237,7 +237,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
     let no_property = format!("taskd: {kafka}:3: kafka: foo.bar: No such configuration property");
     let no_certificate = format!("taskd: {tls}:2: tls_cert_file = \"/nope\" cannot be read: No such file");
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
-    let cases: [Case<'_>; 9] = [
+    let cases: [Case<'_>; 10] = [
         (
             &["--pipelines", "fnout"],
             &[],
@@ -249,6 +249,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
             &[("TASKD_PARTITIONS", "0")],
             "taskd: partitions = 0 (TASKD_PARTITIONS) must be 1 to 1024",
         ),
+        (&["token", "list", "--partitions", "0"], &[], "taskd: partitions = 0 (--partitions) must be 1 to 1024"),
         (
             &["check-config"],
             &[("TASKD_PARTITONS", "3")],
