@@ -33,7 +33,9 @@ pub mod work;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
+use clap::{
+    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind, parser::ValueSource,
+};
 
 use self::print::say;
 pub use self::run::run;
@@ -223,7 +225,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Client(client)) => {
             if let Client::Bench(bench) = &client {
-                bench.check().map_err(Refusal::Usage)?;
+                let is_given = |flag: &str| innermost(&matches).value_source(flag) == Some(ValueSource::CommandLine);
+                bench.check(is_given).map_err(Refusal::Usage)?;
             }
             Command::Client(client)
         }

@@ -98,6 +98,16 @@ fn with_no_server_it_starts_its_own_and_leaves_nothing() {
     assert!(is_empty(tmp.path()), "its folder is gone");
 }
 
+#[test]
+fn what_this_shell_sets_for_others_does_not_reach_its_taskd() {
+    let tmp = folder();
+    let args = ["bench", "insert", "--tasks", "20", "--batch", "20", "--runs", "1"];
+    // A taskd refuses this protocol.
+    let env = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")];
+    let output = command(tmp.path(), &args).envs(env).env("TASKD_TOKEN", "of-another").output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(0), String::new()));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
     let mut daemon = Daemon::start("", &[]).await;
@@ -259,10 +269,12 @@ fn help_teaches() {
 #[test]
 fn mistakes_are_one_line_and_exit_code_2() {
     let tmp = folder();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["--grpc", "127.0.0.1:1"], "taskd: cannot reach taskd at http://127.0.0.1:1: "),
         (&["--grpc", "::"], "is not a URL; write http://host:7601"),
         (&["--http", "127.0.0.1:1"], "not provided: --grpc <URL>"),
+        (&["--token", "t"], "taskd: --token is for a taskd that runs: name it with --grpc"),
+        (&["--tls-ca", "/ca.pem"], "taskd: --tls-ca is for a taskd that runs: name it with --grpc"),
         (&["insrt"], "'insrt' for '[PHASE]...'"),
         (&["--batch", "0"], "'0' for '--batch <N>': must be 1 to 1000"),
         (&["--tasks", "many"], "not a whole number"),

@@ -227,8 +227,9 @@ impl Phase {
 }
 
 impl Bench {
-    /// Finds values that contradict each other; the first mistake, in one line.
-    pub(in crate::cli) fn check(&self) -> Result<(), String> {
+    /// Finds values that contradict each other; the first mistake, in one line. `is_given`: the command line has it,
+    /// not only the environment, which may be for other commands.
+    pub(in crate::cli) fn check(&self, is_given: impl Fn(&str) -> bool) -> Result<(), String> {
         let Work { replicas, workers, batch, payload, rate, duration, queues, .. } = &self.work;
         if replicas > workers {
             return Err(format!(
@@ -244,6 +245,10 @@ impl Bench {
         }
         if self.grpc.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err("flat and start measure a taskd of their own: leave out --grpc".to_owned());
+        }
+        let of_a_server = ["token", "tls_ca", "client_cert"].into_iter().find(|flag| is_given(flag));
+        if let (None, Some(flag)) = (&self.grpc, of_a_server) {
+            return Err(format!("--{} is for a taskd that runs: name it with --grpc", flag.replace('_', "-")));
         }
         if !self.flat.waiting.is_sorted() {
             return Err("--waiting: each number must be as large as the one before".to_owned());

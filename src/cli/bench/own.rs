@@ -173,7 +173,9 @@ impl Drop for Folder {
 /// This program, without the settings of this shell: they must not change what is measured.
 fn taskd() -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+    // taskd takes the variables of OpenTelemetry for settings, too.
+    let is_setting = |name: &str| ["TASKD_", "OTEL_"].iter().any(|prefix| name.starts_with(prefix));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
     Ok(command)
