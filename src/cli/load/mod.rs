@@ -99,14 +99,14 @@ async fn send(
     while next < plan.count() || !calls.is_empty() {
         tokio::select! {
             _ = ticks.tick(), if next < plan.count() && calls.len() < MOST_INSERTS => {
-                let due = plan.due(began.elapsed());
-                if due > next {
-                    let numbers = next..due;
+                let end = plan.end_of_call(next, began.elapsed());
+                if end > next {
+                    let numbers = next..end;
                     numbers.clone().for_each(|number| ledger.sent(number));
                     let tasks: Vec<_> = numbers.clone().map(|number| plan.task(number, queue)).collect();
                     let client = client.clone();
                     calls.spawn(async move { client.insert(tasks).await.map(|answers| (numbers, answers)) });
-                    next = due;
+                    next = end;
                 }
             }
             Some(answered) = calls.join_next() => {

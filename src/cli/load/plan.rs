@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use bytes::Bytes;
 use taskd_client::NewTask;
 
 use super::args::Load;
@@ -12,6 +13,9 @@ const WHOLE: u32 = 1000;
 /// Spreads neighbours: it has no divisor in common with `WHOLE`.
 const STRIDE: u32 = 387;
 const MOST_TASKS: u64 = 50_000_000;
+/// The most tasks of an insert, and the most bytes of their payloads.
+const MOST_AT_ONCE: usize = 5000;
+const MOST_BYTES_AT_ONCE: usize = 16 << 20;
 
 pub(super) struct Plan {
     count: u32,
@@ -21,7 +25,8 @@ pub(super) struct Plan {
     dying: u32,
     slow: u32,
     pub(super) slow_time: Duration,
-    padding: usize,
+    /// All tasks share it.
+    payload: Bytes,
 }
 
 /// The planned fate of a new task.
@@ -52,7 +57,7 @@ impl Plan {
             dying: args.dying,
             slow: args.slow,
             slow_time: args.slow_time.0,
-            padding: usize::try_from(args.payload.0)?,
+            payload: vec![b'x'; usize::try_from(args.payload.0)?].into(),
         })
     }
 
@@ -65,6 +70,12 @@ impl Plan {
         let due = elapsed.as_secs_f64() * f64::from(self.rate) + 1.0;
         // A saturating cast.
         (due as u32).min(self.count)
+    }
+
+    /// The end of an insert that begins with the task `next`.
+    pub(super) fn end_of_call(&self, next: u32, elapsed: Duration) -> u32 {
+        let most = (MOST_BYTES_AT_ONCE / self.payload.len().max(1)).clamp(1, MOST_AT_ONCE);
+        self.due(elapsed).min(next.saturating_add(u32::try_from(most).unwrap_or(u32::MAX)))
     }
 
     pub(super) fn is_duplicate(&self, number: u32) -> bool {
@@ -109,8 +120,7 @@ impl Plan {
     }
 
     pub(super) fn task(&self, number: u32, queue: &str) -> NewTask {
-        let payload = vec![b'x'; self.padding];
-        NewTask::new(queue, self.original(number).to_string()).bytes(payload)
+        NewTask::new(queue, self.original(number).to_string()).bytes(self.payload.clone())
     }
 }
 
@@ -124,8 +134,8 @@ mod tests {
     use super::*;
 
     fn plan(count: u32) -> Plan {
-        let slow_time = Duration::ZERO;
-        Plan { count, rate: 100, duplicates: 100, failing: 50, dying: 10, slow: 20, slow_time, padding: 0 }
+        let (slow_time, payload) = (Duration::ZERO, Bytes::new());
+        Plan { count, rate: 100, duplicates: 100, failing: 50, dying: 10, slow: 20, slow_time, payload }
     }
 
     #[test]
@@ -151,5 +161,16 @@ mod tests {
         let plan = plan(1000);
         let due = [0, 10, 1000, 60_000].map(|ms| plan.due(Duration::from_millis(ms)));
         assert_eq!(due, [1, 2, 101, 1000]);
+    }
+
+    #[test]
+    fn an_insert_takes_so_many_tasks_and_so_many_bytes_of_what_is_due() {
+        let late = Duration::from_secs(1_000_000);
+        let ends = [0, 100, 1 << 20, 16 << 20, 100 << 20].map(|bytes| {
+            let plan = Plan { payload: Bytes::from(vec![0; bytes]), ..plan(1_000_000) };
+            (plan.end_of_call(7, late) - 7, plan.end_of_call(999_999, late))
+        });
+        assert_eq!(ends, [5000, 5000, 16, 1, 1].map(|tasks| (tasks, 1_000_000)));
+        assert_eq!(plan(1000).end_of_call(1, Duration::from_millis(10)), 2);
     }
 }
