@@ -405,6 +405,30 @@ async fn a_signal_drains_and_a_second_one_gives_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_stalls_holds_up_neither_the_work_nor_the_stop() {
+    let daemon = Daemon::start("", &[]).await;
+    // More than a pipe holds.
+    let keys = (0..200).map(|n| json!({"queue": "q", "key": format!("{n:01000}")}));
+    daemon.insert(&keys.collect::<Vec<_>>()).await;
+    let work = Work::new(&daemon, &["--concurrency", "8"]);
+    let mut child = work.command(&["true"]).spawn().unwrap();
+    until("all are completed", async || daemon.queue("q").await["completed"] == 200).await;
+    signal(&child, Signal::SIGTERM);
+    until("it ends", async || child.try_wait().unwrap().is_some()).await;
+    let (code, stdout, stderr) = {
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    };
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.lines().count() == 1 && stderr.contains("lines of this worker in time"), "{stderr}");
+    // The last one may be cut.
+    let (whole, _) = stdout.rsplit_once('\n').unwrap();
+    let events: Vec<Value> = whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events[0]["event"], "up");
+    assert!(events.len() > 10 && events[1..].iter().all(|line| line["event"] == "task"), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn it_goes_on_when_taskd_was_killed_and_keeps_its_lease() {
     let mut daemon = Daemon::start("", &[]).await;
     let first = daemon.insert(&[json!({"queue": "q", "key": "long"})]).await.remove(0);

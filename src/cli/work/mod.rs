@@ -5,6 +5,7 @@ mod capture;
 mod command;
 mod found;
 mod http_check;
+mod output;
 mod show;
 
 use std::{future::pending, sync::Arc, time::Duration};
@@ -32,7 +33,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     {
         return Err(refused(error));
     }
-    let show = Arc::new(Show::new(args.json));
+    let show = Arc::new(Show::new(args.json).context("cannot start a thread")?);
     show.up(&name);
     let worker = worker(&args, name, &show);
     let (stop, mut gave_up) = (worker.stop(), None);
@@ -63,9 +64,8 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
         summary = Box::pin(worked) => summary,
         () = Box::pin(stopping) => bail!("the worker ended before its end"),
     };
-    show.finish();
+    show.finish(summary.as_ref().ok()).await;
     let summary = summary?;
-    show.summary(&summary);
     if let Some(why) = handler.unusable() {
         bail!("{why}");
     }

@@ -1,17 +1,17 @@
 //! The progress of a worker: a line on a terminal, JSON lines elsewhere.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use indicatif::{HumanCount, ProgressBar};
+use indicatif::HumanCount;
 use serde_json::{Value, json};
 use taskd_client::{Ended, Error, Event, Summary};
 use tokio::time::sleep;
 
-use crate::cli::print::print;
+use super::output::{Output, Said};
 use crate::cli::{ask::printable, patience::progress_bar};
 
 /// How often to tell that taskd does not answer.
@@ -22,8 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
 pub(super) struct Show {
-    /// `None`: JSON lines.
-    bar: Option<ProgressBar>,
+    /// JSON lines, and no bar.
+    is_json: bool,
+    output: Output,
     state: Mutex<State>,
 }
 
@@ -48,20 +49,19 @@ struct Away {
 }
 
 impl Show {
-    pub(super) fn new(is_json: bool) -> Self {
-        let bar = (!is_json && io::stdout().is_terminal()).then(progress_bar);
+    pub(super) fn new(is_json: bool) -> io::Result<Self> {
+        let is_json = is_json || !io::stdout().is_terminal();
+        let bar = (!is_json).then(progress_bar).inspect(|bar| bar.enable_steady_tick(Duration::from_millis(100)));
         let (running, completed, failed, given_back, lost, told) = (0, 0, 0, 0, 0, None);
         let state = State { running, completed, failed, given_back, lost, told, at: Instant::now(), away: None };
-        Self { bar, state: state.into() }
+        Ok(Self { is_json, output: Output::new(bar)?, state: state.into() })
     }
 
     pub(super) fn up(&self, worker: &str) {
-        match &self.bar {
-            Some(bar) => {
-                bar.enable_steady_tick(Duration::from_millis(100));
-                bar.set_message(format!("{worker} waits for tasks"));
-            }
-            None => line(&json!({"event": "up", "worker": worker})),
+        if self.is_json {
+            self.line(&json!({"event": "up", "worker": worker}));
+        } else {
+            self.output.say(Said::Bar(format!("{worker} waits for tasks")));
         }
     }
 
@@ -83,16 +83,15 @@ impl Show {
                     Ended::Lost => (&mut state.lost, "lost"),
                 };
                 *count += 1;
-                match &self.bar {
-                    Some(bar) if *ended != Ended::Completed => {
-                        bar.println(format!("{} {status}: {}", printable(&task.key()), printable(reason)));
-                    }
-                    Some(_) => {}
-                    None => line(&json!({
+                if self.is_json {
+                    self.line(&json!({
                         "event": "task", "status": status, "id": task.id(), "queue": task.queue(),
                         "key": task.key(), "attempt": task.attempt(), "reason": reason,
                         "seconds": took.unwrap_or_default().as_secs_f64(),
-                    })),
+                    }));
+                } else if *ended != Ended::Completed {
+                    let above = format!("{} {status}: {}", printable(&task.key()), printable(reason));
+                    self.output.say(Said::Above(above));
                 }
                 self.draw(&state, &task.key());
             }
@@ -133,39 +132,45 @@ impl Show {
         }
     }
 
-    pub(super) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+    /// The last word; without a summary after an error.
+    pub(super) async fn finish(&self, summary: Option<&Summary>) {
+        self.output.say(Said::Finish);
+        if let Some(Summary { completed, rejected, given_back, lost, .. }) = summary {
+            if self.is_json {
+                self.line(&json!({
+                    "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back,
+                    "lost": lost,
+                }));
+            } else {
+                self.output.say(Said::Line(format!(
+                    "{completed} completed, {rejected} rejected, {given_back} given back, {lost} lost"
+                )));
+            }
         }
-    }
-
-    pub(super) fn summary(&self, summary: &Summary) {
-        let Summary { completed, rejected, given_back, lost, .. } = summary;
-        match self.bar {
-            Some(_) => drop(print(format_args!(
-                "{completed} completed, {rejected} rejected, {given_back} given back, {lost} lost"
-            ))),
-            None => line(&json!({
-                "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back,
-                "lost": lost,
-            })),
-        }
+        self.output.end().await;
     }
 
     fn draw(&self, state: &State, key: &str) {
-        let Some(bar) = &self.bar else { return };
+        if self.is_json {
+            return;
+        }
         let State { running, completed, failed, given_back, lost, .. } = state;
         let (completed, failed) = (HumanCount(*completed), HumanCount(*failed));
         let key: String = printable(key).chars().take(60).collect();
         let ends = format!("{completed} completed  {failed} rejected  {given_back} given back  {lost} lost");
-        bar.set_message(format!("{running} running  {ends}  {key}"));
+        self.output.say(Said::Bar(format!("{running} running  {ends}  {key}")));
     }
 
     fn say(&self, event: &str, what: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(format!("taskd: {}", printable(what))),
-            None => line(&json!({"event": event, "message": what})),
+        if self.is_json {
+            self.line(&json!({"event": event, "message": what}));
+        } else {
+            self.output.say(Said::Above(format!("taskd: {}", printable(what))));
         }
+    }
+
+    fn line(&self, value: &Value) {
+        self.output.say(Said::Line(value.to_string()));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -193,11 +198,6 @@ impl State {
     }
 }
 
-/// A JSON line on stdout. A reader that went away is no failure: the work goes on.
-fn line(value: &Value) {
-    writeln!(io::stdout(), "{value}").ok();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_idle_while_calls_do_not_fail_and_gives_up_if_they_fail_for_a_minute() {
-        let show = Show::new(true);
+        let show = Show::new(true).unwrap();
         let (mut state, error) = (show.state(), Error::Options("away".to_owned()));
         let began = state.at;
         let after = |seconds| began + Duration::from_secs(seconds);
