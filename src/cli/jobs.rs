@@ -39,8 +39,8 @@ Examples:
   taskd jobs stop 0199…             what it has changed stays changed
 
 `taskd tasks retry --queue NAME --yes` starts one. A job can be read for 30 days from its start.
-Exit code: 0, or 1 if the job that was watched could not change some tasks or is not there, 2 if the request is wrong \
-or the server cannot be reached.")]
+Exit code: 0, or 1 if the job that was watched could not change some tasks, was stopped, or is not there, 2 if the \
+request is wrong or the server cannot be reached.")]
 pub struct Jobs {
     #[command(subcommand)]
     what: What,
@@ -96,7 +96,7 @@ struct Stop {
     server: Server,
 }
 
-/// Runs the command. False if the job that was watched could not change some tasks.
+/// Runs the command. False if the job that was watched could not change some tasks, or was stopped.
 pub async fn run(args: Jobs) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
@@ -164,7 +164,7 @@ pub(super) async fn watch(client: &Operator, mut job: pb::Job, as_json: bool) ->
     }
     bar.finish_and_clear();
     print(if as_json { json(&job).to_string() } else { sentence(&job) })?;
-    Ok(job.failed == 0 && job.state != i32::from(pb::JobState::Failed))
+    Ok(job.failed == 0 && job.state() == pb::JobState::Done)
 }
 
 fn state(job: &pb::Job) -> &'static str {

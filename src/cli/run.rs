@@ -2,8 +2,9 @@
 //!
 //! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not there, `insert` had
 //! lines rejected, `books` found a queue unbalanced, `fsck` found a difference, `watch` saw no completion, `dead`,
-//! `tasks`, `cancel`, `change` or `requeue` could not change something, or `bench` or `load` counted a task too few or
-//! too many times. 2: wrong command line or settings, or no server for a command. 130, 143: a signal ended `insert`.
+//! `tasks`, `cancel`, `change` or `requeue` could not change something, somebody stopped the job of `tasks` or `jobs`,
+//! or `bench` or `load` counted a task too few or too many times. 2: wrong command line or settings, or no server for a
+//! command. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 

@@ -219,6 +219,8 @@ async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
     let (status, job) = daemon.post(&format!("/v1/jobs/{stopped}:stop"), &json!({})).await;
     assert_eq!((status, &job["state"]), (200, &json!("STOPPED")), "{job}");
     assert_eq!(targets(&daemon, "stop job").await, [stopped.as_str()]);
+    let (code, said, why) = taskd(&daemon, &["jobs", "show", &stopped, "--watch"]);
+    assert!(code == 1 && said.contains("\"state\":\"STOPPED\""), "{code} {said} {why}");
     let (status, problem) = daemon.post(&format!("/v1/jobs/{stopped}"), &json!({})).await;
     assert_eq!(status, 400, "{problem}");
 

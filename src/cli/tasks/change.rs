@@ -35,8 +35,8 @@ Examples:
   taskd tasks retry --queue crawl --status cancelled --yes --detach
 
 With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
-Exit code: 0, or 1 if some tasks could not be sent again, 2 if the request is wrong or the server cannot be \
-reached.")]
+Exit code: 0, or 1 if some tasks could not be sent again or the job was stopped, 2 if the request is wrong or the \
+server cannot be reached.")]
 pub(super) struct Retry {
     #[command(flatten)]
     change: Change,
@@ -52,8 +52,8 @@ Examples:
 
 With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd cancel` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be \
-reached.")]
+Exit code: 0, or 1 if some tasks could not be cancelled or the job was stopped, 2 if the request is wrong or the \
+server cannot be reached.")]
 pub(super) struct Cancel {
     #[command(flatten)]
     change: Change,
@@ -70,8 +70,8 @@ Examples:
 
 With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd change` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be \
-reached.")]
+Exit code: 0, or 1 if some tasks could not be changed or the job was stopped, 2 if the request is wrong or the \
+server cannot be reached.")]
 pub(super) struct Update {
     #[command(flatten)]
     values: Values,
@@ -91,8 +91,8 @@ Examples:
 
 With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
 `taskd requeue` names single tasks by their keys. A time of --for begins when the job begins.
-Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be \
-reached.")]
+Exit code: 0, or 1 if some tasks could not be requeued or the job was stopped, 2 if the request is wrong or the \
+server cannot be reached.")]
 pub(super) struct Requeue {
     #[command(flatten)]
     whom: Whom,
