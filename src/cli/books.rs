@@ -8,14 +8,15 @@ use std::{
 use anyhow::bail;
 use clap::Args;
 use comfy_table::CellAlignment;
+use hyper::body::Bytes;
 use indicatif::HumanCount;
 use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::{
-    ask::{get, read},
+    ask::{get, printable, read},
     http::{HttpPort, HttpServer},
-    print::{self, CLEAR, NotThere, print_one},
+    print::{self, CLEAR, NotThere, print_one, say},
 };
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -120,20 +121,18 @@ struct Redis {
 /// Prints the books. False if those of a queue are unbalanced.
 pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     let server = args.server.port()?;
-    let is_terminal = io::stdout().is_terminal();
+    let clear = if args.watch && io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
+    let (mut body, mut answer) = look(&server, args.queue.as_deref()).await?;
+    if let (Some(name), false) = (&args.queue, args.watch)
+        && answer.queues.iter().all(Queue::is_blank)
+    {
+        bail!(NotThere(format!("queue {name} has no task; taskd stats lists the queues")));
+    }
     loop {
-        let body = look(&server, args.queue.as_deref()).await?;
-        let answer: Answer = read(&server, &body)?;
-        if let (Some(name), false) = (&args.queue, args.watch)
-            && answer.queues.iter().all(Queue::is_blank)
-        {
-            bail!(NotThere(format!("queue {name} has no task; taskd stats lists the queues")));
-        }
         let text = match args.json {
             true => String::from_utf8_lossy(&body).into_owned(),
             false => table(&answer),
         };
-        let clear = if args.watch && is_terminal && !args.json { CLEAR } else { "" };
         let is_read = match print_one(format_args!("{clear}{text}")) {
             Ok(()) => true,
             // A reader that went away is no failure.
@@ -143,17 +142,35 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
         if !args.watch || !is_read {
             return Ok(answer.queues.iter().all(|queue| queue.state != "UNBALANCED"));
         }
-        tokio::time::sleep(EVERY).await;
+        (body, answer) = next(&server, args.queue.as_deref()).await;
     }
 }
 
-async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<hyper::body::Bytes> {
+/// The next look that works: a taskd that is being restarted comes back.
+async fn next(server: &HttpPort, queue: Option<&str>) -> (Bytes, Answer) {
+    let mut is_told = false;
+    loop {
+        tokio::time::sleep(EVERY).await;
+        match look(server, queue).await {
+            Ok(seen) => return seen,
+            Err(error) if !is_told => {
+                say(format_args!("taskd: {}", printable(&format!("{error:#}"))));
+                is_told = true;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, Answer)> {
     let mut path = "/v1/books".to_owned();
     if let Some(queue) = queue {
         path.push('?');
         path.push_str(&form_urlencoded::Serializer::new(String::new()).append_pair("queue", queue).finish());
     }
-    get(server, &path).await
+    let body = get(server, &path).await?;
+    let answer = read(server, &body)?;
+    Ok((body, answer))
 }
 
 fn table(answer: &Answer) -> String {

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::{
     ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
+    patience::patiently,
     print::{print_one, say},
 };
 use crate::{
@@ -77,10 +78,9 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
         (None, Some(queue)) if args.key.is_some() => {
             let key = args.key.unwrap_or_default().into_bytes().into();
             let question = pb::ExplainTaskRequest { queue, key, ..Default::default() };
-            match DiscoveryClient::new(taskd.clone()).explain_task(question).await {
-                Ok(answer) => Target::Task(answer.into_inner().task.context("taskd names no task")?.id),
-                Err(status) => return refused(&status),
-            }
+            let explain = async || DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await;
+            let answer = patiently(explain).await?.into_inner();
+            Target::Task(answer.task.context("taskd names no task")?.id)
         }
         (None, task) => {
             let task = task.unwrap_or_default();
@@ -155,7 +155,6 @@ async fn follow(
     last: &mut String,
     as_json: bool,
 ) -> anyhow::Result<Ended> {
-    let mut ended = Ended::Quiet;
     loop {
         match events.message().await {
             Ok(Some(event)) => {
@@ -166,10 +165,11 @@ async fn follow(
                 if let (Target::Task(_), Some(status)) = (target, task_status(event.status))
                     && status.is_final()
                 {
-                    ended = Ended::Final(status);
+                    // The stream may break before its end.
+                    return Ok(Ended::Final(status));
                 }
             }
-            Ok(None) => return Ok(ended),
+            Ok(None) => return Ok(Ended::Quiet),
             Err(status) => return Ok(Ended::Broken(status)),
         }
     }

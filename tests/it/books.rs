@@ -7,10 +7,14 @@ use std::{
 
 use redis::AsyncCommands as _;
 use serde_json::json;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    time::timeout,
+};
 
 use crate::{
     columns::books::{CONFIG, taskd, until_books},
-    support::daemon::Daemon,
+    support::{PATIENCE, daemon::Daemon},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,4 +47,25 @@ async fn a_task_that_redis_forgot_unbalances_the_books() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(into(writer.into()), (1, String::new()));
+}
+
+#[tokio::test]
+async fn books_that_are_watched_outlive_a_taskd_that_starts_again() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let command = command.args(["books", "--watch", "--json", "--server", &daemon.http()]).kill_on_drop(true);
+    let mut books = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut looks = BufReader::new(books.stdout.take().unwrap()).lines();
+    let mut said = BufReader::new(books.stderr.take().unwrap()).lines();
+    let first = timeout(PATIENCE, looks.next_line()).await.expect("a look").unwrap();
+    assert!(first.is_some(), "a first look");
+    daemon.kill9();
+    let trouble = timeout(PATIENCE, said.next_line()).await.expect("it tells of trouble").unwrap();
+    assert!(trouble.is_some_and(|line| line.starts_with("taskd: ")));
+    daemon.start_again();
+    daemon.ready().await;
+    daemon.insert(&[json!({"queue": "q", "key": "a"})]).await;
+    let sees = async { while !looks.next_line().await.unwrap().expect("it goes on").contains("\"queue\":\"q\"") {} };
+    timeout(PATIENCE, sees).await.expect("it sees the queue");
+    assert!(daemon.stop().await.success());
 }

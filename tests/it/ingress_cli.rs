@@ -465,47 +465,72 @@ fn insert_without_a_server_says_so_with_exit_code_2() {
 }
 
 /// A server that answers as it is told; remembers the keys of each call.
-struct Scripted<F> {
-    answer: F,
+struct Scripted {
+    insert: Insert,
     calls: Arc<Mutex<Vec<String>>>,
     /// The events of each watch, that of the last one first.
     watches: Mutex<Vec<Events>>,
+    /// The answers to questions where a task is, the last first.
+    explains: Mutex<Vec<Result<pb::TaskExplanation, Status>>>,
+    /// The answers to cancels, the last first.
+    cancels: Mutex<Vec<Result<pb::CancelTasksResponse, Status>>>,
 }
 
 type Events = Vec<Result<pb::TaskEvent, Status>>;
 
+/// The answer to an insert, by the number of the call and its tasks.
+type Insert = Box<dyn Fn(usize, &[pb::NewTask]) -> Result<Vec<pb::InsertResult>, Status> + Send + Sync>;
+
 /// By the number of the call, the tasks in it.
 type Answer = Result<Vec<pb::InsertStatus>, Status>;
 
+impl Scripted {
+    fn new(insert: Insert) -> Self {
+        let (calls, watches) = (Arc::default(), Mutex::default());
+        Self { insert, calls, watches, explains: Mutex::default(), cancels: Mutex::default() }
+    }
+
+    /// One that tells nothing but statuses.
+    fn of_statuses(answer: impl Fn(usize, usize) -> Answer + Send + Sync + 'static) -> Self {
+        let result = |status: pb::InsertStatus| pb::InsertResult { status: status.into(), ..Default::default() };
+        Self::new(Box::new(move |call, tasks| Ok(answer(call, tasks.len())?.into_iter().map(result).collect())))
+    }
+
+    /// One that takes no task.
+    fn of_nothing() -> Self {
+        Self::of_statuses(|_, _| Err(Status::unimplemented("")))
+    }
+}
+
 #[tonic::async_trait]
-impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Scripted<F> {
+impl Discovery for Scripted {
     async fn insert_tasks(
         &self,
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
-        let keys = request.into_inner().tasks.into_iter().map(|task| String::from_utf8(task.key.to_vec()).unwrap());
-        let keys: Vec<String> = keys.collect();
+        let tasks = request.into_inner().tasks;
+        let keys: Vec<_> = tasks.iter().map(|task| String::from_utf8(task.key.to_vec()).unwrap()).collect();
         let call = {
             let mut calls = self.calls.lock().unwrap();
             calls.push(keys.join(" "));
             calls.len() - 1
         };
-        let result = |status: pb::InsertStatus| pb::InsertResult { status: status.into(), ..Default::default() };
-        let results = (self.answer)(call, keys.len())?.into_iter().map(result).collect();
-        Ok(Response::new(pb::InsertTasksResponse { results }))
+        Ok(Response::new(pb::InsertTasksResponse { results: (self.insert)(call, &tasks)? }))
     }
 
     async fn get_task(&self, _request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         Err(Status::unimplemented(""))
     }
 
-    type WatchTaskStream = tokio_stream::Empty<Result<pb::TaskEvent, Status>>;
+    type WatchTaskStream = tokio_stream::Iter<<Events as IntoIterator>::IntoIter>;
 
     async fn watch_task(
         &self,
         _request: Request<pb::WatchTaskRequest>,
     ) -> Result<Response<Self::WatchTaskStream>, Status> {
-        Err(Status::unimplemented(""))
+        // Behind the last event a stream has nothing.
+        let events = self.watches.lock().unwrap().pop().unwrap_or_default();
+        Ok(Response::new(tokio_stream::iter(events)))
     }
 
     type WatchQueueStream = tokio_stream::Iter<<Events as IntoIterator>::IntoIter>;
@@ -531,14 +556,14 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
         &self,
         _request: Request<pb::ExplainTaskRequest>,
     ) -> Result<Response<pb::TaskExplanation>, Status> {
-        Err(Status::unimplemented(""))
+        self.explains.lock().unwrap().pop().unwrap().map(Response::new)
     }
 
     async fn cancel_tasks(
         &self,
         _: Request<pb::CancelTasksRequest>,
     ) -> Result<Response<pb::CancelTasksResponse>, Status> {
-        Err(Status::unimplemented("not here"))
+        self.cancels.lock().unwrap().pop().unwrap().map(Response::new)
     }
 }
 
@@ -547,14 +572,15 @@ async fn insert_into(
     answer: impl Fn(usize, usize) -> Answer + Send + Sync + 'static,
     args: &'static [&'static str],
 ) -> (String, (i32, String, String), Vec<String>) {
-    let calls = Arc::<Mutex<Vec<String>>>::default();
-    let url = serve(Scripted { answer, calls: Arc::clone(&calls), watches: Mutex::default() }).await;
+    let server = Scripted::of_statuses(answer);
+    let calls = Arc::clone(&server.calls);
+    let url = serve(server).await;
     let outcome = insert_at(url.clone(), args).await;
     let calls = calls.lock().unwrap().clone();
     (url, outcome, calls)
 }
 
-async fn serve(server: Scripted<impl Fn(usize, usize) -> Answer + Send + Sync + 'static>) -> String {
+async fn serve(server: Scripted) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let incoming = TcpListenerStream::new(listener);
@@ -563,19 +589,42 @@ async fn serve(server: Scripted<impl Fn(usize, usize) -> Answer + Send + Sync + 
     url
 }
 
+/// Runs it beside the test's own server.
+async fn run_beside(args: &[&str]) -> (i32, String, String) {
+    let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+    let command = move || run(&args.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
+    tokio::task::spawn_blocking(command).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_watched_again_without_an_event_has_a_gap() {
     let cut = || Err(Status::unavailable("stopping"));
     let event = |id: &str| Ok(pb::TaskEvent { id: id.into(), event_id: id.into(), ..Default::default() });
     let watches = Mutex::new(vec![vec![event("2"), cut()], vec![event("1"), cut()], vec![cut()], vec![cut()]]);
-    let answer = |_, _| Err(Status::unimplemented(""));
-    let url = serve(Scripted { answer, calls: Arc::default(), watches }).await;
-    let watch = move || run(&["watch", "--queue", "q", "--grpc", &url], &[]);
-    let (code, stdout, stderr) = tokio::task::spawn_blocking(watch).await.unwrap();
+    let url = serve(Scripted { watches, ..Scripted::of_nothing() }).await;
+    let (code, stdout, stderr) = run_beside(&["watch", "--queue", "q", "--grpc", &url]).await;
     assert_eq!(code, 1, "{stderr}");
     let lines: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (gap, ids) = (serde_json::json!({"gap": true}), [&lines[2]["id"], &lines[3]["id"]]);
     assert_eq!((&lines[..2], ids, lines.len()), (&[gap.clone(), gap][..], [&"1".into(), &"2".into()], 4), "{stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_waits_for_a_taskd_that_starts_and_ends_with_the_task() {
+    let id = "0190a5c2-0000-7000-8000-000000000000";
+    for named in [&[id][..], &["q", "k"]] {
+        let task = Some(pb::Task { id: id.into(), ..Default::default() });
+        let found = pb::TaskExplanation { task, ..Default::default() };
+        let explains = Mutex::new(vec![Ok(found), Err(Status::unavailable("starting"))]);
+        let completed = pb::TaskStatus::Completed.into();
+        let event = Ok(pb::TaskEvent { id: id.into(), event_id: "1".into(), status: completed, ..Default::default() });
+        // The stream breaks behind the last event.
+        let watches = Mutex::new(vec![vec![event, Err(Status::unavailable("killed"))]]);
+        let url = serve(Scripted { explains, watches, ..Scripted::of_nothing() }).await;
+        let (code, stdout, stderr) = run_beside(&[&["watch", "--grpc", &url], named].concat()).await;
+        assert_eq!((code, stderr.as_str()), (0, ""), "{named:?}: {stdout}");
+        assert!(stdout.lines().count() == 1 && stdout.contains(r#""status":"COMPLETED""#), "{stdout}");
+    }
 }
 
 async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
@@ -651,7 +700,7 @@ async fn insert_stops_at_a_signal_with_the_summary_of_what_taskd_answered() {
             tokio::task::block_in_place(|| is_signalled.recv().unwrap());
             Ok(vec![pb::InsertStatus::Created; tasks])
         };
-        let url = serve(Scripted { answer: after_the_signal, calls: Arc::default(), watches: Mutex::default() }).await;
+        let url = serve(Scripted::of_statuses(after_the_signal)).await;
         let mut insert = endless_insert(&url);
         let _open = insert.stdin.take();
         is_asked.await.unwrap();
@@ -671,8 +720,9 @@ async fn insert_stops_at_a_signal_with_the_summary_of_what_taskd_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_signal_ends_an_insert_at_once() {
     let busy = |_, tasks| Ok(vec![pb::InsertStatus::TryLater; tasks]);
-    let calls = Arc::<Mutex<Vec<String>>>::default();
-    let url = serve(Scripted { answer: busy, calls: Arc::clone(&calls), watches: Mutex::default() }).await;
+    let server = Scripted::of_statuses(busy);
+    let calls = Arc::clone(&server.calls);
+    let url = serve(server).await;
     let mut insert = endless_insert(&url);
     let _open = insert.stdin.take();
     until("taskd is asked", async || !calls.lock().unwrap().is_empty()).await;
@@ -688,7 +738,7 @@ async fn another_signal_ends_an_insert_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn insert_says_that_nobody_takes_its_summary() {
     let stores = |_, tasks| Ok(vec![pb::InsertStatus::Created; tasks]);
-    let url = serve(Scripted { answer: stores, calls: Arc::default(), watches: Mutex::default() }).await;
+    let url = serve(Scripted::of_statuses(stores)).await;
     let insert = move || {
         let (_dir, path) = file("a\n");
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
