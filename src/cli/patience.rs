@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use super::{
     client::{self, WAITS, is_transient},
-    print::{NotThere, print, print_one, say_more},
+    print::{NotThere, print, print_one, say, say_more},
 };
 use crate::{config::Time, model::now_unix_ms, wire::time::from_rfc_3339};
 
@@ -21,18 +21,31 @@ const AT_ONCE: u32 = 500;
 
 /// Calls taskd until it answers, for a while. Each call may be repeated.
 pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
+    Ok(repeatedly(call).await?.0)
+}
+
+/// As [`patiently`]; true if a call before the last one may have done its work, and its answer was lost.
+pub(super) async fn repeatedly<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<(T, bool)> {
     // A call may itself take long to fail.
-    let (began, mut waits) = (Instant::now(), WAITS.build());
+    let (began, mut waits, mut may_have_worked) = (Instant::now(), WAITS.build(), false);
     loop {
         match call().await {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => return Ok((answer, may_have_worked)),
             Err(status) => match waits.next().filter(|_| is_transient(&status) && began.elapsed() < GIVE_UP_AFTER) {
-                Some(wait) => tokio::time::sleep(wait).await,
+                Some(wait) => {
+                    may_have_worked |= status.code() != Code::ResourceExhausted;
+                    tokio::time::sleep(wait).await;
+                }
                 None if status.code() == Code::NotFound => bail!(NotThere(client::said(&status))),
                 None => bail!("{}", client::said(&status)),
             },
         }
     }
+}
+
+/// Says that taskd refused changes which a call before, whose answer was lost, has perhaps made.
+pub(super) fn say_perhaps_changed(refused: u64) {
+    say(format_args!("{refused} of these were perhaps changed by a call whose answer was lost"));
 }
 
 /// Prints a list, page by page: a line of JSON for each of it, or one table. `page` gets the size and the cursor of a

@@ -627,6 +627,21 @@ async fn a_watch_waits_for_a_taskd_that_starts_and_ends_with_the_task() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_answer_was_lost_is_not_told_as_refused() {
+    let cancelled = pb::ItemStatus::Cancelled.into();
+    let error = "it was cancelled before".to_owned();
+    let result = pb::ItemResult { id: "a".into(), status: cancelled, error, ..Default::default() };
+    let before = pb::CancelTasksResponse { results: vec![result], ..Default::default() };
+    let perhaps = "1 of these were perhaps changed by a call whose answer was lost\n";
+    for (lost, said) in [(Some(Status::unavailable("killed")), perhaps), (None, "")] {
+        let cancels = Mutex::new([Ok(before.clone())].into_iter().chain(lost.map(Err)).collect());
+        let url = serve(Scripted { cancels, ..Scripted::of_nothing() }).await;
+        let (code, _, stderr) = run_beside(&["tasks", "cancel", "a", "--grpc", &url]).await;
+        assert_eq!((code, stderr), (1, format!("a: it was cancelled before\n{said}")));
+    }
+}
+
 async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
     let insert = move || {
         let (_dir, path) = file("a\nb\nc\n");

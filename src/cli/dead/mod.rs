@@ -11,7 +11,7 @@ use tonic::Status;
 use super::{
     ask::printable,
     client::{Server, Taskd},
-    patience::{pages, patiently, progress_bar, time},
+    patience::{pages, patiently, progress_bar, repeatedly, say_perhaps_changed, time},
     print::{print, say},
 };
 use crate::wire::{
@@ -233,12 +233,17 @@ async fn change(
     let (mut total, bar) = (Total::default(), progress_bar());
     for mut request in requests {
         loop {
-            let answer = patiently(async || call(&mut client.clone(), request.clone()).await).await?.into_inner();
+            let (answer, is_repeat) = repeatedly(async || call(&mut client.clone(), request.clone()).await).await?;
+            let answer = answer.into_inner();
             total.matched += answer.matched;
             total.changed += answer.changed;
             total.failed += answer.failed.len() as u64;
             let lines = answer.failed.iter().map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
             bar.suspend(|| lines.for_each(say));
+            // A letter goes when its task is sent again or it is purged.
+            if is_repeat && !by_filter && !answer.failed.is_empty() {
+                bar.suspend(|| say_perhaps_changed(answer.failed.len() as u64));
+            }
             bar.set_message(format!("{} letters, {} {done}", HumanCount(total.matched), HumanCount(total.changed)));
             bar.tick();
             request.cursor = answer.cursor;

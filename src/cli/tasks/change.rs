@@ -10,7 +10,7 @@ use super::{
     super::{
         client::{Server, Taskd, said},
         jobs::{self, Operator},
-        patience::patiently,
+        patience::{patiently, repeatedly, say_perhaps_changed},
         values::{Values, Whom},
     },
     filter::Filter,
@@ -148,6 +148,16 @@ impl Verb {
             Self::Requeue(_) => "requeued",
         }
     }
+
+    /// True if a repeat of the change may be refused so.
+    fn is_as_if_repeated(&self, refusal: pb::ItemStatus) -> bool {
+        match self {
+            // The task goes on, or is completed by now.
+            Self::Retry => matches!(refusal, pb::ItemStatus::Invalid | pb::ItemStatus::AlreadyCompleted),
+            Self::Cancel => refusal == pb::ItemStatus::Cancelled,
+            Self::Update(_) | Self::Requeue(_) => false,
+        }
+    }
 }
 
 /// A connection to both services.
@@ -247,17 +257,22 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
     let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
     for ids in args.ids.chunks(AT_ONCE) {
         let request = pb::RetryTasksRequest { ids: ids.to_vec(), dry_run: args.dry_run, ..Default::default() };
-        let answer = patiently(async || client.call(verb, request.clone()).await).await?;
+        let (answer, is_repeat) = repeatedly(async || client.call(verb, request.clone()).await).await?;
         matched += answer.count.map_or(0, |count| count.matched);
+        let mut changed_before = 0;
         for result in answer.results {
             if result.status == i32::from(pb::ItemStatus::Ok) {
                 changed += 1;
                 continue;
             }
             failed += 1;
+            changed_before += u64::from(is_repeat && verb.is_as_if_repeated(result.status()));
             let unknown = "there is no such task, or it finished so long ago that it was removed";
             let why = if result.error.is_empty() { unknown } else { &result.error };
             say(printable(&format!("{}: {why}", result.id)));
+        }
+        if changed_before > 0 {
+            say_perhaps_changed(changed_before);
         }
     }
     if args.dry_run {
