@@ -192,3 +192,28 @@ async fn the_command_watches_on_behind_a_taskd_that_hangs() {
         () = knocks(&works) => {}
     }
 }
+
+#[tokio::test]
+async fn an_insert_of_the_command_waits_for_results_of_many_mebibytes() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let keys: Vec<String> = (0..8).map(|n| format!("{n}\n")).collect();
+    std::fs::write(file.path(), keys.concat()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let command = command.args(["insert", "--queue", "q", "--wait", "50s", "--grpc", &daemon.grpc()]).arg(file.path());
+    let insert = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let result = "x".repeat(1_000_000);
+    let completion =
+        |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": result.as_str()});
+    let completions: Vec<Value> = daemon.lease_all("w", "q", 8).await.iter().map(completion).collect();
+    let (status, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": completions})).await;
+    assert_eq!(status, 200, "{answer}");
+    let output = insert.wait_with_output().await.unwrap();
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!((output.status.code(), stdout.lines().count()), (Some(0), 8), "{stderr}");
+    for line in stdout.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert!(line["results"][0]["result"] == result.as_str(), "line {} has another result", line["line"]);
+    }
+    assert!(daemon.stop().await.success());
+}

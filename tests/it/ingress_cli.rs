@@ -642,6 +642,72 @@ async fn a_change_whose_answer_was_lost_is_not_told_as_refused() {
     }
 }
 
+/// The answer to a task that taskd has, with its status and a result of it.
+fn found(task: &pb::NewTask, status: pb::TaskStatus, result: Option<&'static str>) -> pb::InsertResult {
+    let result = result.map(|text| {
+        let encoding = pb::Encoding::Text.into();
+        pb::TaskResult { result: text.into(), result_encoding: encoding, ..Default::default() }
+    });
+    pb::InsertResult {
+        status: pb::InsertStatus::Duplicate.into(),
+        id: String::from_utf8(task.key.to_vec()).unwrap(),
+        task_status: status.into(),
+        results: result.into_iter().collect(),
+        ..Default::default()
+    }
+}
+
+/// The lines that `insert --wait` prints, by their numbers, and its exit code.
+fn by_line(stdout: &str) -> Vec<serde_json::Value> {
+    let mut lines: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.sort_by_key(|line| line["line"].as_u64());
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_that_waits_asks_again_for_results_that_were_left_out() {
+    use pb::TaskStatus::Completed;
+    // Each answer has room for one result, and none for those of `a`, which are too large.
+    let server = Scripted::new(Box::new(|_, tasks| {
+        let room = tasks.first().filter(|first| first.key != "a").map(|first| first.key.clone());
+        let result = |task: &pb::NewTask| (Some(&task.key) == room.as_ref()).then_some("done");
+        Ok(tasks.iter().map(|task| found(task, Completed, result(task))).collect())
+    }));
+    let calls = Arc::clone(&server.calls);
+    let (code, stdout, stderr) = insert_at(serve(server).await, &["--wait", "1m"]).await;
+    assert_eq!(code, 0, "{stderr}");
+    let lines = by_line(&stdout);
+    let results = lines.iter().map(|line| (line["key"].as_str().unwrap(), line["results"][0]["result"].as_str()));
+    assert_eq!(results.collect::<Vec<_>>(), [("a", None), ("b", Some("done")), ("c", Some("done"))], "{stdout}");
+    assert!(stderr.starts_with("line 1: taskd left out the results; GET /v1/tasks/a/results has them\n"), "{stderr}");
+    assert_eq!(calls.lock().unwrap()[..4], ["a b c", "a b c", "b c a", "c a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_that_waits_tells_of_a_task_whose_deadline_passes_meanwhile() {
+    // It passes behind the first call.
+    let server = Scripted::new(Box::new(|call, tasks| {
+        let answer = |task: &pb::NewTask| match (call, &*task.key, &task.deadline) {
+            (0, b"c", _) | (1.., _, Some(_)) => {
+                let (status, error) = (pb::InsertStatus::Rejected.into(), "the deadline passed".to_owned());
+                pb::InsertResult { status, error, ..Default::default() }
+            }
+            (0 | 1, _, _) => found(task, pb::TaskStatus::Queued, None),
+            (_, b"b", _) => pb::InsertResult { status: pb::InsertStatus::Rejected.into(), ..Default::default() },
+            _ => found(task, pb::TaskStatus::Dead, None),
+        };
+        Ok(tasks.iter().map(answer).collect())
+    }));
+    let (code, stdout, stderr) =
+        insert_at(serve(server).await, &["--wait", "1m", "--deadline", "2100-01-01T00:00:00Z"]).await;
+    assert_eq!(code, 1, "{stderr}");
+    let lines = by_line(&stdout);
+    let statuses: Vec<_> = lines.iter().map(|line| (&line["line"], &line["status"])).collect();
+    let (dead, unknown) = (serde_json::json!("DEAD"), serde_json::Value::Null);
+    assert_eq!(statuses, [(&1.into(), &dead), (&2.into(), &unknown)], "{stdout}");
+    assert!(stderr.contains("line 3: the deadline passed\n") && stderr.contains("line 2: "), "{stderr}");
+}
+
 async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
     let insert = move || {
         let (_dir, path) = file("a\nb\nc\n");

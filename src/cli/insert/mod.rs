@@ -41,6 +41,8 @@ const READ_BYTES: usize = 256 << 10;
 const MAX_LINE_BYTES: usize = 32 << 20;
 /// The most tasks of an insert that waits.
 const MOST_AWAITED: usize = 1_000;
+/// The largest answer: 32 MiB of results, and what surrounds them.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -133,7 +135,7 @@ enum Format {
 /// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     check(&args)?;
-    let client = DiscoveryClient::new(args.server.connect().await?);
+    let client = DiscoveryClient::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
@@ -285,15 +287,17 @@ async fn send(
         }
     }
     let _waiting = progress.wait();
-    let all = if args.wait.is_some() { rest.clone() } else { Vec::new() };
-    let mut waits = WAITS.build();
+    let (mut stored, mut waits) = (Vec::new(), WAITS.build());
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // Sending again is safe, even if the answer was lost: a stored task is then a duplicate.
         match client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await {
             Ok(response) => {
-                let sent = rest.len();
-                rest = progress.answered(rest, response.into_inner().results);
+                let (sent, results) = (rest.len(), response.into_inner().results);
+                if args.wait.is_some() {
+                    stored.extend(wait::stored(&rest, &results));
+                }
+                rest = progress.answered(rest, results);
                 if rest.len() < sent {
                     waits = WAITS.build();
                 }
@@ -309,7 +313,7 @@ async fn send(
     }
     match args.wait {
         Some(Time(wait)) => {
-            let ends = wait::wait(client, all, Instant::now() + wait, progress);
+            let ends = wait::wait(client, stored, Instant::now() + wait, progress);
             stop.run_until_cancelled(ends).await.unwrap_or(Ok(()))
         }
         None => Ok(()),

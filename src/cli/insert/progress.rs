@@ -184,7 +184,7 @@ impl<'a> Progress<'a> {
     }
 
     /// Prints a line on stderr, even without a bar.
-    fn say(&self, line: &str) {
+    pub(super) fn say(&self, line: &str) {
         self.bar.suspend(|| say(printable(line)));
     }
 }
