@@ -38,6 +38,9 @@ struct Limits {
     grpc: Runs,
     p50: Runs,
     p99: Runs,
+    /// Of a task at 500 a second: three empty calls of gRPC, two writes of Redis.
+    calls_cpu: Runs,
+    writes_cpu: Runs,
 }
 
 #[derive(Default)]
@@ -57,6 +60,8 @@ struct Figures {
     p99: Runs,
     passed_p50: Runs,
     passed_p99: Runs,
+    taskd_cpu: Runs,
+    redis_cpu: Runs,
     /// Of the phases flat and start, as the command prints them.
     compared: Vec<Compared>,
 }
@@ -87,7 +92,13 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         let compared = bench(&[&["flat", "start", "--tasks", &rebuilt], scale.compared].concat()).await?;
         figures.add(&many, &one, &compared)?;
     }
-    Ok(vec![throughput(scale, &limits, &figures), latency(&limits, &figures), compared_table(&figures)])
+    let tables = vec![
+        throughput(scale, &limits, &figures),
+        latency(&limits, &figures),
+        cpu(&limits, &figures),
+        compared_table(&figures),
+    ];
+    Ok(tables)
 }
 
 async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
@@ -99,6 +110,7 @@ async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()
     let micros = redis.hand_over(scale.latency_samples)?;
     limits.p50.push(quantile(&micros, 0.5));
     limits.p99.push(quantile(&micros, 0.99));
+    limits.writes_cpu.push(redis.cpu_of_writes(scale.paced).await?);
     limits.scripts.push(claim::cycle(SCRIPT_CALLERS, BATCH, scale.tasks).await?);
     limits.scripts_one.push(claim::cycle(CALLERS, 1, scale.single_tasks).await?);
     limits.sqlite.push(limits::Sqlite::start().await?.insert(ROWS, scale.tasks).await?);
@@ -106,6 +118,7 @@ async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()
     let channels = daemon.channels(CALLERS.div_ceil(PROBES_OF_CONNECTION)).await?;
     let calls = limits::grpc(&channels, CALLERS, 2 * scale.single_tasks).await?;
     limits.grpc.push(calls / 2.0);
+    limits.calls_cpu.push(limits::cpu_of_calls(&daemon, &channels[0], scale.paced).await?);
     daemon.stop().await
 }
 
@@ -124,6 +137,14 @@ pub(crate) fn rate_of(report: &Value, phase: &str, measure: &str) -> anyhow::Res
     let rate = rates.find(|rate| rate["phase"] == phase && rate["measure"] == measure);
     let rate = rate.and_then(|rate| rate["per_second"]["median"].as_f64());
     rate.with_context(|| format!("taskd bench has no figure {phase} {measure}"))
+}
+
+/// The CPU of a process in µs a task at the rate of the phase latency.
+fn cpu_of(report: &Value, process: &str) -> anyhow::Result<f64> {
+    let mut rates = report["rates"].as_array().into_iter().flatten();
+    let rate = rates.find(|rate| rate["phase"] == "latency");
+    let cpu = rate.and_then(|rate| rate["cpu_us_per_task"][process]["median"].as_f64());
+    cpu.with_context(|| format!("taskd bench has no CPU of {process} in its phase latency"))
 }
 
 /// A latency in µs.
@@ -156,6 +177,8 @@ impl Figures {
         ] {
             runs.push(latency_of(many, measure, quantile)?);
         }
+        self.taskd_cpu.push(cpu_of(many, "taskd")?);
+        self.redis_cpu.push(cpu_of(many, "redis")?);
         for figure in compared["figures"].as_array().into_iter().flatten() {
             self.compare(figure);
         }
@@ -238,6 +261,24 @@ fn latency(limits: &Limits, figures: &Figures) -> Table {
             row("insert → handler, p99", &figures.p99, Some(&limits.p99)),
             row("rejection → handler, p50", &figures.passed_p50, Some(&limits.p50)),
             row("rejection → handler, p99", &figures.passed_p99, Some(&limits.p99)),
+        ],
+    }
+}
+
+fn cpu(limits: &Limits, figures: &Figures) -> Table {
+    let row = |figure: &str, runs, limits: [Option<&Runs>; 2]| row(figure, Unit::Micros, runs, &limits);
+    Table {
+        bench: "command",
+        title: "taskd bench: CPU of a task at 500 tasks a second, one a call",
+        conditions: "As above, insert to settled. Limits: the CPU of the server for one task after the other, at the \
+                     same rate; an LPUSH of one element is synced before it is answered."
+            .into(),
+        references: vec!["gRPC".into(), "Redis".into()],
+        rows: vec![
+            row("limit: taskd, three empty gRPC calls a task", &limits.calls_cpu, [None; 2]),
+            row("limit: Redis, two LPUSH a task", &limits.writes_cpu, [None; 2]),
+            row("taskd", &figures.taskd_cpu, [Some(&limits.calls_cpu), None]),
+            row("Redis", &figures.redis_cpu, [None, Some(&limits.writes_cpu)]),
         ],
     }
 }

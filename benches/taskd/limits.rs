@@ -6,7 +6,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::ensure;
@@ -18,7 +18,10 @@ use sqlx::{
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{redis_server::RedisServer, work::pause};
+use crate::{daemon::Daemon, redis_server::RedisServer, work::pause};
+
+/// As the phase `latency` of `taskd bench` has it by default.
+pub(crate) const TASKS_A_SECOND: u32 = 500;
 
 /// Of a task with a payload of 100 bytes: what stands in Redis.
 const ELEMENT: [u8; 200] = [b'x'; 200];
@@ -96,6 +99,26 @@ impl Redis {
         let seconds = began.elapsed().as_secs_f64();
         ensure!(done.load(Relaxed) == tasks, "Redis handed out {} of {tasks}", done.load(Relaxed));
         Ok(tasks as f64 / seconds)
+    }
+
+    /// µs of CPU of redis-server for a task that comes and goes: two LPUSH that it syncs, one after the other, at
+    /// [`TASKS_A_SECOND`].
+    pub(crate) async fn cpu_of_writes(&self, tasks: u32) -> anyhow::Result<f64> {
+        let mut conn = self.server.client()?.get_multiplexed_async_connection().await?;
+        let mut push = redis::cmd("LPUSH");
+        push.arg("l").arg(&ELEMENT[..]);
+        let before = self.cpu_seconds().await?;
+        let mut pace = pace();
+        for _ in 0..tasks {
+            pace.tick().await;
+            push.exec_async(&mut conn).await?;
+            push.exec_async(&mut conn).await?;
+        }
+        Ok((self.cpu_seconds().await? - before) * 1e6 / f64::from(tasks))
+    }
+
+    async fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        Ok(self.server.info("cpu", "used_cpu_user:").await? + self.server.info("cpu", "used_cpu_sys:").await?)
     }
 
     /// From before an LPUSH to the answer of a BLPOP that waits for it, in µs.
@@ -257,4 +280,23 @@ pub(crate) async fn grpc(channels: &[Channel], callers: usize, calls: usize) -> 
         ended??;
     }
     Ok(calls as f64 / began.elapsed().as_secs_f64())
+}
+
+/// µs of CPU of taskd for a task that is inserted, got and completed: three empty calls, one after the other, at
+/// [`TASKS_A_SECOND`].
+pub(crate) async fn cpu_of_calls(daemon: &Daemon, channel: &Channel, tasks: u32) -> anyhow::Result<f64> {
+    let mut client = HealthClient::new(channel.clone());
+    let before = daemon.used().await?.taskd_cpu;
+    let mut pace = pace();
+    for _ in 0..tasks {
+        pace.tick().await;
+        for _ in 0..3 {
+            client.check(HealthCheckRequest::default()).await?;
+        }
+    }
+    Ok((daemon.used().await?.taskd_cpu - before) * 1e6 / f64::from(tasks))
+}
+
+fn pace() -> tokio::time::Interval {
+    tokio::time::interval(Duration::from_secs(1) / TASKS_A_SECOND)
 }

@@ -8,6 +8,8 @@ pub(crate) struct Scale {
     pub(crate) tasks: usize,
     pub(crate) single_tasks: usize,
     pub(crate) latency_samples: usize,
+    /// Tasks of which the CPU is taken, at 500 a second.
+    pub(crate) paced: u32,
     /// Arguments of `taskd bench flat start`.
     pub(crate) compared: &'static [&'static str],
     /// Tasks at each added round trip.
@@ -45,6 +47,7 @@ impl Scale {
             tasks: 80_000,
             single_tasks: 20_000,
             latency_samples: 300,
+            paced: 2_500,
             compared: &[],
             delayed: 40_000,
             waiting: vec![10, 10_000, 1_000_000],
@@ -69,6 +72,7 @@ impl Scale {
             tasks: 5_000,
             single_tasks: 1_000,
             latency_samples: 20,
+            paced: 250,
             compared: &["--waiting", "1000,3000", "--taken", "1000", "--many-workers", "100", "--many-queues", "20"],
             delayed: 1_000,
             waiting: vec![10, 2_000],
