@@ -477,6 +477,21 @@ async fn the_watchdog_reports_and_mends_where_it_is_told_to() {
     until("the next round is clean", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(0.0)).await;
 }
 
+/// The watchdog counts once a minute at most, and has a round every ten seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_count_of_sql_is_shown_until_the_next_count() {
+    let mut tasks = Tasks::start().await;
+    tasks.sql("UPDATE queue_counts SET count = count + 5 WHERE queue = 'q' AND status = 0").await;
+    // A new process counts in its first round.
+    tasks.daemon.kill9_and_restart();
+    tasks.daemon.ready().await;
+    until("a round shows it", async || metric(&tasks.daemon, "wrong_queue_count").await == Some(1.0)).await;
+    let _: i64 = tasks.daemon.redis().await.hset(key("m:P"), "x", 9999).await.unwrap();
+    until("a later round shows another", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0))
+        .await;
+    assert_eq!(metric(&tasks.daemon, "wrong_queue_count").await, Some(1.0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_lost_the_lead_shows_no_differences() {
     let mut tasks = Tasks::start().await;

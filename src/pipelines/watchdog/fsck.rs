@@ -42,6 +42,8 @@ impl Fsck {
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let (mut known, mut failing) = (BTreeSet::new(), Failing::default());
+        // The finds of the last count.
+        let mut counted = Found::default();
         let mut counts_at = cx.clock().now();
         // The loops that serve begin first.
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
@@ -66,15 +68,20 @@ impl Fsck {
             let finds = known.iter().filter(stay).cloned().collect();
             all.absorb(Found { finds, ..Found::default() });
             if counts_at <= cx.clock().now() {
-                let began = Instant::now();
-                let counted = cx.idle(self.checker.counts(None, self.mends));
-                match cx.stop.run_until_cancelled(counted).await.unwrap_or_else(|| Ok(Found::default())) {
-                    Ok(found) => all.absorb(found),
+                let (began, counts) = (Instant::now(), cx.idle(self.checker.counts(None, self.mends)));
+                let Some(counts) = cx.stop.run_until_cancelled(counts).await else { return Ok(()) };
+                match counts {
+                    Ok(found) => counted = found,
                     // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
                     // leave out the shards.
                     Err(error) => tracing::warn!("fsck: cannot count the unfinished tasks again: {error}"),
                 }
                 counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
+            }
+            all.absorb(counted.clone());
+            if self.mends {
+                // They are mended, and shown once.
+                counted = Found::default();
             }
             // If another process leads by now, it shows its own.
             known = if self.lead.is_held(&cx) { report(all, failed.len(), &known) } else { BTreeSet::new() };
