@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeSet, process::Command, sync::Arc};
 
+use nix::sys::signal::Signal;
 use redis::{AsyncCommands as _, aio::MultiplexedConnection};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
@@ -490,6 +491,18 @@ async fn a_wrong_count_of_sql_is_shown_until_the_next_count() {
     until("a later round shows another", async || metric(&tasks.daemon, "pointer_out_of_range").await == Some(1.0))
         .await;
     assert_eq!(metric(&tasks.daemon, "wrong_queue_count").await, Some(1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_does_not_reach_redis_does_not_lead() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let leads = async || crate::traces::metric(&daemon, "taskd_watchdog_leading_processes ").await;
+    until("it leads", async || leads().await == 1.0).await;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    until("it leads no longer", async || leads().await == 0.0).await;
+    assert!(daemon.signal_redis(Signal::SIGCONT));
+    until("it leads again", async || leads().await == 1.0).await;
+    assert!(daemon.stop().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -110,7 +110,14 @@ impl Candidate {
         let mut since = cx.clock().now();
         loop {
             let asked = cx.clock().now();
-            let leads = self.coordination.lease(WORK, LEASE).await?;
+            let leads = match self.coordination.lease(WORK, LEASE).await {
+                Err(error) if !self.lead.is_held(&cx) => {
+                    metrics::watchdog_leads(false);
+                    forget_finds();
+                    return Err(error);
+                }
+                asked => asked?,
+            };
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
                 tracing::debug!("this process {} the watchdog's work", if leads { "does" } else { "leaves" });
