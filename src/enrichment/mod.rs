@@ -12,6 +12,8 @@ mod client;
 #[cfg(test)]
 mod fuzz;
 mod json;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -58,6 +60,7 @@ pub type Check<'a> = &'a (dyn Fn(&TaskRow, &Change) -> Result<(), String> + Send
 impl Enrichment {
     pub fn new(settings: &Settings) -> Self {
         let Queues { default, named } = &settings.queues;
+        let longest = LONGEST.min(settings.stall_after / 2);
         let mut all: Vec<Arc<Endpoint>> = Vec::new();
         // Queues with the same settings share an endpoint, and its breaker.
         let mut endpoint = |enrich: Option<Enrich>| {
@@ -65,12 +68,12 @@ impl Enrichment {
             if let Some(known) = all.iter().find(|known| known.settings == enrich) {
                 return Some(Arc::clone(known));
             }
-            all.push(Arc::new(Endpoint::new(enrich)));
+            all.push(Arc::new(Endpoint::new(enrich, longest)));
             all.last().cloned()
         };
         let default = endpoint(default.enrich());
         let named = named.iter().map(|(name, queue)| (name.clone(), endpoint(queue.enrich()))).collect();
-        Self(Arc::new(Endpoints { default, named, longest: LONGEST.min(settings.stall_after / 2) }))
+        Self(Arc::new(Endpoints { default, named, longest }))
     }
 
     /// True if no queue has an endpoint.
@@ -135,6 +138,8 @@ fn pieces<'r, 't>(rows: &'r [&'t TaskRow], settings: &Enrich) -> Vec<&'r [&'t Ta
 /// One endpoint, with the calls that it has in hand.
 struct Endpoint {
     settings: Enrich,
+    /// A call that gets no answer for so long fails, also if its caller's time ends then.
+    patience: Duration,
     /// The URL without its query, which may be a secret.
     name: String,
     client: OnceLock<Client>,
@@ -145,7 +150,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(settings: Enrich) -> Self {
+    fn new(settings: Enrich, longest: Duration) -> Self {
         let mut url = settings.url.clone();
         url.set_query(None);
         url.set_fragment(None);
@@ -156,6 +161,7 @@ impl Endpoint {
             slots: Semaphore::new(settings.concurrency),
             breaker: Breaker::new(settings.failures, settings.pause),
             logged: Mutex::new(LastSaid::nothing()),
+            patience: settings.timeout.min(longest / 2),
             settings,
         }
     }
@@ -193,11 +199,18 @@ impl Endpoint {
         }
         let permit = self.breaker.permit(Instant::now().into_std()).ok_or(Skipped::Open)?;
         let started = Instant::now();
-        let outcome = timeout_at(deadline.min(started + self.settings.timeout), self.call(queue, rows)).await;
+        let ends = deadline.min(started + self.settings.timeout);
+        let outcome = timeout_at(ends, self.call(queue, rows)).await;
         metrics::enrichment_call(&self.name, started.elapsed());
         let outcome = match outcome {
             Ok(Ok(verdicts)) => checked(rows, verdicts, check).map_err(|why| (Skipped::Wrong, why)),
             Ok(Err(error)) => Err(error),
+            // The calls before it took the time of all. That says nothing about the endpoint.
+            Err(_) if ends - started < self.patience => {
+                self.log(queue, Skipped::Busy, "no time was left for an answer");
+                return Err(Skipped::Busy);
+            }
+            Err(_) if ends == deadline => Err((Skipped::TimedOut, "no answer in the time for all calls".to_owned())),
             Err(_) => {
                 let timeout = humantime::format_duration(self.settings.timeout);
                 Err((Skipped::TimedOut, format!("no answer within {timeout} (enrich_timeout)")))
