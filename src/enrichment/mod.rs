@@ -154,7 +154,7 @@ impl Endpoint {
         let mut url = settings.url.clone();
         url.set_query(None);
         url.set_fragment(None);
-        metrics::enrichment_open(url.as_str(), false);
+        metrics::enrichment_begins(url.as_str());
         Self {
             name: url.into(),
             client: OnceLock::new(),
@@ -250,7 +250,7 @@ impl Endpoint {
             ),
             Some(Turned::Closed) => tracing::info!("the enrichment of {} works again", self.name),
         }
-        metrics::enrichment_open(&self.name, turned == Some(Turned::Opened));
+        metrics::enrichment_turned(&self.name, turned == Some(Turned::Opened));
     }
 
     /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the breaker.

@@ -1,6 +1,8 @@
-//! The breakers of endpoints: what opens them.
+//! The breakers of endpoints: what opens them, and what they show.
 
 use std::net::TcpListener;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
 use crate::{
@@ -37,4 +39,24 @@ async fn a_call_that_its_caller_cuts_off_does_not_open_the_breaker() {
     let (_listener, endpoint) = silent(Duration::from_millis(10), 1);
     assert_eq!(ask(&endpoint, LONGEST).await, Some(Skipped::TimedOut));
     assert_eq!(ask(&endpoint, LONGEST).await, Some(Skipped::Open));
+}
+
+#[test]
+fn the_open_breakers_of_an_endpoint_are_counted() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let open = |count: u32| {
+        let text = recorder.handle().render();
+        let line = format!("taskd_enrichment_open_breakers{{endpoint=\"http://h/\"}} {count}");
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    };
+    ::metrics::with_local_recorder(&recorder, || {
+        let endpoint = || Endpoint::new(settings("http://h/".parse().unwrap()), LONGEST);
+        let (one, other) = (endpoint(), endpoint());
+        open(0);
+        one.turned(Some(Turned::Opened), "it is away");
+        other.turned(Some(Turned::Opened), "it is away");
+        open(2);
+        one.turned(Some(Turned::Closed), "");
+        open(1);
+    });
 }

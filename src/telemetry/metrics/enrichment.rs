@@ -17,7 +17,7 @@ label! {
 
 pub(super) fn describe() {
     describe_counter!(ENRICHMENT_TASKS, Unit::Count, "New tasks by queue and what the enrichment made of them");
-    describe_gauge!(ENRICHMENT_OPEN, Unit::Count, "1 while the endpoint fails and nobody waits for it");
+    describe_gauge!(ENRICHMENT_OPEN, Unit::Count, "Open breakers: the endpoint fails, and nobody waits for it");
     describe_histogram!(ENRICHMENT_CALL_DURATION, Unit::Seconds, "Calls of the endpoint");
 }
 
@@ -33,9 +33,15 @@ pub fn enrichment_skipped(queue: &str, why: Skipped, count: usize) {
     counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => why.as_str()).increment(count as u64);
 }
 
-/// The breaker of an endpoint turned.
-pub fn enrichment_open(endpoint: &str, is_open: bool) {
-    gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned()).set(if is_open { 1.0 } else { 0.0 });
+/// Calls of an endpoint begin: none of its breakers is open.
+pub fn enrichment_begins(endpoint: &str) {
+    gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned()).set(0.0);
+}
+
+/// A breaker of an endpoint turned. Queues with different settings have one each.
+pub fn enrichment_turned(endpoint: &str, is_open: bool) {
+    let open = gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned());
+    if is_open { open.increment(1.0) } else { open.decrement(1.0) }
 }
 
 /// A call of an endpoint ended.
