@@ -13,6 +13,7 @@ use crate::support::{
     session::{Worker, channel, completion, opening, seconds},
     until,
 };
+use crate::traces::metric;
 
 /// Long leases, so that nothing comes back because its lease ran out; no backoff.
 const CONFIG: &str = "[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]";
@@ -147,6 +148,20 @@ async fn a_closed_session_gives_back_what_it_has_and_what_was_started_is_a_failu
     assert_eq!(attempts, want);
     assert_eq!(unary(&daemon, "w", &tasks[2..]).await, ["LEASE_LOST"]);
     other.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_task_that_dies_with_its_session_counts_as_dead() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k", "max_attempts": 1})]).await;
+    let mut worker = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
+    let tasks = worker.tasks(1).await;
+    worker.start(&tasks).await;
+    worker.close().await;
+    let ended = |outcome: &str| format!("taskd_sessions_ended_leases_total{{outcome=\"{outcome}\"}} ");
+    until("it is counted", async || metric(&daemon, &ended("dead")).await == 1.0).await;
+    assert_eq!(metric(&daemon, &ended("failed")).await, 0.0);
     assert!(daemon.stop().await.success());
 }
 

@@ -35,11 +35,9 @@ pub fn session_ended(why: SessionEnd) {
     counter!(SESSIONS_ENDED, "reason" => why.as_str()).increment(1);
 }
 
-/// Leases ended with their session: their tasks are offered again, or failed.
-pub fn session_leases(offered: usize, failed: usize) {
-    for (outcome, count) in [("offered", offered), ("failed", failed)] {
-        if count > 0 {
-            counter!(SESSIONS_LEASES, "outcome" => outcome).increment(count as u64);
-        }
+/// Leases ended with their session: their tasks are offered again, failed and wait for their backoff, or are dead.
+pub fn session_leases(offered: usize, failed: usize, dead: usize) {
+    for (outcome, count) in [("offered", offered), ("failed", failed), ("dead", dead)] {
+        counter!(SESSIONS_LEASES, "outcome" => outcome).increment(count as u64);
     }
 }

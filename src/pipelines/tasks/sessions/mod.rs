@@ -281,8 +281,9 @@ impl Handle {
             match self.queue.end_leases(&shard, &leases, backoff, reason).await {
                 Ok(ends) => {
                     let count = |end| ends.iter().filter(|one| **one == end).count();
-                    let (offered, failed) = (count(LeaseEnd::Offered), count(LeaseEnd::Failed) + count(LeaseEnd::Dead));
-                    metrics::session_leases(offered, failed);
+                    let [offered, failed, dead] = [LeaseEnd::Offered, LeaseEnd::Failed, LeaseEnd::Dead].map(count);
+                    metrics::session_leases(offered, failed, dead);
+                    let failed = failed + dead;
                     if failed > 0 {
                         self.reported.add([(shard, 0)]);
                     }
