@@ -3,8 +3,9 @@
 //! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The
 //! guard stops new tasks early, so that taskd does not fill Redis by itself.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use redis::RedisResult;
 
 use crate::{
@@ -29,11 +30,13 @@ struct Guard {
     most: u64,
     gates: Gates,
     queue: Shards,
+    /// The servers of the last look.
+    shown: Arc<Mutex<HashSet<String>>>,
 }
 
 /// Starts the guard of this process.
 pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, supervisor: &Supervisor) {
-    let guard = Guard { redis, most, gates, queue };
+    let guard = Guard { redis, most, gates, queue, shown: Arc::default() };
     supervisor.spawn_loop("memory", guard, Guard::run);
 }
 
@@ -46,7 +49,6 @@ impl Guard {
             let is_full = servers.iter().any(|server| server.limit > 0 && server.used >= server.limit);
             for server in &mut servers {
                 server.limit = lower(server.limit, self.most);
-                metrics::redis_memory(&server.server, server.used, server.limit);
                 if server.limit == 0 && unlimited.insert(server.server.clone()) {
                     tracing::warn!(
                         "redis {} has no memory limit, so nothing bounds what taskd puts in: set its maxmemory, or \
@@ -55,6 +57,7 @@ impl Guard {
                     );
                 }
             }
+            show(&servers, &mut self.shown.lock());
             self.judge(&servers, is_full);
             cx.beat();
             if !cx.pause(LOOK_EVERY).await {
@@ -78,6 +81,17 @@ impl Guard {
             // Redis refused their claims, so no wake is on its way to them.
             self.queue.wakes().wake_all();
         }
+    }
+}
+
+/// Shows the memory of the servers. Those of the look before that are gone, as a master after a failover, have none.
+fn show(servers: &[Memory], shown: &mut HashSet<String>) {
+    let before = std::mem::replace(shown, servers.iter().map(|memory| memory.server.clone()).collect());
+    for gone in before.difference(shown) {
+        metrics::redis_memory(gone, 0, 0);
+    }
+    for Memory { server, used, limit } in servers {
+        metrics::redis_memory(server, *used, *limit);
     }
 }
 
@@ -106,6 +120,8 @@ fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shorta
 
 #[cfg(test)]
 mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
     use super::*;
 
     fn at(percent: &[u64], is_closed: bool) -> Option<bool> {
@@ -122,6 +138,23 @@ mod tests {
         assert_eq!(at(&[3, 76], true), Some(false), "it stays closed");
         assert_eq!(at(&[3, 75], true), None);
         assert_eq!(at(&[100, 3], true), Some(true));
+    }
+
+    #[test]
+    fn a_server_that_is_gone_has_no_memory() {
+        let memory = |server: &str| Memory { server: server.into(), used: 90, limit: 100 };
+        let (recorder, mut shown) = (PrometheusBuilder::new().build_recorder(), HashSet::new());
+        ::metrics::with_local_recorder(&recorder, || {
+            show(&[memory("a"), memory("b")], &mut shown);
+            show(&[memory("b"), memory("c")], &mut shown);
+        });
+        let text = recorder.handle().render();
+        for (server, used, limit) in [("a", 0, 0), ("b", 90, 100), ("c", 90, 100)] {
+            for (what, bytes) in [("used", used), ("limit", limit)] {
+                let line = format!("taskd_redis_memory_{what}_bytes{{server=\"{server}\"}} {bytes}");
+                assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+            }
+        }
     }
 
     #[test]
