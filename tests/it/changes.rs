@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::{
     columns::changes::{becomes, insert_one, report},
     support::{daemon::Daemon, until},
+    traces::metric,
 };
 
 /// Stores wishes as a process does that is killed before it asks the queue.
@@ -36,11 +37,29 @@ async fn the_watchdog_carries_out_what_a_killed_process_wanted() {
     becomes(&daemon, &held, "CANCELLED").await;
     becomes(&daemon, &done, "COMPLETED").await;
     assert_eq!(report(&daemon, "complete", "w", &leased).await, "CANCELLED");
+    no_wish_is_left(&daemon).await;
+}
+
+async fn no_wish_is_left(daemon: &Daemon) {
     until("no wish is left", async || {
         let db = rusqlite::Connection::open(daemon.data().join("taskd.db")).unwrap();
         db.query_row("SELECT COUNT(*) FROM changes", [], |row| row.get::<_, i64>(0)).is_ok_and(|count| count == 0)
     })
     .await;
+}
+
+/// The watchdog carries it out every second until no record of before can come.
+#[tokio::test]
+async fn a_change_of_a_task_that_its_queue_does_not_have_counts_once() {
+    let daemon = Daemon::start("grace = \"6s\"\nrepublish_after = \"1s\"", &[]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k", "delay": "30days"})).await;
+    let (status, answer) = daemon.post("/v1/tasks:change", &json!({"ids": [id], "priority": "high"})).await;
+    assert_eq!((status, &answer["results"][0]["status"]), (200, &json!("OK")), "{answer}");
+    no_wish_is_left(&daemon).await;
+    let handled = "taskd_watchdog_handled_tasks_total{what=\"changed\"} ";
+    until("the watchdog has counted it", async || metric(&daemon, handled).await > 0.0).await;
+    let changed = metric(&daemon, "taskd_changes_tasks_total{what=\"update\",outcome=\"done\"} ").await;
+    assert_eq!((changed, metric(&daemon, handled).await), (1.0, 1.0));
 }
 
 /// A record as `cancel.lua` leaves it.

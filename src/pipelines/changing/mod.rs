@@ -72,6 +72,8 @@ pub struct Changing {
 #[derive(Debug, Default)]
 pub struct CarriedOut {
     pub changed: HashMap<TaskId, Changed>,
+    /// The wishes that are over. The others stay.
+    pub over: usize,
     pub error: Option<Error>,
 }
 
@@ -101,7 +103,7 @@ impl Changing {
         });
         // An id may be named twice.
         let kept: HashMap<TaskId, KeptChange> = kept.collect();
-        let CarriedOut { changed, error } = self.carry_out(kept.into_values().collect(), change).await;
+        let CarriedOut { changed, error, .. } = self.carry_out(kept.into_values().collect(), change).await;
         if let Some(error) = error {
             tracing::warn!("the watchdog carries out changes of tasks later: {error}");
         }
@@ -166,13 +168,18 @@ impl Changing {
             }
         };
         let mut again = Vec::new();
-        for ((wish, answer), status) in asked.into_iter().zip(ended) {
+        for (((wish, answer), status), end) in asked.into_iter().zip(ended).zip(ends) {
             let Some(changed) = outcome(&wish, answer, status, change) else {
                 again.push(wish);
                 continue;
             };
             self.announce_end(&wish.task.shard, wish.task.id, status);
-            metrics::task_changed(wish.kind.as_str(), changed.as_str());
+            let is_over = end.turn.is_some();
+            out.over += usize::from(is_over);
+            // A wish that stays is carried out every second, and counts at its end. A reservation ends much later.
+            if is_over || wish.kind == ChangeKind::Reservation && *change != Change::Requeue(Requeue::Free) {
+                metrics::task_changed(wish.kind.as_str(), changed.as_str());
+            }
             out.changed.insert(wish.task.id, changed);
         }
         again

@@ -73,7 +73,7 @@ impl Changes {
             due.retain(|wish| is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
             if !due.is_empty() {
                 let done = self.changing.carry_out(due, &change).await;
-                metrics::watchdog_handled(Watched::Changed, done.changed.len());
+                metrics::watchdog_handled(Watched::Changed, done.over);
                 if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
                     failed = failed.and(Err(error.into()));
                 }
