@@ -201,6 +201,7 @@ async fn an_insert_whose_caller_goes_away_has_its_span() {
     }
     lock.rollback().await.unwrap();
     let leased = daemon.lease_all("w", "q", 1).await.remove(0);
+    until("nothing waits", async || metric(&daemon, "taskd_discovery_depth_tasks ").await == 0.0).await;
     let insert = receiver.wait_for(leased["id"].as_str().unwrap(), "insert", 1).await.remove(0);
     assert_eq!((insert.outcome(), &insert.parent[..]), ("unanswered", ""));
     assert!(daemon.stop().await.success());

@@ -54,8 +54,24 @@ pub(super) struct Pending {
     pub(super) room: Room,
 }
 
-/// A caller's room in the buffer, by number and by weight.
-pub(super) type Room = [OwnedSemaphorePermit; 2];
+/// A caller's room in the buffer, by number and by weight. Its tasks count as waiting until it is dropped.
+pub(super) struct Room {
+    tasks: usize,
+    _permits: [OwnedSemaphorePermit; 2],
+}
+
+impl Room {
+    pub(super) fn new(permits: [OwnedSemaphorePermit; 2], tasks: usize) -> Self {
+        metrics::discovery_waits(tasks);
+        Self { tasks, _permits: permits }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        metrics::discovery_waited(self.tasks);
+    }
+}
 
 /// Stores batch after batch until the stop, and then the tasks that are left.
 pub(super) async fn insert(
@@ -151,18 +167,20 @@ struct Caller {
     seen: Vec<Option<Owner>>,
     /// The caller's other tasks, among the rows of the batch.
     rows: Range<usize>,
-    _room: Room,
+    room: Room,
 }
 
 impl Caller {
     /// Answers per task, in order. `inserted` are the answers to its own rows.
     fn tell(self, inserted: &[Inserted]) {
         let answers = seen::answers(&self.seen, inserted.iter().copied());
+        drop(self.room);
         // A caller that went away was promised nothing. Its tasks are kept all the same.
         drop(self.answer.send(Ok(answers)));
     }
 
     fn refuse(self, error: &Arc<store::Error>) {
+        drop(self.room);
         drop(self.answer.send(Err(Error::Unavailable(Unavailable::Store(Arc::clone(error))))));
     }
 }
@@ -218,7 +236,7 @@ async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec
         let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());
         let unseen = tasks.into_iter().zip(&seen).filter(|(_, seen)| seen.is_none());
         rows.extend(unseen.map(|(task, _)| publishing::new_row(task, &context.gates, &context.settings)));
-        callers.push(Caller { answer, seen, rows: first..rows.len(), _room: room });
+        callers.push(Caller { answer, seen, rows: first..rows.len(), room });
     }
     (callers, rows)
 }

@@ -237,14 +237,12 @@ impl Handle {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
             return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
-        self.show_depth();
+        let room = batch::Room::new([room, room_kib], rows.len());
         let tasks: Vec<_> = rows.iter().map(|row| (row.id, row.queue.clone())).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
-        self.sender.send(Pending { rows, answer, room: [room, room_kib] }).map_err(|_| stopping.clone())?;
-        let inserted = answered.await.unwrap_or(Err(stopping));
-        self.show_depth();
-        let inserted = inserted?;
+        self.sender.send(Pending { rows, answer, room }).map_err(|_| stopping.clone())?;
+        let inserted = answered.await.unwrap_or(Err(stopping))?;
         for ((_, queue), inserted) in tasks.iter().zip(&inserted) {
             match inserted {
                 Inserted::New => {}
@@ -253,10 +251,6 @@ impl Handle {
             }
         }
         Ok(tasks.into_iter().zip(inserted).map(|((id, queue), inserted)| (id, queue, inserted)).collect())
-    }
-
-    fn show_depth(&self) {
-        metrics::discovery_depth(self.context.settings.discovery.buffer - self.room.available_permits());
     }
 
     /// Takes room for the rows, before any is stored. Refuses all when one queue is full.

@@ -90,9 +90,14 @@ pub fn discovery_insert(elapsed: Duration) {
     histogram!(DISCOVERY_INSERT_DURATION).record(elapsed);
 }
 
-/// Callers' tasks wait to be stored.
-pub fn discovery_depth(tasks: usize) {
-    gauge!(DISCOVERY_DEPTH).set(tasks as f64);
+/// Tasks of a caller wait to be stored.
+pub fn discovery_waits(tasks: usize) {
+    gauge!(DISCOVERY_DEPTH).increment(tasks as f64);
+}
+
+/// Tasks of a caller wait no longer.
+pub fn discovery_waited(tasks: usize) {
+    gauge!(DISCOVERY_DEPTH).decrement(tasks as f64);
 }
 
 /// Fresh tasks stand on the bus.
