@@ -229,6 +229,25 @@ async fn a_discovered_task_may_have_a_trace_of_its_own() {
     assert!(daemon.stop().await.success());
 }
 
+/// A lease that came back at no cost and the next one are one attempt, and two claims.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_was_given_back_has_a_span_for_each_claim() {
+    let (receiver, address) = Receiver::start().await;
+    let endpoint = format!("http://{address}");
+    let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint]).await;
+    let id = insert(&daemon, &json!({"queue": "q", "key": "k", "traceparent": traceparent(TRACE, true)})).await;
+    let leased = daemon.lease_all("w", "q", 1).await.remove(0);
+    let back = json!({"id": id, "lease_token": leased["lease_token"], "not_started": true});
+    let (status, answer) = daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [back]})).await;
+    assert_eq!((status, &answer["results"][0]["status"]), (200, &json!("OK")), "{answer}");
+    work(&daemon, "q").await;
+    let claims = receiver.wait_for(&id, "claim", 2).await;
+    let done = receiver.wait_for(&id, "work", 1).await.remove(0);
+    assert!(claims[0].id != claims[1].id && claims.iter().all(|claim| claim.attribute("taskd.attempt") == "1"));
+    assert_eq!(done.parent, claims[1].id);
+    assert!(daemon.stop().await.success());
+}
+
 /// A task that dies is settled under the span of its insert, with the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_death_is_an_error_of_the_trace() {

@@ -26,7 +26,7 @@ pub(super) fn claimed(mut task: LeasedTask, worker: &WorkerName, since: SystemTi
     let first = (attempt > 1 && task.body.replicas <= 1).then(|| work_of(parent, &task, worker, 1));
     traces::record(traces::Span {
         hop: Hop::Claim,
-        context: work.at(traces::claim_of(work)),
+        context: work.at(traces::claim_of(work, task.token.lease())),
         parent: Some(parent.span),
         link: first.map(|first| parent.at(first)),
         start: since,
@@ -106,8 +106,8 @@ impl Works {
                 _ => reason,
             };
             let LeaseToken { shard, attempt, .. } = &token;
-            let (queue, worker, attempt) = (&shard.queue, worker.as_str(), *attempt);
-            traces::record_work(&trace, WorkEnd { task, queue, worker, attempt, outcome, error });
+            let (queue, worker, attempt, lease) = (&shard.queue, worker.as_str(), *attempt, token.lease());
+            traces::record_work(&trace, WorkEnd { task, queue, worker, attempt, lease, outcome, error });
         }
     }
 }

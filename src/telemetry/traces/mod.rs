@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     config::Traces,
-    model::{LeaseTrace, QueueName, SpanId, TaskId, TraceContext, TraceId},
+    model::{LeaseNumber, LeaseTrace, QueueName, SpanId, TaskId, TraceContext, TraceId},
 };
 
 /// The spans that wait for the exporter: at most so many, some 8 MiB.
@@ -141,6 +141,7 @@ pub struct WorkEnd<'a> {
     pub queue: &'a QueueName,
     pub worker: &'a str,
     pub attempt: u32,
+    pub lease: LeaseNumber,
     pub outcome: &'static str,
     pub error: String,
 }
@@ -150,11 +151,11 @@ pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
     if !is_on() {
         return;
     }
-    let WorkEnd { task, queue, worker, attempt, outcome, error } = end;
+    let WorkEnd { task, queue, worker, attempt, lease, outcome, error } = end;
     record(Span {
         hop: Hop::Work,
         context: trace.work,
-        parent: Some(claim_of(trace.work)),
+        parent: Some(claim_of(trace.work, lease)),
         link: trace.first.map(|first| trace.work.at(first)),
         start: UNIX_EPOCH + Duration::from_micros(trace.leased_unix_us),
         end: SystemTime::now(),
@@ -167,9 +168,10 @@ pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
     });
 }
 
-/// The span of the claim that led to this work. The process that gets the report knows only the work.
-pub fn claim_of(work: TraceContext) -> SpanId {
-    SpanId::derived(work, "claim", &[])
+/// The span of the claim that led to this work. The process that gets the report knows only its token. An attempt whose
+/// lease came back at no cost has several claims.
+pub fn claim_of(work: TraceContext, lease: LeaseNumber) -> SpanId {
+    SpanId::derived(work, "claim", &[&lease.generation.to_be_bytes(), &lease.grant.to_be_bytes()])
 }
 
 /// A new span id, which is not zero.
