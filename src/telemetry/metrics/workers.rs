@@ -58,7 +58,7 @@ pub(super) fn describe() {
     describe_gauge!(QUEUE_OLDEST, Unit::Seconds, "Age of the oldest waiting task, by queue");
     describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
     describe_histogram!(RESULTS_BATCH_SIZE, Unit::Count, "Reports moved at once");
-    describe_histogram!(RESULTS_BATCH_DURATION, Unit::Seconds, "From reading a batch in Redis to its removal there");
+    describe_histogram!(RESULTS_BATCH_DURATION, Unit::Seconds, "From reading a batch in Redis to its publication");
     describe_gauge!(
         RESULTS_DEPTH,
         Unit::Count,
