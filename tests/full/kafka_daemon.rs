@@ -280,3 +280,37 @@ async fn a_partition_that_takes_nothing_holds_up_no_other() {
     // Of thirty, so many are in two of three partitions.
     daemon.work("w", "q", 12).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_of_discovered_tasks_do_not_wait_for_a_partition_that_takes_nothing() {
+    let kafka = KafkaServer::start_three().await;
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", kafka.brokers()).create().expect("a client");
+    // Each partition on one broker. The other topics are on all three.
+    let places: [&[i32]; 3] = [&[1], &[2], &[3]];
+    let pipeline = NewTopic::new("pipeline", 3, TopicReplication::Variable(&places));
+    within("create", admin.create_topics([&pipeline], &AdminOptions::new())).await.expect("created");
+    let bus = format!("kafka://{}", kafka.brokers());
+    let daemon = Daemon::start("", &["--bus-url", &bus, "--partitions", "3"]).await;
+    daemon.insert(&tasks(0, 8)).await;
+    let parents = daemon.lease_all("w", "q", 8).await;
+    kafka.kill9_of_three(3);
+    let (mut reported, mut completed) = (0, 0);
+    until("one after another is settled", async || {
+        completed = daemon.queue("q").await["completed"].as_u64().unwrap_or(completed);
+        // Alone, so that each waits for the one before it.
+        if completed == reported && reported < 8 {
+            let parent = &parents[usize::try_from(reported).expect("small")];
+            // The tasks of a new queue go by the bus. Of twelve, some are in each of three partitions.
+            let found: Vec<_> =
+                (0..12).map(|n| json!({"queue": format!("new-{reported}"), "key": n.to_string()})).collect();
+            let done = json!({"id": parent["id"], "lease_token": parent["lease_token"], "discovered": found});
+            let (status, answer) =
+                daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [done]})).await;
+            assert_eq!(status, 200, "{answer}");
+            reported += 1;
+        }
+        completed == 8
+    })
+    .await;
+}

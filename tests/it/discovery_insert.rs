@@ -66,6 +66,15 @@ impl Fixture {
 
     /// The database has room for so many pages.
     pub(crate) async fn start_on(change: impl FnOnce(&mut Settings), pages: Option<u32>) -> Self {
+        Self::start_by(change, pages, |bus| bus).await
+    }
+
+    /// Discovery has a bus that is made of this one.
+    pub(crate) async fn start_by(
+        change: impl FnOnce(&mut Settings),
+        pages: Option<u32>,
+        by: impl FnOnce(Arc<RedisStreams>) -> Arc<dyn Bus>,
+    ) -> Self {
         let mut state = idle_state(|settings| {
             change(settings);
             settings.discovery.batch_max = 2;
@@ -79,7 +88,7 @@ impl Fixture {
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let clock = Clock::of_this_machine();
         let supervisor = Supervisor::with_clock(clock.clone());
-        let process = Process::with_clock(&redis, &store, bus.clone(), clock.clone());
+        let process = Process::with_clock(&redis, &store, by(bus.clone()), clock.clone());
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);
         Arc::get_mut(&mut state.api).expect("nobody else has it").discovery = Some(discovery.clone());
@@ -249,6 +258,8 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims no `pipeline`.
 pub(crate) struct Picky {
     bus: Arc<RedisStreams>,
+    /// A topic for whose records it never answers.
+    silent: Option<Topic>,
     /// Topics that it was to trim.
     trimmed: Mutex<HashSet<Topic>>,
     /// Calls that it refused.
@@ -257,7 +268,15 @@ pub(crate) struct Picky {
 
 impl Picky {
     pub(crate) fn new(bus: Arc<RedisStreams>) -> Arc<Self> {
-        Arc::new(Self { bus, trimmed: Mutex::default(), refused: AtomicUsize::new(0) })
+        Self::with(bus, None)
+    }
+
+    pub(crate) fn silent(bus: Arc<RedisStreams>, topic: Topic) -> Arc<Self> {
+        Self::with(bus, Some(topic))
+    }
+
+    fn with(bus: Arc<RedisStreams>, silent: Option<Topic>) -> Arc<Self> {
+        Arc::new(Self { bus, silent, trimmed: Mutex::default(), refused: AtomicUsize::new(0) })
     }
 }
 
@@ -278,6 +297,9 @@ impl Bus for Picky {
         if records.iter().any(is_large) {
             self.refused.fetch_add(1, Ordering::SeqCst);
             return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
+        }
+        if self.silent == Some(topic) {
+            std::future::pending::<()>().await;
         }
         self.bus.publish(topic, records).await
     }

@@ -1,6 +1,6 @@
 //! The results side of discovery: what reports become, and what goes to `dead-letters` instead.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use prost::Message as _;
 use taskd::{
@@ -12,7 +12,7 @@ use taskd::{
 };
 
 use crate::{
-    discovery_insert::{Fixture, tasks},
+    discovery_insert::{Fixture, Picky, tasks},
     support::{process::Process, store_contract::Database, until},
 };
 
@@ -157,6 +157,21 @@ async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     assert_eq!(unfinished[&QueueName::new("q").unwrap()], 100);
     supervisor.stop();
     supervisor.wait().await;
+}
+
+/// Kafka takes half a minute for a partition whose only broker is away, and all reports wait behind these.
+#[tokio::test]
+async fn reports_do_not_wait_for_a_bus_that_takes_no_discovered_task() {
+    let silent = |bus| Picky::silent(bus, Topic::Pipeline) as Arc<dyn Bus>;
+    let fixture = Fixture::start_by(|_| {}, None, silent).await;
+    let stored = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
+    for (n, parent) in stored.iter().map(|one| one.id.unwrap()).enumerate() {
+        let child = discovered("q", &format!("child of {n}"));
+        fixture.report(vec![(parent, completed("w", vec![child]))]).await;
+        // The second one comes behind the first one's publish.
+        until("the report is settled", async || fixture.status(parent).await == StoredStatus::Completed).await;
+    }
+    assert_eq!(fixture.unfinished().await, [("q".to_owned(), 2)].into());
 }
 
 #[tokio::test]

@@ -19,8 +19,9 @@ use crate::{
 
 /// The longest that a broker may take to answer a question.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The longest that a record may take to be written, a change of leader included.
-pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(30);
+/// The longest that a record may take to be written, a change of leader included. Shorter than `stall_after` is by
+/// default: a loop that has tried a partition in vain goes on.
+pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(25);
 /// Above the largest record: one task, or reports of half a MiB and one more. Each has at most
 /// `model::MAX_RECORD_BYTES`, and protobuf around it.
 pub(super) const MAX_RECORD_BYTES: &str = "16777216";

@@ -22,7 +22,7 @@ use super::{
     room::{self, Sent, discovered},
     schema,
     seen::{self, Asking},
-    steps::Began,
+    steps::{Began, Patience},
     traced::{self, Discoveries},
     turned_away::Tally,
 };
@@ -62,6 +62,7 @@ pub(super) fn start(
         to_mark,
         tally,
         asking: Asking::default(),
+        patience: Patience::default(),
         turn: RwLock::default(),
     });
     supervisor.spawn_loop("discovery/results", results, |results, cx| async move { results.consume(cx).await });
@@ -74,6 +75,7 @@ struct Results {
     to_mark: ToMark,
     tally: Tally,
     asking: Asking,
+    patience: Patience,
     /// Reports with discovered tasks are settled alone: the room that they find is known only once those before them
     /// are stored.
     turn: RwLock<()>,
@@ -238,7 +240,7 @@ impl Results {
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
-        self.context.publish(&publish, before, &self.to_mark).await?;
+        self.patience.publish(&self.context, &publish, before, &self.to_mark).await?;
         self.context.mark(&learnt).await;
         self.send_letters(reports, &stored.answers, SystemTime::now() - started.elapsed()).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();

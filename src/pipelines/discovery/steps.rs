@@ -1,6 +1,11 @@
 //! The steps that both inputs of discovery take.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
 
 use super::mark_published::ToMark;
 use crate::{
@@ -17,6 +22,41 @@ use crate::{
 
 /// When a step began that stores tasks, and the moment before.
 pub(super) type Began = (Instant, Option<Moment>);
+
+/// How long reports wait until their new tasks are published. All reports wait behind these, and must not be held up by
+/// a bus that takes nothing: the watchdog publishes what is stored.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
+/// How long new tasks are left to the watchdog after such a wait in vain.
+const LEAVE_FOR: Duration = Duration::from_secs(30);
+
+/// The publishing of tasks that reports discovered.
+#[derive(Default)]
+pub(super) struct Patience {
+    waited_in_vain: Mutex<Option<Instant>>,
+}
+
+impl Patience {
+    /// Publishes as [`Context::publish`] does, or leaves the rows to the watchdog.
+    pub(super) async fn publish(
+        &self,
+        context: &Context,
+        rows: &[(&TaskRow, Turn)],
+        stored_behind: Option<Moment>,
+        to_mark: &ToMark,
+    ) -> Result<(), publishing::Error> {
+        if rows.is_empty() || self.waited_in_vain.lock().is_some_and(|at| at.elapsed() < LEAVE_FOR) {
+            return Ok(());
+        }
+        let publish = context.publish(rows, stored_behind, to_mark);
+        let Ok(published) = tokio::time::timeout(PUBLISH_WITHIN, publish).await else {
+            *self.waited_in_vain.lock() = Some(Instant::now());
+            let count = rows.len();
+            tracing::warn!("could not publish {count} new tasks within {PUBLISH_WITHIN:?}, the watchdog will");
+            return Ok(());
+        };
+        published
+    }
+}
 
 impl Context {
     /// Lets in tasks of a queue. A new queue needs room among the names.
