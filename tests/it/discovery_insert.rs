@@ -20,7 +20,7 @@ use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     ingress::{self, State},
-    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, StoredStatus, TaskId, validate},
+    model::{InsertStatus, LetterPages, NewTask, Offset, QueueName, ShardId, StoredStatus, TaskId, validate},
     pipelines::{
         discovery::{Error, Handle},
         publishing,
@@ -252,6 +252,35 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
     let (good, bad) = tokio::join!(insert("q"), insert("bad"));
     assert_eq!(good.unwrap()[0].status, InsertStatus::Created);
     assert!(bad.unwrap_err().to_string().contains("no such queue"));
+    fixture.stop().await;
+}
+
+fn keep_refused(settings: &mut Settings) {
+    settings.queues.default.keep_refused = true;
+}
+
+#[tokio::test]
+async fn a_refused_task_that_sql_has_as_a_letter_is_rejected_whatever_its_topic_says() {
+    let fixture = Fixture::start_with(keep_refused).await;
+    let () =
+        redis::cmd("SET").arg("t:{bus}:dead-letters:0").arg("x").query_async(&mut fixture.redis.conn()).await.unwrap();
+    let answers = fixture.discovery.insert(tasks(&["", "q"])).await.unwrap();
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses, [InsertStatus::Rejected, InsertStatus::Created], "{answers:?}");
+    let pages = LetterPages { limit: 10, ..LetterPages::default() };
+    assert_eq!(fixture.store.letters(&pages).await.unwrap().letters.len(), 1);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
+    let silent = |bus| Picky::silent(bus, Topic::DeadLetters) as Arc<dyn Bus>;
+    let fixture = Fixture::start_by(keep_refused, None, silent).await;
+    let is_stored = until("the good one is stored", async || fixture.unfinished().await.get("q") == Some(&1));
+    tokio::select! {
+        answers = fixture.discovery.insert(tasks(&["", "q"])) => panic!("the topic is silent: {answers:?}"),
+        () = is_stored => {}
+    }
     fixture.stop().await;
 }
 

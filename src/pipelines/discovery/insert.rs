@@ -121,7 +121,7 @@ impl Handle {
         }
     }
 
-    /// Keeps the refused tasks, and stores the others, unless their endpoints reject them. Answers all.
+    /// Stores the tasks that are valid, unless their endpoints reject them, and keeps the others. Answers all.
     async fn store_sorted(
         &self,
         sorted: Sorted,
@@ -129,34 +129,34 @@ impl Handle {
         now: i64,
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
-        let Sorted { mut answers, mut rows, mut places, refused } = sorted;
-        self.keep(refused, &mut answers).await;
+        let Sorted { mut answers, mut rows, mut places, mut refused } = sorted;
         if rows.is_empty() {
+            self.keep(refused, &mut answers).await;
             return Ok(answers);
         }
         let mut room = self.admit(&rows)?;
         if !self.enrichment.is_off() {
             let rejected = Box::pin(self.enrich(&mut rows, enrich_left)).await?;
-            let refused = rejected.iter().map(|(at, error)| {
+            let letters = rejected.iter().map(|(at, error)| {
                 answers[places[*at]] = InsertAnswer::rejected(error.clone());
                 self.tally.rejected(rows[*at].queue.as_str());
                 (places[*at], refusal(NewTask::from(&rows[*at]), error, now))
             });
             let is_kept = |letter: &DeadLetter| keeps_refused && self.context.settings.keeps_refused(&letter.queue);
-            let refused = refused.filter(|(_, letter)| is_kept(letter)).collect();
-            self.keep(refused, &mut answers).await;
+            refused.extend(letters.filter(|(_, letter)| is_kept(letter)));
             retain(&mut rows, |at| !rejected.contains_key(&at));
             retain(&mut places, |at| !rejected.contains_key(&at));
         }
-        if rows.is_empty() {
-            return Ok(answers);
-        }
-        for (place, (id, queue, inserted)) in places.into_iter().zip(self.store(rows).await?) {
+        let stored = if rows.is_empty() { Vec::new() } else { self.store(rows).await? };
+        for (place, (id, queue, inserted)) in places.into_iter().zip(stored) {
             if let Inserted::New = inserted {
                 room.keep(&queue);
             }
             answers[place] = answer(id, inserted);
         }
+        // Nobody waits for `room` while the topic of letters takes its time.
+        drop(room);
+        self.keep(refused, &mut answers).await;
         Ok(answers)
     }
 
@@ -221,7 +221,7 @@ impl Handle {
         if letters.is_empty() {
             return;
         }
-        if let Err(error) = self.context.letters.send(letters).await {
+        if let Err(error) = self.context.letters.send_once(letters).await {
             let why = format!("the task is wrong, and taskd cannot keep it as a dead letter now: {error}");
             places.into_iter().for_each(|place| answers[place] = InsertAnswer::try_later(why.clone()));
         }

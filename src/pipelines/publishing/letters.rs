@@ -8,6 +8,7 @@ use crate::{
     model::{DeadLetter, MAX_RECORD_BYTES},
     runtime::Clock,
     store::{self, Store},
+    telemetry::metrics,
     wire,
 };
 
@@ -44,16 +45,36 @@ impl DeadLetters {
         Self { store, bus, topic: Arc::new(Reporting::new(Topic::DeadLetters)), clock }
     }
 
-    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once. Those
-    /// that SQL has do not wait for a topic that takes none.
+    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once. An
+    /// error means: send them again. Those that SQL has are left out where the topic has refused for long.
     pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
-        // A task that died has got its letter in the transaction in which it died.
-        let others = letters.iter().filter(|letter| letter.task_id.is_none());
-        match self.keep(others.cloned().collect()).await? {
-            true => self.topic.publish(letters.len(), self.publish(letters)).await?,
-            false => self.publish(letters).await?,
+        self.keep_and_publish(letters).await?.1?;
+        Ok(())
+    }
+
+    /// The same for a caller that sends no letter again which SQL has: there it does not matter what the topic says.
+    pub async fn send_once(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
+        let count = letters.len();
+        match self.keep_and_publish(letters).await? {
+            (true, Err(error)) => {
+                tracing::debug!("SQL has {count} letters that {} did not take: {error}", Topic::DeadLetters);
+                metrics::reports_left_out(Topic::DeadLetters.as_str(), count);
+            }
+            (_, published) => published?,
         }
         Ok(())
+    }
+
+    /// Answers whether SQL has all letters, and what the topic said.
+    async fn keep_and_publish(&self, letters: Vec<DeadLetter>) -> store::Result<(bool, bus::Result<()>)> {
+        // A task that died has got its letter in the transaction in which it died.
+        let others = letters.iter().filter(|letter| letter.task_id.is_none());
+        let has_all = self.keep(others.cloned().collect()).await?;
+        let published = match has_all {
+            true => self.topic.publish(letters.len(), self.publish(letters)).await,
+            false => self.publish(letters).await,
+        };
+        Ok((has_all, published))
     }
 
     /// Keeps letters in SQL; whether it has all of them.

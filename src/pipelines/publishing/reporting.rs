@@ -39,8 +39,7 @@ impl Reporting {
     /// Publishes `count` reports by `publish`. Where the topic has refused for [`PATIENCE`], it leaves them out; an
     /// error before that means: try again.
     pub async fn publish(&self, count: usize, publish: impl Future<Output = bus::Result<()>>) -> bus::Result<()> {
-        let rests = self.refuses.lock().is_some_and(|known| known.is_given_up() && known.last.elapsed() < TRY_AGAIN);
-        if rests {
+        if self.rests() {
             metrics::reports_left_out(self.topic.as_str(), count);
             return Ok(());
         }
@@ -55,6 +54,17 @@ impl Reporting {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Whether reports are left out now. Of those that come when it is time to try, one tries for all.
+    fn rests(&self) -> bool {
+        let mut refuses = self.refuses.lock();
+        let Some(known) = refuses.as_mut().filter(|known| known.is_given_up()) else { return false };
+        let rests = known.last.elapsed() < TRY_AGAIN;
+        if !rests {
+            known.last = Instant::now();
+        }
+        rests
     }
 
     /// Notes that it has refused; whether for long enough.
@@ -86,7 +96,12 @@ mod tests {
         reporting.publish(1, async { panic!("it rests") }).await.unwrap();
         // A time later.
         *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
-        reporting.publish(1, async { refused() }).await.unwrap();
+        let another = async || reporting.publish(1, async { panic!("one tries already") }).await;
+        let tried = async {
+            another().await.unwrap();
+            refused()
+        };
+        reporting.publish(1, tried).await.unwrap();
         *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
         reporting.publish(1, async { Ok(()) }).await.unwrap();
         assert!(reporting.publish(1, async { refused() }).await.is_err(), "it has taken something meanwhile");
