@@ -3,8 +3,9 @@
 //! missing at any time, and a crash loses nothing.
 //!
 //! A database that is set back (a restored backup, a replica that took over and lacked the end) loses stored tasks that
-//! the filter knows. So Redis also keeps the last task of each of the last [`BATCHES`] batches. While SQL has all of
-//! them, nothing is lost. When SQL lacks one, a new *era* begins, and filters of the old era count for nothing.
+//! the filter knows. So Redis also keeps the last task of each of the last [`BATCHES`] batches; of many that a process
+//! marks at once, of [`NAMED_AT_ONCE`]. While SQL has all of them, nothing is lost. When SQL lacks one, a new *era*
+//! begins, and filters of the old era count for nothing.
 //!
 //! A key that SQL calls a duplicate is marked again. Its task is named only if it is later than all that are: otherwise
 //! old tasks would drive out the batches by which a loss is found.
@@ -15,7 +16,7 @@
 pub mod bits;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -36,8 +37,12 @@ use crate::{
 const HASH_BYTES: usize = 16;
 /// The field of a filter that names its era.
 const ERA: &str = "era";
-/// More than all processes store between two looks at them. Otherwise new batches push out the name that SQL lacks.
+/// More than five processes name in two seconds, between two looks at them, however many batches they store. Otherwise
+/// new batches push out the name that SQL lacks.
 const BATCHES: isize = 1000;
+/// Of the batches that a process marks in one tick, the last so many are named. A loss takes what was stored last, by
+/// inserts or by reports.
+const NAMED_AT_ONCE: usize = 2;
 /// How many keys and ids go into one script call: Lua's stack is bounded.
 const MARKED_AT_ONCE: usize = 1000;
 /// Marks that wait for the next tick. The batch that reaches this number is written at once, and its caller waits.
@@ -86,8 +91,8 @@ struct Marks {
     /// The era in which the tasks were stored. Those of an era before may be lost.
     era: u64,
     tasks: Vec<Stored>,
-    /// The key and the id of the last task of each batch.
-    last: Vec<Vec<u8>>,
+    /// The key and the id of the last task of each of the last batches.
+    last: VecDeque<Vec<u8>>,
 }
 
 /// The tasks that were stored last, as Redis remembers them.
@@ -182,7 +187,10 @@ impl Filter {
             *marks = Marks { era, ..Marks::default() };
         }
         if let Some((_, hash, id)) = to_name {
-            marks.last.push([&hash.0[..], id.as_bytes()].concat());
+            if marks.last.len() == NAMED_AT_ONCE {
+                marks.last.pop_front();
+            }
+            marks.last.push_back([&hash.0[..], id.as_bytes()].concat());
             *named = (*named).max(Some(*id));
         }
         marks.tasks.extend_from_slice(tasks);
@@ -218,7 +226,8 @@ impl Filter {
         }
     }
 
-    /// Names the batches, then marks their keys, so that the filter knows no key of a batch that Redis does not name.
+    /// Names the last batches, then marks the keys of all, so that the filter knows no key before Redis names a batch
+    /// that was stored about then.
     async fn write(&self, marks: Marks, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
         let Marks { era, tasks, last } = marks;
         if tasks.is_empty() && last.is_empty() {
@@ -227,7 +236,7 @@ impl Filter {
         let mut naming = Vec::new();
         if !last.is_empty() {
             let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
-            push.arg(self.stored_key()).arg(last);
+            push.arg(self.stored_key()).arg(Vec::from(last));
             trim.arg(self.stored_key()).arg(0).arg(BATCHES - 1);
             naming = vec![push, trim];
         }
