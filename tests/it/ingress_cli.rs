@@ -359,7 +359,8 @@ fn check_config_shows_what_counts_and_where_it_came_from() {
 #[test]
 fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
     let (_dir, path) = file(
-        "bus_url = \"kafka://h:9092\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\"sasl.password\" = \"in-file\"\n",
+        "bus_url = \"kafka://h:9092\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\"sasl.password\" = \"in-file\"\n\
+         sasl.mechanism = \"PLAIN\"\n",
     );
     let check = |env: &[(&str, &str)]| run(&["check-config", "--config", &path], env);
     let (code, stdout, stderr) =
@@ -378,6 +379,7 @@ fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
 
     let cases = [
         (("TASKD_KAFKA_ACKS", "1"), "kafka.acks = \"1\" (TASKD_KAFKA_ACKS) cannot be set: taskd writes with acks=all"),
+        (("TASKD_KAFKA_FETCH_MAX_BYTES", "1048576"), "kafka: `fetch.max.bytes` must be >= `message.max.bytes`"),
         (("TASKD_KAFKA_SASL_PASWORD", "secret"), "kafka: sasl.pasword: No such configuration property"),
         (("TASKD_KAFKA_SECURITY_PROTOCOL", "TLS"), "kafka: security.protocol: Invalid value"),
         (

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use rdkafka::{
-    ClientConfig, ClientContext, admin::AdminClient, config::FromClientConfigAndContext, error::KafkaError,
+    ClientConfig, ClientContext,
+    admin::AdminClient,
+    config::FromClientConfigAndContext,
+    consumer::BaseConsumer,
+    error::KafkaError,
     producer::FutureProducer,
 };
 
@@ -12,6 +16,15 @@ use super::{
     events::ClientEvents,
 };
 use crate::bus::Topic;
+
+/// Our choices for clients of a group. An observer has them, too: what librdkafka refuses a member, it refuses both.
+const OF_GROUP: [(&str, &str); 4] = [
+    ("session.timeout.ms", "6000"),
+    ("heartbeat.interval.ms", "500"),
+    // A bound for prefetched records. Below it fetching continues soon, instead of after a second.
+    ("queued.max.messages.kbytes", "32768"),
+    ("fetch.queue.backoff.ms", "10"),
+];
 
 /// The brokers, the properties of the clients, and the names of topics and groups.
 #[derive(Clone)]
@@ -49,13 +62,6 @@ impl ClientConfigs {
 
     /// A member of the group that all taskd processes share for the topic.
     pub(super) fn member(&self, topic: Topic) -> ClientConfig {
-        let defaults = [
-            ("session.timeout.ms", "6000"),
-            ("heartbeat.interval.ms", "500"),
-            // A bound for prefetched records. Below it fetching continues soon, instead of after a second.
-            ("queued.max.messages.kbytes", "32768"),
-            ("fetch.queue.backoff.ms", "10"),
-        ];
         let group = self.group(topic);
         let fixed = [
             ("group.id", group.as_str()),
@@ -64,7 +70,7 @@ impl ClientConfigs {
             ("enable.auto.commit", "false"),
             ("enable.auto.offset.store", "false"),
         ];
-        self.config(&defaults, &fixed)
+        self.config(&OF_GROUP, &fixed)
     }
 
     /// A client that never joins the group, and only asks for its committed offsets.
@@ -72,7 +78,7 @@ impl ClientConfigs {
         let group = self.group(topic);
         let fixed =
             [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
-        self.config(&[], &fixed)
+        self.config(&OF_GROUP, &fixed)
     }
 
     fn group(&self, topic: Topic) -> String {
@@ -97,11 +103,16 @@ impl ClientConfigs {
         create(&self.client(), events.clone())
     }
 
-    /// Finds what librdkafka refuses without a broker: a property that it does not know, or a value that it does not
-    /// take.
+    /// Finds what librdkafka refuses without a broker: a property that it does not know, a value that it does not take,
+    /// or values that do not go together. Some of those it refuses members only, which join after the start.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let known = self.client().create_native_config();
-        known.map(drop).map_err(|error| refused(&error))
+        known.map_err(|error| refused(&error))?;
+        let mut member = self.member(Topic::Pipeline);
+        // A client without these asks no broker, and ends at once.
+        member.remove("bootstrap.servers");
+        member.remove("group.id");
+        create::<_, BaseConsumer<ClientEvents>>(&member, ClientEvents::default()).map(drop)
     }
 }
 
@@ -151,6 +162,29 @@ mod tests {
         let wrong = error(&[("security.protocol", "secret")]);
         assert!(wrong.starts_with("kafka: security.protocol: Invalid value"), "{wrong}");
         assert_eq!(wrong.lines().count(), 1);
-        configs(&[("security.protocol", "SASL_SSL"), ("session.timeout.ms", "7000")]).check().unwrap();
+        let sasl = [("sasl.mechanism", "PLAIN"), ("sasl.username", "u"), ("sasl.password", "secret")];
+        let right = [("security.protocol", "SASL_SSL"), ("session.timeout.ms", "7000")];
+        configs(&[&sasl[..], &right].concat()).check().unwrap();
+    }
+
+    #[test]
+    fn what_only_readers_refuse_is_found_before_they_join() {
+        let cases = [
+            ("fetch.max.bytes", "1048576"),
+            ("receive.message.max.bytes", "20000000"),
+            ("session.timeout.ms", "400000"),
+            ("max.poll.interval.ms", "5000"),
+        ];
+        for property in cases {
+            let configs = configs(&[property]);
+            let said = configs.check().unwrap_err().to_string();
+            assert!(said.contains(property.0) && said.lines().count() == 1, "{said}");
+        }
+        // An observer takes all that a member takes.
+        for property in [("max.poll.interval.ms", "30000"), ("receive.message.max.bytes", "40000000")] {
+            let configs = configs(&[property]);
+            configs.check().unwrap();
+            create::<_, BaseConsumer<_>>(&configs.observer(Topic::Pipeline), ClientEvents::default()).unwrap();
+        }
     }
 }
