@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rdkafka::{
     ClientConfig, ClientContext,
     admin::AdminClient,
-    config::FromClientConfigAndContext,
+    config::{FromClientConfigAndContext, RDKafkaLogLevel},
     consumer::BaseConsumer,
     error::KafkaError,
     producer::FutureProducer,
@@ -78,7 +78,7 @@ impl ClientConfigs {
         let group = self.group(topic);
         let fixed =
             [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
-        self.config(&OF_GROUP, &fixed)
+        quiet(self.config(&OF_GROUP, &fixed))
     }
 
     fn group(&self, topic: Topic) -> String {
@@ -100,7 +100,7 @@ impl ClientConfigs {
     }
 
     pub(super) fn admin(&self, events: &ClientEvents) -> Result<AdminClient<ClientEvents>, Failure> {
-        create(&self.client(), events.clone())
+        create(&quiet(self.client()), events.clone())
     }
 
     /// Finds what librdkafka refuses without a broker: a property that it does not know, a value that it does not take,
@@ -114,6 +114,12 @@ impl ClientConfigs {
         member.remove("group.id");
         create::<_, BaseConsumer<ClientEvents>>(&member, ClientEvents::default()).map(drop)
     }
+}
+
+/// For a client that nobody polls: lines for its log would gather.
+fn quiet(mut config: ClientConfig) -> ClientConfig {
+    config.set_log_level(RDKafkaLogLevel::Emerg);
+    config
 }
 
 /// A client, or what is wrong with its configuration.

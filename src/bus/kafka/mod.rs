@@ -70,6 +70,8 @@ pub struct Kafka {
 /// How long a topic is gone or reduced before it counts. A broker that has just started may not know it yet, or its
 /// new partitions.
 const REDUCED_FOR: Duration = Duration::from_secs(3);
+/// Events that are taken from an observer at once, of those that gather between two looks at the topics.
+const EVENTS_AT_ONCE: usize = 1000;
 
 struct Clients {
     producer: Mutex<FutureProducer<ClientEvents>>,
@@ -137,9 +139,18 @@ impl Kafka {
         if let Some(observer) = observers.get(&topic) {
             return Ok(observer.clone());
         }
-        let observer = configs::create(&self.configs.observer(topic), self.events.clone());
+        // Its events are taken late, so they are not told with those of the others.
+        let observer = configs::create(&self.configs.observer(topic), ClientEvents::default());
         let observer: BaseConsumer<ClientEvents> = observer.map_err(Error::read(topic))?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
+    }
+
+    /// Takes the events that the observers have: nobody else polls them, and errors of connections would gather.
+    fn drain_observers(&self) {
+        for observer in self.clients.observers.lock().values() {
+            let mut events = std::iter::repeat_with(|| observer.poll(Duration::ZERO)).take(EVENTS_AT_ONCE);
+            while events.next().flatten().is_some() {}
+        }
     }
 
     async fn publish_all(
@@ -340,6 +351,7 @@ impl Bus for Kafka {
     }
 
     async fn check_partitions(&self) -> Result<()> {
+        self.drain_observers();
         for topic in Topic::ALL.into_iter().filter(|topic| self.uses(*topic)) {
             let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
             let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;

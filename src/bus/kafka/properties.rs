@@ -42,6 +42,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("message.max.bytes", "max_payload_bytes and max_result_bytes say how large a record gets"),
     ("allow.auto.create.topics", "taskd makes its topics"),
     ("plugin.library.paths", "taskd loads no code"),
+    ("statistics.interval.ms", "taskd does not read librdkafka's statistics"),
 ];
 const GROUP: &str = "taskd decides how partitions are shared out";
 const READS: &str = "taskd decides what is read";
