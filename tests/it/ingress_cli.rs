@@ -379,6 +379,7 @@ fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
 
     let cases = [
         (("TASKD_KAFKA_ACKS", "1"), "kafka.acks = \"1\" (TASKD_KAFKA_ACKS) cannot be set: taskd writes with acks=all"),
+        (("TASKD_KAFKA_SASL_MECHANISM", "OAUTHBEARER"), "cannot be set: this taskd has no way to get a token"),
         (("TASKD_KAFKA_STATISTICS_INTERVAL_MS", "1000"), "cannot be set: taskd does not read librdkafka's statistics"),
         (("TASKD_KAFKA_FETCH_MAX_BYTES", "1048576"), "kafka: `fetch.max.bytes` must be >= `message.max.bytes`"),
         (("TASKD_KAFKA_SASL_PASWORD", "secret"), "kafka: sasl.pasword: No such configuration property"),

@@ -50,20 +50,24 @@ const COMMITS: &str = "taskd commits what it has dealt with, and nothing else";
 const WRITES: &str = "taskd writes with acks=all and idempotence, so that what was answered is kept";
 
 /// Properties that may also be set as `<name>.file`, which names a file with the value.
-const SECRETS: &[&str] =
-    &["sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.client.secret"];
+const SECRETS: &[&str] = &["sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password"];
 const FROM_FILE: &str = ".file";
 
 /// The first property that is wrong, and why.
 fn mistake(properties: &Properties) -> Option<(&str, String)> {
     let taken = |name: &str| TAKEN.iter().find(|(taken, _)| *taken == name).map(|(_, why)| (*why).to_owned());
+    let without_token = |name: &str| {
+        let is_oauth = properties.get(name).is_some_and(|value| value.trim().eq_ignore_ascii_case("OAUTHBEARER"));
+        let is_mechanism = matches!(name, "sasl.mechanism" | "sasl.mechanisms");
+        (is_mechanism && is_oauth).then(|| "cannot be set: this taskd has no way to get a token".to_owned())
+    };
     let unreadable = |name: &str| {
         let path = properties.get(name).filter(|_| of_file(name).is_some())?;
         secret_in(path).err().map(|cause| format!("cannot be read: {cause}"))
     };
     properties.names().find_map(|name| {
         let taken = taken(name).map(|why| format!("cannot be set: {why}"));
-        Some((name, taken.or_else(|| unreadable(name))?))
+        Some((name, taken.or_else(|| without_token(name)).or_else(|| unreadable(name))?))
     })
 }
 
@@ -128,6 +132,7 @@ mod tests {
         fs::write(&path, "p ss\n").unwrap();
         let mut properties = parse("sasl.password = \"old\"\nsasl.username = \"taskd\"");
         assert!(is_secret("sasl.password") && !is_secret("sasl.username") && !is_secret("sasl.password.file"));
+        assert!(is_secret("sasl.oauthbearer.client.secret") && is_secret("sasl.oauthbearer.client.secret.file"));
         assert!(is_secret("sasl.passwort") && !is_secret("acks") && !is_secret("compression.type"));
 
         properties.set("sasl.password.file".into(), path.to_str().unwrap().into());
@@ -151,5 +156,11 @@ mod tests {
         let one = parse("acks = 1");
         let said = "cannot be set: taskd writes with acks=all and idempotence, so that what was answered is kept";
         assert_eq!(mistake(&one), Some(("acks", said.to_owned())));
+        for name in ["sasl.mechanism", "sasl.mechanisms"] {
+            let text = format!("{name} = \"OAuthBearer\"");
+            let said = "cannot be set: this taskd has no way to get a token";
+            assert_eq!(mistake(&parse(&text)), Some((name, said.to_owned())));
+        }
+        assert_eq!(mistake(&parse("sasl.mechanism = \"PLAIN\"")), None);
     }
 }
