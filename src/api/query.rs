@@ -83,7 +83,7 @@ impl Api {
         // They name queues and tokens.
         reaches_everything(caller)?;
         let limit = bounded(limit, LISTED)?;
-        let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
+        let before = before.filter(|id| !id.is_empty()).map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
         let acts = self.query()?.acts(before.transpose()?, limit);
         acts.instrument(span("acts", caller)).await
     }

@@ -46,6 +46,8 @@ async fn a_list_of_acts_or_jobs_has_as_many_as_asked() {
             let (status, answer) = daemon.get(&format!("/v1/{list}{query}")).await;
             assert_eq!((status, answer[list].as_array().map(Vec::len)), (200, Some(count)), "{list} {limit}: {answer}");
         }
+        let (status, answer) = daemon.get(&format!("/v1/{list}?before=")).await;
+        assert_eq!((status, answer[list].as_array().map(Vec::len)), (200, Some(all)), "{list}: {answer}");
         let (status, answer) = daemon.get(&format!("/v1/{list}?limit=1001")).await;
         assert_eq!((status, &answer["detail"]), (400, &json!("limit is 1001; must be 1 to 1000")), "{list}");
     }

@@ -84,7 +84,7 @@ impl Operator for Service {
 
     async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
         let (caller, request) = open(request);
-        let before = Some(&request.before[..]).filter(|id| !id.is_empty());
+        let before = Some(&request.before[..]);
         self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, request.limit).await?) })
     }
 

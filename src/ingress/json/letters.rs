@@ -38,8 +38,10 @@ struct Filter {
     /// Empty: all kinds.
     #[schemars(extend("enum" = kinds()))]
     kind: String,
-    since: Option<Instant>,
-    until: Option<Instant>,
+    /// At this time or later; empty: any.
+    since: Option<String>,
+    /// Before this time; empty: any.
+    until: Option<String>,
     /// The beginning of the reason. It needs a queue.
     reason: String,
 }
@@ -64,12 +66,13 @@ pub(in crate::ingress) struct Change {
 impl Filter {
     fn read(self) -> Result<LetterFilter, String> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
+        let time = |text: Option<String>| text.and_then(given).map(|text| text.parse::<Instant>()).transpose();
         let queue = given(self.queue).map(|queue| QueueName::new(&queue)).transpose();
         Ok(LetterFilter {
             queue: queue.map_err(|error| error.to_string())?,
             kind: given(self.kind).map(|kind| kind.parse()).transpose()?,
-            since_unix_ms: self.since.map(|since| since.0),
-            until_unix_ms: self.until.map(|until| until.0),
+            since_unix_ms: time(self.since)?.map(|since| since.0),
+            until_unix_ms: time(self.until)?.map(|until| until.0),
             reason: self.reason,
         })
     }
@@ -85,10 +88,12 @@ pub(in crate::ingress) fn query(text: &str) -> Result<LetterPages, String> {
     let (mut filter, mut limit, mut cursor) = (Filter::default(), 0, String::new());
     for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
         match &*name {
+            // As in JSON, an empty value is none.
+            "limit" if value.is_empty() => {}
             "queue" => filter.queue = value.into_owned(),
             "kind" => filter.kind = value.into_owned(),
-            "since" => filter.since = Some(value.parse()?),
-            "until" => filter.until = Some(value.parse()?),
+            "since" => filter.since = Some(value.into_owned()),
+            "until" => filter.until = Some(value.into_owned()),
             "reason" => filter.reason = value.into_owned(),
             "limit" => limit = value.parse().map_err(|_| format!("limit {value:?} is not a whole number"))?,
             "cursor" => cursor = value.into_owned(),
@@ -304,6 +309,15 @@ mod tests {
         );
         let read = change(&body, &mut tally(&share())).unwrap().unwrap();
         assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(pages), dry_run: true, yes: false });
+    }
+
+    #[test]
+    fn empty_texts_choose_all() {
+        let all = LetterPages { filter: LetterFilter::default(), limit: 0, after: None };
+        assert_eq!(query("queue=&kind=&since=&until=&reason=&limit=&cursor="), Ok(all.clone()));
+        let body = Bytes::from_static(br#"{"filter":{"since":"","until":null},"yes":true}"#);
+        let read = change(&body, &mut tally(&share())).unwrap().unwrap();
+        assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(all), dry_run: false, yes: true });
     }
 
     #[test]
