@@ -252,6 +252,13 @@ async fn a_workers_token_is_that_worker() {
     assert_eq!(post(&daemon, "/v1/tasks:complete", &own, body("w2")).await.0, 403);
     let (_, answer) = post(&daemon, "/v1/tasks:complete", &own, body("")).await;
     assert_eq!(answer["results"][0]["status"], "OK", "the token says who it is");
+    for (name, list) in [("complete", "completions"), ("reject", "rejections"), ("extend", "extensions")] {
+        for (worker, want) in [("", 200), ("w1", 200), ("w2", 403)] {
+            let path = format!("/v1/tasks:{name}");
+            let (status, answer) = post(&daemon, &path, &own, json!({"worker": worker, list: []})).await;
+            assert_eq!(status, want, "{name} of {worker:?}: {answer}");
+        }
+    }
     let path = format!("/v1/tasks/{}/results", task["id"].as_str().unwrap());
     until("the result is the worker's", async || {
         let (_, answer) = call(&daemon, Method::GET, &path, Some(&own), Value::Null).await;

@@ -50,8 +50,8 @@ use super::{
     traced,
 };
 use crate::{
-    api::{self, Api},
-    model::{Batch, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
+    api::Api,
+    model::{InsertStatus, LeasedTask, Protocol, Role},
     telemetry::{OPENMETRICS, metrics},
 };
 
@@ -236,7 +236,7 @@ async fn get_tasks(mut call: Call) -> Answer {
 async fn complete_tasks(mut call: Call) -> Answer {
     let (batch, next) = call.counted(json::work::completions).await?;
     let Call { state: State { api, budget, .. }, caller, .. } = &call;
-    let Some(next) = next else { return answered(batch, async |batch| api.complete(caller, batch).await).await };
+    let Some(next) = next else { return item_answers(api.complete(caller, batch).await?) };
     let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
     // Without room for the tasks their leases go back. The reports are taken.
     let answer = |tasks: &[LeasedTask]| Ok(Json(json::work::Completed::new(&answers, tasks)).into_response());
@@ -245,24 +245,12 @@ async fn complete_tasks(mut call: Call) -> Answer {
 
 async fn reject_tasks(mut call: Call) -> Answer {
     let batch = call.counted(json::work::rejections).await?;
-    answered(batch, async |batch| call.state.api.reject(&call.caller, batch).await).await
+    item_answers(call.state.api.reject(&call.caller, batch).await?)
 }
 
 async fn extend_tasks(mut call: Call) -> Answer {
     let batch = call.counted(json::work::extensions).await?;
-    answered(batch, async |batch| call.state.api.extend(&call.caller, batch).await).await
-}
-
-/// Answers a worker's report. Without items it needs no pipeline.
-async fn answered<T>(
-    batch: Batch<T>,
-    call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, api::Error>,
-) -> Answer {
-    if batch.items.is_empty() {
-        WorkerName::new(&batch.worker).map_err(|error| Problem::bad_request(error.to_string()))?;
-        return item_answers(Vec::new());
-    }
-    item_answers(call(batch).await?)
+    item_answers(call.state.api.extend(&call.caller, batch).await?)
 }
 
 async fn render_metrics(call: Call) -> Answer {
