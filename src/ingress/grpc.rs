@@ -3,6 +3,7 @@
 
 mod not_ready;
 mod operator;
+mod others;
 mod stream;
 mod tasks;
 mod waiting;
@@ -13,18 +14,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{
-    Router,
-    http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request},
-};
-use http_body_util::BodyExt as _;
+use axum::http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request};
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
 pub(super) use self::not_ready::refuse;
-use self::watch::{Events, events};
+use self::{
+    others::{Others, is_probe},
+    watch::{Events, events},
+};
 use super::{
     State,
     authenticate::authenticate,
@@ -34,7 +34,6 @@ use super::{
     descriptors,
     listener::{self, Door},
     measure,
-    staying::{OfConnection, OfProcess},
     tally::{Excess, Tally},
     traced,
     wire::{self, Refused},
@@ -98,11 +97,6 @@ fn may_stay_at(path: &str) -> bool {
     !path.starts_with("/taskd.v1.")
 }
 
-/// True for the call of a probe, which asks once.
-fn is_probe(path: &str) -> bool {
-    path == "/grpc.health.v1.Health/Check"
-}
-
 /// The methods of taskd, and the role that a caller needs.
 pub const METHODS: [(&str, Role); 33] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
@@ -149,9 +143,7 @@ struct Services {
     discovery: DiscoveryServer<Service>,
     tasks: TasksServer<Service>,
     operator: OperatorServer<Service>,
-    /// Reflection and health.
-    others: Router,
-    staying: OfProcess,
+    others: Others,
 }
 
 impl Handlers for Arc<Services> {
@@ -170,7 +162,7 @@ impl Handlers for Arc<Services> {
         let known = METHODS.iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
         let Some(&(method, role)) = known else {
             if may_stay_at(path) {
-                return measured(measure::OTHER, self.other(request)).await;
+                return measured(measure::OTHER, self.others.answer(request)).await;
             }
             return Status::unimplemented(format!("there is no method {path}")).into_http();
         };
@@ -179,22 +171,6 @@ impl Handlers for Arc<Services> {
 }
 
 impl Services {
-    /// Answers a call without a token. Its place is taken until its answer ends.
-    async fn other(&self, request: HttpRequest<Counted>) -> HttpResponse<Body> {
-        let connection: &OfConnection = request.extensions().get().expect("each call that may stay has its connection");
-        let place = match self.staying.admit(connection, is_probe(request.uri().path())) {
-            Ok(place) => place,
-            Err(why) => return Status::resource_exhausted(why).into_http(),
-        };
-        let answer = self.others.clone().answer(request).await;
-        answer.map(|body| {
-            Body::new(body.map_frame(move |frame| {
-                let _taken = &place;
-                frame
-            }))
-        })
-    }
-
     async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
         let shape = wire::shape(request.uri().path());
         let (mut head, body) = request.into_parts();
@@ -255,8 +231,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
         discovery: DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max),
         tasks: TasksServer::new(Service(state.clone())).max_decoding_message_size(max),
         operator: OperatorServer::new(Service(state.clone())).max_decoding_message_size(max),
-        others: others.into_axum_router(),
-        staying: OfProcess::default(),
+        others: Others::new(others),
     };
     Ok((services, reporter))
 }

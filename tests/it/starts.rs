@@ -86,8 +86,15 @@ async fn while_a_start_waits_callers_over_grpc_hear_for_what() {
     until("it waits", async || daemon.log().contains(advice)).await;
     assert!(daemon.log().contains("redis is a replica, which takes no writes; name the master in redis_url"));
 
-    let channel = Channel::from_shared(daemon.grpc()).unwrap().timeout(PATIENCE).connect().await.unwrap();
+    let connect = async || Channel::from_shared(daemon.grpc()).unwrap().timeout(PATIENCE).connect().await.unwrap();
+    let (channel, watched) = (connect().await, HealthClient::new(connect().await));
     let (mut client, mut health) = (DiscoveryClient::new(channel.clone()), HealthClient::new(channel));
+    let mut open = Vec::new();
+    for _ in 0..10 {
+        open.push(watched.clone().watch(HealthCheckRequest::default()).await.unwrap());
+    }
+    let status = watched.clone().watch(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(status.message(), "10 calls without a token are open on this connection; try again later");
     let status = client.list_tasks(ListTasksRequest::default()).await.unwrap_err();
     let said = "taskd is not ready: it waits for Redis; try again later";
     assert_eq!((status.code(), status.message()), (Code::Unavailable, said));

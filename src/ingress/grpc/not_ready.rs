@@ -1,20 +1,46 @@
 //! gRPC while taskd waits for servers: each call is refused with what is missing, and no service is healthy.
 
-use axum::Router;
+use std::sync::Arc;
+
+use hyper::{Request, Response};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, service::Routes};
 use tonic_health::ServingStatus;
 
-use super::{DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, WHOLE, may_stay_at, set_health};
+use super::{
+    DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, WHOLE, may_stay_at, others::Others, set_health,
+};
 use crate::{
     ingress::{
         Budget, Tls,
-        connection::{Answering, Stay},
+        body::Counted,
+        connection::{Answering, Handlers, Stay},
         listener::{self, Door},
     },
     model::Protocol,
 };
+
+/// The path of the calls of health.
+const HEALTH: &str = "/grpc.health.v1.Health/";
+
+/// Answers health, and refuses all other calls.
+#[derive(Clone)]
+struct Refusing<F> {
+    others: Arc<Others>,
+    why: F,
+}
+
+impl<F: Fn() -> String + Clone + Send + Sync + 'static> Handlers for Refusing<F> {
+    type Body = Body;
+
+    async fn answer(self, request: Request<Counted>) -> Response<Body> {
+        match request.uri().path().starts_with(HEALTH) {
+            true => self.others.answer(request).await,
+            false => Status::unavailable((self.why)()).into_http(),
+        }
+    }
+}
 
 /// Refuses calls until the stop. `why` is what callers are told.
 pub(in crate::ingress) async fn refuse(
@@ -27,17 +53,16 @@ pub(in crate::ingress) async fn refuse(
 ) {
     let (reporter, health) = tonic_health::server::health_reporter();
     set_health(&reporter, &[DISCOVERY, TASKS, OPERATOR, WHOLE], ServingStatus::NotServing).await;
-    let health = Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
-    let refuse = move || std::future::ready(Status::unavailable(why()).into_http::<Body>());
+    let others = Others::new(Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN)));
     let answering = Answering {
         protocol: Protocol::Grpc,
         tls,
-        handlers: health.into_axum_router().fallback(refuse),
+        handlers: Refusing { others: Arc::new(others), why },
         budget,
         pace: |_| Some(PACE),
         stay: |head| if may_stay_at(head.uri.path()) { Stay::Small } else { Stay::No },
         wrap: |cut| Box::new(Status::from(cut)),
         stop,
     };
-    listener::serve(listener, Door { name: "gRPC", answering, max_connections, without_room: None::<Router> }).await;
+    listener::serve(listener, Door { name: "gRPC", answering, max_connections, without_room: None }).await;
 }
