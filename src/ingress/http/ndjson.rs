@@ -14,13 +14,18 @@ use std::{
 };
 
 use axum::{
-    body::{Body, BodyDataStream},
+    body::Body,
     http::{StatusCode, header},
     response::IntoResponse,
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{
+    Stream, StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -47,7 +52,8 @@ use crate::{
 const BATCH: usize = 1000;
 /// The batches at work at a time: taskd reads lines while SQL stores earlier ones.
 const IN_FLIGHT: usize = 3;
-/// The silence after which a client counts as gone.
+/// The silence after which a client counts as gone. A client that sends a part of a line, or a blank one, is not
+/// silent.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Answers each line with a line, in order.
@@ -143,11 +149,14 @@ fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationT
 }
 
 /// The chunks of a body, with errors that a reader can carry.
-type BodyChunks = stream::MapErr<BodyDataStream, fn(axum::Error) -> io::Error>;
+type BodyChunks = BoxStream<'static, io::Result<Bytes>>;
 
 /// The lines of a request.
 struct Source {
     lines: Lines<BodyChunks>,
+    /// When a part of the body came last.
+    heard: Arc<Mutex<Instant>>,
+    idle: Duration,
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
@@ -162,21 +171,42 @@ enum Read {
 
 impl Source {
     fn new(state: &State, share: Share, body: Body) -> Self {
-        let chunks = body.into_data_stream().map_err(io::Error::other as fn(axum::Error) -> io::Error);
+        let chunks = body.into_data_stream().map_err(io::Error::other);
+        Self::of(chunks, Arc::clone(&state.settings), share, state.stop.clone())
+    }
+
+    fn of(
+        chunks: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        settings: Arc<Settings>,
+        share: Share,
+        stop: CancellationToken,
+    ) -> Self {
+        let heard = Arc::new(Mutex::new(Instant::now()));
+        let hearing = Arc::clone(&heard);
+        let chunks = chunks.inspect(move |_| *hearing.lock() = Instant::now()).boxed();
         let dropped = share.clone();
         let dropped = move |bytes| dropped.shrink(bytes);
-        let lines = Lines::new(chunks, state.settings.limits.max_request_bytes, dropped);
-        Self { lines, share, settings: Arc::clone(&state.settings), stop: state.stop.clone() }
+        let lines = Lines::new(chunks, settings.limits.max_request_bytes, dropped);
+        Self { lines, heard, idle: IDLE, share, settings, stop }
     }
 
     async fn next(&mut self) -> Read {
-        let batch = tokio::time::timeout(IDLE, self.lines.next_batch(BATCH));
-        match self.stop.run_until_cancelled(batch).await {
+        let Self { lines, heard, idle, stop, .. } = &mut *self;
+        // While taskd was busy it did not listen.
+        *heard.lock() = Instant::now();
+        let batch = async {
+            tokio::select! {
+                biased;
+                batch = lines.next_batch(BATCH) => Some(batch),
+                () = silence(heard, *idle) => None,
+            }
+        };
+        match stop.run_until_cancelled(batch).await {
             None => Read::Cut(Cut::Stopping.into()),
-            Some(Err(_)) => Read::Cut(Cut::Late(IDLE).into()),
-            Some(Ok(Err(error))) => Read::Cut(request::cut_line(error)),
-            Some(Ok(Ok(lines))) if lines.is_empty() => Read::End,
-            Some(Ok(Ok(lines))) => Read::Lines(self.batch(lines)),
+            Some(None) => Read::Cut(Cut::Late(self.idle).into()),
+            Some(Some(Err(error))) => Read::Cut(request::cut_line(error)),
+            Some(Some(Ok(lines))) if lines.is_empty() => Read::End,
+            Some(Some(Ok(lines))) => Read::Lines(self.batch(lines)),
         }
     }
 
@@ -184,6 +214,17 @@ impl Source {
         let answers = vec![InsertAnswer::try_later(String::new()); lines.len()];
         let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed(), parts: 0 };
         Batch { lines, answers, room, settings: Arc::clone(&self.settings) }
+    }
+}
+
+/// Ends when no part of a body has come for so long. A part may be less than a line, or a blank one.
+async fn silence(heard: &Mutex<Instant>, idle: Duration) {
+    loop {
+        let end = *heard.lock() + idle;
+        if Instant::now() >= end {
+            return;
+        }
+        sleep_until(end).await;
     }
 }
 
@@ -312,4 +353,48 @@ fn line_of(answer: &InsertAnswer) -> Vec<u8> {
     let mut line = serde_json::to_vec(answer).expect("three strings are JSON");
     line.push(b'\n');
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, poll};
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::{super::super::budget::Budget, *};
+
+    #[tokio::test]
+    async fn a_part_that_has_no_line_is_heard_all_the_same() {
+        const LONG: Duration = Duration::from_secs(3600);
+        let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(8);
+        let (settings, share) = (Arc::new(Settings::default()), Budget::new(1 << 20).share());
+        let mut source = Source::of(ReceiverStream::new(receiver), settings, share, CancellationToken::new());
+        source.idle = LONG;
+        let heard = Arc::clone(&source.heard);
+        let mut next = Box::pin(source.next());
+        for part in ["\n", "{\"queue\":", " \r\n\n"] {
+            assert!(poll!(&mut next).is_pending());
+            let begun = Instant::now();
+            *heard.lock() = begun.checked_sub(Duration::from_secs(1)).unwrap_or(begun);
+            sender.send(Ok(part.into())).await.unwrap();
+            if part.starts_with(' ') {
+                break;
+            }
+            assert!(poll!(&mut next).is_pending() && *heard.lock() >= begun, "{part:?}");
+        }
+        assert!(matches!(next.await, Read::Lines(batch) if batch.lines.len() == 1));
+        source.idle = Duration::ZERO;
+        assert!(matches!(source.next().await, Read::Cut(why) if why.detail().contains("was not here after 0ns")));
+    }
+
+    #[tokio::test]
+    async fn a_silence_ends_with_the_part_that_was_heard_last() {
+        let heard = Mutex::new(Instant::now() + Duration::from_secs(1));
+        let last = Instant::now() + Duration::from_millis(1100);
+        let mut silence = Box::pin(silence(&heard, Duration::ZERO));
+        assert!((&mut silence).now_or_never().is_none());
+        *heard.lock() = last;
+        silence.await;
+        assert!(Instant::now() >= last);
+    }
 }
