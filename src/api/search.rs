@@ -2,9 +2,12 @@
 //!
 //! SQL gives the tasks, and Redis the exact status of unfinished ones: one question per shard of a page.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    pin::pin,
+};
 
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use tracing::Instrument as _;
 
 use super::{
@@ -26,6 +29,17 @@ const LOOK_AT: u32 = 10_000;
 const ASKED_AT_ONCE: u32 = 500;
 /// The shards that are asked at a time.
 const SHARDS_AT_ONCE: usize = 64;
+
+type Records = Vec<(TaskId, Inspected)>;
+
+/// The records of the shards that answer.
+#[derive(Default)]
+pub(super) struct Known {
+    pub(super) records: HashMap<TaskId, Inspected>,
+    pub(super) shards: HashSet<ShardId>,
+    /// The reason why shards are missing.
+    pub(super) failed: Option<queue::Error>,
+}
 
 impl Api {
     /// A page of tasks without payloads, the newest first.
@@ -79,24 +93,54 @@ impl Reader {
     }
 
     /// The records of the unfinished tasks, as far as Redis has them.
-    pub(super) async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
+    async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
+        let asked: Vec<Records> = self.ask(tasks).map(|(_, records)| records).try_collect().await?;
+        Ok(asked.into_iter().flatten().collect())
+    }
+
+    /// The records of the unfinished tasks of the shards that answer.
+    pub(super) async fn known_records(&self, tasks: &[ListedTask]) -> Known {
+        let (mut known, mut asked) = (Known::default(), pin!(self.ask(tasks)));
+        while let Some((shard, records)) = asked.next().await {
+            match records {
+                Ok(records) => {
+                    known.records.extend(records);
+                    known.shards.insert(shard);
+                }
+                Err(error) => {
+                    // Where Redis is away, the other shards do not answer, either.
+                    let is_of_shard = error.is_of_shard();
+                    known.failed = Some(error);
+                    if !is_of_shard {
+                        break;
+                    }
+                }
+            }
+        }
+        known
+    }
+
+    /// The records of the unfinished tasks, shard by shard.
+    fn ask(&self, tasks: &[ListedTask]) -> impl Stream<Item = (ShardId, queue::Result<Records>)> {
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, u32)>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.status == StoredStatus::Unfinished) {
             by_shard.entry(task.shard.clone()).or_default().push((task.id, task.epoch));
         }
-        let asked = by_shard.into_iter().map(|(shard, tasks)| self.records_of(shard, tasks));
-        let asked: Vec<Vec<_>> = futures::stream::iter(asked).buffer_unordered(SHARDS_AT_ONCE).try_collect().await?;
-        Ok(asked.into_iter().flatten().collect())
+        let of_shard = move |(shard, tasks): (ShardId, Vec<(TaskId, u32)>)| async move {
+            let records = self.records_of(&shard, tasks).await;
+            (shard, records)
+        };
+        futures::stream::iter(by_shard).map(of_shard).buffer_unordered(SHARDS_AT_ONCE)
     }
 
     /// The records of tasks of one shard, each with its epoch in SQL.
-    async fn records_of(&self, shard: ShardId, tasks: Vec<(TaskId, u32)>) -> Result<Vec<(TaskId, Inspected)>, Error> {
+    async fn records_of(&self, shard: &ShardId, tasks: Vec<(TaskId, u32)>) -> queue::Result<Records> {
         let ids: Vec<TaskId> = tasks.iter().map(|(id, _)| *id).collect();
-        let records = match self.queue.inspect(&shard, &ids).await {
+        let records = match self.queue.inspect(shard, &ids).await {
             Ok((_, records)) => records,
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
             Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         let of_task = |((id, epoch), record): ((TaskId, u32), Option<Inspected>)| {
             record.filter(|record| !record.is_past(epoch)).map(|record| (id, record))

@@ -14,6 +14,7 @@ use super::{
     error::Error,
     handle::{Api, span},
     reader::Reader,
+    watching::Statuses,
 };
 use crate::{
     model::{AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus},
@@ -133,16 +134,17 @@ impl Reader {
         statuses
     }
 
-    /// Reads the statuses of those that are not known to be final. Where it cannot (`false`), they stay as they are.
+    /// Reads the statuses of those that are not known to be final. Those that it cannot read (`false`) stay as they
+    /// are.
     async fn read_open(&self, ids: &[TaskId], statuses: &mut HashMap<TaskId, TaskStatus>) -> bool {
         let open: Vec<TaskId> = ids.iter().filter(|id| !is_final(statuses, id)).copied().collect();
         if open.is_empty() {
             return true;
         }
         match self.statuses(&open).await {
-            Ok(looks) => {
+            Ok(Statuses { looks, failed }) => {
                 statuses.extend(looks.into_iter().map(|look| (look.event.id, look.event.status)));
-                true
+                failed.is_none()
             }
             Err(error) => {
                 tracing::debug!("an insert that waits cannot read {} tasks: {error}", open.len());

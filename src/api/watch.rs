@@ -12,7 +12,7 @@ use super::{
     handle::{Api, span},
     query::task_id,
     watchers::Counted,
-    watching::Look,
+    watching::{Look, Statuses},
 };
 use crate::{
     model::{Caller, ECHO, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched, shorten},
@@ -47,7 +47,8 @@ impl Api {
             let announcer = query.queue.announcer();
             let watch = announcer.watch(vec![(queue, vec![id])], Interest::All)?;
             // Behind the watch: what happens from here on is heard.
-            let now = query.statuses(&[id]).await?.pop().ok_or(Error::NoSuchTask(id))?;
+            let Statuses { mut looks, failed } = query.statuses(&[id]).await?;
+            let now = looks.pop().ok_or_else(|| failed.map_or(Error::NoSuchTask(id), Error::from))?;
             Ok::<_, Error>((watch, now))
         };
         let (watch, Look { event: now, is_ending }) = begin.instrument(span("watch_task", caller)).await?;

@@ -5,9 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::{error::Error, reader::Reader, search::view};
+use super::{
+    error::Error,
+    reader::Reader,
+    search::{Known, view},
+};
 use crate::{
     model::{TaskEvent, TaskId, TaskStatus},
+    queue,
     runtime::{Loop, Supervisor, tick},
     store::ListedTask,
 };
@@ -22,6 +27,13 @@ pub(super) struct Look {
     pub(super) event: TaskEvent,
     /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the task.
     pub(super) is_ending: bool,
+}
+
+/// The tasks that SQL has. Unfinished ones of shards that do not answer are left out.
+pub(super) struct Statuses {
+    pub(super) looks: Vec<Look>,
+    /// The reason why some are left out.
+    pub(super) failed: Option<queue::Error>,
 }
 
 impl Reader {
@@ -44,14 +56,18 @@ impl Reader {
                 looked = Instant::now();
             }
             for ids in announcer.take_asked(all).chunks(AT_ONCE) {
-                match self.statuses(ids).await {
+                let failed = match self.statuses(ids).await {
                     // Of a task that ends, the end itself is the next news.
-                    Ok(looks) => {
+                    Ok(Statuses { looks, failed }) => {
                         let stay = looks.into_iter().filter(|look| !look.is_ending);
                         announcer.tell(stay.map(|look| look.event).collect());
+                        failed.map(Error::from)
                     }
-                    // They are read again at the next look.
-                    Err(error) => tracing::debug!("cannot read {} tasks that are watched: {error}", ids.len()),
+                    Err(error) => Some(error),
+                };
+                // They are read again at the next look.
+                if let Some(error) = failed {
+                    tracing::debug!("cannot read all of {} tasks that are watched: {error}", ids.len());
                 }
                 cx.beat();
             }
@@ -60,10 +76,10 @@ impl Reader {
     }
 
     /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results with it.
-    pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Vec<Look>, Error> {
+    pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Statuses, Error> {
         let now = self.now_unix_ms();
         let tasks = self.store().listed(ids).await?;
-        let records = self.records(&tasks).await?;
+        let Known { records, shards, failed } = self.known_records(&tasks).await;
         let look = |task: ListedTask| {
             let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
             let view = view(task, record, now);
@@ -72,6 +88,7 @@ impl Reader {
             let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
             Look { event: TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }, is_ending }
         };
-        Ok(tasks.into_iter().map(look).collect())
+        let known = tasks.into_iter().filter(|task| task.status.is_final() || shards.contains(&task.shard));
+        Ok(Statuses { looks: known.map(look).collect(), failed })
     }
 }

@@ -50,6 +50,16 @@ impl Error {
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
+
+    /// True if Redis has answered that it cannot do the call with the keys of this shard. Other shards are not
+    /// concerned.
+    pub fn is_of_shard(&self) -> bool {
+        match self {
+            Self::Answer(_) => true,
+            Self::Redis(error) => matches!(error.code(), Some("WRONGTYPE" | "ERR")),
+            _ => false,
+        }
+    }
 }
 
 impl LoopError for Error {}

@@ -1,9 +1,10 @@
-//! Loops of the watchdog while all that they have to do is in shards that fail: they go on with the others.
+//! Shards that fail: loops of the watchdog that have nothing else to do, and answers about all queues, go on with the
+//! others.
 
 use serde_json::json;
 
 use crate::{
-    columns::{changes::becomes, dead_letters::status_of, jobs::insert_keys},
+    columns::{changes::becomes, dead_letters::status_of, events::Events, jobs::insert_keys},
     support::{daemon::Daemon, until},
 };
 
@@ -75,4 +76,24 @@ async fn a_deadline_comes_behind_pages_of_others() {
     damage(&daemon, "bad", "records").await;
     becomes(&daemon, &good, "DEAD").await;
     has_not_failed(&daemon, "watchdog/deadlines");
+}
+
+#[tokio::test]
+async fn watchers_hear_of_tasks_beside_those_of_a_failing_shard() {
+    let daemon = Daemon::start("partitions = 1\n[queues.default]\nlease = \"10m\"\nbackoff = [\"2s\"]", &[]).await;
+    let ids = daemon.insert(&["bad", "good"].map(|queue| json!({"queue": queue, "key": "k"}))).await;
+    for id in &ids {
+        becomes(&daemon, id, "QUEUED").await;
+    }
+    let [_bad, mut good] = [Events::of_task(&daemon, &ids[0]).await, Events::of_task(&daemon, &ids[1]).await];
+    damage(&daemon, "bad", "records").await;
+    assert_eq!(Events::ask(&daemon, &format!("/v1/tasks/{}/events", ids[0]), "", None).await.status(), 503);
+    let task = daemon.lease_all("w", "good", 1).await.remove(0);
+    let rejection = json!({"id": task["id"], "lease_token": task["lease_token"], "reason": "no luck"});
+    let (status, _) = daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [rejection]})).await;
+    assert_eq!(status, 200);
+    // Nobody announces the end of the backoff: the watchers' loop reads it.
+    for want in ["DELAYED", "QUEUED"] {
+        while good.next().await.unwrap().1["status"] != want {}
+    }
 }
