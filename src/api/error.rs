@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::access::Denied;
 use crate::{
     bus,
-    model::{LetterId, QueueName, TaskId},
+    model::{LetterId, QueueName, ShardId, TaskId},
     pipelines::{changing, discovery, tasks},
     queue,
     store::{self, MOST_JOBS},
@@ -51,6 +51,12 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
     Queue(#[from] queue::Error),
+    #[error("cannot read shard {shard} now: {cause}")]
+    Shard {
+        shard: ShardId,
+        #[source]
+        cause: queue::Error,
+    },
     #[error("cannot read now: {0}")]
     Bus(#[from] bus::Error),
 }
@@ -108,6 +114,7 @@ impl Error {
             | Self::Change(_)
             | Self::Store(_)
             | Self::Queue(_)
+            | Self::Shard { .. }
             | Self::Bus(_) => Kind::Unavailable,
         }
     }

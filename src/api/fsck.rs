@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     model::{Act, Caller, ECHO, Fsck, FsckPage, QueueName, ShardId, shorten},
-    pipelines::checking::{self, Checker, Found, Pace},
+    pipelines::checking::{self, Checker, Failed, Found, Pace},
     queue,
     store::Walked,
 };
@@ -165,15 +165,21 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 let mut rest = shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
                 match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
                     Some(shard) => {
-                        all.absorb(checker.shard(&shard, mends).await?);
-                        page.shards += 1;
+                        let (began, found) = (Instant::now(), checker.shard(&shard, mends).await);
+                        let mut failed = Failed::OfCheck(&mut page.unchecked_shards);
+                        if let Some(found) = failed.note(&shard, began, found)? {
+                            all.absorb(found);
+                            page.shards += 1;
+                        }
                         Place::Shards(Some(shard))
                     }
                     None => Place::Tasks(None),
                 }
             }
             Place::Tasks(after) => {
-                let (found, tasks, next) = checker.published(queue, after.as_ref(), TASKS, mends).await?;
+                let unchecked = &mut page.unchecked_shards;
+                let compared = checker.published(queue, after.as_ref(), TASKS, mends, unchecked).await?;
+                let (found, tasks, next) = compared;
                 all.absorb(found);
                 page.tasks += tasks;
                 match next {
@@ -182,7 +188,7 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 }
             }
         };
-        if began.elapsed() >= PART || all.finds.len() >= MOST_FINDS {
+        if began.elapsed() >= PART || all.finds.len().max(page.unchecked_shards.len()) >= MOST_FINDS {
             page.cursor = Some(place.to_string());
             return Ok(with(page, all));
         }

@@ -129,7 +129,7 @@ impl Looks for Asking<'_> {
         let pipeline = sources.bus.backlog(Topic::Pipeline).await?;
         for (shard, holding) in shards.iter().zip(sources.queue.holdings(&shards).await?) {
             if let Some(of) = queues.get_mut(&shard.queue) {
-                hold(&mut of.held, holding?);
+                hold(&mut of.held, holding.map_err(|cause| Error::Shard { shard: shard.clone(), cause })?);
             }
         }
         let task_results = sources.bus.backlog(Topic::TaskResults).await?;

@@ -84,6 +84,11 @@ impl Reader {
         for (stats, shard) in self.queue.stats_of(&shards).await.into_iter().zip(&shards) {
             let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
+                // Its tasks stay in `pending`.
+                Err(error) if error.is_of_shard() => {
+                    entry_of(&mut queues, &shard.queue).unread_shards += 1;
+                    continue;
+                }
                 other => other?,
             };
             let entry = entry_of(&mut queues, &shard.queue);
@@ -120,6 +125,7 @@ fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueNam
         cancelled: 0,
         oldest_waiting_ms: None,
         paused: false,
+        unread_shards: 0,
     })
 }
 

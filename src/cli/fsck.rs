@@ -1,5 +1,7 @@
 //! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and mends it, over gRPC.
 
+use std::collections::BTreeSet;
+
 use anyhow::bail;
 use clap::Args;
 use serde_json::json;
@@ -47,7 +49,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     let mut request =
         pb::FsckRequest { queue: args.queue.clone().unwrap_or_default(), repair: args.repair, cursor: String::new() };
     let (mut found, mut mended, mut more) = (0, 0, 0);
-    let (mut shards, mut tasks, mut unchecked) = (0, 0, 0);
+    let (mut shards, mut tasks, mut unchecked, mut unchecked_shards) = (0, 0, 0, BTreeSet::new());
     loop {
         let page = patiently(async || client.clone().fsck(request.clone()).await).await?.into_inner();
         for find in &page.finds {
@@ -61,6 +63,11 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         mended += if args.repair { page.more } else { 0 };
         more += page.more;
         unchecked += page.unchecked;
+        for pb::UncheckedShard { queue, shard, says } in page.unchecked_shards {
+            if unchecked_shards.insert((queue.clone(), shard)) {
+                say(printable(&format!("cannot check {queue}:{shard}: {says}")));
+            }
+        }
         shards += page.shards;
         tasks += page.tasks;
         if page.cursor.is_empty() {
@@ -68,7 +75,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         }
         request.cursor = page.cursor;
     }
-    if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0) {
+    if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0 && unchecked_shards.is_empty()) {
         let why = format!("queue {queue} has no shard and no published task; taskd stats lists the queues");
         bail!(NotThere(why));
     }
@@ -81,7 +88,10 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
             "{unchecked} suspected tasks, or counts in SQL, could not be looked at; run taskd fsck again"
         ));
     }
-    Ok(found == mended && unchecked == 0)
+    if !unchecked_shards.is_empty() {
+        say(format_args!("{} shards could not be checked; run taskd fsck again", unchecked_shards.len()));
+    }
+    Ok(found == mended && unchecked == 0 && unchecked_shards.is_empty())
 }
 
 fn line(find: &pb::FsckFind) -> String {

@@ -19,6 +19,20 @@ pub(super) struct Queue {
     pub(super) oldest_waiting_ms: Option<u64>,
     #[serde(default)]
     pub(super) paused: bool,
+    /// An older taskd does not say it.
+    #[serde(default)]
+    pub(super) unread_shards: u64,
+}
+
+impl Queue {
+    /// The mark behind the name.
+    pub(super) fn mark(&self) -> &'static str {
+        match self {
+            Self { unread_shards: 1.., .. } => " (unread)",
+            Self { paused: true, .. } => " (paused)",
+            _ => "",
+        }
+    }
 }
 
 /// The tasks of queues, by status.

@@ -33,7 +33,8 @@ Examples:
   taskd top                       the same on a whole screen, sorted, with the latencies of calls
 
 pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left; \
-delayed: nothing is due yet; (paused): no worker gets anything; in/s, compl./s: tasks inserted and completed a \
+delayed: nothing is due yet; (paused): no worker gets anything; (unread): Redis cannot read a shard, whose tasks \
+count as pending; in/s, compl./s: tasks inserted and completed a \
 second since the look before. A narrow terminal leaves out assigned, completed and pending.")]
 pub struct Stats {
     /// The time between two looks
@@ -122,8 +123,7 @@ fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
         let oldest = queue.oldest_waiting_ms.map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
         let Counts { pending, queued, assigned, delayed, completed, dead, .. } = queue.counts;
         let counts = [pending, queued, assigned, delayed, queue.leases, completed];
-        let mark = if queue.paused { " (paused)" } else { "" };
-        let mut row = vec![format!("{}{mark}", queue.queue)];
+        let mut row = vec![format!("{}{}", queue.queue, queue.mark())];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
         row.extend(rates);
         row.extend([HumanCount(dead).to_string(), oldest.unwrap_or_default()]);

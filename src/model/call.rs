@@ -354,6 +354,8 @@ pub struct QueueView {
     pub oldest_waiting_ms: Option<u64>,
     /// No worker gets anything of it.
     pub paused: bool,
+    /// Shards that Redis cannot read. Their unfinished tasks count as pending.
+    pub unread_shards: u64,
 }
 
 /// As the APIs write it.

@@ -1,8 +1,10 @@
 //! The differences that fsck finds between SQL, the bus and Redis, and within Redis.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 
-use super::TaskId;
+use super::{ShardId, TaskId};
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal: $mend:literal,)*) => {
@@ -101,6 +103,8 @@ pub struct FsckPage {
     pub more: u64,
     /// Suspected tasks that this part could not look at again: the shard is too large, or too much is wrong.
     pub unchecked: u64,
+    /// The shards that Redis cannot serve, and the reasons. Some of their tasks, or all, are not checked.
+    pub unchecked_shards: BTreeMap<ShardId, String>,
     /// The shards that this part checked to their end, and the published tasks that it compared with Redis.
     pub shards: u64,
     pub tasks: u64,

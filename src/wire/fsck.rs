@@ -1,7 +1,7 @@
 //! Checks and their finds: messages to and from `model`.
 
 use super::pb;
-use crate::model::{Find, Fsck, FsckPage};
+use crate::model::{Find, Fsck, FsckPage, ShardId};
 
 impl From<pb::FsckRequest> for Fsck {
     fn from(request: pb::FsckRequest) -> Self {
@@ -12,9 +12,14 @@ impl From<pb::FsckRequest> for Fsck {
 
 impl From<FsckPage> for pb::FsckResponse {
     fn from(page: FsckPage) -> Self {
-        let FsckPage { finds, more, unchecked, shards, tasks, cursor } = page;
+        let FsckPage { finds, more, unchecked, unchecked_shards, shards, tasks, cursor } = page;
         let finds = finds.into_iter().map(Into::into).collect();
-        Self { finds, more, unchecked, shards, tasks, cursor: cursor.unwrap_or_default() }
+        let unchecked_shard = |(shard, says): (ShardId, String)| {
+            let queue = shard.queue.as_str().to_owned();
+            pb::UncheckedShard { queue, shard: shard.number, says }
+        };
+        let unchecked_shards = unchecked_shards.into_iter().map(unchecked_shard).collect();
+        Self { finds, more, unchecked, unchecked_shards, shards, tasks, cursor: cursor.unwrap_or_default() }
     }
 }
 

@@ -79,6 +79,30 @@ async fn a_deadline_comes_behind_pages_of_others() {
 }
 
 #[tokio::test]
+async fn answers_about_all_queues_say_which_shard_cannot_be_read() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    let ids = daemon.insert(&["bad", "good"].map(|queue| json!({"queue": queue, "key": "k"}))).await;
+    for id in &ids {
+        becomes(&daemon, id, "QUEUED").await;
+    }
+    damage(&daemon, "bad", "counters").await;
+    let (status, answer) = daemon.get("/v1/queues").await;
+    assert_eq!(status, 200, "{answer}");
+    for (place, queue, pending, unread) in [(0, "bad", 1, 1), (1, "good", 0, 0)] {
+        let shown = &answer["queues"][place];
+        let want = json!([queue, pending, 1 - pending, unread]);
+        assert_eq!(
+            json!([shown["queue"], shown["pending"], shown["queued"], shown["unread_shards"]]),
+            want,
+            "{answer}"
+        );
+    }
+    let (status, problem) = daemon.get("/v1/books").await;
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(status == 503 && detail.starts_with("cannot read shard bad:0 now: "), "{problem}");
+}
+
+#[tokio::test]
 async fn watchers_hear_of_tasks_beside_those_of_a_failing_shard() {
     let daemon = Daemon::start("partitions = 1\n[queues.default]\nlease = \"10m\"\nbackoff = [\"2s\"]", &[]).await;
     let ids = daemon.insert(&["bad", "good"].map(|queue| json!({"queue": queue, "key": "k"}))).await;

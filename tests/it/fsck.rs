@@ -537,6 +537,36 @@ async fn a_shard_that_fails_holds_up_no_round() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_names_a_shard_that_fails_and_checks_the_others() {
+    let mut tasks = Tasks::start().await;
+    let [counters, away, records] = ["counters", "away", "records"].map(|name| format!("taskd:{{other:0}}:{name}"));
+    let _: () = tasks.redis.rename(&counters, &away).await.unwrap();
+    // A task that nobody has had has no record of its own.
+    for key in [&counters, &records] {
+        let _: () = tasks.redis.set(key, "no hash").await.unwrap();
+    }
+    let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
+    for (args, mended) in [(&["fsck", "--json"][..], false), (&["fsck", "--json", "--repair"], true)] {
+        let (code, stdout, stderr) = taskd(&[args, &["--grpc", &tasks.daemon.grpc()]].concat());
+        let find: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!((code, &find["kind"], &find["mended"]), (1, &json!("pointer_out_of_range"), &json!(mended)));
+        assert_eq!(stderr.matches("cannot check other:0: ").count(), 1, "{stderr}");
+    }
+    for place in ["shards", "tasks"] {
+        let (status, page) = tasks.daemon.post("/v1/fsck", &json!({"queue": "other", "cursor": place})).await;
+        let unchecked = &page["unchecked_shards"];
+        assert_eq!(
+            (status, &unchecked[0]["queue"], &unchecked[0]["shard"]),
+            (200, &json!("other"), &json!(0)),
+            "{page}"
+        );
+    }
+    let _: () = tasks.redis.del(&records).await.unwrap();
+    let _: () = tasks.redis.rename(&away, &counters).await.unwrap();
+    assert_eq!(fsck(&tasks.daemon, &[]), (0, Vec::new()));
+}
+
 /// The watchdog's finds of a kind.
 async fn metric(daemon: &Daemon, kind: &str) -> Option<f64> {
     let text = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();

@@ -1,12 +1,15 @@
 //! A process must not choose a partition while others know more partitions than it does.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{self, NewTask, QueueName, ShardId, TaskId, validate},
-    pipelines::{checking::Published, publishing},
+    pipelines::{
+        checking::{Failed, Published},
+        publishing,
+    },
     redis_pool::Redis,
     runtime::Supervisor,
     store::{Store, Stretch, Turn, sqlite::SqliteStore},
@@ -95,7 +98,7 @@ async fn tasks_of_a_shard_that_another_process_has_just_opened_are_not_missing()
     until("the fanout has read it", async || opens.bus.backlog(Topic::Pipeline).await.unwrap() == 0).await;
 
     let published = Published::new(Arc::clone(&fixture.store), compares.queue.shards.clone(), compares.bus.clone());
-    let page = published.page(Stretch::ALL, 10, None).await.unwrap();
+    let page = published.page(Stretch::ALL, 10, &mut Failed::OfCheck(&mut BTreeMap::new())).await.unwrap();
     assert_eq!((page.tasks, page.missing), (1, vec![]));
     supervisor.stop();
     supervisor.wait().await;

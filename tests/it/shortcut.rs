@@ -1,7 +1,7 @@
 //! Tasks that go from SQL into the queue, past the bus: which do, which may not, and that none is handed out twice.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use taskd::{
     model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow},
     pipelines::{
         admission::Shortage,
-        checking::Published,
+        checking::{Failed, Published},
         discovery::Handle,
         shortcut::{Moment, Shortcut},
     },
@@ -168,9 +168,11 @@ async fn tasks_of_the_same_process_are_never_on_the_bus() {
     assert_eq!(first.len(), 7);
     let marked = async || f.store.published_among(f.bus.generation(), &first).await.unwrap().len();
     until("all are marked", async || marked().await == 7).await;
-    assert_eq!(published.page(Stretch::ALL, 100, None).await.unwrap().missing, []);
+    let mut unchecked = BTreeMap::new();
+    let mut failed = Failed::OfCheck(&mut unchecked);
+    assert_eq!(published.page(Stretch::ALL, 100, &mut failed).await.unwrap().missing, []);
     let () = f.redis.conn().hdel("t:{q:0}:bodies", &ids[3].as_bytes()[..]).await.unwrap();
-    assert_eq!(published.page(Stretch::ALL, 100, None).await.unwrap().missing, [(f.shard.clone(), ids[3])]);
+    assert_eq!(published.page(Stretch::ALL, 100, &mut failed).await.unwrap().missing, [(f.shard.clone(), ids[3])]);
     f.stop().await;
 }
 

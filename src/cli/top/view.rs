@@ -57,8 +57,6 @@ const NUMBER: usize = 9;
 const NUMBERS: usize = 7;
 /// The least width of the column of names.
 const NAME: usize = 12;
-/// The mark behind the name of a queue that an operator has paused.
-const PAUSED: &str = " (paused)";
 
 /// The findings of one look.
 pub(super) struct Seen {
@@ -168,9 +166,9 @@ impl View {
         lines.extend(rows.iter().take(fit).map(|(queue, rates)| {
             let oldest = queue.oldest_waiting_ms.map_or("-".to_owned(), age);
             row([
-                match queue.paused {
-                    true => format!("{}{PAUSED}", cut(&queue.queue, name - PAUSED.len())),
-                    false => queue.queue.clone(),
+                match queue.mark() {
+                    "" => queue.queue.clone(),
+                    mark => format!("{}{mark}", cut(&queue.queue, name - mark.len())),
                 },
                 number((queue.counts.pending + queue.counts.queued) as f64),
                 number(queue.leases as f64),
@@ -252,12 +250,14 @@ mod tests {
     fn a_paused_queue_is_marked() {
         let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
         let paused = |name: &str| Queue { paused: true, ..queue(name, 1, 0) };
-        view.see(seen(Instant::now(), vec![paused("a"), paused(&"x".repeat(60)), queue("b", 1, 0)]));
+        let unread = Queue { unread_shards: 1, ..paused("c") };
+        view.see(seen(Instant::now(), vec![paused("a"), paused(&"x".repeat(60)), queue("b", 1, 0), unread]));
         let lines = view.lines(80, 24).join("\n");
         assert!(
             lines.contains("\na (paused)  ") && lines.contains("xxx… (paused)") && !lines.contains("b ("),
             "{lines}"
         );
+        assert!(lines.contains("\nc (unread)  "), "{lines}");
     }
 
     #[test]

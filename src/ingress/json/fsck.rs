@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Unread, object};
 use crate::{
     api::{ECHO, shorten},
-    model::{self, FindKind, QueueName, TaskId},
+    model::{self, FindKind, QueueName, ShardId, TaskId},
 };
 
 /// The part that is to be checked.
@@ -74,10 +74,21 @@ pub(in crate::ingress) struct Page<'a> {
     more: u64,
     /// Suspected tasks that this part could not look at again.
     unchecked: u64,
+    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked.
+    unchecked_shards: Vec<UncheckedShard<'a>>,
     shards: u64,
     tasks: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<&'a str>,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct UncheckedShard<'a> {
+    #[schemars(with = "QueueName")]
+    queue: &'a str,
+    shard: u32,
+    /// The reason.
+    says: &'a str,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -99,10 +110,21 @@ struct Find<'a> {
 
 impl<'a> From<&'a model::FsckPage> for Page<'a> {
     fn from(page: &'a model::FsckPage) -> Self {
-        let model::FsckPage { finds, more, unchecked, shards, tasks, cursor } = page;
-        let finds = finds.iter().map(Into::into).collect();
-        let cursor = cursor.as_deref();
-        Self { finds, more: *more, unchecked: *unchecked, shards: *shards, tasks: *tasks, cursor }
+        let model::FsckPage { finds, more, unchecked, unchecked_shards, shards, tasks, cursor } = page;
+        let unchecked_shard = |(shard, says): (&'a ShardId, &'a String)| UncheckedShard {
+            queue: shard.queue.as_str(),
+            shard: shard.number,
+            says,
+        };
+        Self {
+            finds: finds.iter().map(Into::into).collect(),
+            more: *more,
+            unchecked: *unchecked,
+            unchecked_shards: unchecked_shards.iter().map(unchecked_shard).collect(),
+            shards: *shards,
+            tasks: *tasks,
+            cursor: cursor.as_deref(),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ pub use self::{
     checker::{Checker, Pace},
     error::Error,
     found::Found,
-    published::Published,
+    published::{Failed, Published},
 };
 use crate::{
     model::{Find, FindKind, QueueName, ShardId, TaskId},
@@ -30,16 +30,19 @@ impl Checker {
     }
 
     /// Compares a page of the published tasks with Redis. Answers how many there were, and where the next page begins.
+    /// `unchecked` leaves out the tasks of its shards, and of those that come to it.
     pub async fn published(
         &self,
         queue: Option<&QueueName>,
         after: Option<&Walked>,
         limit: u32,
         mends: bool,
+        unchecked: &mut BTreeMap<ShardId, String>,
     ) -> Result<(Found, u64, Option<Walked>), Error> {
-        let page = self.published.page(Stretch { queue, after, ..Stretch::ALL }, limit, None).await?;
+        let mut failed = Failed::OfCheck(unchecked);
+        let page = self.published.page(Stretch { queue, after, ..Stretch::ALL }, limit, &mut failed).await?;
         // The fanout, or another watchdog, may have dealt with them since.
-        let lost = self.published.still_missing(page.missing).await?;
+        let lost = self.published.still_missing(page.missing, &mut failed).await?;
         let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();
         if mends {
             self.store.unpublish(&ids, Unpublished::Missing).await?;

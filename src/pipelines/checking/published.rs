@@ -37,6 +37,35 @@ pub struct PublishedPage {
     pub next: Option<Walked>,
 }
 
+/// The shards that fail in a comparison, which leaves out their tasks.
+pub enum Failed<'a> {
+    /// Those of a loop, which comes back to them.
+    OfLoop(&'a mut Failing<Error>),
+    /// Those of one check that Redis cannot serve, and the reasons. Another error ends the check.
+    OfCheck(&'a mut BTreeMap<ShardId, String>),
+}
+
+impl Failed<'_> {
+    fn leaves_out(&self, shard: &ShardId) -> bool {
+        match self {
+            Self::OfLoop(failing) => failing.leaves_out(shard),
+            Self::OfCheck(unchecked) => unchecked.contains_key(shard),
+        }
+    }
+
+    /// Notes the outcome of a shard's turn that began at `began`; `None`: the shard has failed.
+    pub fn note<T>(&mut self, shard: &ShardId, began: Instant, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+        match (self, outcome) {
+            (Self::OfLoop(failing), outcome) => Ok(failing.note(shard, began, outcome)),
+            (Self::OfCheck(unchecked), Err(Error::Queue(error))) if error.is_of_shard() => {
+                unchecked.insert(shard.clone(), error.to_string());
+                Ok(None)
+            }
+            (Self::OfCheck(_), outcome) => outcome.map(Some),
+        }
+    }
+}
+
 impl Published {
     pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>) -> Self {
         Self { store, queue, bus }
@@ -45,22 +74,20 @@ impl Published {
     /// Compares a page of a stretch with Redis.
     ///
     /// Redis has nearly all tasks of a page. SQL and the bus are asked about the others.
-    ///
-    /// `failing` leaves out the tasks of a shard that does not answer. Without it, such a shard is an error.
     pub async fn page(
         &self,
         stretch: Stretch<'_>,
         limit: u32,
-        mut failing: Option<&mut Failing<Error>>,
+        failed: &mut Failed<'_>,
     ) -> Result<PublishedPage, Error> {
         let page = self.store.on_bus(stretch, limit).await?;
         let tasks = page.tasks.values().map(|ids| ids.len() as u64).sum();
-        let unknown = self.unknown(page.tasks, failing.as_deref_mut()).await?;
+        let unknown = self.unknown(page.tasks, failed).await?;
         let missing = match unknown.is_empty() {
             true => Vec::new(),
             false => {
                 let unknown = self.store.published_among(self.bus.generation(), &unknown).await?;
-                self.compare(unknown, failing).await?
+                self.compare(unknown, failed).await?
             }
         };
         Ok(PublishedPage { tasks, missing, next: page.next })
@@ -70,7 +97,7 @@ impl Published {
     async fn unknown(
         &self,
         shards: BTreeMap<ShardId, Vec<TaskId>>,
-        mut failing: Option<&mut Failing<Error>>,
+        failed: &mut Failed<'_>,
     ) -> Result<Vec<TaskId>, Error> {
         let mut unknown = Vec::new();
         for (shard, ids) in shards {
@@ -78,7 +105,7 @@ impl Published {
                 unknown.extend(ids);
                 continue;
             }
-            if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
+            if failed.leaves_out(&shard) {
                 continue;
             }
             let began = Instant::now();
@@ -90,10 +117,8 @@ impl Published {
                 }
                 Ok(found)
             };
-            unknown.extend(match &mut failing {
-                Some(failing) => failing.note(&shard, began, of_shard.await).unwrap_or_default(),
-                None => of_shard.await?,
-            });
+            let found: Option<Vec<TaskId>> = failed.note(&shard, began, of_shard.await)?;
+            unknown.extend(found.unwrap_or_default());
         }
         Ok(unknown)
     }
@@ -111,7 +136,7 @@ impl Published {
     async fn compare(
         &self,
         page: Vec<PublishedTask>,
-        mut failing: Option<&mut Failing<Error>>,
+        failed: &mut Failed<'_>,
     ) -> Result<Vec<(ShardId, TaskId)>, Error> {
         // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
         let committed = self.bus.committed(Topic::Pipeline).await?;
@@ -136,7 +161,7 @@ impl Published {
             if open.contains(&shard) && !self.queue.knows(&shard) {
                 continue;
             }
-            if failing.as_ref().is_some_and(|failing| failing.leaves_out(&shard)) {
+            if failed.leaves_out(&shard) {
                 continue;
             }
             let began = Instant::now();
@@ -148,11 +173,8 @@ impl Published {
                 }
                 Ok(missing)
             };
-            let found = match &mut failing {
-                Some(failing) => failing.note(&shard, began, of_shard.await).unwrap_or_default(),
-                None => of_shard.await?,
-            };
-            missing.extend(found.into_iter().map(|id| (shard.clone(), id)));
+            let found: Option<Vec<TaskId>> = failed.note(&shard, began, of_shard.await)?;
+            missing.extend(found.unwrap_or_default().into_iter().map(|id| (shard.clone(), id)));
         }
         Ok(missing)
     }
@@ -187,7 +209,11 @@ impl Published {
     /// The tasks that are still unfinished, published and without record, in shards that are not being rebuilt.
     ///
     /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say where.
-    pub async fn still_missing(&self, missing: Vec<(ShardId, TaskId)>) -> Result<Vec<(ShardId, TaskId)>, Error> {
+    pub async fn still_missing(
+        &self,
+        missing: Vec<(ShardId, TaskId)>,
+        failed: &mut Failed<'_>,
+    ) -> Result<Vec<(ShardId, TaskId)>, Error> {
         if missing.is_empty() {
             return Ok(missing);
         }
@@ -198,7 +224,7 @@ impl Published {
         for ids in ids.chunks(AT_ONCE) {
             // Reads their offsets again, because the tasks may have been republished meanwhile.
             let tasks = self.store.published_among(self.bus.generation(), ids).await?;
-            still.extend(self.compare(tasks, None).await?);
+            still.extend(self.compare(tasks, failed).await?);
         }
         Ok(still)
     }

@@ -11,7 +11,7 @@ use super::{error::Error, lead::Lead, lost_shards::LostShards, shared::MovesShar
 use crate::{
     model::{TaskId, millis},
     pipelines::{
-        checking::{self, Published},
+        checking::{self, Failed, Published},
         context::Context,
     },
     queue::{Failing, Upkeep},
@@ -107,7 +107,7 @@ impl Reconcile {
         };
         let Some(upto) = (if upto.is_some() { upto } else { self.end_of_walk().await? }) else { return Ok(()) };
         let stretch = Stretch { queue: None, after: after.as_ref(), upto };
-        let page = self.published.page(stretch, PAGE, Some(failing)).await?;
+        let page = self.published.page(stretch, PAGE, &mut Failed::OfLoop(failing)).await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());

@@ -1342,6 +1342,19 @@ pub struct FsckResponse {
     /// Suspected tasks that this part could not look at again, and one more if SQL could not count the unfinished tasks.
     #[prost(uint64, tag = "6")]
     pub unchecked: u64,
+    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked. Several parts may name a shard.
+    #[prost(message, repeated, tag = "7")]
+    pub unchecked_shards: ::prost::alloc::vec::Vec<UncheckedShard>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UncheckedShard {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub shard: u32,
+    /// The reason.
+    #[prost(string, tag = "3")]
+    pub says: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListActsRequest {

@@ -1350,20 +1350,32 @@ class FsckFind(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., queue: _Optional[str] = ..., shard: _Optional[int] = ..., task_id: _Optional[str] = ..., says: _Optional[str] = ..., repair: _Optional[str] = ..., mended: bool = ...) -> None: ...
 
 class FsckResponse(_message.Message):
-    __slots__ = ("finds", "shards", "tasks", "cursor", "more", "unchecked")
+    __slots__ = ("finds", "shards", "tasks", "cursor", "more", "unchecked", "unchecked_shards")
     FINDS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     UNCHECKED_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_SHARDS_FIELD_NUMBER: _ClassVar[int]
     finds: _containers.RepeatedCompositeFieldContainer[FsckFind]
     shards: int
     tasks: int
     cursor: str
     more: int
     unchecked: int
-    def __init__(self, finds: _Optional[_Iterable[_Union[FsckFind, _Mapping]]] = ..., shards: _Optional[int] = ..., tasks: _Optional[int] = ..., cursor: _Optional[str] = ..., more: _Optional[int] = ..., unchecked: _Optional[int] = ...) -> None: ...
+    unchecked_shards: _containers.RepeatedCompositeFieldContainer[UncheckedShard]
+    def __init__(self, finds: _Optional[_Iterable[_Union[FsckFind, _Mapping]]] = ..., shards: _Optional[int] = ..., tasks: _Optional[int] = ..., cursor: _Optional[str] = ..., more: _Optional[int] = ..., unchecked: _Optional[int] = ..., unchecked_shards: _Optional[_Iterable[_Union[UncheckedShard, _Mapping]]] = ...) -> None: ...
+
+class UncheckedShard(_message.Message):
+    __slots__ = ("queue", "shard", "says")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    shard: int
+    says: str
+    def __init__(self, queue: _Optional[str] = ..., shard: _Optional[int] = ..., says: _Optional[str] = ...) -> None: ...
 
 class ListActsRequest(_message.Message):
     __slots__ = ("before", "limit")
