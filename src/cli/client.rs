@@ -49,6 +49,11 @@ impl Server {
         connect(&self.grpc, &self.trust).await
     }
 
+    /// Connects for calls that may take any time. Pings find out whether taskd is still there.
+    pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
+        connect_within(&self.grpc, &self.trust, None).await
+    }
+
     /// Connects to the first of several addresses that answers.
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Taskd> {
         // A client of all addresses calls any of them later.
@@ -122,15 +127,22 @@ pub(super) fn with_scheme(text: &str) -> Result<String, String> {
 
 /// Connects to the gRPC port of taskd.
 pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
+    connect_within(url, trust, Some(ANSWER_TIMEOUT)).await
+}
+
+/// An answer may take `within`; `None`: any time.
+async fn connect_within(url: &str, trust: &Trust, within: Option<Duration>) -> anyhow::Result<Taskd> {
     trust.suits(url)?;
     let shown = without_password(url);
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|_| anyhow::anyhow!("--grpc {shown:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
-        .timeout(ANSWER_TIMEOUT)
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
         .tcp_nodelay(true);
+    if let Some(within) = within {
+        endpoint = endpoint.timeout(within);
+    }
     if url.starts_with("https://") {
         endpoint = endpoint.tls_config(trust.over_grpc()?).context("cannot use these certificates")?;
     }

@@ -45,7 +45,9 @@ pub struct Fsck {
 
 /// Checks until the last part. True if nothing is left to mend.
 pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
-    let client = OperatorClient::new(args.server.connect().await?).max_decoding_message_size(64 << 20);
+    // The check of a large shard takes minutes, and is one call.
+    let taskd = args.server.connect_for_long_calls().await?;
+    let client = OperatorClient::new(taskd).max_decoding_message_size(64 << 20);
     let mut request =
         pb::FsckRequest { queue: args.queue.clone().unwrap_or_default(), repair: args.repair, cursor: String::new() };
     let (mut found, mut mended, mut more) = (0, 0, 0);
