@@ -119,8 +119,9 @@ async fn make_empty_queues(daemon: &Daemon, made: usize, wanted: usize) -> anyho
 
 async fn insert(channel: &Channel, tasks: Vec<pb::NewTask>) -> anyhow::Result<()> {
     let count = tasks.len();
-    let answer =
-        DiscoveryClient::new(channel.clone()).insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await?;
+    let answer = DiscoveryClient::new(channel.clone())
+        .insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() })
+        .await?;
     let results = answer.into_inner().results;
     let created = results.iter().filter(|one| one.status() == pb::InsertStatus::Created).count();
     ensure!(created == count, "{created} of {count} tasks were new: {:?}", results.first());

@@ -23,7 +23,7 @@ use crate::{
 
 /// The tasks of one insert that waits.
 const MOST: usize = 1000;
-/// The bytes of results in an answer.
+/// The most bytes of results in an answer.
 const MOST_BYTES: usize = 32 << 20;
 /// The tasks whose results are read at a time.
 const AT_ONCE: usize = 16;
@@ -32,12 +32,14 @@ type Results = HashMap<TaskId, Vec<TaskResult>>;
 
 impl Api {
     /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, at most for `wait`.
-    /// `room` gives the room for the bytes of results; without it, the answers have none.
+    /// The answers have up to `max_bytes` of results, and at most 32 MiB. `room` gives the room for them; without it,
+    /// the answers have none.
     pub async fn insert_and_wait<R>(
         &self,
         caller: &Caller,
         tasks: Vec<Result<NewTask, String>>,
         wait: Duration,
+        max_bytes: usize,
         stored: impl FnOnce(),
         room: impl FnOnce(usize) -> Option<R>,
     ) -> Result<(Vec<AwaitedTask>, Option<R>), Error> {
@@ -78,7 +80,7 @@ impl Api {
         if self.authentication.still_valid(caller).is_err() {
             statuses.clear();
         }
-        Ok(query.awaited(answers, &statuses, room).await)
+        Ok(query.awaited(answers, &statuses, max_bytes, room).await)
     }
 }
 
@@ -158,13 +160,14 @@ impl Reader {
         &self,
         answers: Vec<InsertAnswer>,
         statuses: &HashMap<TaskId, TaskStatus>,
+        max_bytes: usize,
         room: impl FnOnce(usize) -> Option<R>,
     ) -> (Vec<AwaitedTask>, Option<R>) {
         let mut seen = HashSet::new();
         let completed = answers.iter().filter_map(|answer| answer.id);
         let completed = completed.filter(|id| statuses.get(id) == Some(&TaskStatus::Completed) && seen.insert(*id));
         let completed: Vec<TaskId> = completed.collect();
-        let (mut results, room) = match self.results_within(completed, room).await {
+        let (mut results, room) = match self.results_within(completed, max_bytes, room).await {
             Ok(read) => read,
             Err(error) => {
                 tracing::debug!("an insert that waits cannot read results: {error}");
@@ -179,17 +182,18 @@ impl Reader {
         (answers.into_iter().map(awaited).collect(), room)
     }
 
-    /// The results of tasks, in order, as long as they have [`MOST_BYTES`] together; none without room.
+    /// The results of tasks, in order, as long as they have `max_bytes` together; none without room.
     async fn results_within<R>(
         &self,
         completed: Vec<TaskId>,
+        max_bytes: usize,
         room: impl FnOnce(usize) -> Option<R>,
     ) -> Result<(Results, Option<R>), Error> {
         let size = async |id| Ok::<_, Error>((id, self.results_bytes(id).await?));
         let sizes: Vec<(TaskId, usize)> = stream::iter(completed).map(size).buffered(AT_ONCE).try_collect().await?;
         let (mut ids, mut bytes) = (Vec::new(), 0);
         for (id, size) in sizes {
-            if bytes + size > MOST_BYTES {
+            if bytes + size > max_bytes.min(MOST_BYTES) {
                 break;
             }
             bytes += size;

@@ -263,10 +263,10 @@ impl Discovery for Service {
         let context = traced::caller_context(request.metadata().as_ref());
         let share: Share = request.extensions().get().cloned().expect("each request has a share");
         let (caller, request) = open(request);
-        let wait = insert_wait(&request);
+        let (wait, max_bytes) = (insert_wait(&request), request.max_bytes);
         let mut tasks: Vec<_> = request.tasks.into_iter().map(NewTask::try_from).collect();
         traced::adopt(&mut tasks, context.as_deref());
-        self.insert(&caller, &share, wait, tasks).await
+        self.insert(&caller, &share, wait, max_bytes, tasks).await
     }
 
     type WatchTaskStream = Events;

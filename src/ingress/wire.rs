@@ -153,7 +153,7 @@ mod tests {
             max_attempts: Some(3),
             ..Default::default()
         };
-        let insert = pb::InsertTasksRequest { tasks: vec![task.clone(); 20_000], wait: None };
+        let insert = pb::InsertTasksRequest { tasks: vec![task.clone(); 20_000], ..Default::default() };
         counted("/taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
         let completion = pb::Completion { id: "i".into(), discovered: vec![task; 50], ..Default::default() };
         let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000], next: None };
@@ -186,7 +186,7 @@ mod tests {
         // 4 MiB of headers of one task.
         let headers = (0..500_000_u32).map(|n| (format!("{n:06x}"), String::new())).collect();
         let task = pb::NewTask { headers, ..Default::default() };
-        let said = refused(insert, &pb::InsertTasksRequest { tasks: vec![task], wait: None }.encode_to_vec());
+        let said = refused(insert, &pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }.encode_to_vec());
         assert!(said.contains("bytes of memory; send fewer at once"), "{said}");
     }
 
@@ -295,7 +295,7 @@ mod tests {
         };
         let completion = pb::Completion { id: "i".into(), discovered: vec![task.clone(); 2], ..Default::default() };
         vec![
-            pb::InsertTasksRequest { tasks: vec![task; 2], wait: None }.encode_to_vec(),
+            pb::InsertTasksRequest { tasks: vec![task; 2], ..Default::default() }.encode_to_vec(),
             pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion], next: None }.encode_to_vec(),
             pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into(); 2], ..Default::default() }
                 .encode_to_vec(),

@@ -442,7 +442,8 @@ async fn grpc_watches_and_waits_too() {
     let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
     let wait = Some(prost_types::Duration { seconds: 1, nanos: 0 });
-    let inserted = client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait }).await.unwrap();
+    let inserted =
+        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait, ..Default::default() }).await.unwrap();
     let result = inserted.into_inner().results.remove(0);
     assert!(is_waiting(&json!(result.task_status().as_str_name().trim_start_matches("TASK_STATUS_"))), "{result:?}");
 
@@ -531,4 +532,31 @@ async fn the_commands_watch_and_wait() {
     let output = taskd(&daemon, &["insert", "--queue", "r", "--wait", "1s", path]).output().await.unwrap();
     let line: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(output.status.code() == Some(1) && is_waiting(&line["status"]), "{line}");
+}
+
+#[tokio::test]
+async fn an_answer_over_grpc_has_as_many_results_as_a_client_takes() {
+    let daemon = column::start(LONG_LEASES, &[]).await;
+    let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
+    daemon.insert(&keys.iter().map(|key| json!({"queue": "q", "key": key})).collect::<Vec<_>>()).await;
+    let result = "x".repeat(1_000_000);
+    let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": result});
+    let leased = daemon.lease_all("w", "q", 4).await;
+    let report = json!({"worker": "w", "completions": leased.iter().map(completion).collect::<Vec<_>>()});
+    assert_eq!(daemon.post("/v1/tasks:complete", &report).await.0, 200);
+
+    let task = |key: &String| pb::NewTask { queue: "q".into(), key: key.clone().into(), ..Default::default() };
+    let tasks: Vec<_> = keys.iter().map(task).collect();
+    let wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+    let client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
+    let results = async |max_bytes| {
+        let request = pb::InsertTasksRequest { tasks: tasks.clone(), wait, max_bytes };
+        let mut client = client.clone().max_decoding_message_size(if max_bytes == 0 { 4 << 20 } else { 64 << 20 });
+        let answer = client.insert_tasks(request).await.unwrap().into_inner();
+        assert!(answer.results.iter().all(|one| one.task_status() == pb::TaskStatus::Completed));
+        answer.results.iter().map(|one| one.results.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(results(0).await, [1, 1, 1, 0], "as many as fit into 4 MiB");
+    assert_eq!(results(1 << 20).await, [1, 0, 0, 0]);
+    assert_eq!(results(u64::MAX).await, [1, 1, 1, 1]);
 }

@@ -130,7 +130,7 @@ async fn check(reference: &Graph, args: &example::Args) {
         key: url.clone().into(),
         ..Default::default()
     });
-    let request = pb::InsertTasksRequest { tasks: tasks.collect(), wait: None };
+    let request = pb::InsertTasksRequest { tasks: tasks.collect(), ..Default::default() };
     let mut discovery = DiscoveryClient::connect(args.grpc.clone()).await.unwrap();
     let inserted = discovery.insert_tasks(request).await.unwrap().into_inner().results;
     for (url, known) in reference.keys().zip(inserted) {

@@ -84,7 +84,8 @@ async fn a_full_redis_drains_and_is_filled_again() {
     fill_up(&daemon, &redis).await;
     let mut grpc = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let task = pb::NewTask { queue: "q".into(), key: "late".into(), ..Default::default() };
-    let refused = grpc.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait: None }).await.unwrap_err();
+    let refused =
+        grpc.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
     let (status, answer) = daemon.get("/readyz").await;
     assert_eq!((status, &answer["status"]), (503, &"out of memory".into()), "{answer}");

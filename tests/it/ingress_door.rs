@@ -208,8 +208,11 @@ async fn small_mistakes_are_named_and_small_differences_are_none() {
     let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let far = Some(prost_types::Timestamp { seconds: 8_999_999_999_999, nanos: 0 });
     let task = pb::NewTask { queue: "q".into(), key: "far".into(), not_before: far, ..Default::default() };
-    let answer =
-        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait: None }).await.unwrap().into_inner();
+    let answer = client
+        .insert_tasks(pb::InsertTasksRequest { tasks: vec![task], ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner();
     assert!(answer.results[0].error.contains("year 9999 is the last"), "{answer:?}");
     assert!(daemon.stop().await.success());
 }
@@ -287,7 +290,8 @@ async fn a_payload_comes_back_once_and_as_what_it_was() {
         task("no json", b"{", pb::Encoding::Json),
         task("no text", b"\xff", pb::Encoding::Text),
     ];
-    let results = client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await.unwrap().into_inner().results;
+    let results =
+        client.insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() }).await.unwrap().into_inner().results;
     let errors: Vec<_> = results.into_iter().map(|result| result.error).collect();
     assert_eq!(errors[..3], ["", "", ""]);
     assert!(errors[3].starts_with("payload_encoding is JSON, but payload is not: EOF"), "{errors:?}");

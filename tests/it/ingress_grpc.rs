@@ -32,7 +32,7 @@ async fn a_process_without_the_pipeline_says_so_and_is_not_healthy_for_it() {
     let (channel, _server) = start(idle_state(|_| {})).await;
     let tasks = vec![pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }];
     let mut client = DiscoveryClient::new(channel.clone());
-    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await.unwrap_err();
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() }).await.unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
         (Code::Unavailable, "this process does not run the pipeline discovery")
@@ -64,7 +64,7 @@ async fn wrong_requests_are_invalid_arguments() {
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().starts_with("\"42\" is not a task id"), "{}", status.message());
     let tasks = vec![pb::NewTask::default(); 2];
-    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await.unwrap_err();
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() }).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
@@ -74,7 +74,7 @@ async fn an_insert_into_a_full_queue_is_told_to_try_later() {
     let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let mut insert = async |key: &'static str| {
         let task = pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
-        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait: None }).await
+        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }).await
     };
     insert("first").await.unwrap();
     // The count may be one of a moment before.

@@ -208,7 +208,7 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
         ("/taskd.v1.Tasks/CompleteTasks", complete(1000, 2000), "more than 50000 discovered tasks"),
         (
             "/taskd.v1.Discovery/InsertTasks",
-            pb::InsertTasksRequest { tasks: vec![task], wait: None }.encode_to_vec().into(),
+            pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }.encode_to_vec().into(),
             "bytes of memory; send fewer at once",
         ),
         ("/taskd.v1.Discovery/InsertTasks", repeated(&[0xff]), "the message cannot be read"),
@@ -409,7 +409,7 @@ async fn a_request_that_never_fits_is_not_told_to_come_again() {
     assert!(problem["detail"].as_str().unwrap().ends_with("bytes of memory; send fewer at once"), "{problem}");
     let headers: HashMap<_, _> = (0..20).map(|n| (n.to_string(), String::new())).collect();
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
-    let request = pb::InsertTasksRequest { tasks: vec![task; 6000], wait: None };
+    let request = pb::InsertTasksRequest { tasks: vec![task; 6000], ..Default::default() };
     let status = DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{}", status.message());
     // Less of them fits.
@@ -535,7 +535,7 @@ async fn messages_and_bodies_share_the_budget() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
     assert!(status.message().contains("(request_budget); try again later"), "{}", status.message());
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-    let request = pb::InsertTasksRequest { tasks: vec![task], wait: None };
+    let request = pb::InsertTasksRequest { tasks: vec![task], ..Default::default() };
     DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap();
     assert!(held_bytes(&daemon).await >= 50 * MIB);
     drop(held);
@@ -549,8 +549,9 @@ async fn an_insert_over_grpc_that_waits_keeps_no_room_of_its_request() {
     let task =
         pb::NewTask { queue: "q".into(), key: "k".into(), payload: vec![7; 4 * MIB].into(), ..Default::default() };
     let wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
-    let call =
-        tokio::spawn(async move { client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait }).await });
+    let call = tokio::spawn(async move {
+        client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait, ..Default::default() }).await
+    });
     let leased = daemon.lease_all("w", "q", 1).await;
     until("its room is free again", async || held_bytes(&daemon).await < MIB).await;
     assert!(!call.is_finished());

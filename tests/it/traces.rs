@@ -82,7 +82,7 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
     };
     let own = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned();
     let tasks = vec![task("callers", String::new()), task("own", own)];
-    let mut request = tonic::Request::new(pb::InsertTasksRequest { tasks, wait: None });
+    let mut request = tonic::Request::new(pb::InsertTasksRequest { tasks, ..Default::default() });
     request.metadata_mut().insert("traceparent", traceparent(TRACE, true).parse().unwrap());
     let ids = client.insert_tasks(request).await.unwrap().into_inner().results;
     for (answer, trace) in ids.iter().zip([TRACE, "1af7651916cd43dd8448eb211c80319c"]) {

@@ -255,6 +255,7 @@ def test_tasks_that_taskd_stores_later_are_sent_again_as_they_were(wait: float |
             sent = [[task.key for task in request.tasks] for request in fake.inserts]
             assert sent == [[b"a", b"b", b"c"], [b"b", b"c"], [b"c"]]
             assert [request.HasField("wait") for request in fake.inserts] == [wait is not None] * 3
+            assert [request.max_bytes for request in fake.inserts] == [0 if wait is None else 32 << 20] * 3
 
     asyncio.run(run())
 

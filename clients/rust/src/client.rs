@@ -115,8 +115,10 @@ impl Client {
         let mut rest: Vec<(usize, pb::NewTask)> = tasks.into_iter().enumerate().collect();
         let (mut waits, mut since) = (WAITS.build(), Instant::now());
         loop {
-            let request =
-                pb::InsertTasksRequest { tasks: rest.iter().map(|(_, task)| task.clone()).collect(), wait: None };
+            let request = pb::InsertTasksRequest {
+                tasks: rest.iter().map(|(_, task)| task.clone()).collect(),
+                ..Default::default()
+            };
             let insert = |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
             let error = match self.servers.call(CALL_TIMEOUT, insert).await {
                 Ok(answer) => {

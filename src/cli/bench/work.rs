@@ -69,7 +69,7 @@ pub(super) async fn insert(
     let (mut waits, mut inserted) = (WAITS.build(), Inserted::default());
     loop {
         let tasks = numbers.iter().map(|number| tasks.task(*number)).collect();
-        let request = pb::InsertTasksRequest { tasks, wait: None };
+        let request = pb::InsertTasksRequest { tasks, ..Default::default() };
         match client.insert_tasks(request).await.map(Response::into_inner) {
             Ok(answer) => numbers = inserted.note(numbers, answer.results)?,
             Err(status) if is_transient(&status) => inserted.errors += 1,

@@ -291,7 +291,7 @@ async fn send(
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // Sending again is safe, even if the answer was lost: a stored task is then a duplicate.
-        match client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await {
+        match client.insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() }).await {
             Ok(response) => {
                 let (sent, results) = (rest.len(), response.into_inner().results);
                 if args.wait.is_some() {

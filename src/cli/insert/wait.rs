@@ -51,7 +51,7 @@ pub(super) async fn wait(
         let tasks = open.iter().map(|(_, task)| task.clone()).collect();
         let wait = prost_types::Duration::try_from(left.min(OF_A_CALL)).ok();
         let asked = Instant::now();
-        match client.insert_tasks(pb::InsertTasksRequest { tasks, wait }).await {
+        match client.insert_tasks(pb::InsertTasksRequest { tasks, wait, max_bytes: u64::MAX }).await {
             Ok(answer) => {
                 progress.heard();
                 let (before, is_last) = (open.len(), in_vain == MOST_IN_VAIN);

@@ -12,6 +12,11 @@ use crate::{
     wire::pb,
 };
 
+/// The bytes of results in an answer, unless the caller asks for another number: every client takes 4 MiB.
+const RESULT_BYTES: usize = (3 << 20) + (512 << 10);
+/// The bytes beside them: ids, errors, and the names of workers.
+const BESIDE: usize = 512 << 10;
+
 impl Service {
     /// Inserts, and waits for the ends of the tasks where the request says so. The room of the request's parts returns
     /// before the wait.
@@ -20,6 +25,7 @@ impl Service {
         caller: &Caller,
         share: &Share,
         wait: Result<Option<Duration>, String>,
+        max_bytes: u64,
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let Some(wait) = wait.map_err(Status::invalid_argument)? else {
@@ -28,10 +34,12 @@ impl Service {
         };
         let bytes = tasks.len() * WAITING_TASK;
         let (stored, room) = (|| share.become_answer(bytes), |bytes| self.0.budget.answer(bytes).ok());
-        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, stored, room).await?;
+        let max_bytes = if max_bytes == 0 { RESULT_BYTES } else { usize::try_from(max_bytes).unwrap_or(usize::MAX) };
+        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, max_bytes, stored, room).await?;
         let mut answer = pb::InsertTasksResponse { results: results(awaited) };
         drop(room);
-        let room = self.0.budget.answer(answer.encoded_len());
+        let bytes = cut(&mut answer, max_bytes.saturating_add(BESIDE));
+        let room = self.0.budget.answer(bytes);
         if room.is_err() {
             // The tasks are stored: the caller hears so.
             answer.results.iter_mut().for_each(|one| one.results.clear());
@@ -41,5 +49,39 @@ impl Service {
             response.extensions_mut().insert(room);
         }
         Ok(response)
+    }
+}
+
+/// Removes the last results of an answer that is longer than `most`: many small ones take more beside them. Answers the
+/// length.
+fn cut(answer: &mut pb::InsertTasksResponse, most: usize) -> usize {
+    let mut bytes = answer.encoded_len();
+    for one in answer.results.iter_mut().rev() {
+        if bytes <= most {
+            break;
+        }
+        let whole = one.encoded_len();
+        one.results.clear();
+        bytes -= whole - one.encoded_len();
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_loses_its_last_results() {
+        let result = pb::TaskResult { worker: "w".repeat(100), ..Default::default() };
+        let one = pb::InsertResult { id: "i".into(), results: vec![result; 10], ..Default::default() };
+        let mut answer = pb::InsertTasksResponse { results: vec![one; 3] };
+        let whole = answer.encoded_len();
+        assert_eq!(cut(&mut answer, whole), whole);
+        cut(&mut answer, whole / 2);
+        assert!(answer.encoded_len() <= whole / 2);
+        let left: Vec<usize> = answer.results.iter().map(|one| one.results.len()).collect();
+        assert_eq!(left, [10, 0, 0]);
+        assert_eq!(answer.results[2].id, "i");
     }
 }

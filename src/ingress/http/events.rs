@@ -105,7 +105,7 @@ pub(super) async fn insert_and_wait(call: Call, asked: NewTasks, wait: Duration)
     let NewTasks { tasks, is_single } = asked;
     let bytes = tasks.len() * WAITING_TASK;
     let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(bytes).ok());
-    let (mut awaited, room) = state.api.insert_and_wait(&caller, tasks, wait, stored, room).await?;
+    let (mut awaited, room) = state.api.insert_and_wait(&caller, tasks, wait, usize::MAX, stored, room).await?;
     let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
     let answer = list("results", awaited.iter().map(json::events::AwaitedTask::from))?;
     drop(room);

@@ -70,6 +70,8 @@ WatchT = TypeVar("WatchT", pb.WatchTaskRequest, pb.WatchQueueRequest)
 # The bounds of one insert: tasks, and bytes (one larger task goes alone).
 _MAX_TASKS = 1000
 _MAX_BYTES = 4 << 20
+# The results in the answer of an insert that waits: as many as taskd gives.
+_MAX_RESULT_BYTES = 32 << 20
 # taskd takes so many ids in a call.
 _MAX_IDS = 1000
 _TIMEOUT = 30.0
@@ -376,6 +378,7 @@ class AsyncClient:
         if wait_end is not None:
             wait = max(0.0, wait_end - time.monotonic())
             request.wait.CopyFrom(to_duration(wait))
+            request.max_bytes = _MAX_RESULT_BYTES
             timeout += wait
         return await self._connection.call(INSERT, request, min(timeout, limit))
 

@@ -82,6 +82,10 @@ pub struct InsertTasksRequest {
     /// completed ones. Needs the role read, too. At most 1,000 tasks.
     #[prost(message, optional, tag = "2")]
     pub wait: ::core::option::Option<::prost_types::Duration>,
+    /// With `wait`: the bytes of results that the answer may have. 0 means 3.5 MiB, as every client takes 4 MiB; at most
+    /// 32 MiB. From the first task on whose results do not fit, tasks have a status and no results.
+    #[prost(uint64, tag = "3")]
+    pub max_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertResult {

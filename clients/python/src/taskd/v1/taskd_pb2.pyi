@@ -257,12 +257,14 @@ class Backoff(_message.Message):
     def __init__(self, kind: _Optional[_Union[BackoffKind, str]] = ..., initial: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., maximum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., jitter: _Optional[float] = ..., give_up_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class InsertTasksRequest(_message.Message):
-    __slots__ = ("tasks", "wait")
+    __slots__ = ("tasks", "wait", "max_bytes")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[NewTask]
     wait: _duration_pb2.Duration
-    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    max_bytes: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class InsertResult(_message.Message):
     __slots__ = ("status", "id", "error", "task_status", "results")
