@@ -143,7 +143,7 @@ table! {
         EPOCH = "epoch" [] at_full_memory;
         NAME = "name" [] at_full_memory;
         TIME = "time" [clock] with_room;
-        SHARED_OPEN = "shared_open" [clock shared] with_room;
+        SHARED_OPEN = "shared_open" [clock shared] at_full_memory;
         SHARED_CALL = "shared_call" [clock shared] at_full_memory;
         SHARED_HOLD = "shared_hold" [clock shared] at_full_memory;
         SHARED_NOTE = "shared_note" [clock shared] at_full_memory;

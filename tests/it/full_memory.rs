@@ -3,10 +3,13 @@
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 
-use crate::support::{
-    daemon::{Daemon, once, statuses},
-    redis_private::PrivateRedis,
-    until,
+use crate::{
+    shared_sessions::{Session, leases},
+    support::{
+        daemon::{Daemon, once, statuses},
+        redis_private::PrivateRedis,
+        until,
+    },
 };
 
 /// Short, so that what is done leaves Redis soon.
@@ -176,6 +179,28 @@ async fn what_gives_memory_back_works_while_redis_stays_full() {
 
     redis.run(&["config", "set", "maxmemory", "0"]);
     daemon.ready().await;
+    daemon.drain("w", "q").await;
+}
+
+/// Only what its worker reports would make room.
+#[tokio::test]
+async fn a_session_without_a_stream_opens_at_a_full_redis() {
+    let redis = PrivateRedis::start(&[]);
+    let daemon = Daemon::start(CONFIG, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, 10).await;
+    // Less than an empty one needs.
+    assert_eq!(redis.run(&["config", "set", "maxmemory", "1mb"]), "OK");
+    let (session, _) = Session::open(&daemon, "w", json!({"want": 1})).await;
+    let tasks = session.call(&daemon, "want", json!({"wait": "30s"})).await["tasks"].clone();
+    let tasks: Vec<Value> = serde_json::from_value(tasks).unwrap();
+    assert_eq!(tasks.len(), 1);
+    let holding: Vec<_> = tasks.iter().map(|task| &task["id"]).collect();
+    let (session, opened) = Session::open(&daemon, "w", json!({"session": session.id(), "holding": holding})).await;
+    assert_eq!(opened["resumed"], true);
+    let answer = session.call(&daemon, "report", json!({"completions": leases(&tasks)})).await;
+    assert_eq!(answer["counted"], 1, "{answer}");
+    redis.run(&["config", "set", "maxmemory", "0"]);
+    session.call(&daemon, "close", json!({})).await;
     daemon.drain("w", "q").await;
 }
 
