@@ -18,6 +18,8 @@ if ARGV[4] == '2' then
   return {0}
 end
 s[ENDING], s[DEMAND] = 1, 0
+-- A shard that refuses calls does not end the leases that are over. The session must not wait for it.
+recount(s)
 redis.call('HSET', SESSIONS, session, cmsgpack.pack(s))
 redis.call('ZADD', DUE, now + tonumber(ARGV[5]), member)
 local answer, held = {1}, redis.call('HGETALL', HELD)

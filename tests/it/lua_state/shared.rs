@@ -303,6 +303,34 @@ async fn a_session_ends_when_it_is_due_and_any_process_may_go_on_with_the_end() 
 }
 
 #[tokio::test]
+async fn a_session_that_ends_drops_the_leases_that_are_over() {
+    let f = Fixture::new().await;
+    let before = f.open_with_two().await;
+    let over = async |letter: char| {
+        let mut over = redis::cmd("ZADD");
+        over.arg(ENDS).arg(NOW).arg(id(letter));
+        let _: Value = over.query_async(&mut f.redis.conn()).await.expect("it is over");
+    };
+    let entry = |in_hand: u32, latest: i64| format!(r#"{SESSION}=[15000,0,{in_hand},1,"plan",0,{latest}]"#);
+    let due = format!("{SESSION}w={}", NOW + 5000);
+    over('a').await;
+    assert_eq!(f.end(0).await, ["1", "b", "1q:0:7:1:1", "1002000"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            (OF, &[&entry(1, NOW + 2000)]),
+            (DUE, &[&due]),
+            (HELD, &["b=1q:0:7:1:1"]),
+            (ENDS, &[&format!("b={}", NOW + 2000)]),
+        ],
+    );
+    over('b').await;
+    assert_eq!(f.end(0).await, ["1"]);
+    changed(&before, &f.state().await, &[(OF, &[&entry(0, 0)]), (DUE, &[&due]), (HELD, &[]), (ENDS, &[])]);
+}
+
+#[tokio::test]
 async fn a_session_that_is_due_gets_its_time_out_once_more_unless_it_ends_already() {
     let f = Fixture::new().await;
     let before = f.open_with_two().await;
