@@ -89,6 +89,29 @@ async fn a_session_opens_while_redis_does_not_answer_and_gets_its_tasks_later() 
     assert!(daemon.stop().await.success());
 }
 
+/// As with one master of a cluster away, which has the worker's allotments and none of its queues.
+#[tokio::test]
+async fn a_session_gets_tasks_though_nobody_can_ask_for_an_allotment() {
+    let mut daemon = Daemon::start(&format!("max_worker_tasks = 3\n{CONFIG}"), &[]).await;
+    insert(&daemon, 0, 5).await;
+    let entry = "taskd:{sessions:5}:of:w1";
+    let mut redis = daemon.redis().await;
+    let () = redis::cmd("SET").arg(entry).arg("no hash").query_async(&mut redis).await.unwrap();
+    let mut worker = Worker::open(daemon.grpc_port(), opening("w1", 0)).await.unwrap();
+    let answer = worker.ask(pb::WorkerFrame { want: 5, ..Default::default() }).await.unwrap();
+    assert_eq!(answer.granted, 3, "the cap");
+    let tasks = worker.tasks(3).await;
+    let () = redis::cmd("DEL").arg(entry).query_async(&mut redis).await.unwrap();
+    until("Redis knows the allotment", async || {
+        let allotted: Vec<usize> = redis::cmd("HVALS").arg(entry).query_async(&mut redis).await.unwrap();
+        allotted == [3]
+    })
+    .await;
+    assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::Ok; 3]);
+    worker.close().await;
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn a_session_waits_for_tasks_and_its_demand_is_bounded() {
     let mut daemon = Daemon::start(&format!("max_session_tasks = 4\nmax_worker_tasks = 6\n{CONFIG}"), &[]).await;

@@ -7,7 +7,9 @@
 //! uses, and for a while asks for no more than that.
 //!
 //! A process that is silent for ten seconds loses its allotments; what its workers have in hand does not count any
-//! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap.
+//! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap. If
+//! Redis does not answer for as long, the process allows a worker up to the cap by itself: the worker's queues may be
+//! in another part of a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -95,7 +97,13 @@ impl Handle {
                     Err(_) => Some((TRY_AGAIN, false)),
                 };
                 let Some(wait) = wait.filter(|_| began.elapsed() < TRY_FOR) else {
-                    return if still() { self.sessions.want_rest(attached, want, most) } else { 0 };
+                    if !still() {
+                        return 0;
+                    }
+                    if enlarged.is_err() {
+                        self.allow_unasked(worker, want.min(attached.session.room(most)));
+                    }
+                    return self.sessions.want_rest(attached, want, most);
                 };
                 wait
             };
@@ -143,6 +151,14 @@ impl Handle {
         };
         let answer = self.allot(worker, asked.min(limits.max_worker_tasks.max(used)), used).await?;
         Ok(answer.allotment < needed && answer.streams_hold)
+    }
+
+    /// Makes room for so many more within the cap, though Redis does not answer. The caller has the turn, and Redis
+    /// hears of it later: the allotment is unwritten.
+    fn allow_unasked(&self, worker: &WorkerName, want: u32) {
+        let needed = self.sessions.taken_by(worker) + want as usize;
+        let allowed = needed.min(self.settings.limits.max_worker_tasks);
+        self.sessions.allotments.change(worker, |allotment| allotment.allowed = allotment.allowed.max(allowed));
     }
 
     /// Asks Redis for an allotment. The caller has the turn.
