@@ -279,6 +279,27 @@ async fn a_takeover_voids_the_leases_of_the_workers_other_sessions() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test]
+async fn a_takeover_does_not_wait_for_a_redis_that_does_not_answer() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 1).await;
+    let mut old = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
+    let tasks = old.tasks(1).await;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    let open = pb::OpenSession { takeover: true, ..opening("w", 1) };
+    // Clients do not wait longer.
+    let opened = timeout(Duration::from_secs(10), Worker::open(daemon.grpc_port(), open)).await;
+    let mut new = opened.expect("it opens in time").unwrap();
+    assert_eq!(old.end().await.unwrap_err().code(), Code::Aborted);
+    assert!(daemon.signal_redis(Signal::SIGCONT));
+    new.ask(pb::WorkerFrame { want: 1, ..Default::default() }).await.unwrap();
+    let again = new.tasks(1).await;
+    assert_eq!((&again[0].id, again[0].attempt), (&tasks[0].id, 1));
+    assert_eq!(new.complete(&again, 0).await, [ItemStatus::Ok]);
+    new.close().await;
+    assert!(daemon.stop().await.success());
+}
+
 /// The old session ends while its worker holds the leases by another one: they stay.
 #[tokio::test]
 async fn a_worker_that_moves_to_another_session_keeps_its_leases() {

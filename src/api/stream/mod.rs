@@ -53,18 +53,24 @@ impl Api {
         access::may_open(&caller, &mut open)?;
         tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
         tasks.queues_to_go_on(&open).iter().try_for_each(|queue| access::reaches(&caller, queue.as_str()))?;
-        let (want, keeps) = (open.want, open.keep_leases);
-        let opened = tasks.open_session(open, access::is_one_worker(&caller)).await.map_err(Error::from)?;
+        let (want, keeps, takes_over) = (open.want, open.keep_leases, open.takeover);
+        let opened = tasks.open_session(&open, access::is_one_worker(&caller)).map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);
-        let granted = match tasks.want(&attached, want) {
-            Some(granted) => granted,
-            None => tokio::select! {
-                granted = timeout(OPENED_WITHIN, tasks.want_more(&attached, want, || true)) => granted.unwrap_or(0),
-                cut = attached.cut() => return Err(cut.into()),
-                () = out.closed() => return Err(StreamEnd::Broken),
-                // The stream hears of the stop in a moment.
-                () = self.stop.cancelled() => 0,
-            },
+        let opening = async {
+            if takes_over {
+                tasks.take_over_by(&attached).await?;
+            }
+            Ok::<_, Error>(match tasks.want(&attached, want) {
+                Some(granted) => granted,
+                None => tasks.want_more(&attached, want, || true).await,
+            })
+        };
+        let granted = tokio::select! {
+            granted = timeout(OPENED_WITHIN, opening) => granted.unwrap_or(Ok(0))?,
+            cut = attached.cut() => return Err(cut.into()),
+            () = out.closed() => return Err(StreamEnd::Broken),
+            // The stream hears of the stop in a moment.
+            () = self.stop.cancelled() => 0,
         };
         let (timeout, demand) = (attached.timeout(), attached.demand());
         let heartbeat = heartbeat(timeout);

@@ -111,18 +111,13 @@ impl Handle {
     }
 
     /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other worker.
-    pub async fn open_session(&self, open: OpenSession, is_own: bool) -> Result<Opened, Error> {
-        let plan = self.plan(&open)?;
+    pub fn open_session(&self, open: &OpenSession, is_own: bool) -> Result<Opened, Error> {
+        let plan = self.plan(open)?;
         let worker = plan.claim.worker.clone();
-        let opened = match self.resume(&worker, &open, &plan) {
+        Ok(match self.resume(&worker, open, &plan) {
             Some(attached) => Opened { attached, resumed: true },
-            None => Opened { attached: self.open_anew(plan, &open, is_own)?, resumed: false },
-        };
-        if open.takeover {
-            opened.attached.session.takes_over(Instant::now());
-            self.take_over(&worker, opened.attached.session.id).await?;
-        }
-        Ok(opened)
+            None => Opened { attached: self.open_anew(plan, open, is_own)?, resumed: false },
+        })
     }
 
     /// The queues of the session with which `open` goes on; none, if there is no such session in this process.

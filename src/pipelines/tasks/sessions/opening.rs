@@ -56,7 +56,8 @@ impl Handle {
         };
         self.sessions.slots.note(session.slot());
         if open.takeover {
-            self.take_over_for(&session).await?;
+            self.sessions.told.add(session.worker.clone(), session.id, Instant::now());
+            self.take_over(&session.worker, session.id).await?;
         }
         let mut called = self.call(&session, SharedWish::More(open.want), &[]).await?;
         self.want_rest(&session, open.want, &mut called).await?;
@@ -99,14 +100,6 @@ impl Handle {
             }
         };
         Err(Error::Full(why))
-    }
-
-    /// A session takes over, also if its caller goes away: the sessions that end must give back what they have.
-    async fn take_over_for(&self, session: &SharedSession) -> Result<(), Error> {
-        let (handle, SharedSession { worker, id }) = (self.clone(), session.clone());
-        self.sessions.told.add(worker.clone(), id, Instant::now());
-        let takes_over = self.sessions.streams.spawn(async move { handle.take_over(&worker, id).await });
-        takes_over.await.unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
     }
 
     /// Goes on with a session. The tasks that the worker does not have did not arrive, and go back.

@@ -17,15 +17,28 @@ use uuid::Uuid;
 use super::{
     super::{error::Error, handle::Handle},
     order::ends,
+    session::Attached,
 };
 use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
 
 impl Handle {
-    /// The session ends the earlier ones of its worker, here and in other processes, and those without a stream.
+    /// The session of a stream takes over.
+    pub async fn take_over_by(&self, attached: &Attached) -> Result<(), Error> {
+        let session = &attached.session;
+        session.takes_over(Instant::now());
+        self.take_over(&session.worker, session.id).await
+    }
+
+    /// The session ends the earlier ones of its worker, here and in other processes, and those without a stream; also
+    /// if its caller waits no longer: the sessions that end must give back what they have.
     pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
-        self.end_earlier(worker, session).await;
-        self.tell_takeover(worker, session).await;
-        self.take_over_shared(worker, session).await
+        let (handle, worker) = (self.clone(), worker.clone());
+        let takes_over = self.sessions.streams.spawn(async move {
+            handle.end_earlier(&worker, session).await;
+            handle.tell_takeover(&worker, session).await;
+            handle.take_over_shared(&worker, session).await
+        });
+        takes_over.await.unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
     }
 
     /// Hears that a session took over, here or elsewhere.
@@ -41,11 +54,12 @@ impl Handle {
 
     /// Tells takeovers again where it is time.
     pub(super) async fn tell_takeovers_again(&self, now: Instant) {
-        let due = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
-        future::join_all(due.map(async |session| self.tell_takeover(&session.worker, session.id).await)).await;
-        let shared = self.sessions.told.due(now);
-        // Ids do not say for sure which session came last, so this ends shared sessions of the worker again, too.
-        future::join_all(shared.iter().map(async |(worker, session)| self.tell_again(worker, *session).await)).await;
+        let of_streams = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
+        let of_streams = of_streams.map(|session| (session.worker.clone(), session.id));
+        let due: Vec<_> = of_streams.chain(self.sessions.told.due(now)).collect();
+        // Ids do not say for sure which session came last, and Redis may not have answered: this ends shared sessions
+        // of the worker again, too.
+        future::join_all(due.iter().map(async |(worker, session)| self.tell_again(worker, *session).await)).await;
     }
 
     async fn tell_again(&self, worker: &WorkerName, session: Uuid) {
