@@ -146,6 +146,54 @@ async fn a_waiting_call_gets_tasks_as_they_come_and_a_surrender_ends_it() {
     assert!(daemon.stop().await.success());
 }
 
+/// Its time-out would let it wait for longer than the test does.
+#[tokio::test]
+async fn a_surrender_ends_a_call_that_waits_though_the_time_out_is_long() {
+    let mut daemon = Daemon::start(&format!("max_wait = \"10m\"\n{CONFIG}"), &[]).await;
+    let (session, _) = Session::open(&daemon, "w", json!({"timeout": "10m"})).await;
+    let (none, surrendered) = tokio::join!(session.call(&daemon, "want", json!({"want": 5, "wait": "10m"})), async {
+        until("it waits", async || session.pending(&daemon).await == (5, 0)).await;
+        session.call(&daemon, "surrender", json!({})).await
+    });
+    assert_eq!((&none["tasks"], &surrendered["surrendered"]), (&json!([]), &json!(5)));
+    session.call(&daemon, "close", json!({})).await;
+    assert!(daemon.stop().await.success());
+}
+
+/// Nobody could note its tasks.
+#[tokio::test]
+async fn a_call_whose_session_cannot_be_reached_leaves_tasks_to_others() {
+    let mut daemon = Daemon::start(&format!("max_wait = \"10m\"\n{CONFIG}"), &[]).await;
+    let (session, _) = Session::open(&daemon, "w", json!({"timeout": "10m"})).await;
+    let entry = "taskd:{sessions:6}:of:w";
+    let mut redis = daemon.redis().await;
+    let (answer, ()) = tokio::join!(session.call(&daemon, "want", json!({"want": 1, "wait": "10m"})), async {
+        until("it waits", async || session.pending(&daemon).await == (1, 0)).await;
+        let mut damage = redis::pipe();
+        damage.atomic().rename(entry, "kept").set(entry, "no hash");
+        let () = damage.query_async(&mut redis).await.unwrap();
+        // After the first refusal it waits no more.
+        until("two signs of life are refused", async || {
+            let stats: String = redis::cmd("INFO").arg("errorstats").query_async(&mut redis).await.unwrap();
+            let count = stats.lines().find_map(|line| line.strip_prefix("errorstat_WRONGTYPE:count="));
+            count.is_some_and(|count| count.parse::<u32>().unwrap() >= 2)
+        })
+        .await;
+        // The call would be the first to get it.
+        insert(&daemon, 0, 1).await;
+        let task = daemon.lease_all("v", "q", 1).await;
+        let () = redis::pipe().atomic().rename("kept", entry).query_async(&mut redis).await.unwrap();
+        assert_eq!(daemon.complete("v", &task).await, ["OK"]);
+        daemon.insert(&[json!({"queue": "q", "key": "a"})]).await;
+    });
+    let tasks: Vec<Value> = serde_json::from_value(answer["tasks"].clone()).unwrap();
+    assert_eq!(tasks.len(), 1, "it waits on: {answer}");
+    let answer = session.call(&daemon, "report", json!({"completions": leases(&tasks)})).await;
+    assert_eq!(answer["counted"], 1);
+    session.call(&daemon, "close", json!({})).await;
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn a_silent_session_ends_and_what_was_started_has_failed() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;

@@ -19,7 +19,7 @@ use std::{
 };
 
 use futures::future;
-use tokio::time::{MissedTickBehavior, interval_at};
+use tokio::time::{sleep, timeout};
 
 use super::{
     super::{
@@ -52,6 +52,12 @@ const LOOK_IDLE: Duration = Duration::from_secs(10);
 const END_AGAIN: Duration = Duration::from_secs(5);
 /// How often a call claims anew because other calls of its session were faster.
 const CLAIMS: usize = 5;
+/// The longest that a call waits without a sign of life. By its answer it hears of a surrender at another process.
+const LONGEST_BEAT: Duration = Duration::from_secs(5);
+/// How long a sign of life may take. After that, or an error, the call leaves tasks to others: nobody could note them.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
+/// How often the call asks then whether Redis answers again.
+const BEAT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Ends sessions that are due, whichever process opened them.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
@@ -181,36 +187,53 @@ impl Handle {
 
     /// Claims for a session, and keeps it alive meanwhile.
     async fn claim_shared(&self, shared: &mut Shared, deadline: Instant) -> Result<Leases, Error> {
-        if shared.called.demand == 0 {
-            return Ok(Leases::default());
-        }
-        let (demand, max_items) = (AtomicU32::new(shared.called.demand), self.settings.limits.max_items);
+        let Shared { session, plan, called } = shared;
+        let (demand, max_items) = (AtomicU32::new(called.demand), self.settings.limits.max_items);
         let claim = || {
-            let mut claim = shared.plan.claim.clone();
+            let mut claim = plan.claim.clone();
             claim.max_tasks = (demand.load(Ordering::Relaxed) as usize).clamp(1, max_items);
             claim
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut waiting = std::pin::pin!(self.wait_for(&shared.plan.queues, claim, left));
-        let every = heartbeat(shared.plan.timeout);
-        let mut beats = interval_at(tokio::time::Instant::now() + every, every);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                leases = &mut waiting => return leases,
-                _ = beats.tick() => match self.call(&shared.session, SharedWish::More(0), &[]).await {
-                    Ok(called) => {
-                        shared.called = SharedCalled { plan: Vec::new(), ..called };
-                        if shared.called.demand == 0 {
-                            return Ok(Leases::default());
-                        }
-                        demand.store(shared.called.demand, Ordering::Relaxed);
+        let every = heartbeat(plan.timeout).min(LONGEST_BEAT);
+        while called.demand > 0 {
+            let beats = async {
+                while called.demand > 0 {
+                    sleep(every).await;
+                    if !self.beat(session, called).await? {
+                        break;
                     }
-                    Err(Error::Unavailable(error)) => tracing::debug!("cannot keep a session alive: {error}"),
-                    Err(error) => return Err(error),
+                    demand.store(called.demand, Ordering::Relaxed);
                 }
+                Ok::<_, Error>(())
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            tokio::select! {
+                leases = self.wait_for(&plan.queues, claim, left) => return leases,
+                ended = beats => ended?,
             }
+            while called.demand > 0 && !self.beat(session, called).await? {
+                if deadline <= Instant::now() {
+                    return Ok(Leases::default());
+                }
+                sleep(BEAT_AGAIN).await;
+            }
+            demand.store(called.demand, Ordering::Relaxed);
         }
+        Ok(Leases::default())
+    }
+
+    /// A sign of life of a call that waits; whether Redis answered it.
+    async fn beat(&self, session: &SharedSession, called: &mut SharedCalled) -> Result<bool, Error> {
+        match timeout(ANSWERED_WITHIN, self.call(session, SharedWish::More(0), &[])).await {
+            Ok(Ok(answer)) => {
+                *called = SharedCalled { plan: Vec::new(), ..answer };
+                return Ok(true);
+            }
+            Ok(Err(Error::Unavailable(error))) => tracing::debug!("cannot keep a session alive: {error}"),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => tracing::debug!("cannot keep a session alive: no answer within {ANSWERED_WITHIN:?}"),
+        }
+        Ok(false)
     }
 
     /// Sets the demand to 0; answers what it was, and the tasks in hand.
