@@ -33,7 +33,7 @@ impl Api {
         attached.rejected(&reports, &answer.rejections);
         let extended = answers(worker, extensions, async |batch| self.extend(caller, batch).await);
         answer.extensions = extended.await?;
-        attached.extended(&reports, &answer.extensions);
+        self.tasks()?.extended(attached, &reports, &answer.extensions).await;
         Ok(answer)
     }
 }

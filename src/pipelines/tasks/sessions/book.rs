@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    model::{Extension, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask, TaskId},
+    model::{Completion, Extension, Item, ItemAnswer, ItemStatus, Items, LeaseToken, LeasedTask, Rejection, TaskId},
     queue::Started,
 };
 
@@ -122,9 +122,12 @@ impl Book {
         }
     }
 
-    /// Notes that taskd extended a lease, unless it is another one by now.
-    pub(super) fn kept(&mut self, id: TaskId, token: &LeaseToken, deadline_unix_ms: i64, now: Instant) {
-        if let Some(held) = self.leases.get_mut(&id).filter(|held| held.token.lease() == token.lease()) {
+    /// Notes that taskd extended a lease, unless it is another one by now, or its worker extended it for longer
+    /// meanwhile.
+    pub(super) fn kept(&mut self, id: TaskId, before: &Held, deadline_unix_ms: i64, now: Instant) {
+        let is_same = |held: &&mut Held| held.token.lease() == before.token.lease();
+        let Some(held) = self.leases.get_mut(&id).filter(is_same) else { return };
+        if held.deadline_unix_ms == before.deadline_unix_ms || held.deadline_unix_ms < deadline_unix_ms {
             (held.deadline_unix_ms, held.set) = (deadline_unix_ms, now);
         }
     }
@@ -166,8 +169,13 @@ impl Book {
         self.leases.extract_if(|id, _| !holding.contains(id)).collect()
     }
 
-    pub(super) fn take(&mut self) -> Vec<(TaskId, Held)> {
-        std::mem::take(&mut self.leases).into_iter().collect()
+    /// Takes out the leases of these tasks.
+    pub(super) fn take(&mut self, tasks: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
+        tasks.filter_map(|id| Some((id, self.leases.remove(&id)?))).collect()
+    }
+
+    pub(super) fn all(&self) -> Vec<(TaskId, Held)> {
+        self.leases.iter().map(|(id, held)| (*id, held.clone())).collect()
     }
 }
 
@@ -206,7 +214,7 @@ pub(super) struct Reported<T> {
 }
 
 impl<T> Reported<T> {
-    pub(super) fn of<R>(item: &Result<Item<R>, ItemAnswer>, report: impl FnOnce(&R) -> T) -> Self
+    fn of<R>(item: &Result<Item<R>, ItemAnswer>, report: impl FnOnce(&R) -> T) -> Self
     where
         T: Default,
     {
@@ -216,7 +224,25 @@ impl<T> Reported<T> {
     }
 }
 
+/// The leases that a frame reports.
+pub struct Reports {
+    pub(super) completions: Vec<Reported<()>>,
+    pub(super) rejections: Vec<Reported<()>>,
+    pub(super) extensions: Vec<Reported<Duration>>,
+}
+
+impl Reports {
+    /// Prepares to note the answers to reports.
+    pub fn of(completions: &Items<Completion>, rejections: &Items<Rejection>, extensions: &Items<Extension>) -> Self {
+        Self {
+            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
+        }
+    }
+}
+
 /// The new length of an extended lease.
-pub(super) fn by(extension: &Extension) -> Duration {
+fn by(extension: &Extension) -> Duration {
     extension.by.unwrap_or_default()
 }

@@ -32,14 +32,15 @@ use futures::future;
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
+pub use self::{
+    book::Reports,
+    session::{Attached, Cut, Opened, heartbeat},
+    shared::{Shared, SharedTasks},
+};
 use self::{
     book::{EndedLeases, Held},
     registry::{Crowded, Room, most_of_worker},
     session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, Session, reason},
-};
-pub use self::{
-    session::{Attached, Cut, Opened, Reports, heartbeat},
-    shared::{Shared, SharedTasks},
 };
 use super::{
     error::Error,
@@ -47,7 +48,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{GetTasks, OpenSession, QueueName, ShardId, TaskId, WorkerName},
+    model::{GetTasks, ItemAnswer, OpenSession, QueueName, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
@@ -232,13 +233,25 @@ impl Handle {
                 let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
                 let known: Vec<i64> = held.iter().map(|(_, held)| held.deadline_unix_ms).collect();
                 match self.queue.keep(&shard, &extensions, only_known.then_some(&known)).await {
-                    Ok(answers) => session.kept(held, &answers, Instant::now()),
+                    Ok(answers) => self.give_back_late(session, session.kept(held, &answers, Instant::now())).await,
                     // They are tried again at once, and run out if Redis stays away.
                     Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
                 }
             }
         });
         future::join_all(calls).await;
+    }
+
+    /// Notes the answers to extensions of a stream.
+    pub async fn extended(&self, attached: &Attached, reports: &Reports, answers: &[ItemAnswer]) {
+        self.give_back_late(&attached.session, attached.extended(reports, answers)).await;
+    }
+
+    /// Gives back leases that were extended while another session took over.
+    async fn give_back_late(&self, session: &Session, late: Vec<(TaskId, Held)>) {
+        if !late.is_empty() {
+            self.give_back(&session.worker, late, reason(SessionEnd::TakenOver)).await;
+        }
     }
 
     /// Ends a session: what its worker has not reported goes back. Once; later ends do nothing.

@@ -12,13 +12,11 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    book::{Book, EndedLeases, Held, Reported, by},
+    book::{Book, EndedLeases, Held, Reports},
     order::TookOver,
 };
 use crate::{
-    model::{
-        Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
-    },
+    model::{ItemAnswer, ItemStatus, LeasedTask, QueueName, TaskId, WorkerName},
     queue::{self, Claim, Code, Started},
     telemetry::metrics::SessionEnd,
 };
@@ -97,6 +95,15 @@ impl State {
             self.book.drop_lapsed(now);
         }
     }
+
+    /// Takes out these leases, if the session was taken over: their extensions were under way when it ended, so its end
+    /// may have left them alone.
+    fn take_late(&mut self, extended: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
+        match self.end {
+            Some(SessionEnd::TakenOver) => self.book.take(extended),
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl Session {
@@ -157,7 +164,8 @@ impl Session {
         }
         (state.end, state.demand) = (Some(why), 0);
         state.cut.cancel();
-        Some(state.book.take())
+        // They stay in the book: an extension may be under way.
+        Some(state.book.all())
     }
 
     pub(super) fn plan(&self) -> Plan {
@@ -220,15 +228,17 @@ impl Session {
         queue::Extension { id, token: held.token.clone(), worker: self.worker.clone(), by: held.lease }
     }
 
-    /// Notes the answers of the queue to extensions.
-    pub(super) fn kept(&self, held: &[(TaskId, Held)], answers: &[(Code, i64)], now: Instant) {
-        let mut state = self.state();
+    /// Notes the answers of the queue to extensions. If the session was taken over meanwhile, it answers the leases
+    /// that are to go back.
+    pub(super) fn kept(&self, held: &[(TaskId, Held)], answers: &[(Code, i64)], now: Instant) -> Vec<(TaskId, Held)> {
+        let (mut state, mut extended) = (self.state(), Vec::new());
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
             let status = match code {
                 // It was extended by another way.
                 Code::Ok if *deadline_unix_ms == 0 => continue,
                 Code::Ok | Code::Repeat => {
-                    state.book.kept(*id, &held.token, *deadline_unix_ms, now);
+                    state.book.kept(*id, held, *deadline_unix_ms, now);
+                    extended.push(*id);
                     continue;
                 }
                 Code::Cancelled => ItemStatus::Cancelled,
@@ -246,6 +256,7 @@ impl Session {
         if !state.ended.is_empty() {
             self.notify.notify_one();
         }
+        state.take_late(extended.into_iter())
     }
 }
 
@@ -350,30 +361,17 @@ impl Attached {
         self.session.state().book.reported(&reports.rejections, answers);
     }
 
-    pub fn extended(&self, reports: &Reports, answers: &[ItemAnswer]) {
+    /// Notes the answers to extensions. If the session was taken over meanwhile, it answers the leases that are to go
+    /// back.
+    pub(super) fn extended(&self, reports: &Reports, answers: &[ItemAnswer]) -> Vec<(TaskId, Held)> {
         let mut state = self.session.state();
-        if state.end.is_none() {
-            let tells_started = state.plan.tells_started;
-            state.book.extended(&reports.extensions, answers, tells_started, Instant::now());
+        if state.end.is_some_and(|why| why != SessionEnd::TakenOver) {
+            return Vec::new();
         }
-    }
-}
-
-/// The leases that a frame reports.
-pub struct Reports {
-    pub(super) completions: Vec<Reported<()>>,
-    pub(super) rejections: Vec<Reported<()>>,
-    pub(super) extensions: Vec<Reported<Duration>>,
-}
-
-impl Reports {
-    /// Prepares to note the answers to reports.
-    pub fn of(completions: &Items<Completion>, rejections: &Items<Rejection>, extensions: &Items<Extension>) -> Self {
-        Self {
-            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
-        }
+        let tells_started = state.plan.tells_started;
+        state.book.extended(&reports.extensions, answers, tells_started, Instant::now());
+        let extended = reports.extensions.iter().zip(answers).filter(|(_, answer)| answer.status == ItemStatus::Ok);
+        state.take_late(extended.filter_map(|(item, _)| item.lease.as_ref()).map(|(id, _)| *id))
     }
 }
 

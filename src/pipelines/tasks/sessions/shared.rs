@@ -27,9 +27,9 @@ use super::{
         get::{Leases, queues},
         handle::{Handle, worker},
     },
-    book::Reported,
+    book::{Reported, Reports},
     opening::{Written, named},
-    session::{LONGEST_TIMEOUT, Plan, Reports, SHORTEST_TIMEOUT, heartbeat, reason},
+    session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, heartbeat, reason},
 };
 use crate::{
     model::{

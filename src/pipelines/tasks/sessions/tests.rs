@@ -9,13 +9,13 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    book::{EndedLeases, Reported},
+    book::{EndedLeases, Held, Reported, Reports},
     registry::{Crowded, Room, Sessions},
-    session::{Attached, Plan, Reports, Session},
+    session::{Attached, Plan, Session},
 };
 use crate::{
     model::{ItemAnswer, ItemStatus, LeaseToken, LeasedTask, QueueName, ShardId, TaskBody, TaskId, WorkerName},
-    queue::{Claim, Started},
+    queue::{Claim, Code, Started},
     telemetry::metrics::SessionEnd,
 };
 
@@ -98,6 +98,54 @@ fn leases_that_an_operator_ended_are_told_by_task_and_grant() {
 }
 
 #[test]
+fn an_extension_under_way_does_not_keep_a_lease_of_a_session_that_was_taken_over() {
+    let tasks: Vec<_> = (1..=3).map(task).collect();
+    let (session, attached) = open();
+    attached.hold(&tasks);
+    attached.started(&[tasks[0].id.to_string()]);
+    let held = session.end(SessionEnd::TakenOver).unwrap();
+    let ids = |held: &[(TaskId, Held)]| held.iter().map(|(id, held)| (*id, held.deadline_unix_ms)).collect::<Vec<_>>();
+    let of = |n: usize| held.iter().filter(|(id, _)| *id == tasks[n].id).cloned().collect::<Vec<_>>();
+    // taskd's own extension, and one of the worker.
+    let late = session.kept(&of(0), &[(Code::Ok, 99)], Instant::now());
+    assert_eq!((ids(&late), late[0].1.started), (vec![(tasks[0].id, 99)], Started::Yes));
+    assert_eq!(session.kept(&of(1), &[(Code::Ok, 0)], Instant::now()).len(), 0, "it was extended elsewhere");
+    let (reports, answers) = extensions(&tasks[2..], 98);
+    let late = attached.extended(&reports, &answers);
+    assert_eq!((ids(&late), late[0].1.started), (vec![(tasks[2].id, 98)], Started::No));
+
+    // The leases of another session stay.
+    let (session, attached) = open();
+    attached.hold(&tasks[..1]);
+    assert_eq!(session.kept(&of(0), &[(Code::Ok, 99)], Instant::now()).len(), 0);
+    assert_eq!(attached.extended(&reports, &answers).len(), 0);
+    session.end(SessionEnd::Closed);
+    assert_eq!(attached.extended(&reports, &answers).len(), 0);
+}
+
+#[test]
+fn an_extension_by_the_worker_is_not_forgotten_for_a_shorter_one_of_taskd() {
+    let task = [task(1)];
+    let open = || Session::open(Uuid::now_v7(), worker(), Plan { keep_leases: true, ..plan() });
+    let held = |session: &Session| session.leases_to_keep(Instant::now() + Duration::from_secs(600));
+    let deadline = |by_taskd: i64| {
+        let (session, attached) = open();
+        attached.hold(&task);
+        let before = held(&session);
+        let (reports, by_worker) = extensions(&task, 50);
+        attached.extended(&reports, &by_worker);
+        session.kept(&before, &[(Code::Ok, by_taskd)], Instant::now());
+        held(&session)[0].1.deadline_unix_ms
+    };
+    assert_eq!((deadline(40), deadline(60)), (50, 60));
+    // Redis's clock was set back: the book has the deadline that Redis has.
+    let (session, attached) = open();
+    attached.hold(&task);
+    session.kept(&held(&session), &[(Code::Ok, -5)], Instant::now());
+    assert_eq!(held(&session)[0].1.deadline_unix_ms, -5);
+}
+
+#[test]
 fn sessions_of_a_worker_have_no_more_together_than_it_may() {
     const MOST: usize = 40;
     for _ in 0..50 {
@@ -168,8 +216,8 @@ fn a_worker_whose_sessions_are_bounded_leaves_room_for_others() {
     opened.push(open("w", None).unwrap());
 }
 
-/// Extends leases that the session does not have; answers whether their tasks count as started at its end.
-fn brought(session: &Session, attached: &Attached, tasks: &[LeasedTask]) -> Vec<Started> {
+/// Extensions of these tasks, and answers that name this deadline.
+fn extensions(tasks: &[LeasedTask], deadline_unix_ms: i64) -> (Reports, Vec<ItemAnswer>) {
     let extensions = tasks.iter().map(|task| {
         let lease = Some((task.id, task.token.clone()));
         Reported { lease, report: Duration::from_secs(600) }
@@ -177,10 +225,16 @@ fn brought(session: &Session, attached: &Attached, tasks: &[LeasedTask]) -> Vec<
     let (completions, rejections) = (Vec::new(), Vec::new());
     let reports = Reports { completions, rejections, extensions: extensions.collect() };
     let answers = tasks.iter().map(|task| {
-        let lease_expires_unix_ms = Some(1);
+        let lease_expires_unix_ms = Some(deadline_unix_ms);
         ItemAnswer { lease_expires_unix_ms, ..ItemAnswer::new(task.id.to_string(), ItemStatus::Ok) }
     });
-    attached.extended(&reports, &answers.collect::<Vec<_>>());
+    (reports, answers.collect())
+}
+
+/// Extends leases that the session does not have; answers whether their tasks count as started at its end.
+fn brought(session: &Session, attached: &Attached, tasks: &[LeasedTask]) -> Vec<Started> {
+    let (reports, answers) = extensions(tasks, 1);
+    attached.extended(&reports, &answers);
     let held = session.end(SessionEnd::Closed).unwrap();
     let started = |task: &LeasedTask| held.iter().find(|(id, _)| *id == task.id).unwrap().1.started;
     tasks.iter().map(started).collect()
