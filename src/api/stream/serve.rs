@@ -243,8 +243,11 @@ impl<'a> Streaming<'a> {
         let Some(Held { leases, place, room, .. }) = self.held.take_if(|held| held.leases.tasks.len() <= told) else {
             return Ok(());
         };
-        if self.attached.hold(&leases.tasks).is_none() {
-            return Ok(());
+        let before = self.frame();
+        let Some(ended) = self.attached.hold(&leases.tasks) else { return Ok(()) };
+        // Clients know a lease by its task: behind a new lease of it they would take this for the end of the new one.
+        if !ended.is_empty() {
+            self.send(TaskdFrame { ended, ..before }).await?;
         }
         let Leases { tasks, deliveries } = leases;
         let frame = TaskdFrame { tasks, ..self.frame() };

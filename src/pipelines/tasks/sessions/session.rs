@@ -303,9 +303,10 @@ impl Attached {
         self.session.state().stream == self.stream
     }
 
-    /// Notes tasks on their way to the worker, and takes them off the demand; answers the demand behind them. `None`:
-    /// the session has another stream by now, or has ended; the leases go back.
-    pub fn hold(&self, tasks: &[LeasedTask]) -> Option<u32> {
+    /// Notes tasks on their way to the worker, and takes them off the demand; answers the leases that ended before. The
+    /// worker must hear of those first: a task may be on its way anew. `None`: the session has another stream by now,
+    /// or has ended; the leases go back.
+    pub fn hold(&self, tasks: &[LeasedTask]) -> Option<Vec<ItemAnswer>> {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
             return None;
@@ -315,7 +316,7 @@ impl Attached {
         tasks.iter().for_each(|task| state.book.hold(task, started, now));
         // A claim asks for no more than the demand.
         state.demand = state.demand.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
-        Some(state.demand)
+        Some(std::mem::take(&mut state.ended))
     }
 
     /// Adds to the demand; answers how much. The demand of another stream, or of a session that ended, stays as it is.

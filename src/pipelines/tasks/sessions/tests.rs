@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use uuid::Uuid;
 
 use super::{
@@ -46,7 +47,7 @@ fn task(grant: u64) -> LeasedTask {
 fn a_session_that_ended_takes_no_demand_and_ends_once() {
     let (session, attached) = open();
     let tasks = [task(1)];
-    assert_eq!((attached.want(3, 10), attached.hold(&tasks)), (3, Some(2)));
+    assert_eq!((attached.want(3, 10), attached.hold(&tasks).is_some(), session.demand()), (3, true, 2));
     assert_eq!(session.end(SessionEnd::Closed).map(|held| held.len()), Some(1));
     assert_eq!((attached.want(3, 10), session.demand()), (0, 0));
     assert!(attached.hold(&[task(2)]).is_none(), "these go back");
@@ -95,6 +96,20 @@ fn leases_that_an_operator_ended_are_told_by_task_and_grant() {
     let many: Vec<_> = (0..10).map(|_| TaskId::new()).chain([tasks[3].id]).collect();
     session.tell_ended(&EndedLeases::cancelled(&many));
     assert_eq!((futures::executor::block_on(attached.ended()).len(), session.taken()), (1, 1));
+}
+
+#[test]
+fn the_end_of_a_lease_is_told_before_the_next_lease_of_its_task() {
+    let (session, attached) = open();
+    let old = task(1);
+    let new = LeasedTask { token: LeaseToken { grant: 2, ..old.token.clone() }, ..old.clone() };
+    assert_eq!(attached.hold(std::slice::from_ref(&old)), Some(Vec::new()));
+    session.tell_ended(&EndedLeases::lost(&[(old.id, 1)]));
+    let ended = attached.hold(&[new]).unwrap();
+    assert_eq!(ended, [ItemAnswer::new(old.id.to_string(), ItemStatus::LeaseLost)]);
+    // A notice that is late names the old lease.
+    session.tell_ended(&EndedLeases::lost(&[(old.id, 1)]));
+    assert!(attached.ended().now_or_never().is_none());
 }
 
 #[test]
