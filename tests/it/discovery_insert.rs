@@ -277,10 +277,14 @@ async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
     let silent = |bus| Picky::silent(bus, Topic::DeadLetters) as Arc<dyn Bus>;
     let fixture = Fixture::start_by(keep_refused, None, silent).await;
     let is_stored = until("the good one is stored", async || fixture.unfinished().await.get("q") == Some(&1));
+    let mut inserting = Box::pin(fixture.discovery.insert(tasks(&["", "q"])));
     tokio::select! {
-        answers = fixture.discovery.insert(tasks(&["", "q"])) => panic!("the topic is silent: {answers:?}"),
+        answers = &mut inserting => panic!("the topic is silent: {answers:?}"),
         () = is_stored => {}
     }
+    // SQL has the letter: nobody waits for ever.
+    let statuses: Vec<_> = inserting.await.unwrap().iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses, [InsertStatus::Rejected, InsertStatus::Created]);
     fixture.stop().await;
 }
 

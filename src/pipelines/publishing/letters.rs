@@ -1,6 +1,8 @@
 //! Dead letters: records and tasks that taskd gives up, in SQL and on a topic for people.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
 
 use super::{Error, PUBLISH_BYTES, reporting::Reporting};
 use crate::{
@@ -31,6 +33,9 @@ const SHORTER: [Shorten; 3] = [
     }),
 ];
 
+/// How long a caller waits for the topic with letters that SQL has.
+const SOON: Duration = Duration::from_secs(5);
+
 /// Keeps letters in SQL and sends them to `dead-letters`, with all that inserts a task again.
 #[derive(Clone)]
 pub struct DeadLetters {
@@ -48,33 +53,34 @@ impl DeadLetters {
     /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once. An
     /// error means: send them again. Those that SQL has are left out where the topic has refused for long.
     pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
-        self.keep_and_publish(letters).await?.1?;
-        Ok(())
-    }
-
-    /// The same for a caller that sends no letter again which SQL has: there it does not matter what the topic says.
-    pub async fn send_once(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
-        let count = letters.len();
-        match self.keep_and_publish(letters).await? {
-            (true, Err(error)) => {
-                tracing::debug!("SQL has {count} letters that {} did not take: {error}", Topic::DeadLetters);
-                metrics::reports_left_out(Topic::DeadLetters.as_str(), count);
-            }
-            (_, published) => published?,
+        match self.keep_new(&letters).await? {
+            true => self.topic.publish(letters.len(), self.publish(letters)).await?,
+            false => self.publish(letters).await?,
         }
         Ok(())
     }
 
-    /// Answers whether SQL has all letters, and what the topic said.
-    async fn keep_and_publish(&self, letters: Vec<DeadLetter>) -> store::Result<(bool, bus::Result<()>)> {
+    /// The same for a caller that waits, and sends no letter again which SQL has: there it does not matter what the
+    /// topic says, or whether it says anything soon.
+    pub async fn send_once(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
+        if !self.keep_new(&letters).await? {
+            return Ok(self.publish(letters).await?);
+        }
+        let (count, topic) = (letters.len(), Topic::DeadLetters);
+        let late = |_| Err(bus::Error::Publish { topic, cause: format!("no answer within {SOON:?}").into() });
+        let publish = async { timeout(SOON, self.publish(letters)).await.unwrap_or_else(late) };
+        if let Err(error) = self.topic.publish(count, publish).await {
+            tracing::debug!("SQL has {count} letters that {topic} did not take: {error}");
+            metrics::reports_left_out(topic.as_str(), count);
+        }
+        Ok(())
+    }
+
+    /// Keeps in SQL those that it does not have; whether it has all of them then.
+    async fn keep_new(&self, letters: &[DeadLetter]) -> store::Result<bool> {
         // A task that died has got its letter in the transaction in which it died.
         let others = letters.iter().filter(|letter| letter.task_id.is_none());
-        let has_all = self.keep(others.cloned().collect()).await?;
-        let published = match has_all {
-            true => self.topic.publish(letters.len(), self.publish(letters)).await,
-            false => self.publish(letters).await,
-        };
-        Ok((has_all, published))
+        self.keep(others.cloned().collect()).await
     }
 
     /// Keeps letters in SQL; whether it has all of them.
