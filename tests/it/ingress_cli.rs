@@ -688,6 +688,25 @@ async fn an_insert_that_waits_asks_again_for_results_that_were_left_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_insert_that_waits_forgets_no_end_that_it_has_heard() {
+    // taskd has no room for results, is away, and cannot read SQL, all behind the end of the time.
+    let server = Scripted::new(Box::new(|call, tasks| {
+        let try_later = pb::InsertResult { status: pb::InsertStatus::TryLater.into(), ..Default::default() };
+        match call {
+            0 | 1 => Ok(tasks.iter().map(|task| found(task, pb::TaskStatus::Completed, None)).collect()),
+            2 => Err(Status::unavailable("restarting")),
+            3 => Ok(vec![try_later; tasks.len()]),
+            _ => Ok(tasks.iter().map(|task| found(task, pb::TaskStatus::Completed, Some("done"))).collect()),
+        }
+    }));
+    let (code, stdout, stderr) = insert_at(serve(server).await, &["--wait", "1ms"]).await;
+    assert_eq!(code, 0, "{stderr}");
+    let lines = by_line(&stdout);
+    let done = |line: &serde_json::Value| line["status"] == "COMPLETED" && line["results"][0]["result"] == "done";
+    assert!(lines.len() == 3 && lines.iter().all(done), "{stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_insert_that_waits_tells_of_a_task_whose_deadline_passes_meanwhile() {
     // It passes behind the first call.
     let server = Scripted::new(Box::new(|call, tasks| {
