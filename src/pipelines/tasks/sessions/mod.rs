@@ -77,7 +77,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             cx.beat();
             future::join_all(away.iter().map(|session| handle.keep(session))).await;
             cx.beat();
-            handle.tell_takeovers_again(now).await;
+            handle.tell_takeovers_again(now);
             cx.beat();
         }
         // Their connections have ended before. Each stream gives back its tasks now.

@@ -14,7 +14,10 @@
 
 use std::{
     collections::HashSet,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -37,7 +40,7 @@ use crate::{
         TasksReported,
     },
     queue::{
-        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedSession, SharedWish,
+        self, SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedSession, SharedWish,
         Started,
     },
     runtime::Supervisor,
@@ -199,7 +202,7 @@ impl Handle {
             let beats = async {
                 while called.demand > 0 {
                     sleep(every).await;
-                    if !self.beat(session, called).await? {
+                    if self.beat(session, called).await?.is_some() {
                         break;
                     }
                     demand.store(called.demand, Ordering::Relaxed);
@@ -211,29 +214,32 @@ impl Handle {
                 leases = self.wait_for(&plan.queues, claim, left) => return leases,
                 ended = beats => ended?,
             }
-            while called.demand > 0 && !self.beat(session, called).await? {
-                if deadline <= Instant::now() {
-                    return Ok(Leases::default());
+            while called.demand > 0 {
+                match self.beat(session, called).await? {
+                    None => break,
+                    // Nobody has looked at the queues meanwhile.
+                    Some(error) if deadline <= Instant::now() => return Err(error.into()),
+                    Some(_) => sleep(BEAT_AGAIN).await,
                 }
-                sleep(BEAT_AGAIN).await;
             }
             demand.store(called.demand, Ordering::Relaxed);
         }
         Ok(Leases::default())
     }
 
-    /// A sign of life of a call that waits; whether Redis answered it.
-    async fn beat(&self, session: &SharedSession, called: &mut SharedCalled) -> Result<bool, Error> {
-        match timeout(ANSWERED_WITHIN, self.call(session, SharedWish::More(0), &[])).await {
+    /// A sign of life of a call that waits. Answers the error, if Redis did not answer.
+    async fn beat(&self, session: &SharedSession, called: &mut SharedCalled) -> Result<Option<queue::Error>, Error> {
+        let error = match timeout(ANSWERED_WITHIN, self.call(session, SharedWish::More(0), &[])).await {
             Ok(Ok(answer)) => {
                 *called = SharedCalled { plan: Vec::new(), ..answer };
-                return Ok(true);
+                return Ok(None);
             }
-            Ok(Err(Error::Unavailable(error))) => tracing::debug!("cannot keep a session alive: {error}"),
+            Ok(Err(Error::Unavailable(error))) => error,
             Ok(Err(error)) => return Err(error),
-            Err(_) => tracing::debug!("cannot keep a session alive: no answer within {ANSWERED_WITHIN:?}"),
-        }
-        Ok(false)
+            Err(late) => queue::Error::Unsure(Arc::new(late)),
+        };
+        tracing::debug!("cannot keep a session alive: {error}");
+        Ok(Some(error))
     }
 
     /// Sets the demand to 0; answers what it was, and the tasks in hand.

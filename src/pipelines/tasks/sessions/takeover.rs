@@ -52,14 +52,17 @@ impl Handle {
         }
     }
 
-    /// Tells takeovers again where it is time.
-    pub(super) async fn tell_takeovers_again(&self, now: Instant) {
+    /// Tells takeovers again where it is time. It waits for none: a Redis that hangs must not hold up the sessions of
+    /// other workers.
+    pub(super) fn tell_takeovers_again(&self, now: Instant) {
         let of_streams = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
         let of_streams = of_streams.map(|session| (session.worker.clone(), session.id));
-        let due: Vec<_> = of_streams.chain(self.sessions.told.due(now)).collect();
         // Ids do not say for sure which session came last, and Redis may not have answered: this ends shared sessions
         // of the worker again, too.
-        future::join_all(due.iter().map(async |(worker, session)| self.tell_again(worker, *session).await)).await;
+        for (worker, session) in of_streams.chain(self.sessions.told.due(now)) {
+            let handle = self.clone();
+            self.sessions.streams.spawn(async move { handle.tell_again(&worker, session).await });
+        }
     }
 
     async fn tell_again(&self, worker: &WorkerName, session: Uuid) {
