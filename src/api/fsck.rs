@@ -165,12 +165,10 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 let mut rest = shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
                 match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
                     Some(shard) => {
-                        let (began, found) = (Instant::now(), checker.shard(&shard, mends).await);
+                        let (began, (found, ended)) = (Instant::now(), checker.shard(&shard, mends).await);
                         let mut failed = Failed::OfCheck(&mut page.unchecked_shards);
-                        if let Some(found) = failed.note(&shard, began, found)? {
-                            all.absorb(found);
-                            page.shards += 1;
-                        }
+                        page.shards += u64::from(failed.note(&shard, began, ended)?.is_some());
+                        all.absorb(found);
                         Place::Shards(Some(shard))
                     }
                     None => Place::Tasks(None),

@@ -413,7 +413,7 @@ async fn a_large_shard_is_compared_in_passes() {
 
     for kept in [1_000, 30] {
         let checker = Checker::new(store.clone(), process.queue.shards.clone(), bus.clone(), Pace::FAST.keeping(kept));
-        let found = checker.shard(&shard, false).await.unwrap();
+        let (found, Ok(())) = checker.shard(&shard, false).await else { panic!("the shard fails") };
         let of = |kind| found.finds.iter().filter(|find| find.kind == kind).count();
         assert_eq!((of(FindKind::OpenWithoutElement), of(FindKind::ElementTwice)), (9, 5), "{kept}: {:?}", found.finds);
         assert_eq!((found.finds.len(), found.more.len(), found.unchecked), (14, 0, 0), "{kept}");
@@ -421,12 +421,12 @@ async fn a_large_shard_is_compared_in_passes() {
     // A count that is too low: what has no room in a pass is not looked at, and counted.
     let () = redis::cmd("HSET").arg(key("counters")).arg(&["live", "0"]).query_async(&mut redis.conn()).await.unwrap();
     let checker = Checker::new(store.clone(), process.queue.shards.clone(), bus, Pace::FAST.keeping(20));
-    let found = checker.shard(&shard, true).await.unwrap();
+    let (found, Ok(())) = checker.shard(&shard, true).await else { panic!("the shard fails") };
     assert_eq!(found.unchecked, 20);
     assert!(found.finds.iter().any(|find| find.kind == FindKind::WrongCounter));
     // Now the count is right.
-    let rest = checker.shard(&shard, true).await.unwrap();
-    assert_eq!((rest.unchecked, checker.shard(&shard, false).await.unwrap().finds.len()), (0, 0));
+    let (rest, Ok(())) = checker.shard(&shard, true).await else { panic!("the shard fails") };
+    assert_eq!((rest.unchecked, checker.shard(&shard, false).await.0.finds.len()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -565,6 +565,15 @@ async fn fsck_names_a_shard_that_fails_and_checks_the_others() {
     let _: () = tasks.redis.del(&records).await.unwrap();
     let _: () = tasks.redis.rename(&away, &counters).await.unwrap();
     assert_eq!(fsck(&tasks.daemon, &[]), (0, Vec::new()));
+
+    // A shard that fails midway: what was mended before is told.
+    let _: () = tasks.redis.del(key("finals")).await.unwrap();
+    let _: () = tasks.redis.set(key("finals"), "no list").await.unwrap();
+    let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
+    let (code, stdout, stderr) = taskd(&["fsck", "--json", "--repair", "--grpc", &tasks.daemon.grpc()]);
+    let find: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &find["kind"], &find["mended"]), (1, &json!("pointer_out_of_range"), &json!(true)), "{stderr}");
+    assert_eq!(stderr.matches("cannot check q:0: ").count(), 1, "{stderr}");
 }
 
 /// The watchdog's finds of a kind.

@@ -25,6 +25,10 @@ impl Found {
         self.add_up_to(find, OF_A_CHECK);
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.finds.is_empty() && self.more.is_empty()
+    }
+
     /// Adds what another check found.
     pub fn absorb(&mut self, other: Self) {
         other.finds.into_iter().for_each(|find| self.add_up_to(find, OF_ALL));

@@ -25,7 +25,8 @@ use crate::{
 
 impl Checker {
     /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's: nothing is found there.
-    pub async fn shard(&self, shard: &ShardId, mends: bool) -> Result<Found, Error> {
+    /// Beside an error stands what was found, and mended, before it.
+    pub async fn shard(&self, shard: &ShardId, mends: bool) -> (Found, Result<(), Error>) {
         shard::Walk::new(self, shard, mends).run().await
     }
 

@@ -62,12 +62,11 @@ impl<'a> Walk<'a> {
         Self { checker, shard, mends, found, passed: 0, pass }
     }
 
-    pub(super) async fn run(mut self) -> Result<Found, Error> {
+    pub(super) async fn run(mut self) -> (Found, Result<(), Error>) {
         match self.walk().await {
             // The shard was closed, or Redis lost it, and the watchdog brings it back.
-            Err(Error::Queue(queue::Error::NoGeneration)) => Ok(Found::default()),
-            Err(error) => Err(error),
-            Ok(()) => Ok(self.found),
+            Err(Error::Queue(queue::Error::NoGeneration)) => (Found::default(), Ok(())),
+            ended => (self.found, ended),
         }
     }
 

@@ -22,6 +22,8 @@ const EVERY: Duration = Duration::from_secs(10);
 /// How often SQL counts the unfinished tasks again, at most; and the pause behind it, in the time that it took.
 const COUNTS_EVERY: Duration = Duration::from_secs(60);
 const COUNTS_SHARE: u32 = 999;
+/// The same while there is something to mend.
+const COUNTS_SHARE_OF_FINDS: u32 = 20;
 /// Finds of a round that are logged one by one.
 const LOGGED: usize = 100;
 
@@ -50,13 +52,13 @@ impl Fsck {
             let mut all = Found::default();
             for shard in self.in_use(&mut failing).await? {
                 // The check rests most of the time, and a large shard takes long. Each step of it is whole.
-                let (began, found) = (Instant::now(), cx.idle(self.checker.shard(&shard, self.mends)));
-                let Some(found) = cx.stop.run_until_cancelled(found).await else { return Ok(()) };
-                let found = found.map_err(Error::from);
-                if found.as_ref().is_err_and(Error::is_of_store) {
-                    return found.map(drop);
+                let (began, check) = (Instant::now(), cx.idle(self.checker.shard(&shard, self.mends)));
+                let Some((found, ended)) = cx.stop.run_until_cancelled(check).await else { return Ok(()) };
+                let ended = ended.map_err(Error::from);
+                if ended.as_ref().is_err_and(Error::is_of_store) {
+                    return ended;
                 }
-                if let Some(found) = failing.note(&shard, began, found) {
+                if failing.note(&shard, began, ended).is_some() {
                     all.absorb(found);
                 }
                 cx.beat();
@@ -76,15 +78,20 @@ impl Fsck {
                     // leave out the shards.
                     Err(error) => tracing::warn!("fsck: cannot count the unfinished tasks again: {error}"),
                 }
-                counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
+                let share = if counted.is_empty() { COUNTS_SHARE } else { COUNTS_SHARE_OF_FINDS };
+                counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * share);
             }
             all.absorb(counted.clone());
             if self.mends {
                 // They are mended, and shown once.
                 counted = Found::default();
             }
-            // If another process leads by now, it shows its own.
-            known = if self.lead.is_held(&cx) { report(all, failed.len(), &known) } else { BTreeSet::new() };
+            if self.lead.is_held(&cx) {
+                known = report(all, failed.len(), &known);
+            } else {
+                // Another process leads, and shows its own finds.
+                (known, counted, counts_at) = (BTreeSet::new(), Found::default(), cx.clock().now());
+            }
             cx.beat();
         }
         Ok(())
