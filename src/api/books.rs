@@ -31,7 +31,12 @@ impl Api {
             Ok::<_, Error>(books)
         }
         .instrument(span("books", caller))
-        .await?;
+        .await
+        .map_err(|error| match error {
+            // The queue of another tenant has no name here.
+            Error::Shard { shard, cause } if !caller.access.reaches(shard.queue.as_str()) => Error::Queue(cause),
+            error => error,
+        })?;
         books.queues.retain(|of| caller.access.reaches(of.queue.as_str()));
         if !caller.access.reaches_everything() {
             books.rejected_elsewhere = 0;

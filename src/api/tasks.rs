@@ -111,8 +111,8 @@ impl Api {
         self.authentication.still_valid(caller)?;
         access::may_report(caller, &mut batch)?;
         let (items, known) = split(batch.items);
-        // Every item has its answer, or there is none: nothing is left to ask, and no pipeline is needed.
-        if items.is_empty() && (!known.is_empty() || self.tasks.is_none()) {
+        // Every item has its answer: nothing is left to ask.
+        if items.is_empty() && !known.is_empty() {
             WorkerName::new(&batch.worker).map_err(|error| tasks::Error::Invalid(error.to_string()))?;
             return Ok(merge(known, Vec::new()));
         }

@@ -196,16 +196,6 @@ async fn a_wrong_item_is_answered_for_itself() {
 }
 
 #[tokio::test]
-async fn a_batch_without_items_needs_no_pipeline() {
-    let api = Api::start(|_| {}).await;
-    for (method, items) in [("complete", "completions"), ("reject", "rejections"), ("extend", "extensions")] {
-        let answer = api.post(&format!("/v1/tasks:{method}"), JSON, format!(r#"{{"worker":"w","{items}":[]}}"#)).await;
-        assert_eq!(answer.status(), StatusCode::OK, "{method}");
-        assert_eq!(answer.text().await.unwrap(), r#"{"results":[]}"#, "{method}");
-    }
-}
-
-#[tokio::test]
 async fn an_id_that_is_none_is_a_bad_request() {
     let api = Api::start(|_| {}).await;
     for path in ["/v1/tasks/42", "/v1/tasks/42/results"] {

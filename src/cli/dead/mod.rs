@@ -241,7 +241,7 @@ async fn change(
             let lines = answer.failed.iter().map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
             bar.suspend(|| lines.for_each(say));
             // A letter goes when its task is sent again or it is purged.
-            if is_repeat && !by_filter && !answer.failed.is_empty() {
+            if is_repeat && !by_filter && !args.dry_run && !answer.failed.is_empty() {
                 bar.suspend(|| say_perhaps_changed(answer.failed.len() as u64));
             }
             bar.set_message(format!("{} letters, {} {done}", HumanCount(total.matched), HumanCount(total.changed)));
