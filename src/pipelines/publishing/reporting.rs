@@ -60,7 +60,7 @@ impl Reporting {
         Ok(())
     }
 
-    /// Whether reports are left out now. Of those that come when it is time to try, one tries for all.
+    /// True if a report is left out now. When it is time to try the topic, one caller tries it for all.
     fn rests(&self) -> bool {
         let mut refuses = self.refuses.lock();
         let Some(known) = refuses.as_mut().filter(|known| known.is_given_up()) else { return false };
