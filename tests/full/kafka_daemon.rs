@@ -262,16 +262,21 @@ async fn poison_goes_to_dead_letters_with_its_origin_and_the_line_goes_on() {
     broker.remove().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_that_takes_nothing_holds_up_no_other() {
+/// Three brokers, with one partition of `pipeline` on each, and the other topics on all of them; and their URL.
+async fn pipeline_on_three_brokers() -> (KafkaServer, String) {
     let kafka = KafkaServer::start_three().await;
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", kafka.brokers()).create().expect("a client");
-    // Each partition on one broker.
     let places: [&[i32]; 3] = [&[1], &[2], &[3]];
     let pipeline = NewTopic::new("pipeline", 3, TopicReplication::Variable(&places));
     within("create", admin.create_topics([&pipeline], &AdminOptions::new())).await.expect("created");
     let bus = format!("kafka://{}", kafka.brokers());
+    (kafka, bus)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_takes_nothing_holds_up_no_other() {
+    let (kafka, bus) = pipeline_on_three_brokers().await;
     let daemon =
         Daemon::start("watchdog_batch_max = 1\nhorizon = \"1s\"", &["--bus-url", &bus, "--partitions", "3"]).await;
     kafka.kill9_of_three(3);
@@ -283,14 +288,7 @@ async fn a_partition_that_takes_nothing_holds_up_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_discovered_tasks_do_not_wait_for_a_partition_that_takes_nothing() {
-    let kafka = KafkaServer::start_three().await;
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", kafka.brokers()).create().expect("a client");
-    // Each partition on one broker. The other topics are on all three.
-    let places: [&[i32]; 3] = [&[1], &[2], &[3]];
-    let pipeline = NewTopic::new("pipeline", 3, TopicReplication::Variable(&places));
-    within("create", admin.create_topics([&pipeline], &AdminOptions::new())).await.expect("created");
-    let bus = format!("kafka://{}", kafka.brokers());
+    let (kafka, bus) = pipeline_on_three_brokers().await;
     let daemon = Daemon::start("", &["--bus-url", &bus, "--partitions", "3"]).await;
     daemon.insert(&tasks(0, 8)).await;
     let parents = daemon.lease_all("w", "q", 8).await;
