@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::{self, Either};
+use futures::{
+    FutureExt as _,
+    future::{self, Either},
+};
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
@@ -37,8 +40,11 @@ impl Api {
         let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
         let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
-        let leases = self.stop.run_until_cancelled(call.instrument(span("get", caller))).await;
-        let leases = leases.unwrap_or_else(|| Ok(Leases::default()))?;
+        let leases = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Leases::default(),
+            leases = call.instrument(span("get", caller)) => leases?,
+        };
         // Leases that are not delivered go back.
         self.authentication.still_valid(caller)?;
         Ok(leases)
@@ -128,21 +134,21 @@ impl Api {
 }
 
 /// Records the end of a call. A caller that went away got no answer, and is not recorded.
-pub(super) async fn counted<T>(
+pub(super) fn counted<T>(
     method: Method,
     call: impl Future<Output = Result<T, tasks::Error>>,
     is_empty: impl Fn(&T) -> bool,
-) -> Result<T, tasks::Error> {
+) -> impl Future<Output = Result<T, tasks::Error>> {
     let started = Instant::now();
-    let answer = call.await;
-    let result = match &answer {
-        Ok(answer) if is_empty(answer) => CallResult::Empty,
-        Ok(_) => CallResult::Ok,
-        Err(tasks::Error::Invalid(_) | tasks::Error::NoSession(_)) => CallResult::Invalid,
-        Err(tasks::Error::Full(_) | tasks::Error::Unavailable(_)) => CallResult::Unavailable,
-    };
-    metrics::tasks_call(method, result, started.elapsed());
-    answer
+    call.inspect(move |answer| {
+        let result = match answer {
+            Ok(answer) if is_empty(answer) => CallResult::Empty,
+            Ok(_) => CallResult::Ok,
+            Err(tasks::Error::Invalid(_) | tasks::Error::NoSession(_)) => CallResult::Invalid,
+            Err(tasks::Error::Full(_) | tasks::Error::Unavailable(_)) => CallResult::Unavailable,
+        };
+        metrics::tasks_call(method, result, started.elapsed());
+    })
 }
 
 fn count(method: Method, answers: &[ItemAnswer]) {

@@ -221,10 +221,11 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
         }
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
-        let answer = handlers.clone().answer(Request::from_parts(parts, body));
-        let protocol = *protocol;
+        let (handlers, protocol) = (handlers.clone(), *protocol);
+        let request = Request::from_parts(parts, body);
         Box::pin(async move {
-            let response = ship(answer.await, in_hand, share);
+            // A future that is made here has one place in this one. Handed over it would have two.
+            let response = ship(handlers.answer(request).await, in_hand, share);
             if protocol == Protocol::Grpc {
                 unread.drain().await;
             }

@@ -26,8 +26,8 @@ tokio::task_local! {
 }
 
 /// Runs `call` with `inspector` before each message that it decodes.
-pub async fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -> T {
-    INSPECTOR.scope(inspector, call).await
+pub fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -> impl Future<Output = T> {
+    INSPECTOR.scope(inspector, call)
 }
 
 /// The inspector of the call that runs now, for a part of it that goes on elsewhere.

@@ -217,11 +217,12 @@ impl Handle {
 
     /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them again.
     async fn keep(&self, refused: Vec<(usize, DeadLetter)>, answers: &mut [InsertAnswer]) {
-        let (places, letters): (Vec<usize>, Vec<DeadLetter>) = refused.into_iter().unzip();
-        if letters.is_empty() {
+        if refused.is_empty() {
             return;
         }
-        if let Err(error) = self.context.letters.send_once(letters).await {
+        let (places, letters): (Vec<usize>, Vec<DeadLetter>) = refused.into_iter().unzip();
+        // In a box: an insert need not keep room for letters, which it seldom has.
+        if let Err(error) = Box::pin(self.context.letters.send_once(letters)).await {
             let why = format!("the task is wrong, and taskd cannot keep it as a dead letter now: {error}");
             places.into_iter().for_each(|place| answers[place] = InsertAnswer::try_later(why.clone()));
         }

@@ -2,6 +2,8 @@
 
 use std::{future::Future, sync::Arc, time::Instant};
 
+use futures::FutureExt as _;
+
 use super::{
     backend::{Backend, Steps, Work},
     retry::repeating,
@@ -35,9 +37,7 @@ impl<DB: Backend> Runner<DB> {
     }
 }
 
-async fn timed<T>(name: &'static str, operation: impl Future<Output = T>) -> T {
+fn timed<T>(name: &'static str, operation: impl Future<Output = T>) -> impl Future<Output = T> {
     let began = Instant::now();
-    let done = operation.await;
-    metrics::sql_operation(name, began.elapsed());
-    done
+    operation.inspect(move |_| metrics::sql_operation(name, began.elapsed()))
 }
