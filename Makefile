@@ -36,8 +36,8 @@ test: ## Everything that CI checks: format, lints, all tests against real server
 
 # Most tests wait more than they compute: more of them at once than there are cores.
 .PHONY: quick
-quick: ## Format, lints and the tests that need no more than redis-server: a minute after a change of one file
-	@scripts/install-deps run
+quick: ## Format, lints and the tests that need no more than redis-server and curl: a minute after a change of one file
+	@scripts/install-deps quick
 	@scripts/check-style
 	@scripts/check-dependencies
 	cargo fmt --check
