@@ -1,8 +1,8 @@
 """Crawls a site from one URL: a task is a page, its key the page's URL, and it discovers the pages that it links to.
 
     taskd --pipelines all &
-    pip install ./clients/python
-    python3 examples/crawl.py http://127.0.0.1:8000/
+    python3 -m venv venv && venv/bin/pip install ./clients/python
+    venv/bin/python3 examples/crawl.py http://127.0.0.1:8000/
 
 Start it on as many machines as you like: each takes pages until none is left. taskd knows which URLs were seen, tries
 again what failed, and counts; so nothing of that is here.
