@@ -40,7 +40,7 @@ pub struct QueueDepth {
     pub waiting: u64,
     pub leased: u64,
     pub delayed: u64,
-    /// How long the oldest waiting task has waited; zero when none waits.
+    /// The time since the insert of the oldest waiting task; zero when none waits.
     pub oldest: Duration,
 }
 
@@ -55,7 +55,11 @@ pub(super) fn describe() {
         Unit::Count,
         "Tasks by queue and state: pending (in SQL alone), waiting, leased, delayed"
     );
-    describe_gauge!(QUEUE_OLDEST, Unit::Seconds, "Age of the oldest waiting task, by queue");
+    describe_gauge!(
+        QUEUE_OLDEST,
+        Unit::Seconds,
+        "Time since the insert of the oldest waiting task, by queue; its delay and its earlier attempts count, too"
+    );
     describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
     describe_histogram!(RESULTS_BATCH_SIZE, Unit::Count, "Reports moved at once");
     describe_histogram!(RESULTS_BATCH_DURATION, Unit::Seconds, "From reading a batch in Redis to its publication");
