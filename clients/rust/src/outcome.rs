@@ -80,7 +80,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failed attempt. Operators read the reason in the history of the task: the first 4,000 bytes of it.
+    /// A failed attempt. Operators read the reason in the history of the task: the first 1,024 bytes of it.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), retry: true, delay: None, not_started: false }
     }
