@@ -38,15 +38,11 @@ export async function* insertStream(
   options: StreamOptions = {},
 ): AsyncGenerator<IndexedInsertAnswer, void, undefined> {
   const controller = new AbortController();
-  options.signal?.throwIfAborted();
-  let abort = (): void => undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    abort = () => {
-      controller.abort(options.signal?.reason);
-      reject(options.signal?.reason as Error);
-    };
-  });
-  void quietly(aborted);
+  let endTurn = (): void => undefined;
+  const abort = (): void => {
+    controller.abort(options.signal?.reason);
+    endTurn();
+  };
   options.signal?.addEventListener("abort", abort, { once: true });
   const inFlight = Math.max(1, options.inFlight ?? 2);
   const batches = batchesOf(tasks, options);
@@ -55,13 +51,24 @@ export async function* insertStream(
   let index = 0;
   try {
     for (let ended = false; !ended || calls.length > 0;) {
+      options.signal?.throwIfAborted();
       if (!ended && calls.length < inFlight) next ??= quietly(batches.next());
       const first = calls[0];
       const read = calls.length < inFlight ? next : undefined;
-      // The answers of a batch do not wait for a slow source.
-      const settled = [read?.then((batch) => ({ batch })), first?.then((answers) => ({ answers }))];
-      const event: { batch?: IteratorResult<Lines, void>; answers?: InsertAnswer[] } = await Promise.race(
-        [...settled, aborted].filter((promise) => promise !== undefined),
+      // The answers of a batch do not wait for a slow source. Promise.race would keep those of each turn as long as the
+      // longest promise in it.
+      const event = await new Promise<{ batch?: IteratorResult<Lines, void>; answers?: InsertAnswer[] }>(
+        (resolve, reject) => {
+          read?.then((batch) => {
+            resolve({ batch });
+          }, reject);
+          first?.then((answers) => {
+            resolve({ answers });
+          }, reject);
+          endTurn = () => {
+            reject(options.signal?.reason as Error);
+          };
+        },
       );
       if (event.batch !== undefined) {
         next = undefined;

@@ -3,6 +3,8 @@
 import assert from "node:assert/strict";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { test } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 
 import {
   BusyError,
@@ -15,7 +17,7 @@ import {
   TimeoutError,
   Worker,
 } from "@taskd/client";
-import { fakeTaskd, freePorts, until } from "./support.js";
+import { fakeTaskd, freePorts, rawServer, until } from "./support.js";
 
 const CREATED = JSON.stringify({ results: [{ status: "CREATED", id: "1" }] });
 
@@ -224,6 +226,55 @@ test("a stream inserts in bounded memory, in order, and sends again what was not
   }
   assert.deepEqual([made, answered, stored], [1000, 1000, 1000]);
   assert.ok(ahead <= 40, `the stream read ${String(ahead)} tasks ahead`);
+  await fake.close();
+});
+
+test("a stream keeps no answer that its reader has had", async () => {
+  setFlagsFromString("--expose-gc");
+  const collect = runInNewContext("gc") as () => void;
+  const fake = await fakeTaskd(() => ({ body: `${JSON.stringify({ status: "CREATED", id: "1", results: [] })}\n` }));
+  let hasEnded = false;
+  function* tasks(): Generator<{ queue: string }> {
+    while (!hasEnded) yield { queue: "q" };
+  }
+  const { signal } = new AbortController();
+  let first: WeakRef<object> | undefined;
+  for await (const { index, results } of new Client({ url: fake.url }).insertStream(tasks(), { batch: 1, signal })) {
+    if (index === 0) first = new WeakRef(results ?? {});
+    if (index !== 20) continue;
+    await until("the first answer is gone", () => {
+      collect();
+      return first?.deref() === undefined;
+    });
+    hasEnded = true;
+  }
+  assert.ok(hasEnded);
+  await fake.close();
+});
+
+test("an abort ends a stream whose source and calls wait", async () => {
+  let answered = 0;
+  const fake = await rawServer((_, response) => {
+    answered += 1;
+    if (answered === 1) response.end(`${JSON.stringify({ status: "CREATED", id: "1" })}\n`);
+  });
+  async function* tasks(): AsyncGenerator<{ queue: string }> {
+    yield { queue: "q" };
+    yield { queue: "q" };
+    await new Promise(() => undefined);
+  }
+  const abort = new AbortController();
+  const stream = new Client({ url: fake.url }).insertStream(tasks(), { batch: 1, signal: abort.signal });
+  assert.equal((await stream.next()).value?.status, "CREATED");
+  const next = assert.rejects(stream.next(), /enough/);
+  await until("the second call has come", () => answered === 2);
+  abort.abort(new RangeError("enough"));
+  await next;
+  await assert.rejects(
+    new Client({ url: fake.url }).insertStream(tasks(), { signal: abort.signal }).next(),
+    /enough/,
+    "a stream that was aborted before it began",
+  );
   await fake.close();
 });
 
