@@ -51,6 +51,21 @@ export async function pause(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/**
+ * Aborts the controller with the signal, until the returned function is called. In Node.js 20, a signal that lives long
+ * would keep an entry of each AbortSignal.any().
+ */
+export function abortWith(controller: AbortController, signal: AbortSignal): () => void {
+  const abort = (): void => {
+    controller.abort(signal.reason);
+  };
+  if (signal.aborted) abort();
+  signal.addEventListener("abort", abort, { once: true });
+  return () => {
+    signal.removeEventListener("abort", abort);
+  };
+}
+
 /** The wait before try number `failures` + 1: it doubles from 100 ms to 5 s, and half of it is random. */
 export function backoff(failures: number): number {
   const longest = Math.min(100 * 2 ** Math.min(failures - 1, 10), 5000);

@@ -6,7 +6,7 @@ import * as grpc from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
 
 import { connectionTo, targetOf, type StreamTls } from "./connection.js";
-import { backoff, milliseconds, pause, type Duration } from "./duration.js";
+import { abortWith, backoff, milliseconds, pause, type Duration } from "./duration.js";
 import { ConnectionError, Problem, TaskdError, TimeoutError } from "./errors.js";
 import {
   answerOf,
@@ -128,9 +128,11 @@ export class StreamSource implements Source {
       const left = deadline - performance.now();
       if (left <= 0) return [];
       this.#changed = new AbortController();
-      const changed = AbortSignal.any([this.#changed.signal, signal]);
-      if (!this.#isPolling || this.#link?.isOpen === true) await pause(left, changed);
-      else {
+      if (!this.#isPolling || this.#link?.isOpen === true) {
+        const unbind = abortWith(this.#changed, signal);
+        await pause(left, this.#changed.signal);
+        unbind();
+      } else {
         const tasks = await this.#polled({ ...request, wait: Math.min(left, POLL) }, signal);
         if (tasks.length > 0) return tasks;
       }
@@ -144,10 +146,12 @@ export class StreamSource implements Source {
 
   async #polled(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]> {
     const end = new AbortController();
+    const unbind = abortWith(end, signal);
     this.#poll = { maxTasks: request.maxTasks, end };
     try {
-      return this.#given(await this.#unary().get(request, AbortSignal.any([end.signal, signal])));
+      return this.#given(await this.#unary().get(request, end.signal));
     } finally {
+      unbind();
       this.#poll = undefined;
       end.abort();
       // A stream that has opened meanwhile was not asked for what the poll might bring.
@@ -396,15 +400,17 @@ export class StreamSource implements Source {
     const { token = ofWorker } = this.#options;
     if (typeof token !== "function") return token;
     const over = new AbortController();
+    const unbind = abortWith(over, this.#stop.signal);
     try {
       // Without an end, a function that never answers leaves the worker without tasks, and nobody hears of it.
       return await Promise.race([
         token(),
-        pause(TOKEN, AbortSignal.any([over.signal, this.#stop.signal])).then(() => {
+        pause(TOKEN, over.signal).then(() => {
           throw new ConnectionError(`the function of the token did not answer within ${String(TOKEN)} ms`);
         }),
       ]);
     } finally {
+      unbind();
       over.abort();
     }
   }

@@ -1,6 +1,7 @@
 /** Workers that get their tasks by streams, against a real taskd. */
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { after, before, test } from "node:test";
 
 import { BadRequestError, Client, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
@@ -303,6 +304,21 @@ test("a lease that would end before a hung stream counts as dead is extended ove
     (await client.results(id)).map(({ result }) => result),
     [1],
   );
+});
+
+test("a wait for tasks leaves nothing in the signal of its worker", async () => {
+  const { signal } = new AbortController();
+  const source = new StreamSource();
+  for (let n = 0; n < 20; n += 1) {
+    assert.deepEqual(await source.get({ worker: "w", queues: ["q"], maxTasks: 1, wait: 1 }, signal), []);
+  }
+  assert.equal(getEventListeners(signal, "abort").length, 0);
+  // AbortSignal.any() has its entries there.
+  const dependants = Object.getOwnPropertySymbols(signal).find(
+    ({ description }) => description === "kDependantSignals",
+  );
+  const entries = dependants && (signal as unknown as Record<symbol, Set<unknown> | null | undefined>)[dependants];
+  assert.equal(entries?.size ?? 0, 0);
 });
 
 test("without a stream the worker polls, and it takes the stream when there is one", async (t) => {
