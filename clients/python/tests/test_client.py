@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -90,13 +93,89 @@ def test_a_generator_of_any_length_takes_bounded_memory(taskd: Taskd, queue: str
         assert "contains ' '" in counts.errors[0]
 
 
+def test_an_async_source_of_any_length_takes_bounded_memory(taskd: Taskd, queue: str) -> None:
+    made = answered = furthest = 0
+
+    async def tasks() -> AsyncIterator[NewTask]:
+        nonlocal made, furthest
+        for n in range(20_000):
+            made += 1
+            furthest = max(furthest, made - answered)
+            yield NewTask(queue=queue, key=str(n % 15_000))
+
+    async def run() -> None:
+        nonlocal answered
+        async with AsyncClient(taskd.address) as client:
+            statuses = []
+            async for one in client.insert_each(tasks()):
+                answered += 1
+                statuses.append(one.status)
+            assert statuses == [InsertStatus.CREATED] * 15_000 + [InsertStatus.DUPLICATE] * 5_000
+            assert len(await client.insert_batch([NewTask(queue=queue, key=str(n)) for n in range(2_500)])) == 2_500
+            assert await client.insert_batch([]) == []
+
+    asyncio.run(run())
+    assert furthest <= 8_000
+
+
+def test_tasks_do_not_wait_for_a_slow_source(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+
+        def tasks() -> Iterator[NewTask]:
+            yield NewTask(queue=queue, key="a")
+            until(lambda: list(client.list_tasks(queue)), "the first task is inserted", 20)
+            yield NewTask(queue=queue, key="b")
+
+        assert client.insert_many(tasks()).created == 2
+
+
+def test_answers_do_not_wait_for_a_slow_async_source(taskd: Taskd, queue: str) -> None:
+    async def run() -> None:
+        is_answered, is_closed = asyncio.Event(), asyncio.Event()
+
+        async def tasks() -> AsyncIterator[NewTask]:
+            yield NewTask(queue=queue, key="a")
+            await is_answered.wait()
+            yield NewTask(queue=queue, key="b")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_closed.set()
+
+        async with AsyncClient(taskd.address) as client, asyncio.timeout(20):
+            async with aclosing(client.insert_each(tasks())) as answers:
+                assert (await anext(answers)).is_new
+                is_answered.set()
+                assert (await anext(answers)).is_new
+            assert is_closed.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_source_is_read_in_the_thread_of_its_caller(taskd: Taskd, queue: str) -> None:
+    # A cursor of SQLite refuses any other thread.
+    with Client(taskd.address) as client, closing(sqlite3.connect(":memory:")) as database:
+        rows = database.execute("select 'a' union select 'b'")
+        assert client.insert_many(NewTask(queue=queue, key=key) for (key,) in rows).created == 2
+
+
 def test_a_generator_that_fails_ends_the_insert(taskd: Taskd, queue: str) -> None:
     def tasks() -> Iterator[NewTask]:
         yield NewTask(queue=queue, key="a")
         raise OSError("the file is gone")
 
+    async def async_tasks() -> AsyncIterator[NewTask]:
+        for task in tasks():
+            yield task
+
+    async def run() -> None:
+        async with AsyncClient(taskd.address) as client:
+            await client.insert_many(async_tasks())
+
     with Client(taskd.address) as client, pytest.raises(OSError, match="the file is gone"):
         client.insert_many(tasks())
+    with pytest.raises(OSError, match="the file is gone"):
+        asyncio.run(run())
 
 
 def test_priorities_and_statuses_may_be_text(taskd: Taskd, queue: str) -> None:
@@ -286,10 +365,14 @@ def test_a_watch_that_outlives_its_client_is_over(taskd: Taskd, queue: str) -> N
     with Client(taskd.address) as client:
         task = client.insert(queue, "k")
         events, left = client.watch(task.id), client.watch(task.id)
+        inserts = client.insert_each(NewTask(queue=queue, key=str(n)) for n in itertools.count())
         next(events)
         next(left)
+        next(inserts)
     with pytest.raises(Unavailable, match="closed"):
         next(events)
+    with pytest.raises(Unavailable, match="closed"):
+        list(inserts)
     del left
     assert "taskd-client" not in [thread.name for thread in threading.enumerate()]
     # It connects again.

@@ -21,9 +21,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
+from taskd._batches import AT_ONCE, MAX_TASKS, cut, cut_async
 from taskd._codec import decode
 from taskd._connection import (
     CANCEL,
@@ -67,16 +69,11 @@ logger = logging.getLogger("taskd.client")
 
 WatchT = TypeVar("WatchT", pb.WatchTaskRequest, pb.WatchQueueRequest)
 
-# The bounds of one insert: tasks, and bytes (one larger task goes alone).
-_MAX_TASKS = 1000
-_MAX_BYTES = 4 << 20
 # The results in the answer of an insert that waits: as many as taskd gives.
 _MAX_RESULT_BYTES = 32 << 20
 # taskd takes so many ids in a call.
 _MAX_IDS = 1000
 _TIMEOUT = 30.0
-# Batches of a long insert that are on their way at once.
-_AT_ONCE = 4
 _FINAL_LOOK = 2.0
 # How long behind the end of a wait taskd's answer may come.
 _ANSWER_COMES = 1.0
@@ -292,10 +289,10 @@ class AsyncClient:
         """
         if wait is not None:
             return await self._insert_and_wait([task.to_message() for task in tasks], seconds(wait))
-        results: list[Inserted] = []
-        async for inserted in self.insert_each(tasks):
-            results.append(inserted)  # noqa: PERF401
-        return results
+        batches = [*cut(tasks)]
+        if len(batches) == 1:
+            return await self._insert(batches[0])
+        return [inserted async for inserted in self._insert_batches(_each(batches))]
 
     async def insert_many(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> InsertCounts:
         """Inserts as many tasks as there are, in batches and in bounded memory, and counts the answers."""
@@ -304,26 +301,39 @@ class AsyncClient:
             counts.add(inserted)
         return counts
 
-    async def insert_each(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[Inserted]:
+    def insert_each(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncGenerator[Inserted, None]:
         """The same as `insert_many`, with the answer to each task, in order. It inserts as the caller reads."""
-        on_the_way: deque[asyncio.Task[list[Inserted]]] = deque()
+        return self._insert_batches(cut_async(tasks) if isinstance(tasks, AsyncIterable) else _each(cut(tasks)))
+
+    async def _insert_batches(self, batches: AsyncGenerator[list[pb.NewTask], None]) -> AsyncGenerator[Inserted, None]:
+        calls: deque[asyncio.Task[list[Inserted]]] = deque()
+        next_batch: asyncio.Future[list[pb.NewTask] | None] | None = None
+        has_more = True
         try:
-            async for batch in _batches(tasks):
-                on_the_way.append(asyncio.create_task(self._insert(batch)))
-                if len(on_the_way) >= _AT_ONCE:
-                    for inserted in await on_the_way.popleft():
+            while has_more or calls:
+                if has_more and next_batch is None and len(calls) < AT_ONCE:
+                    next_batch = asyncio.ensure_future(anext(batches, None))
+                waits = [one for one in (next_batch, *islice(calls, 1)) if one is not None]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if next_batch is not None and next_batch.done():
+                    batch, next_batch = next_batch.result(), None
+                    if batch is None:
+                        has_more = False
+                    else:
+                        calls.append(asyncio.create_task(self._insert(batch)))
+                while calls and calls[0].done():
+                    for inserted in calls.popleft().result():
                         yield inserted
-            while on_the_way:
-                for inserted in await on_the_way.popleft():
-                    yield inserted
         finally:
-            for one in on_the_way:
+            left = [one for one in (next_batch, *calls) if one is not None]
+            for one in left:
                 one.cancel()
-            await asyncio.gather(*on_the_way, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
+            await batches.aclose()
 
     async def _insert_and_wait(self, tasks: list[pb.NewTask], wait: float) -> list[Inserted]:
-        if len(tasks) > _MAX_TASKS:
-            raise InvalidRequest(f"{len(tasks)} tasks in an insert that waits; at most {_MAX_TASKS}")
+        if len(tasks) > MAX_TASKS:
+            raise InvalidRequest(f"{len(tasks)} tasks in an insert that waits; at most {MAX_TASKS}")
         pause, end = Pauses(), time.monotonic() + wait
         inserted = await self._insert(tasks, end)
         while any(one.is_open for one in inserted) and (left := end - time.monotonic()) > 0:
@@ -557,27 +567,6 @@ def _chunks(ids: Iterable[str]) -> Iterator[Sequence[str]]:
         yield tuple(chunk)
 
 
-async def _batches(tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[Any]:
-    """Batches of messages within the bounds of an insert."""
-    batch: deque[pb.NewTask] = deque()
-    size = 0
-    async for task in _each(tasks):
-        message = task.to_message()
-        bytes_ = message.ByteSize()
-        if batch and (len(batch) == _MAX_TASKS or size + bytes_ > _MAX_BYTES):
-            yield [*batch]
-            batch.clear()
-            size = 0
-        batch.append(message)
-        size += bytes_
-    if batch:
-        yield [*batch]
-
-
-async def _each(tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[NewTask]:
-    if isinstance(tasks, AsyncIterable):
-        async for task in tasks:
-            yield task
-    else:
-        for task in tasks:
-            yield task
+async def _each(batches: Iterable[list[pb.NewTask]]) -> AsyncGenerator[list[pb.NewTask], None]:
+    for batch in batches:
+        yield batch

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
+from taskd._batches import AT_ONCE, LINGER, Batch
 from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses
 from taskd._time import Seconds
 from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted
 from taskd.errors import Unavailable
 from taskd.source import Answer
 from taskd.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
+from taskd.v1 import taskd_pb2 as pb
 
 T = TypeVar("T")
-
-# Tasks that a long insert reads ahead.
-_READ_AHEAD = 1000
 
 
 class Client:
@@ -120,11 +119,20 @@ class Client:
 
     def insert_many(self, tasks: Iterable[NewTask]) -> InsertCounts:
         """Inserts as many tasks as there are, in batches and in bounded memory, and counts the answers."""
-        return self._run(self._client.insert_many(self._read(tasks)))
+        counts = InsertCounts()
+        for inserted in self.insert_each(tasks):
+            counts.add(inserted)
+        return counts
 
     def insert_each(self, tasks: Iterable[NewTask]) -> Iterator[Inserted]:
         """The same as `insert_many`, with the answer to each task, in order. It inserts as the caller reads."""
-        return self._iterate(self._client.insert_each(self._read(tasks)))
+        inserts = _Inserts(self)
+        try:
+            for task in tasks:
+                yield from inserts.add(task.to_message())
+            yield from inserts.end()
+        finally:
+            inserts.cancel()
 
     def get_task(self, task_id: str) -> TaskInfo:
         """Reads a task with its payload and history. Raises NotFound."""
@@ -155,7 +163,8 @@ class Client:
                 since=since,
                 until=until,
                 page=page,
-            )
+            ),
+            at_once=page,
         )
 
     def wait(self, task_id: str, *, timeout: Seconds | None = None) -> TaskInfo:
@@ -197,15 +206,7 @@ class Client:
         await self._client.close()
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(call, self._start())
-        try:
-            return future.result()
-        except CancelledError:
-            raise Unavailable("the client was closed during the call") from None
-        except BaseException:
-            # Ctrl-C: the call ends, too.
-            future.cancel()
-            raise
+        return _result(asyncio.run_coroutine_threadsafe(call, self._start()))
 
     def _start(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -218,14 +219,7 @@ class Client:
                 self._thread.start()
             return self._loop
 
-    async def _read(self, tasks: Iterable[NewTask]) -> AsyncIterator[NewTask]:
-        """The caller's tasks, read on other threads: its generator may block, and the calls go on meanwhile."""
-        iterator = iter(tasks)
-        while chunk := await asyncio.to_thread(lambda: [*itertools.islice(iterator, _READ_AHEAD)]):
-            for task in chunk:
-                yield task
-
-    def _iterate(self, items: AsyncIterator[T], at_once: int = _READ_AHEAD) -> Iterator[T]:
+    def _iterate(self, items: AsyncIterator[T], at_once: int) -> Iterator[T]:
         async def next_chunk() -> tuple[Sequence[T], bool]:
             chunk: list[T] = []
             async for item in items:
@@ -251,3 +245,101 @@ class Client:
             # A client that was closed has ended them.
             if self._loop is loop:
                 self._run(close())
+
+
+class _Inserts:
+    """A long insert. The caller's thread reads the tasks into a batch, because a source may belong to its thread.
+
+    The loop sends a batch that is late: the source may block that thread.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop = client._start()
+        self._lock = threading.Lock()
+        self._batch = Batch()
+        self._calls: deque[Future[list[Inserted]]] = deque()
+        self._has_timer = False
+        self._is_over = False
+
+    def add(self, task: pb.NewTask) -> Iterator[Inserted]:
+        """Adds a task, and yields the answers that are there."""
+        while not self._put(task):
+            yield from self._wait_for_calls(AT_ONCE - 1)
+            self._send()
+        while self._calls and self._calls[0].done():
+            yield from self._oldest()
+
+    def end(self) -> Iterator[Inserted]:
+        """Sends the rest, and yields the other answers."""
+        yield from self._wait_for_calls(AT_ONCE - 1)
+        self._send()
+        yield from self._wait_for_calls(0)
+
+    def cancel(self) -> None:
+        """Ends the calls under way."""
+        with self._lock:
+            self._is_over = True
+        for call in self._calls:
+            call.cancel()
+
+    def _put(self, task: pb.NewTask) -> bool:
+        with self._lock:
+            if not self._batch.add(task):
+                return False
+            if not self._has_timer:
+                self._check_open()
+                self._loop.call_soon_threadsafe(self._send_late)
+                self._has_timer = True
+        return True
+
+    def _send_late(self) -> None:
+        """Runs on the loop while there is a batch."""
+        with self._lock:
+            self._has_timer = bool(self._batch) and not self._is_over and self._is_open
+            if not self._has_timer:
+                return
+            wait = self._batch.wait
+            # The caller's thread has not read the answers if the source blocks it.
+            if wait <= 0 and (len(self._calls) < AT_ONCE or self._calls[0].done()):
+                self._call()
+        self._loop.call_later(wait if wait > 0 else LINGER, self._send_late)
+
+    def _send(self) -> None:
+        with self._lock:
+            # The loop may have sent it.
+            if self._batch:
+                self._check_open()
+                self._call()
+
+    def _call(self) -> None:
+        call = self._client._client._insert(self._batch.take())
+        self._calls.append(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    @property
+    def _is_open(self) -> bool:
+        return self._client._loop is self._loop
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Unavailable("the client was closed before its tasks were inserted")
+
+    def _wait_for_calls(self, left: int) -> Iterator[Inserted]:
+        while len(self._calls) > left:
+            yield from self._oldest()
+
+    def _oldest(self) -> Sequence[Inserted]:
+        answers = _result(self._calls[0])
+        self._calls.popleft()
+        return answers
+
+
+def _result(call: Future[T]) -> T:
+    try:
+        return call.result()
+    except CancelledError:
+        raise Unavailable("the client was closed during the call") from None
+    except BaseException:
+        # Ctrl-C: the call ends, too.
+        call.cancel()
+        raise
