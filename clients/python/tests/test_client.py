@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import sqlite3
 import threading
 import time
@@ -12,7 +13,7 @@ from contextlib import aclosing, closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from conftest import Taskd, until
+from conftest import Program, Taskd, until
 from fake import FakeTaskd
 
 from taskd import (
@@ -157,6 +158,15 @@ def test_a_source_is_read_in_the_thread_of_its_caller(taskd: Taskd, queue: str) 
     with Client(taskd.address) as client, closing(sqlite3.connect(":memory:")) as database:
         rows = database.execute("select 'a' union select 'b'")
         assert client.insert_many(NewTask(queue=queue, key=key) for (key,) in rows).created == 2
+
+
+def test_ctrl_c_ends_a_watch_and_an_insert(taskd: Taskd, queue: str, program: Callable[..., Program]) -> None:
+    started = program("interrupted.py", taskd.address, queue)
+    for begun, ended in [("it watches", "the watch has ended"), ("the source blocks", "the insert has ended")]:
+        started.says(begun)
+        started.signal(signal.SIGINT)
+        started.says(ended)
+    assert started.wait() == 0, started.said()
 
 
 def test_a_generator_that_fails_ends_the_insert(taskd: Taskd, queue: str) -> None:

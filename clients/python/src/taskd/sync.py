@@ -220,7 +220,11 @@ class Client:
             return self._loop
 
     def _iterate(self, items: AsyncIterator[T], at_once: int) -> Iterator[T]:
+        reading: asyncio.Task[Any] | None = None
+
         async def next_chunk() -> tuple[Sequence[T], bool]:
+            nonlocal reading
+            reading = asyncio.current_task()
             chunk: list[T] = []
             async for item in items:
                 chunk.append(item)
@@ -229,6 +233,10 @@ class Client:
             return chunk, False
 
         async def close() -> None:
+            if reading is not None and not reading.done():
+                # Ctrl-C. What is being read cannot be closed.
+                reading.cancel()
+                await asyncio.wait({reading})
             aclose = getattr(items, "aclose", None)
             if aclose is not None:
                 await aclose()
