@@ -90,8 +90,12 @@ async def crawl(address: str, queue: str, site: str) -> None:
     async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
         await client.insert(queue, site)
         tasks.create_task(worker.serve())
-        # A page and those that it discovers are stored together, so nothing is unfinished only at the end.
-        while [task async for task in client.list_tasks(queue, statuses=UNFINISHED, page=1)]:
+        # A page and those that it discovers are stored together, so nothing is unfinished only at the end. A look may
+        # miss a task that changes meanwhile: the end is where two in a row find none.
+        empty = 0
+        while empty < 2:
+            unfinished = client.list_tasks(queue, statuses=UNFINISHED, page=1)
+            empty = 0 if await anext(unfinished, None) else empty + 1
             await asyncio.sleep(0.25)
         worker.stop()
     print(f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts, by {worker.name}")
