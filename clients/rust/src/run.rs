@@ -26,7 +26,7 @@ use crate::{
     outcome::{Done, Failure},
     pb::{self, ItemStatus},
     report::{Answered, Kind, Reports, Tasks},
-    source::{EndedLease, Source},
+    source::{EndedLease, Source, get_round},
     stop::{Level, stop_on_signals},
     task::TaskInfo,
 };
@@ -200,7 +200,7 @@ impl<S: Source> Run<S> {
         self.get = Some(Box::pin(async move {
             let mut waits = WAITS.build();
             loop {
-                match source.get(room).await {
+                match get_round(source.as_ref(), room).await {
                     Err(error) if error.may_pass() => tell(Event::Away(&error)),
                     got => return got,
                 }

@@ -1,8 +1,17 @@
 //! The boundary between a worker and the way its tasks come.
 
-use std::future::{Future, pending, ready};
+use std::{
+    future::{Future, pending, ready},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
 
 use crate::{error::Error, pb};
+
+/// The shortest time for a call that brings nothing: a taskd that is about to stop does not wait, nor does one that is
+/// not asked to.
+const SHORTEST_ROUND: Duration = Duration::from_millis(100);
 
 /// A lease that ended: its token, and what taskd says.
 pub type EndedLease = (String, pb::ItemResult);
@@ -62,4 +71,14 @@ pub trait Source: Send + Sync + 'static {
     fn close(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
+}
+
+/// Gets tasks, and lets time pass if there are none.
+pub(crate) async fn get_round(source: &impl Source, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+    let end = Instant::now() + SHORTEST_ROUND;
+    let got = source.get(most).await;
+    if matches!(&got, Ok(Some(tasks)) if tasks.is_empty()) {
+        sleep_until(end).await;
+    }
+    got
 }

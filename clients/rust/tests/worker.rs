@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use taskd_client::{
@@ -529,6 +529,35 @@ async fn a_report_that_takes_long_holds_up_no_poll() {
     let chain = Chain::new(0);
     let summary = worker().run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
     assert_eq!((summary.completed, chain.0.gets.load(SeqCst)), (3, 4));
+}
+
+/// Five answers without tasks, none of which waits.
+#[derive(Default)]
+struct Empty(AtomicUsize);
+
+impl Source for Empty {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        Ok((self.0.fetch_add(1, SeqCst) < 5).then(Vec::new))
+    }
+
+    async fn complete(&self, _: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        panic!("there is no task");
+    }
+
+    async fn reject(&self, _: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        panic!("there is no task");
+    }
+
+    async fn extend(&self, _: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        panic!("there is no task");
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_does_not_wait_is_not_asked_all_the_time() {
+    let began = Instant::now();
+    worker().run_on(Empty::default(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(500), "a tenth of a second for each");
 }
 
 #[tokio::test]
