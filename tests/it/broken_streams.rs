@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, ItemStatus, tasks_client::TasksClient};
+use tonic::Code;
 
 use crate::support::{
     daemon::Daemon,
@@ -67,6 +68,28 @@ async fn leases_that_moved_are_not_kept_by_the_session_of_before() {
     // The old session has kept the other one, and its end gives it back at no cost.
     let back = daemon.lease_all("other", "q", 1).await;
     assert_eq!((&back[0]["id"], &back[0]["attempt"]), (&json!(tasks[1].id), &json!(1)));
+    assert_eq!(new.complete(&tasks[..1], 0).await, [ItemStatus::Ok]);
+    new.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+/// The way to the old session is broken, and nothing closes it.
+#[tokio::test]
+async fn leases_that_moved_are_not_kept_by_a_session_whose_worker_is_silent() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"6s\"\nbackoff = [\"0s\"]", &[]).await;
+    insert(&daemon, 2).await;
+    let open = pb::OpenSession { keep_leases: true, timeout: seconds(9), ..opening("w", 2) };
+    let mut old = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let tasks = old.tasks(2).await;
+    old.read().await.unwrap().expect("taskd's heartbeat: the worker has missed its own");
+    let open = pb::OpenSession { timeout: seconds(120), ..opening("w", 0) };
+    let mut new = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    let extensions = extensions(&tasks[..1]);
+    let answer = new.ask(pb::WorkerFrame { extensions, ..Default::default() }).await.unwrap();
+    assert_eq!(answer.extensions[0].status(), ItemStatus::Ok);
+    assert_eq!(old.end().await.unwrap_err().code(), Code::DeadlineExceeded);
+    let back = daemon.lease_all("other", "q", 1).await;
+    assert_eq!((&back[0]["id"], &back[0]["attempt"]), (&json!(tasks[1].id), &json!(1)), "the one that it has kept");
     assert_eq!(new.complete(&tasks[..1], 0).await, [ItemStatus::Ok]);
     new.close().await;
     assert!(daemon.stop().await.success());

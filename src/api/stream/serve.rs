@@ -314,10 +314,13 @@ impl<'a> Streaming<'a> {
 
     /// Looks at the token and at the leases. It must go on, whatever the stream does.
     pub(super) fn look(&mut self) -> Result<(), StreamEnd> {
+        // A look that is late: this process stood still.
+        let silent = self.heard.elapsed().max(self.looked.elapsed().saturating_sub(TICK));
         self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
         if self.shortest_kept().is_some() && self.keeping.is_none() {
-            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
+            let may_have_moved = silent > heartbeat(self.timeout);
+            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached, may_have_moved)));
         }
         Ok(())
     }

@@ -75,7 +75,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
             let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
             cx.beat();
-            future::join_all(away.iter().map(|session| handle.keep(session))).await;
+            future::join_all(away.iter().map(|session| handle.keep(session, true))).await;
             cx.beat();
             handle.tell_takeovers_again(now);
             cx.beat();
@@ -216,14 +216,13 @@ impl Handle {
 
     /// Extends the leases of which half is over, where the session asked for it. The ids of those that had ended are
     /// told to the worker.
-    pub async fn keep_leases(&self, attached: &Attached) {
-        self.keep(&attached.session).await;
+    pub async fn keep_leases(&self, attached: &Attached, may_have_moved: bool) {
+        self.keep(&attached.session, may_have_moved).await;
     }
 
-    async fn keep(&self, session: &Session) {
+    /// A worker that is silent or away may have gone on with its leases in another session. They are its own there.
+    async fn keep(&self, session: &Session, may_have_moved: bool) {
         let due = session.leases_to_keep(Instant::now());
-        // A worker that is away may have gone on with its leases in another session. They are its own there.
-        let only_known = session.is_away();
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
         for (id, held) in due {
             by_shard.entry(held.token.shard.clone()).or_default().push((id, held));
@@ -232,7 +231,7 @@ impl Handle {
             for held in held.chunks(self.settings.limits.max_items) {
                 let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
                 let known: Vec<i64> = held.iter().map(|(_, held)| held.deadline_unix_ms).collect();
-                match self.queue.keep(&shard, &extensions, only_known.then_some(&known)).await {
+                match self.queue.keep(&shard, &extensions, may_have_moved.then_some(&known)).await {
                     Ok(answers) => self.give_back_late(session, session.kept(held, &answers, Instant::now())).await,
                     // They are tried again at once, and run out if Redis stays away.
                     Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
