@@ -162,6 +162,43 @@ async fn woken(waiter: &Waiter) {
 }
 
 #[tokio::test]
+async fn a_wake_of_a_paused_queue_is_passed_on_to_nobody() {
+    let service = Arc::new(Service::start(&["q"]).await);
+    let waiter = |name: &str| service.queue.wakes().waiter(&[QueueName::new(name).unwrap()]);
+    let publish = async |wake: &str| -> u64 {
+        redis::cmd("PUBLISH").arg("t:wake").arg(wake).query_async(&mut service.redis.conn()).await.unwrap()
+    };
+    // All are woken once when the process begins to listen.
+    let begun = waiter("begun");
+    let mut has_begun = Box::pin(woken(&begun));
+    assert!((&mut has_begun).now_or_never().is_none());
+    until("the process listens", async || publish("begun").await > 0).await;
+    within("the first wake", has_begun).await;
+
+    service.queue.set_paused(&shard("q").queue, true);
+    let worker = tokio::spawn({
+        let service = Arc::clone(&service);
+        async move { service.get(&["q"], 1, 3600).await.unwrap().len() }
+    });
+    until("the worker waits", async || service.queue.wakes().is_awaited(&shard("q").queue)).await;
+    let [next, behind] = ["q", "behind"].map(waiter);
+    let (mut of_next, mut of_behind) = (Box::pin(woken(&next)), Box::pin(woken(&behind)));
+    assert!((&mut of_next).now_or_never().is_none() && (&mut of_behind).now_or_never().is_none());
+    publish("q").await;
+    publish("behind").await;
+    within("the wake behind it", of_behind).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!((&mut of_next).now_or_never().is_none(), "nobody can take anything");
+    service.queue.set_paused(&shard("q").queue, false);
+    within("the resumption", of_next).await;
+    assert_eq!(within("the task", worker).await.unwrap(), 1);
+    drop((begun, next, behind));
+    stop(service).await;
+}
+
+#[tokio::test]
 async fn a_process_has_heard_of_its_own_wakes() {
     let server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();

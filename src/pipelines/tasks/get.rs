@@ -139,7 +139,9 @@ impl Handle {
             let look = Box::pin(async {
                 let before = self.queue.offers(batons.queues());
                 let found = self.look(&look_at, &claim, is_last).await;
-                batons.pass_on(!found.granted.is_empty(), |queue| before.are_taken(queue));
+                // The resumption of a paused queue wakes all.
+                let is_empty = |queue: &QueueName| self.queue.is_paused(queue) || before.are_taken(queue);
+                batons.pass_on(!found.granted.is_empty(), is_empty);
                 // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
