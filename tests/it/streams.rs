@@ -300,6 +300,28 @@ async fn a_takeover_does_not_wait_for_a_redis_that_does_not_answer() {
     assert!(daemon.stop().await.success());
 }
 
+/// As with one master of a cluster gone, which has the worker's sessions and none of its queues.
+#[tokio::test]
+async fn a_takeover_that_fails_does_not_refuse_its_stream() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    insert(&daemon, 0, 1).await;
+    let mut old = Worker::open(daemon.grpc_port(), opening("w1", 1)).await.unwrap();
+    let tasks = old.tasks(1).await;
+    let entry = "taskd:{sessions:5}:of:w1";
+    let mut redis = daemon.redis().await;
+    let () = redis::cmd("SET").arg(entry).arg("no hash").query_async(&mut redis).await.unwrap();
+    let open = pb::OpenSession { takeover: true, ..opening("w1", 0) };
+    let mut new = Worker::open(daemon.grpc_port(), open).await.unwrap();
+    assert_eq!(old.end().await.unwrap_err().code(), Code::Aborted);
+    let () = redis::cmd("DEL").arg(entry).query_async(&mut redis).await.unwrap();
+    new.ask(pb::WorkerFrame { want: 1, ..Default::default() }).await.unwrap();
+    let again = new.tasks(1).await;
+    assert_eq!((&again[0].id, again[0].attempt), (&tasks[0].id, 1));
+    assert_eq!(new.complete(&again, 0).await, [ItemStatus::Ok]);
+    new.close().await;
+    assert!(daemon.stop().await.success());
+}
+
 /// The old session ends while its worker holds the leases by another one: they stay.
 #[tokio::test]
 async fn a_worker_that_moves_to_another_session_keeps_its_leases() {

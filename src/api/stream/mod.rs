@@ -58,15 +58,15 @@ impl Api {
         let (attached, resumed) = (opened.attached, opened.resumed);
         let opening = async {
             if takes_over {
-                tasks.take_over_by(&attached).await?;
+                tasks.take_over_by(&attached).await;
             }
-            Ok::<_, Error>(match tasks.want(&attached, want) {
+            match tasks.want(&attached, want) {
                 Some(granted) => granted,
                 None => tasks.want_more(&attached, want, || true).await,
-            })
+            }
         };
         let granted = tokio::select! {
-            granted = timeout(OPENED_WITHIN, opening) => granted.unwrap_or(Ok(0))?,
+            granted = timeout(OPENED_WITHIN, opening) => granted.unwrap_or(0),
             cut = attached.cut() => return Err(cut.into()),
             () = out.closed() => return Err(StreamEnd::Broken),
             // The stream hears of the stop in a moment.

@@ -22,11 +22,13 @@ use super::{
 use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
 
 impl Handle {
-    /// The session of a stream takes over.
-    pub async fn take_over_by(&self, attached: &Attached) -> Result<(), Error> {
+    /// The session of a stream takes over. If Redis fails, it takes over again in a moment.
+    pub async fn take_over_by(&self, attached: &Attached) {
         let session = &attached.session;
         session.takes_over(Instant::now());
-        self.take_over(&session.worker, session.id).await
+        if let Err(error) = self.take_over(&session.worker, session.id).await {
+            warn_of(&session.worker, &error);
+        }
     }
 
     /// The session ends the earlier ones of its worker, here and in other processes, and those without a stream; also
@@ -68,7 +70,7 @@ impl Handle {
     async fn tell_again(&self, worker: &WorkerName, session: Uuid) {
         self.tell_takeover(worker, session).await;
         if let Err(error) = self.take_over_shared(worker, session).await {
-            tracing::warn!("could not end the sessions of {worker} that were taken over: {error}");
+            warn_of(worker, &error);
         }
     }
 
@@ -83,4 +85,8 @@ impl Handle {
             tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
         }
     }
+}
+
+fn warn_of(worker: &WorkerName, error: &Error) {
+    tracing::warn!("could not end the sessions of {worker} that were taken over: {error}");
 }
