@@ -3,11 +3,15 @@
 
 use serde_json::json;
 use taskd::redis_pool::Redis;
+use tonic::Code;
+use uuid::Uuid;
 
 use crate::support::{
     daemon::Daemon,
     proxy::{Proxy, Upstream},
+    redis::patient,
     redis_private::PrivateRedis,
+    session::{Worker, opening},
     until,
 };
 
@@ -38,6 +42,35 @@ async fn the_connection_on_which_calls_wait_for_replicas_is_made_anew() {
     let redis = PrivateRedis::start(&[]);
     let _replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", redis.port())]);
     recovers(&redis, "redis_wait_replicas = 1").await;
+}
+
+/// As while one master of a cluster hangs: the leases of other masters end, and their workers hear of it.
+#[tokio::test]
+async fn a_takeover_that_waits_for_redis_holds_up_no_other_notice() {
+    let redis = PrivateRedis::start(&[]);
+    let proxy = behind_a_proxy(&redis).await;
+    let config = format!("redis_url = \"redis://127.0.0.1:{}\"\n[queues.q]\nlease = \"10m\"", proxy.port());
+    let daemon = Daemon::start(&config, &[]).await;
+    daemon.insert(&["a", "b"].map(|key| json!({"queue": "q", "key": key}))).await;
+    let mut old = Worker::open(daemon.grpc_port(), opening("v", 1)).await.unwrap();
+    let mut other = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
+    let _held = old.tasks(1).await;
+    let task = Uuid::parse_str(&other.tasks(1).await[0].id).unwrap();
+    let mut published = patient(redis.url()).await;
+    // All calls of taskd go over its first connection.
+    proxy.silence_up_to(1);
+    let takeover = format!("~{} v", Uuid::now_v7()).into_bytes();
+    let cancelled = [&b"!"[..], task.as_bytes()].concat();
+    for notice in [takeover, b"%w".to_vec(), cancelled] {
+        redis::cmd("PUBLISH").arg("taskd:wake").arg(notice).exec_async(&mut published).await.unwrap();
+    }
+    assert_eq!(old.end().await.unwrap_err().code(), Code::Aborted);
+    while other.ended.is_empty() {
+        other.read().await.unwrap().expect("the stream goes on");
+    }
+    let failed = "could not end 1 leases of a session";
+    assert!(!daemon.log().contains(failed), "the takeover still waits");
+    until("Redis has not answered", async || daemon.log().contains(failed)).await;
 }
 
 #[tokio::test]

@@ -81,8 +81,13 @@ impl Proxy {
     /// through. Later ones work. How many connections there have been.
     pub(crate) fn silence(&self) -> u64 {
         let last = self.connections();
-        self.silent.send_replace(last);
+        self.silence_up_to(last);
         last
+    }
+
+    /// The same for the connections with a number up to this one. The first has the number 1.
+    pub(crate) fn silence_up_to(&self, last: u64) {
+        self.silent.send_replace(last);
     }
 }
 

@@ -174,10 +174,11 @@ impl Handle {
         Ok(answer)
     }
 
-    /// Somebody lacks something of this worker's cap.
-    pub(super) async fn give_back_allotment(&self, worker: &WorkerName) {
-        self.sessions.allotments.change(worker, |allotment| allotment.scarce_since = Some(Instant::now()));
-        self.lower(worker).await;
+    /// Somebody lacks something of this worker's cap. It does not wait for Redis, as [`Self::hear_takeover`].
+    pub(super) fn give_back_allotment(&self, worker: WorkerName) {
+        self.sessions.allotments.change(&worker, |allotment| allotment.scarce_since = Some(Instant::now()));
+        let handle = self.clone();
+        self.sessions.streams.spawn(async move { handle.lower(&worker).await });
     }
 
     /// Lowers an allotment to what is used.

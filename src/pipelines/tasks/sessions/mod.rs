@@ -94,8 +94,8 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             match notice {
                 Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
                 Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
-                Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(&worker, session).await,
-                Ok(Notice::Allotment { worker }) => handle.give_back_allotment(&worker).await,
+                Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(worker, session),
+                Ok(Notice::Allotment { worker }) => handle.give_back_allotment(worker),
                 // Workers learn of ended leases when they are extended. A takeover is told again.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,

@@ -43,15 +43,19 @@ impl Handle {
         takes_over.await.unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
     }
 
-    /// Hears that a session took over, here or elsewhere.
-    pub(super) async fn hear_takeover(&self, worker: &WorkerName, session: Uuid) {
+    /// Hears that a session took over, here or elsewhere. It does not wait: a Redis that hangs must not hold up the
+    /// notices about other workers.
+    pub(super) fn hear_takeover(&self, worker: WorkerName, session: Uuid) {
         self.sessions.heard.hear(session);
-        self.end_earlier(worker, session).await;
-        let later = self.sessions.of_worker(worker).into_iter().rfind(|other| other.took_over());
-        if let Some(later) = later.filter(|later| ends(later.id, session)) {
-            // The one that took over may have no stream: then no process ends it.
-            self.tell_again(worker, later.id).await;
-        }
+        let handle = self.clone();
+        self.sessions.streams.spawn(async move {
+            handle.end_earlier(&worker, session).await;
+            let later = handle.sessions.of_worker(&worker).into_iter().rfind(|other| other.took_over());
+            if let Some(later) = later.filter(|later| ends(later.id, session)) {
+                // The one that took over may have no stream: then no process ends it.
+                handle.tell_again(&worker, later.id).await;
+            }
+        });
     }
 
     /// Tells takeovers again where it is time. It waits for none: a Redis that hangs must not hold up the sessions of
