@@ -7,7 +7,7 @@
 -- Returns the generation, then per item a code and the number of credited workers:
 --   1 changed, now or before | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task has not arrived
 --   6 cancelled
-local answers, offered = {tonumber(generation)}, false
+local answers, offered, is_absent = {tonumber(generation)}, false, false
 local ENDS = {F = 2, D = 3, X = 6}
 
 -- Replicas beyond NUM come back: first those that wait, then those that were claimed last.
@@ -101,11 +101,12 @@ for a = 4, #ARGV, 5 do
   elseif t and own == epoch then
     code = ENDS[t[ST]]
   elseif not t then
-    -- A process that has read the task from SQL before, and was held up since, must not enqueue it as it was.
-    count('fence', 1)
+    is_absent = true
   end
   answers[#answers + 1], answers[#answers + 2] = code, t and #t[CREDITED] / 2 or 0
 end
+-- A process that has read a task from SQL before, and was held up since, must not enqueue it as it was.
+if is_absent then count('fence', 1) end
 tell_lost(ARGV[2])
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

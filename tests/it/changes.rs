@@ -62,6 +62,26 @@ async fn a_change_of_a_task_that_its_queue_does_not_have_counts_once() {
     assert_eq!((changed, metric(&daemon, handled).await), (1.0, 1.0));
 }
 
+#[tokio::test]
+async fn the_queue_is_seldom_asked_about_a_change_of_a_task_that_it_does_not_have() {
+    let daemon = Daemon::start("partitions = 1", &[]).await;
+    let present = insert_one(&daemon, json!({"queue": "q", "key": "present"})).await;
+    becomes(&daemon, &present, "QUEUED").await;
+    let absent = insert_one(&daemon, json!({"queue": "q", "key": "absent", "delay": "30days"})).await;
+    let (status, answer) = daemon.post("/v1/tasks:change", &json!({"ids": [absent], "priority": "high"})).await;
+    assert_eq!((status, &answer["results"][0]["status"]), (200, &json!("OK")), "{answer}");
+    let mut redis = daemon.redis().await;
+    // Each question moves the fence.
+    let mut asked = async || -> u64 { redis.hget("taskd:{q:0}:counters", "fence").await.unwrap() };
+    let looks = async || metric(&daemon, "taskd_watchdog_step_duration_seconds_count{loop=\"changes\"} ").await;
+    let of_the_call = asked().await;
+    until("the watchdog has asked", async || asked().await > of_the_call).await;
+    let (asked_before, looks_before) = (asked().await, looks().await);
+    until("it has looked six times more", async || looks().await >= looks_before + 6.0).await;
+    let more = asked().await - asked_before;
+    assert!(more < 3, "it has asked {more} times");
+}
+
 /// A record as `cancel.lua` leaves it.
 fn cancelled_record() -> Vec<u8> {
     rmp_serde::to_vec(&json!(["X", 1, 0, [], [], [], 5])).unwrap()

@@ -38,7 +38,7 @@ use crate::{
     },
     queue::{self, Arbitrated, ArbitratedTasks, Changer, NEVER, RecordStatus},
     runtime::Clock,
-    store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
+    store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Turn, Wanted},
     telemetry::metrics,
 };
 
@@ -74,6 +74,8 @@ pub struct CarriedOut {
     pub changed: HashMap<TaskId, Changed>,
     /// The wishes that are over. The others stay.
     pub over: usize,
+    /// The wishes that stay because their tasks have not arrived in the queue.
+    pub absent: Vec<(TaskId, Turn)>,
     pub error: Option<Error>,
 }
 
@@ -176,7 +178,10 @@ impl Changing {
             self.announce_end(&wish.task.shard, wish.task.id, status);
             let is_over = end.turn.is_some();
             out.over += usize::from(is_over);
-            // A wish that stays is carried out every second, and counts at its end. A reservation ends much later.
+            if wish.kind == ChangeKind::Update && answer == Arbitrated::Absent && !is_over {
+                out.absent.push((wish.task.id, wish.turn));
+            }
+            // A wish that stays is carried out again, and counts at its end. A reservation ends much later.
             if is_over || wish.kind == ChangeKind::Reservation && *change != Change::Requeue(Requeue::Free) {
                 metrics::task_changed(wish.kind.as_str(), changed.as_str());
             }

@@ -1,16 +1,19 @@
 //! Changes of live work that somebody wanted and did not carry out: the process was killed, or a server was away.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use super::{error::Error, lead::Lead};
 use crate::{
-    model::{Change, ChangeKind, Requeue, Update},
+    model::{Change, ChangeKind, Requeue, TaskId, Update},
     pipelines::{
         changing::{Changing, STAYED_MS},
         context::Context,
     },
     runtime::{Clock, Loop},
-    store::KeptPages,
+    store::{KeptChange, KeptPages, Turn},
     telemetry::metrics::{self, Watched},
 };
 
@@ -18,6 +21,30 @@ use crate::{
 const EVERY: Duration = Duration::from_secs(1);
 /// The wishes of one page.
 const PAGE: u32 = 500;
+/// How soon the queue is asked again about a task that has not arrived there. Its wish stays for a minute, and each
+/// question costs a transaction and moves the fence of the shard.
+const ABSENT_AGAIN: Duration = Duration::from_secs(10);
+/// The wishes of such tasks that are remembered. The queue is asked about others every second.
+const MOST_ABSENT: usize = 100_000;
+
+/// The wishes whose tasks had not arrived in their queue, and when that was asked.
+#[derive(Default)]
+struct Absent(HashMap<(TaskId, Turn), Instant>);
+
+impl Absent {
+    fn forget_old(&mut self, now: Instant) {
+        self.0.retain(|_, asked| now.saturating_duration_since(*asked) < ABSENT_AGAIN);
+    }
+
+    fn has(&self, wish: &KeptChange) -> bool {
+        self.0.contains_key(&(wish.task.id, wish.turn))
+    }
+
+    fn add(&mut self, wishes: Vec<(TaskId, Turn)>, now: Instant) {
+        let room = MOST_ABSENT.saturating_sub(self.0.len());
+        self.0.extend(wishes.into_iter().take(room).map(|wish| (wish, now)));
+    }
+}
 
 #[derive(Clone)]
 pub(super) struct Changes {
@@ -32,11 +59,13 @@ impl Changes {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let mut absent = Absent::default();
         while self.lead.wait(&cx).await {
             let started = Instant::now();
+            absent.forget_old(started);
             let mut failed = Ok(());
             for kind in ChangeKind::KEPT {
-                let carried_out = self.carry_out(kind, &cx).await;
+                let carried_out = self.carry_out(kind, &mut absent, &cx).await;
                 // SQL does not answer, and each call to it takes long to fail.
                 let is_sql_away = carried_out.as_ref().is_err_and(Error::is_of_store);
                 failed = failed.and(carried_out);
@@ -54,7 +83,7 @@ impl Changes {
     }
 
     /// Carries out all wishes of a kind. A shard that does not answer holds up no other; the first error is told.
-    async fn carry_out(&self, kind: ChangeKind, cx: &Loop) -> Result<(), Error> {
+    async fn carry_out(&self, kind: ChangeKind, absent: &mut Absent, cx: &Loop) -> Result<(), Error> {
         let change = match kind {
             ChangeKind::Cancel => Change::Cancel,
             // SQL has the new values.
@@ -70,10 +99,11 @@ impl Changes {
             let now = self.clock.now_unix_ms();
             // A wish of the future was stored before the clock stepped back.
             let mut due = page.changes;
-            due.retain(|wish| is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
+            due.retain(|wish| is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms) && !absent.has(wish));
             if !due.is_empty() {
                 let done = self.changing.carry_out(due, &change).await;
                 metrics::watchdog_handled(Watched::Changed, done.over);
+                absent.add(done.absent, Instant::now());
                 if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
                     failed = failed.and(Err(error.into()));
                 }
