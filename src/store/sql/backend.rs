@@ -39,11 +39,15 @@ pub(super) type Steps<C, I, T> = for<'a> fn(&'a mut C, &'a I) -> BoxFuture<'a, R
 
 /// The work of a transaction. It owns what it needs, so that it may run in another thread, and again.
 pub struct Work<C, I, T> {
-    pub(super) input: Arc<I>,
-    pub(super) steps: Steps<C, I, T>,
+    input: Arc<I>,
+    steps: Steps<C, I, T>,
 }
 
 impl<C, I, T> Work<C, I, T> {
+    pub(in crate::store) fn new(input: I, steps: Steps<C, I, T>) -> Self {
+        Self { input: Arc::new(input), steps }
+    }
+
     pub(in crate::store) fn on<'a>(&'a self, connection: &'a mut C) -> BoxFuture<'a, Result<T>> {
         (self.steps)(connection, &self.input)
     }

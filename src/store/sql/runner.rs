@@ -1,6 +1,6 @@
 //! The operations of a store. Each has a name, under which the metrics count its duration and its retries.
 
-use std::{future::Future, sync::Arc, time::Instant};
+use std::{future::Future, time::Instant};
 
 use futures::FutureExt as _;
 
@@ -22,7 +22,7 @@ impl<DB: Backend> Runner<DB> {
         I: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let work = Work { input: Arc::new(input), steps };
+        let work = Work::new(input, steps);
         timed(name, repeating(name, || self.0.transact(&work))).await
     }
 

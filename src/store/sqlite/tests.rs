@@ -63,6 +63,20 @@ async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
     }
 }
 
+/// SQLite syncs its log at each commit: an insert or a result that taskd has confirmed survives a loss of power.
+#[tokio::test]
+async fn a_commit_waits_for_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let pragmas = Work::new((), |connection: &mut Connection, (): &()| {
+        let synchronous = connection.db.query_row("PRAGMA synchronous", (), |row| row.get::<_, i64>(0));
+        let mode = connection.db.query_row("PRAGMA journal_mode", (), |row| row.get::<_, String>(0));
+        futures::future::ready(Ok((synchronous.unwrap(), mode.unwrap()))).boxed()
+    });
+    // 2 is FULL.
+    assert_eq!(store.database().transact(&pragmas).await.unwrap(), (2, "wal".to_owned()));
+}
+
 /// Each statement of a test is checked for scans.
 #[tokio::test]
 async fn a_place_is_found_without_a_scan() {
