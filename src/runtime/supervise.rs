@@ -307,6 +307,17 @@ mod tests {
     impl LoopError for Failed {}
 
     #[tokio::test]
+    async fn a_loop_that_panics_runs_again() {
+        let (supervisor, runs) = (Supervisor::new(), Arc::new(Semaphore::new(0)));
+        supervisor.spawn_loop("reader", Arc::clone(&runs), |runs, _| async move {
+            runs.add_permits(1);
+            assert!(runs.available_permits() > 1, "the first run panics");
+        });
+        supervisor.wait().await;
+        assert_eq!(runs.available_permits(), 2);
+    }
+
+    #[tokio::test]
     async fn a_reader_that_fails_with_the_same_work_again_and_again_stalls() {
         let clock = Clock::of_this_machine();
         let (supervisor, runs) = (Supervisor::with_clock(clock.clone()), Arc::new(Semaphore::new(0)));
