@@ -29,7 +29,7 @@ use taskd::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    checked::{ANY_WEIGHT, Ask, Checked, NewTask, WORKERS},
+    checked::{ANY_WEIGHT, Ask, Checked, NewTask, Room, WORKERS},
     model::{HOUR, Lease, Own},
 };
 use crate::support::redis::{Fsync, RedisServer};
@@ -41,7 +41,19 @@ use crate::support::redis::{Fsync, RedisServer};
 enum Step {
     Enqueue {
         tasks: Vec<NewTask>,
-        high_water: u64,
+        room: Room,
+    },
+    /// New tasks, and perhaps a known one: they have waited for room then.
+    EnqueueFromStore {
+        tasks: Vec<NewTask>,
+        known: Option<usize>,
+        room: Room,
+    },
+    SendAgain {
+        which: usize,
+        credited: u8,
+        later: bool,
+        room: Room,
     },
     EnqueueAgain {
         which: usize,
@@ -110,6 +122,7 @@ enum Step {
     Forget {
         most: usize,
         settled: u8,
+        sent_again: bool,
     },
 }
 
@@ -127,15 +140,24 @@ fn shown() -> impl Strategy<Value = Shown> {
     (0..12_usize, seldom(), seldom()).prop_map(|(lease, by, of)| Shown { lease, by, of })
 }
 
+fn credited() -> impl Strategy<Value = u8> {
+    prop_oneof![4 => Just(0), 1 => 0..64_u8]
+}
+
+fn room() -> impl Strategy<Value = Room> {
+    let ahead = prop_oneof![4 => Just(u64::MAX), 1 => 0..8_u64];
+    let live = prop_oneof![8 => Just(u64::MAX), 1 => 0..8_u64];
+    (ahead, live).prop_map(|(ahead, live)| Room { ahead, live })
+}
+
 fn new_task() -> impl Strategy<Value = NewTask> {
-    let credited = prop_oneof![4 => Just(0), 1 => 0..64_u8];
     let backoff = prop_oneof![
         6 => Just(Own::Nothing),
         1 => Just(Own::GivesUp),
         1 => Just(Own::AtOnce),
         1 => Just(Own::Hours),
     ];
-    (1..=4_u32, 1..=3_u8, 1..=3_u8, 0..40_usize, credited, prop::bool::weighted(0.2), backoff).prop_map(
+    (1..=4_u32, 1..=3_u8, 1..=3_u8, 0..40_usize, credited(), prop::bool::weighted(0.2), backoff).prop_map(
         |(replicas, priority, max_attempts, size, credited, later, backoff)| NewTask {
             replicas,
             priority,
@@ -169,9 +191,12 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(RejectMode::Release),
     ];
     let weight = prop_oneof![3 => Just(ANY_WEIGHT), 1 => 1..120_usize];
-    let water = prop_oneof![4 => Just(u64::MAX), 1 => 0..8_u64];
     prop_oneof![
-        6 => (vec(new_task(), 1..5), water).prop_map(|(tasks, high_water)| Step::Enqueue { tasks, high_water }),
+        6 => (vec(new_task(), 1..5), room()).prop_map(|(tasks, room)| Step::Enqueue { tasks, room }),
+        2 => (vec(new_task(), 1..3), prop::option::of(any::<usize>()), room())
+            .prop_map(|(tasks, known, room)| Step::EnqueueFromStore { tasks, known, room }),
+        2 => (any::<usize>(), credited(), prop::bool::weighted(0.2), room())
+            .prop_map(|(which, credited, later, room)| Step::SendAgain { which, credited, later, room }),
         1 => any::<(usize, bool)>().prop_map(|(which, same_offset)| Step::EnqueueAgain { which, same_offset }),
         1 => Just(Step::RedisFellBack),
         2 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
@@ -197,7 +222,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..6_usize, 20..90_usize).prop_map(|(lane, count)| Step::SpentElements { lane, count }),
         2 => (1..100_usize).prop_map(|most| Step::Sweep { most }),
         1 => (1..5_usize).prop_map(|most| Step::Forward { most }),
-        1 => (1..5_usize, any::<u8>()).prop_map(|(most, settled)| Step::Forget { most, settled }),
+        1 => (1..5_usize, any::<u8>(), prop::bool::weighted(0.2))
+            .prop_map(|(most, settled, sent_again)| Step::Forget { most, settled, sent_again }),
     ]
 }
 
@@ -214,18 +240,30 @@ async fn take(c: &mut Checked, step: &Step) {
         chosen.map(|(_, member)| member).collect::<Vec<_>>()
     };
     match step {
-        Step::Enqueue { tasks, high_water } => {
+        Step::Enqueue { tasks, room } => {
             let mut records: Vec<_> = tasks.iter().map(|new| c.record(new)).collect();
             let twice = records[0].clone();
             records.push(EnqueueTask { offset: c.next_offset(), ..twice });
-            c.enqueue(&records, *high_water).await;
+            c.enqueue(&records, *room).await;
+        }
+        Step::EnqueueFromStore { tasks, known, room } => {
+            let mut records: Vec<_> = tasks.iter().map(|new| c.record(new)).collect();
+            let known = known.filter(|_| !c.records.is_empty());
+            records.extend(known.map(|which| c.records[which % c.records.len()].clone()));
+            c.enqueue_from_store(&records, known.is_some(), *room).await;
+        }
+        Step::SendAgain { which, credited, later, room } => {
+            let ids = c.given_up();
+            if !ids.is_empty() {
+                c.send_again(ids[which % ids.len()], *credited, *later, *room).await;
+            }
         }
         Step::EnqueueAgain { which, same_offset } if !c.records.is_empty() => {
             let mut record = c.records[which % c.records.len()].clone();
             if !same_offset {
                 record.offset = c.next_offset();
             }
-            c.enqueue(&[record], u64::MAX).await;
+            c.enqueue(&[record], Room::ANY).await;
         }
         Step::Cancel { which, new } if new.is_some() || !c.records.is_empty() => {
             c.end(*which, new.as_ref(), RecordStatus::Cancelled).await;
@@ -275,7 +313,7 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::SpentElements { lane, count } => c.leave_spent_elements(*lane, *count).await,
         Step::Sweep { most } => drop(c.sweep(*most).await),
         Step::Forward { most } => c.forward(*most).await,
-        Step::Forget { most, settled } => c.forget(*most, *settled).await,
+        Step::Forget { most, settled, sent_again } => c.forget(*most, *settled, *sent_again).await,
         // There is nothing yet that they could be about.
         Step::Cancel { .. } | Step::DeadlinePasses { .. } => {}
         Step::EnqueueAgain { .. } | Step::Change { .. } | Step::Requeue { .. } => {}
@@ -350,7 +388,7 @@ async fn a_task_delivered_again_at_a_new_offset_is_enqueued_once() {
     c.put(&[task(1)]).await;
     for live in [true, false] {
         let again = EnqueueTask { offset: c.next_offset(), ..c.records[0].clone() };
-        c.enqueue(&[again], u64::MAX).await;
+        c.enqueue(&[again], Room::ANY).await;
         if live {
             let a = c.claim_one("a").await;
             assert!(c.claim_by("b", 9).await.is_empty());

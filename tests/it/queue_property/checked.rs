@@ -8,9 +8,8 @@ use redis::Value;
 use taskd::{
     model::{ChangingTask, LeaseNumber, Offset, Priority, QueueName, Requeue, ShardId, TaskId, WorkerName},
     queue::{
-        Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
-        Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
-        Source, Stats,
+        ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Fence,
+        Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection, Source, Stats,
         keys::{LANES, ShardKeys},
     },
     redis_pool::{Redis, scripts},
@@ -25,6 +24,8 @@ pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 pub(super) const ANY_WEIGHT: usize = 1 << 20;
 /// More than there is of anything.
 const ALL: usize = 1 << 40;
+/// The time of a task that waits for its time (ms).
+const LATER: i64 = i64::MAX >> 12;
 /// Nothing is scheduled so far away.
 const FAR: Duration = Duration::from_secs(1 << 40);
 
@@ -60,10 +61,33 @@ pub(super) struct Checked {
     pub(super) known: Vec<Lease>,
     /// Every task ever, as it stood on `pipeline`.
     pub(super) records: Vec<EnqueueTask>,
+    /// As the shard told it last.
+    fence: Fence,
     seen: BTreeSet<String>,
     added: usize,
     next: u64,
     clock: u64,
+}
+
+/// The most elements ahead and the most live tasks that a batch may lead to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) ahead: u64,
+    pub(super) live: u64,
+}
+
+impl Room {
+    pub(super) const ANY: Self = Self { ahead: u64::MAX, live: u64::MAX };
+
+    fn batch<'a>(self, source: Source<'a>, tasks: &'a [EnqueueTask]) -> Enqueue<'a> {
+        let (high_water_tasks, live_tasks_max) = (self.ahead, self.live);
+        Enqueue { source, tasks, high_water_tasks, high_water_bytes: u64::MAX, live_tasks_max }
+    }
+}
+
+/// Those of the bits.
+fn workers(bits: u8) -> Vec<String> {
+    (0..6).filter(|w| bits >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect()
 }
 
 fn worker(name: &str) -> WorkerName {
@@ -79,9 +103,9 @@ impl Checked {
         queue.add_shard(&shard);
         queue.upkeep.open_shard(&shard, GENERATION, "topic", None).await.expect("open");
         let keys = ShardKeys::new(redis.prefix(), &shard);
-        let (known, records, seen) = Default::default();
-        let model = Model::default();
-        Self { redis: redis.clone(), queue, shard, keys, model, known, records, seen, added: 0, next: 0, clock: 0 }
+        let (model, known, records, fence, seen) = Default::default();
+        let redis = redis.clone();
+        Self { redis, queue, shard, keys, model, known, records, fence, seen, added: 0, next: 0, clock: 0 }
     }
 
     pub(super) async fn alone() -> (RedisServer, Self) {
@@ -114,73 +138,112 @@ impl Checked {
         // A body of protobuf: a change finds the values of the one before.
         let size = u8::try_from(new.size).expect("one byte");
         let body = [head.concat(), new.backoff.field(), vec![0x12, size], vec![b'-'; new.size]].concat().into();
-        let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
-        let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
+        let credited = workers(new.credited);
+        let not_before_unix_ms = if new.later { LATER } else { 0 };
         EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited, epoch: 0 }
     }
 
     pub(super) async fn put(&mut self, tasks: &[NewTask]) -> Vec<TaskId> {
         let records: Vec<_> = tasks.iter().map(|new| self.record(new)).collect();
-        self.enqueue(&records, u64::MAX).await;
+        self.enqueue(&records, Room::ANY).await;
         records.iter().map(|record| record.id).collect()
     }
 
-    pub(super) async fn enqueue(&mut self, records: &[EnqueueTask], high_water_tasks: u64) {
+    /// Records of a partition.
+    pub(super) async fn enqueue(&mut self, records: &[EnqueueTask], room: Room) {
         let upto = records.last().expect("not empty").offset;
-        let batch = Enqueue {
-            source: Source::Partition {
-                topic_generation: "topic",
-                epoch: 1,
-                predecessor: self.model.offset,
-                upto,
-                again: false,
-            },
-            tasks: records,
-            high_water_tasks,
-            high_water_bytes: u64::MAX,
-            live_tasks_max: u64::MAX,
+        let source = Source::Partition {
+            topic_generation: "topic",
+            epoch: 1,
+            predecessor: self.model.offset,
+            upto,
+            again: records[0].epoch > 0,
         };
-        let mut ahead = self.queue.stats(&self.shard).await.expect("stats").ahead;
-        let (mut dealt_with, mut added) = (0, 0);
-        for new in records {
-            if Some(new.offset) > self.model.offset {
-                if !self.model.tasks.contains_key(&new.id) {
-                    if ahead >= high_water_tasks {
-                        break;
-                    }
-                    if new.credited.len() < new.replicas as usize {
-                        self.model.enqueue(new);
-                        self.records.push(new.clone());
-                        added += 1;
-                        ahead += u64::from(new.not_before_unix_ms == 0);
-                    }
-                }
-                self.model.offset = Some(new.offset);
-            }
-            dealt_with += 1;
-        }
-        self.added += added;
-        let answer = self.queue.enqueuer.enqueue(&self.shard, &batch).await.expect("enqueue");
+        let (dealt_with, added) = self.taken_in(records, room, true).await;
+        self.model.has_moved |= added > 0 && records[0].epoch > 0;
+        let answer = self.queue.enqueuer.enqueue(&self.shard, &room.batch(source, records)).await.expect("enqueue");
         assert_eq!(answer, Enqueued::Done { dealt_with, added });
         self.compare(false).await;
     }
 
+    /// Tasks that were never on the bus. They are new, or they have waited for room, and the queue may know them.
+    pub(super) async fn enqueue_from_store(&mut self, records: &[EnqueueTask], have_waited: bool, room: Room) {
+        let fence = self.fence.clone();
+        let source = if have_waited { Source::Waiting(&fence) } else { Source::Store(&fence) };
+        let is_old = fence == Fence::default() || self.model.has_moved || have_waited && self.model.has_forgotten;
+        let (dealt_with, added) = if is_old { (0, 0) } else { self.taken_in(records, room, false).await };
+        let answer = self.queue.enqueuer.enqueue(&self.shard, &room.batch(source, records)).await.expect("enqueue");
+        if is_old {
+            let Enqueued::Moved(now) = answer else { panic!("{fence:?} is old: {answer:?}") };
+            assert_ne!(now, fence);
+            (self.fence, self.model.has_moved, self.model.has_forgotten) = (now, false, false);
+        } else {
+            assert_eq!(answer, Enqueued::Done { dealt_with, added });
+            self.model.has_moved |= have_waited && added > 0;
+        }
+        self.compare(false).await;
+    }
+
+    /// The model takes what the queue has to take. Answers how many are dealt with, and how many added.
+    async fn taken_in(&mut self, records: &[EnqueueTask], room: Room, are_of_bus: bool) -> (usize, usize) {
+        let stats = self.queue.stats(&self.shard).await.expect("stats");
+        let (mut ahead, mut live, mut added) = (stats.ahead, stats.live, 0);
+        for (dealt_with, new) in records.iter().enumerate() {
+            if are_of_bus && Some(new.offset) <= self.model.offset {
+                continue;
+            }
+            if let Some(task) = self.model.arriving(new) {
+                if ahead >= room.ahead || live >= room.live {
+                    return (dealt_with, added);
+                }
+                if task.needs_workers() {
+                    if !self.model.tasks.contains_key(&new.id) {
+                        self.added += 1;
+                        self.records.push(new.clone());
+                    }
+                    self.model.enqueue(new.id, task);
+                    (added, live, ahead) = (added + 1, live + 1, ahead + u64::from(new.not_before_unix_ms == 0));
+                }
+            }
+            if are_of_bus {
+                self.model.offset = Some(new.offset);
+            }
+        }
+        (records.len(), added)
+    }
+
+    /// The tasks that an operator may send again.
+    pub(super) fn given_up(&self) -> Vec<TaskId> {
+        let is_given_up = |id: &TaskId| {
+            let status = self.model.tasks.get(id).map(|task| task.status);
+            matches!(status, None | Some(RecordStatus::Dead | RecordStatus::Cancelled))
+        };
+        self.records.iter().map(|record| record.id).filter(is_given_up).collect()
+    }
+
+    /// Sends a task again, with the credits that SQL has (as in [`NewTask`]).
+    pub(super) async fn send_again(&mut self, id: TaskId, credited: u8, later: bool, room: Room) {
+        let mut record = self.records.iter().find(|record| record.id == id).expect("a record").clone();
+        record.epoch += 1;
+        record.offset = self.next_offset();
+        record.credited = workers(credited);
+        record.not_before_unix_ms = if later { LATER } else { 0 };
+        for other in self.records.iter_mut().filter(|other| other.id == record.id) {
+            *other = record.clone();
+        }
+        self.enqueue(&[record], room).await;
+    }
+
+    /// The epoch of a task in SQL.
+    fn epoch_of(&self, id: TaskId) -> u32 {
+        self.records.iter().find(|record| record.id == id).map_or(0, |record| record.epoch)
+    }
+
     pub(super) async fn read_on_after_redis_fell_back(&mut self) {
         let upto = self.next_offset();
-        let (tasks, high) = (&[][..], u64::MAX);
-        let batch = Enqueue {
-            source: Source::Partition {
-                topic_generation: "topic",
-                epoch: 1,
-                predecessor: Some(upto),
-                upto,
-                again: false,
-            },
-            tasks,
-            high_water_tasks: high,
-            high_water_bytes: high,
-            live_tasks_max: high,
-        };
+        let source =
+            Source::Partition { topic_generation: "topic", epoch: 1, predecessor: Some(upto), upto, again: false };
+        let batch = Room::ANY.batch(source, &[]);
         let answer = self.queue.enqueuer.enqueue(&self.shard, &batch).await.expect("enqueue");
         assert_eq!(answer, Enqueued::Behind(self.model.offset));
         self.compare(false).await;
@@ -373,43 +436,40 @@ impl Checked {
             }
             None => self.records[which % self.records.len()].clone(),
         };
-        let before = self.model.tasks.get(&record.id).map(|task| task.status);
-        self.added += usize::from(before.is_none());
+        self.added += usize::from(!self.model.tasks.contains_key(&record.id));
         let priority = Priority::from_number(record.body[0].into());
-        let (id, shard, replicas) = (record.id, self.shard.clone(), record.replicas);
-        let task = ChangingTask { id, shard, replicas, priority, epoch: 0 };
+        let (id, shard, replicas, epoch) = (record.id, self.shard.clone(), record.replicas, record.epoch);
+        let task = ChangingTask { id, shard, replicas, priority, epoch };
         let changer = self.queue.upkeep.changer();
         let answer = match status {
             RecordStatus::Dead => changer.end_overdue(&self.shard, &[(&task, OVERDUE.into())]).await.expect("deadline"),
             _ => changer.cancel(&self.shard, &[&task]).await.expect("cancel"),
         };
-        let expected = match before {
-            None | Some(RecordStatus::Live) => Arbitrated::Done,
-            Some(RecordStatus::Completed) => Arbitrated::Completed { credited: 0 },
-            Some(RecordStatus::Dead) => Arbitrated::Dead,
-            Some(RecordStatus::Cancelled) if status == RecordStatus::Cancelled => Arbitrated::Done,
-            Some(RecordStatus::Cancelled) => Arbitrated::Cancelled,
-        };
-        assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] });
-        self.model.end(&record, status);
+        let expected = self.model.end(&record, status);
+        assert_eq!(
+            answer,
+            ArbitratedTasks { generation: GENERATION, answers: vec![expected] },
+            "{status:?} {record:?}"
+        );
         self.compare(false).await;
     }
 
     /// Gives a task that stood on `pipeline` another NUM and priority.
     pub(super) async fn change(&mut self, which: usize, replicas: u32, priority: u8) {
         let record = self.records[which % self.records.len()].clone();
-        let (id, shard, priority) = (record.id, self.shard.clone(), Priority::from_number(priority.into()));
-        let task = ChangingTask { id, shard, replicas, priority, epoch: 0 };
+        let (shard, priority) = (self.shard.clone(), Priority::from_number(priority.into()));
+        let task = ChangingTask { id: record.id, shard, replicas, priority, epoch: record.epoch };
         let answer = self.queue.upkeep.changer().update(&self.shard, &[&task]).await.expect("change");
-        let expected = self.model.change(id, replicas, priority, &record.body);
+        let expected = self.model.change(&task, &record.body);
         assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] }, "{task:?}");
         self.compare(false).await;
     }
 
     pub(super) async fn requeue(&mut self, id: TaskId, requeue: &Requeue) {
-        let task = ChangingTask { id, shard: self.shard.clone(), replicas: 1, priority: Priority::High, epoch: 0 };
+        let (shard, epoch) = (self.shard.clone(), self.epoch_of(id));
+        let task = ChangingTask { id, shard, replicas: 1, priority: Priority::High, epoch };
         let answer = self.queue.upkeep.changer().requeue(&self.shard, &[&task], requeue).await.expect("requeue");
-        let expected = self.model.requeue(id, requeue);
+        let expected = self.model.requeue(id, epoch, requeue);
         assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] }, "{id} {requeue:?}");
         self.compare(false).await;
     }
@@ -539,29 +599,19 @@ impl Checked {
         self.compare(false).await;
     }
 
-    /// By two watchdogs that have read the same final records.
-    pub(super) async fn forget(&mut self, most: usize, settled: u8) {
+    /// By two watchdogs that have read the same final records. `sent_again`: meanwhile the first of these tasks is.
+    pub(super) async fn forget(&mut self, most: usize, settled: u8, sent_again: bool) {
         let finals = self.queue.upkeep.finals(&self.shard, Duration::ZERO, most).await.expect("finals").ids;
-        assert!(finals.iter().eq(self.model.finals.iter().take(most)));
+        assert_eq!(finals, self.model.read_finals(most));
+        self.compare(false).await;
+        if let Some(first) = finals.first().filter(|first| sent_again && self.given_up().contains(first)) {
+            self.send_again(*first, 0, false, Room::ANY).await;
+        }
         let finals: Vec<_> = finals.into_iter().enumerate().map(|(i, id)| (id, settled >> (i % 8) & 1 == 1)).collect();
         for _ in 0..2 {
-            let mut forgotten = 0;
-            for (id, settled) in &finals {
-                if self.model.finals.front() != Some(id) {
-                    break;
-                }
-                self.model.finals.pop_front();
-                if *settled {
-                    forgotten += 1;
-                    self.model.forgotten.extend(self.model.tasks.remove(id));
-                } else {
-                    self.model.finals.push_back(*id);
-                }
-            }
-            assert_eq!(
-                self.queue.upkeep.forget(&self.shard, Duration::ZERO, &finals).await.expect("forget"),
-                forgotten
-            );
+            let forgotten = self.model.forget(&finals);
+            let answer = self.queue.upkeep.forget(&self.shard, Duration::ZERO, &finals).await.expect("forget");
+            assert_eq!(answer, forgotten);
         }
         self.compare(false).await;
     }
@@ -608,7 +658,7 @@ impl Checked {
                 // The short form of a record has no room for them.
                 failures: if short(task) { 0 } else { task.failures },
                 waiting: number(task.waiting),
-                epoch: 0,
+                epoch: task.epoch,
             });
             assert_eq!(record, expected, "the record of {id}");
         }
@@ -699,7 +749,7 @@ impl Checked {
             let () = past.query_async(&mut self.redis.conn()).await.expect("zadd");
         }
         self.expire(7).await;
-        self.forget(1000, 0xff).await;
+        self.forget(1000, 0xff, false).await;
         self.sweep_to_the_end().await;
         assert_eq!(self.model.forgotten.len(), self.added, "each task ended once");
         for task in &self.model.forgotten {

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use taskd::{
-    model::{Failure, LeaseToken, Offset, Priority, Requeue, ShardId, TaskId},
+    model::{ChangingTask, Failure, LeaseToken, Offset, Requeue, ShardId, TaskId},
     queue::{Arbitrated, Code, EnqueueTask, Event, NEVER, RecordStatus, RejectMode},
     wire,
 };
@@ -76,7 +76,7 @@ pub(super) struct Task {
     pub(super) failed: Vec<(String, Option<u32>)>,
     /// Only this worker may get it; `Some(true)`: for ever.
     pub(super) reserved: Option<(String, bool)>,
-    /// It was reserved: its record never has a short form again.
+    /// It was reserved, or sent again: its record never has a short form again.
     pub(super) has_epoch: bool,
     /// An operator gave it a lower NUM: it may have more credits.
     pub(super) lowered: bool,
@@ -86,6 +86,10 @@ pub(super) struct Task {
     pub(super) history: Vec<Failure>,
     /// The newest offer: elements of others are spent. 0: its first element.
     pub(super) offer: u32,
+    /// How often it was sent again.
+    pub(super) epoch: u32,
+    /// Its entries of `finals` from before it was sent again.
+    past: usize,
 }
 
 impl Task {
@@ -100,18 +104,24 @@ impl Task {
             status: RecordStatus::Live,
             credited: record.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
             held: Vec::new(),
-            waiting: if waits { replicas.saturating_sub(record.credited.len()) } else { 0 },
+            waiting: 0,
             gave_back: Vec::new(),
             scheduled: waits,
             failures: 0,
             failed: Vec::new(),
             reserved: None,
-            has_epoch: false,
+            has_epoch: record.epoch > 0,
             lowered: false,
             is_overdue: false,
             history: Vec::new(),
             offer: 0,
+            epoch: record.epoch,
+            past: 0,
         }
+    }
+
+    pub(super) fn needs_workers(&self) -> bool {
+        self.credited.len() < self.replicas
     }
 
     pub(super) fn left(&self) -> usize {
@@ -186,6 +196,13 @@ impl Task {
             None if self.replicas > 1 => self.failed.push((worker.to_owned(), Some(self.max_attempts))),
             _ => {}
         }
+    }
+
+    /// Whether the first of its entries of `finals` was of a past end.
+    fn drop_past_end(&mut self) -> bool {
+        let had_one = self.past > 0;
+        self.past -= usize::from(had_one);
+        had_one
     }
 
     /// The answer to a change of a task that is final.
@@ -266,6 +283,9 @@ pub(super) struct Model {
     pub(super) unseen: BTreeSet<u64>,
     pub(super) offset: Option<Offset>,
     pub(super) forgotten: Vec<Task>,
+    /// Since the fence was read: a task came that may have come before, or one ended that never came.
+    pub(super) has_moved: bool,
+    pub(super) has_forgotten: bool,
 }
 
 impl Model {
@@ -307,14 +327,28 @@ impl Model {
         }
     }
 
-    pub(super) fn enqueue(&mut self, new: &EnqueueTask) {
-        let task = Task::new(new);
-        if task.scheduled {
-            self.waits.insert(new.id.as_bytes().to_vec(), None);
-        } else {
-            self.offers[task.lane(false)].push((new.id, 0));
+    /// The task to which a record leads; none where the record is known. A task that ended is known unless it was sent
+    /// again. It keeps the credits whose reports SQL may not have yet.
+    pub(super) fn arriving(&self, new: &EnqueueTask) -> Option<Task> {
+        let mut task = Task::new(new);
+        let Some(before) = self.tasks.get(&new.id) else { return Some(task) };
+        if before.status == RecordStatus::Live || new.epoch <= before.epoch {
+            return None;
         }
-        self.tasks.insert(new.id, task);
+        let more = before.credited.iter().filter(|(worker, _)| !new.credited.contains(worker));
+        task.credited.extend(more.map(|(worker, _)| (worker.clone(), 0)));
+        (task.offer, task.past) = (before.offer + 1, before.past + 1);
+        task.needs_workers().then_some(task)
+    }
+
+    pub(super) fn enqueue(&mut self, id: TaskId, mut task: Task) {
+        if task.scheduled {
+            task.waiting = task.replicas - task.credited.len();
+            self.waits.insert(id.as_bytes().to_vec(), None);
+        } else {
+            self.offers[task.lane(false)].push((id, task.offer));
+        }
+        self.tasks.insert(id, task);
     }
 
     pub(super) fn lease(&mut self, lease: &Lease) {
@@ -348,16 +382,29 @@ impl Model {
         released
     }
 
-    /// A task that is live, or one that has not arrived, is cancelled, or dead because its deadline passed.
-    pub(super) fn end(&mut self, new: &EnqueueTask, status: RecordStatus) {
-        let is_new = !self.tasks.contains_key(&new.id);
-        let task = self.tasks.entry(new.id).or_insert_with(|| Task::new(new));
-        if is_new {
-            task.credited.clear();
+    /// A task that is live, or one that has not arrived, is cancelled, or dead because its deadline passed. A task that
+    /// was sent again has no deadline.
+    pub(super) fn end(&mut self, new: &EnqueueTask, status: RecordStatus) -> Arbitrated {
+        let (before, cancels) = (self.tasks.get(&new.id), status == RecordStatus::Cancelled);
+        let epoch = if cancels { new.epoch } else { 0 };
+        let has_arrived = match before {
+            Some(task) if task.epoch > epoch => return Arbitrated::SentAgain,
+            Some(task) if task.epoch == epoch || task.status == RecordStatus::Live => match task.ended() {
+                Some(Arbitrated::Completed { .. }) => return Arbitrated::Completed { credited: 0 },
+                Some(Arbitrated::Cancelled) if cancels => return Arbitrated::Done,
+                Some(ended) => return ended,
+                None => true,
+            },
+            _ => false,
+        };
+        if !has_arrived {
+            let mut task = Task::new(&EnqueueTask { credited: Vec::new(), epoch, ..new.clone() });
+            (task.offer, task.past) = before.map_or((0, 0), |before| (before.offer, before.past + 1));
+            self.tasks.insert(new.id, task);
+            self.has_moved = true;
         }
-        if task.status != RecordStatus::Live {
-            return;
-        }
+        let task = self.tasks.get_mut(&new.id).expect("a record");
+        (task.epoch, task.has_epoch) = (epoch, task.has_epoch || epoch > 0);
         for (_, grant) in task.held.drain(..) {
             self.leases.remove(&member(new.id, grant));
         }
@@ -369,6 +416,37 @@ impl Model {
             let (id, attempts, history) = (new.id, task.failures, task.history.clone());
             self.outbox.push_back(Event::Died { id, attempts, reason: OVERDUE.into(), history, epoch: 0 });
         }
+        Arbitrated::Done
+    }
+
+    /// Reads the first entries of `finals`. Those of past ends leave it.
+    pub(super) fn read_finals(&mut self, most: usize) -> Vec<TaskId> {
+        let mut first: Vec<_> = self.finals.drain(..most.min(self.finals.len())).collect();
+        first.retain(|id| !self.tasks.get_mut(id).expect("a record").drop_past_end());
+        first.iter().rev().for_each(|id| self.finals.push_front(*id));
+        first
+    }
+
+    /// Answers how many were forgotten.
+    pub(super) fn forget(&mut self, finals: &[(TaskId, bool)]) -> u64 {
+        let mut forgotten = 0;
+        for (id, settled) in finals {
+            if self.finals.front() != Some(id) {
+                break;
+            }
+            self.finals.pop_front();
+            if self.tasks.get_mut(id).expect("a record").drop_past_end() {
+                continue;
+            }
+            if *settled {
+                forgotten += 1;
+                self.forgotten.extend(self.tasks.remove(id));
+            } else {
+                self.finals.push_back(*id);
+            }
+        }
+        self.has_forgotten |= forgotten > 0;
+        forgotten
     }
 
     fn offer(&mut self, id: TaskId) {
@@ -379,11 +457,15 @@ impl Model {
         }
     }
 
-    /// Gives a task another NUM and priority.
-    pub(super) fn change(&mut self, id: TaskId, replicas: u32, priority: Priority, body: &Bytes) -> Arbitrated {
-        let Some(task) = self.tasks.get_mut(&id) else { return Arbitrated::Absent };
+    /// Gives a task another NUM and priority. A final record of an earlier epoch does not count.
+    pub(super) fn change(&mut self, task: &ChangingTask, body: &Bytes) -> Arbitrated {
+        let (id, replicas, priority, epoch) = (task.id, task.replicas, task.priority, task.epoch);
+        let Some(task) = self.tasks.get_mut(&id) else {
+            self.has_moved = true;
+            return Arbitrated::Absent;
+        };
         if let Some(answer) = task.ended() {
-            return answer;
+            return if task.epoch == epoch { answer } else { Arbitrated::Absent };
         }
         let to = (replicas as usize, priority as usize);
         if (task.replicas, task.priority) == to {
@@ -416,10 +498,11 @@ impl Model {
         Arbitrated::Done
     }
 
-    pub(super) fn requeue(&mut self, id: TaskId, requeue: &Requeue) -> Arbitrated {
+    pub(super) fn requeue(&mut self, id: TaskId, epoch: u32, requeue: &Requeue) -> Arbitrated {
         let Some(task) = self.tasks.get_mut(&id) else { return Arbitrated::Absent };
         if let Some(answer) = task.ended() {
             return match answer {
+                _ if task.epoch < epoch => Arbitrated::Absent,
                 Arbitrated::Completed { .. } => Arbitrated::Completed { credited: 0 },
                 other => other,
             };
@@ -493,7 +576,9 @@ impl Model {
         }
         let num = u32::try_from(task.replicas).expect("few");
         let has_failed = task.failures >= task.max_attempts * num;
-        if failures > 0 && (has_failed || task.backoff == Own::GivesUp) {
+        // An operator who sends a task again lifts its limit in time.
+        let gives_up = task.backoff == Own::GivesUp && task.epoch == 0;
+        if failures > 0 && (has_failed || gives_up) {
             for (_, other) in task.held.drain(..) {
                 self.leases.remove(&member(id, other));
             }
@@ -502,7 +587,7 @@ impl Model {
             self.waits.retain(|member, _| id_of(member) != id);
             let why = if has_failed { "" } else { " (the next attempt would begin after give_up_after)" };
             let (attempts, reason, history) = (task.failures, format!("{reason}{why}"), task.history.clone());
-            self.outbox.push_back(Event::Died { id, attempts, reason, history, epoch: 0 });
+            self.outbox.push_back(Event::Died { id, attempts, reason, history, epoch: task.epoch });
             return true;
         }
         let at_once = match mode {
