@@ -15,6 +15,7 @@ use crate::support::{
     daemon::Daemon,
     kafka,
     mariadb::MysqlDatabase,
+    port::Port,
     redis::{Fsync, RedisServer},
     store_contract::Database,
     until,
@@ -172,17 +173,16 @@ async fn a_redis_that_evicts_or_belongs_to_others_is_refused() {
 
 /// An address at which nobody listens until it is opened; from then on it leads to a server.
 struct Door {
-    port: u16,
+    port: Port,
 }
 
 impl Door {
     fn closed() -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        Self { port: listener.local_addr().unwrap().port() }
+        Self { port: Port::reserve(12_000..20_000) }
     }
 
     async fn open(&self, server: Server) {
-        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", self.port.number)).await.unwrap();
         tokio::spawn(async move {
             while let Ok((mut near, _)) = listener.accept().await {
                 let server = server.clone();
@@ -217,17 +217,17 @@ async fn servers_that_are_not_up_yet_are_waited_for() {
     let doors = [Door::closed(), Door::closed(), Door::closed()];
     let mut database_url = url::Url::parse(&database.url()).unwrap();
     let mysql = format!("127.0.0.1:{}", database_url.port().unwrap());
-    database_url.set_port(Some(doors[1].port)).unwrap();
+    database_url.set_port(Some(doors[1].port.number)).unwrap();
     let prefix = format!("late-{}-", uuid::Uuid::new_v4());
     let mut daemon = Daemon::begin(
         "",
         &[
             "--redis-url",
-            &format!("redis://127.0.0.1:{}", doors[0].port),
+            &format!("redis://127.0.0.1:{}", doors[0].port.number),
             "--database-url",
             database_url.as_str(),
             "--bus-url",
-            &format!("kafka://127.0.0.1:{}", doors[2].port),
+            &format!("kafka://127.0.0.1:{}", doors[2].port.number),
             "--topic-prefix",
             &prefix,
         ],

@@ -19,12 +19,18 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{PATIENCE, until};
+use crate::support::{PATIENCE, kill9_process_of, until};
 
 /// A data folder in which a test starts servers one after the other.
 struct Folder {
     _root: TempDir,
     path: PathBuf,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        kill9_process_of(&self.path.join("redis.pid"), &self.path);
+    }
 }
 
 impl Folder {

@@ -243,7 +243,7 @@ impl Daemon {
         let (status, answer) = self.post("/v1/tasks", &json!(tasks)).await;
         assert_eq!(status, 200, "{answer}");
         let results = answer["results"].as_array().unwrap();
-        assert!(results.iter().all(|one| one["status"] == "CREATED"), "{answer}");
+        assert!(results.len() == tasks.len() && results.iter().all(|one| one["status"] == "CREATED"), "{answer}");
         results.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
     }
 
@@ -273,7 +273,9 @@ impl Daemon {
         let (status, answer) =
             self.post("/v1/tasks:complete", &json!({"worker": worker, "completions": completions})).await;
         assert_eq!(status, 200, "{answer}");
-        statuses(&answer)
+        let statuses = statuses(&answer);
+        assert_eq!(statuses.len(), tasks.len(), "{answer}");
+        statuses
     }
 
     /// Waits until one more task has gone all the way, and it calls itself ready.

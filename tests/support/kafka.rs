@@ -7,14 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-use super::proxy::{Proxy, Upstream};
+use super::{
+    kill9_process_of,
+    port::Port,
+    process_of,
+    proxy::{Proxy, Upstream},
+};
 
 /// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that `scripts/start-kafka` starts and
 /// leaves running.
@@ -33,6 +35,8 @@ pub async fn shared() -> &'static str {
 pub struct KafkaServer {
     dir: TempDir,
     brokers: String,
+    /// Of one that was absent at first.
+    port: Option<Port>,
 }
 
 impl KafkaServer {
@@ -69,16 +73,16 @@ impl KafkaServer {
     /// Not started, at an address where nobody listens until [`Self::restart`].
     pub fn absent() -> Self {
         let mut server = Self::reserve();
-        let port =
-            std::net::TcpListener::bind("127.0.0.1:0").and_then(|held| held.local_addr()).expect("a port").port();
-        std::fs::write(server.dir.path().join("port"), port.to_string()).expect("the folder is ours");
-        server.brokers = format!("127.0.0.1:{port}");
+        let port = Port::reserve(12_000..20_000);
+        std::fs::write(server.dir.path().join("port"), port.number.to_string()).expect("the folder is ours");
+        server.brokers = format!("127.0.0.1:{}", port.number);
+        server.port = Some(port);
         server
     }
 
     fn reserve() -> Self {
         let dir = tempfile::Builder::new().prefix("taskd-kafka-").tempdir().expect("a folder for kafka");
-        Self { dir, brokers: String::new() }
+        Self { dir, brokers: String::new(), port: None }
     }
 
     /// `host:port` of the listener with TLS and passwords.
@@ -98,7 +102,7 @@ impl KafkaServer {
 
     /// SIGKILL; nobody listens any more when this returns.
     pub fn kill9(&self) {
-        kill(pid(self.dir.path()).expect("the broker has a pid"), Signal::SIGKILL).expect("the broker is ours");
+        kill9(self.dir.path());
         let deadline = Instant::now() + Duration::from_secs(10);
         while TcpStream::connect(&self.brokers).is_ok() {
             assert!(Instant::now() < deadline, "the broker lives on");
@@ -108,8 +112,7 @@ impl KafkaServer {
 
     /// SIGKILL to one of three.
     pub fn kill9_of_three(&self, id: usize) {
-        let dir = self.dir.path().join(format!("broker-{id}"));
-        kill(pid(&dir).expect("the broker has a pid"), Signal::SIGKILL).expect("the broker is ours");
+        kill9(&self.dir.path().join(format!("broker-{id}")));
     }
 
     /// After [`Self::kill9`] or [`Self::absent`], at its old place with its old records.
@@ -122,15 +125,16 @@ impl KafkaServer {
 impl Drop for KafkaServer {
     fn drop(&mut self) {
         let of_three = (1..=3).map(|id| self.dir.path().join(format!("broker-{id}")));
-        for pid in of_three.chain([self.dir.path().to_owned()]).filter_map(|dir| pid(&dir)) {
-            kill(pid, Signal::SIGKILL).ok();
+        for dir in of_three.chain([self.dir.path().to_owned()]) {
+            kill9_process_of(&dir.join("pid"), &dir);
         }
     }
 }
 
-fn pid(dir: &Path) -> Option<Pid> {
-    let text = std::fs::read_to_string(dir.join("pid")).ok()?;
-    text.trim().parse().ok().map(Pid::from_raw)
+/// SIGKILL for the broker of this folder.
+fn kill9(dir: &Path) {
+    let broker = process_of(&dir.join("pid"), dir).expect("the broker runs");
+    kill(broker, Signal::SIGKILL).expect("the broker is ours");
 }
 
 /// In the script's own folder unless another is given.

@@ -3,11 +3,7 @@
 
 use std::{env, fs, process::Command, sync::Arc, time::Duration};
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-
+use nix::sys::signal::{Signal, kill};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::store::{self, Store, mysql::MysqlStore};
 use tempfile::TempDir;
@@ -82,14 +78,8 @@ impl MariadbServer {
 
     /// SIGKILL, until it is gone.
     pub(crate) fn kill9(&self) {
-        let Ok(pid) = self.file("pid").trim().parse::<i32>() else { return };
-        // An old file may name a process that is now somebody else's.
-        let is_ours = || {
-            let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            command.contains(self.dir.path().to_str().unwrap())
-        };
-        while is_ours() {
-            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        while let Some(pid) = super::process_of(&self.dir.path().join("pid"), self.dir.path()) {
+            kill(pid, Signal::SIGKILL).ok();
             std::thread::sleep(Duration::from_millis(10));
         }
     }

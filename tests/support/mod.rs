@@ -1,8 +1,16 @@
 //! Shared by the test targets: real servers, and the suites that run on more than one of them.
 #![allow(dead_code, unreachable_pub, unused_macros, unused_imports, reason = "no target uses all of it")]
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use taskd::{coordination::Coordination, redis_pool::Redis, runtime::Clock};
 
 pub(crate) mod bus_contract;
@@ -31,6 +39,24 @@ pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
 
 /// The longest wait for what must come, on a machine that is slow and busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
+
+/// The process that wrote its number into this file: its command names the folder, or it works there. An old file may
+/// name a process that is now somebody else's, or has ended.
+pub(crate) fn process_of(file: &Path, folder: &Path) -> Option<Pid> {
+    let pid = fs::read_to_string(file).ok()?.trim().parse::<i32>().ok()?;
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let names_it = String::from_utf8_lossy(&command).contains(&*folder.to_string_lossy());
+    let whole = folder.canonicalize().ok()?;
+    let works_there = || fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(whole));
+    (names_it || works_there()).then_some(Pid::from_raw(pid))
+}
+
+/// SIGKILL for [`process_of`] these.
+pub(crate) fn kill9_process_of(file: &Path, folder: &Path) {
+    if let Some(pid) = process_of(file, folder) {
+        kill(pid, Signal::SIGKILL).ok();
+    }
+}
 
 /// A client whose calls end.
 pub(crate) fn http_client() -> reqwest::Client {

@@ -7,15 +7,15 @@ use std::{
 };
 
 /// A port that is the test's until this is dropped, also while nobody listens.
-pub struct Port {
-    pub number: u16,
+pub(crate) struct Port {
+    pub(crate) number: u16,
     _lock: File,
 }
 
 impl Port {
     /// One of `range`. It should lie below the ports that the system gives to outgoing connections (from 32,768):
-    /// what was killed comes back on the same port.
-    pub fn reserve(range: Range<u16>) -> Self {
+    /// what was killed comes back on the same port. `scripts/free-port` has those from 20,000 on.
+    pub(crate) fn reserve(range: Range<u16>) -> Self {
         let span = u128::from(range.end - range.start);
         let random = || range.start + (uuid::Uuid::new_v4().as_u128() % span) as u16;
         std::iter::repeat_with(random).take(1000).find_map(Self::lock).expect("one of a thousand ports is free")

@@ -200,8 +200,7 @@ impl RedisCluster {
 
     /// A process that nobody has waited for yet is none any more.
     fn is_alive(&self, index: usize) -> bool {
-        let Ok(pid) = fs::read_to_string(self.folder(index).join("pid")) else { return false };
-        fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).is_ok_and(|line| line.contains("redis-server"))
+        super::process_of(&self.folder(index).join("pid"), &self.folder(index)).is_some()
     }
 
     fn masters(&self) -> Vec<Node> {

@@ -33,7 +33,7 @@ impl PrivateRedis {
         for _ in 0..10 {
             let dir = tempfile::Builder::new().prefix("taskd-redis-").tempdir_in("/tmp").expect("a folder");
             // A cluster's bus has the port 10,000 above it.
-            let port = Port::reserve(20_000..32_000);
+            let port = Port::reserve(12_000..20_000);
             let of_port = if options.iter().any(|option| option.contains("PORT")) { "port 0" } else { "port PORT" };
             let lines: Vec<_> = ["bind 127.0.0.1", "save \"\"", "appendonly yes", "unixsocket redis.sock", of_port]
                 .iter()

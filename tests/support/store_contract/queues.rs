@@ -1,6 +1,6 @@
 //! Shards that open and close, and what each queue has.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, task::Poll};
 
 use futures::future::join_all;
 use taskd::{
@@ -62,7 +62,7 @@ pub(crate) async fn changes_of_shards_are_read_once_and_none_is_missed(db: &impl
     let mut opening = join_all(opening);
     let (mut version, mut opened, mut closed) = (0, HashSet::new(), HashSet::new());
     loop {
-        let done = futures::poll!(&mut opening).is_ready();
+        let ends = futures::poll!(&mut opening);
         let changes = stores[0].shards(Some(version)).await.unwrap();
         assert!(changes.is_sorted_by_key(|changed| changed.version) && changes.iter().all(|one| one.version > version));
         for changed in changes {
@@ -70,7 +70,8 @@ pub(crate) async fn changes_of_shards_are_read_once_and_none_is_missed(db: &impl
             version = changed.version;
             seen.insert(changed.id);
         }
-        if done {
+        if let Poll::Ready(ends) = ends {
+            ends.into_iter().for_each(|end| end.unwrap());
             break;
         }
     }
