@@ -26,19 +26,29 @@
 -- end. finals.lua and forget.lua drop them, and count them down.
 local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED, PAST =
   1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
-local REFUSED = -1
+local REFUSED, MOST_REPLICAS = -1, 10000
 
-local function is_record(t)
-  return type(t) == 'table' and type(t[ST]) == 'string' and type(t[NUM]) == 'number' and type(t[FAILS]) == 'number'
-    and type(t[CREDITED]) == 'table' and type(t[HELD]) == 'table' and type(t[AT]) == 'number'
-    and type(t[PAST] or 0) == 'number'
-end
-
--- Lists of workers and grants are of text.
-local function is_text(list)
-  if type(list) ~= 'table' then return true end
-  for _, value in ipairs(list) do if type(value) ~= 'string' then return false end end
+-- Scripts calculate with these values, and look into the lists. A record with anything else in their place is damaged.
+local function is_count(n) return type(n) == 'number' and n >= 0 and n < 2 ^ 53 end
+local function is_pairs(list, kind)
+  if type(list) ~= 'table' or #list % 2 > 0 then return false end
+  for i = 1, #list, 2 do
+    local value = list[i + 1]
+    if type(list[i]) ~= 'string' or type(value) ~= kind or kind == 'number' and value < REFUSED then return false end
+  end
   return true
+end
+local function is_text(list)
+  if type(list) ~= 'table' then return false end
+  for i = 1, #list do if type(list[i]) ~= 'string' then return false end end
+  return true
+end
+local function is_record(t)
+  return type(t) == 'table' and type(t[ST]) == 'string' and is_count(t[NUM]) and is_count(t[FAILS])
+    and (is_text(t[WAIT]) or is_count(t[WAIT]) and t[WAIT] <= MOST_REPLICAS)
+    and is_pairs(t[CREDITED], 'string') and is_pairs(t[HELD], 'string') and is_count(t[AT])
+    and is_count(t[OFFER] or 0) and is_pairs(t[FAILED] or {}, 'number') and type(t[LOG] or {}) == 'table'
+    and is_count(t[EPOCH] or 0) and is_pairs(t[RESERVED] or {}, 'number') and is_count(t[PAST] or 0)
 end
 
 -- The record of a task that has none: '1' where its body is there, else false.
@@ -73,11 +83,10 @@ local function load(r)
   end
   local ok, t = pcall(cmsgpack.unpack, r)
   if not ok or not is_record(t) then return nil end
-  if not (is_text(t[WAIT]) and is_text(t[CREDITED]) and is_text(t[HELD])) then return nil end
   if type(t[WAIT]) ~= 'table' then
     -- An earlier version counted the waiting replicas and named no grants.
     local waits = {}
-    for i = 1, tonumber(t[WAIT]) or 0 do waits[i] = '?' end
+    for i = 1, t[WAIT] do waits[i] = '?' end
     t[WAIT] = waits
   end
   return t

@@ -106,7 +106,7 @@ enum Part {
 }
 use Part::{Credited, FailedOnce, Held, Nothing, Refused};
 
-fn packed(record: &Json) -> Vec<u8> {
+pub(super) fn packed(record: &Json) -> Vec<u8> {
     rmp_serde::to_vec(record).expect("JSON can be packed")
 }
 

@@ -19,14 +19,14 @@ use super::{
     session::end,
 };
 
-type Case = (&'static str, &'static Script, Box<dyn Fn(&mut Call)>);
+pub(super) type Case = (&'static str, &'static Script, Box<dyn Fn(&mut Call)>);
 
-fn case(name: &'static str, script: &'static Script, args: impl Fn(&mut Call) + 'static) -> Case {
+pub(super) fn case(name: &'static str, script: &'static Script, args: impl Fn(&mut Call) + 'static) -> Case {
     (name, script, Box::new(args))
 }
 
 /// Calls that meet the task `a`, and some that name a lease of it that nobody has.
-fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let requeue = |mode: &'static str| {
         move |call: &mut Call| {
             call.arg("wake").arg("q").arg(id('a')).arg(0).arg(mode).arg("w").arg(NOW + 9);

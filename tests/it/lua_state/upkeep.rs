@@ -4,11 +4,11 @@ use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, change::live, changed, claim::claim, element, flat, id, lease};
 
-fn promote(call: &mut Call) {
+pub(super) fn promote(call: &mut Call) {
     call.arg("t:wake").arg("q").arg(10).arg(600_000);
 }
 
-fn expire(call: &mut Call) {
+pub(super) fn expire(call: &mut Call) {
     call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
 }
 
