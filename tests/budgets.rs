@@ -9,7 +9,6 @@
 use std::{
     alloc::System,
     collections::{BTreeMap, HashSet},
-    net::TcpListener,
     path::Path,
     process::Command,
     sync::{Arc, Mutex},
@@ -25,6 +24,11 @@ use serde_json::Value;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use taskd::{cli, redis_pool::scripts};
 use tokio::task::JoinHandle;
+
+use self::port::Port;
+
+#[path = "support/port.rs"]
+mod port;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -48,7 +52,8 @@ const BUDGETS: [Budget; 3] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_costs_no_more_than_its_budget() {
     let folder = tempfile::Builder::new().prefix("taskd-budgets-").tempdir_in("/tmp").unwrap();
-    let [http, grpc] = [free_address(), free_address()];
+    let ports = [0, 1].map(|_| Port::reserve(12_000..20_000));
+    let [http, grpc] = ports.each_ref().map(|port| format!("127.0.0.1:{}", port.number));
     let data = folder.path().join("data");
     let args = ["taskd", "--pipelines", "all", "--http-listen", &http, "--grpc-listen", &grpc, "--data-dir"];
     let args = args.iter().map(Into::into).chain([data.clone().into_os_string()]);
@@ -64,6 +69,8 @@ async fn a_task_costs_no_more_than_its_budget() {
         let calls = Calls::watch(&data.join("redis.sock")).await;
         let done_watched = bench(&http, &grpc, batch, tasks).await;
         let calls = calls.stop();
+        // Each task needs them: without one, the calls were not seen.
+        assert!(["enqueue.lua", "complete.lua"].iter().all(|script| calls.contains_key(*script)), "{calls:?}");
         let each = allocated.allocations as f64 / done;
         let bytes = allocated.bytes_allocated as f64 / done;
         let writes = calls.values().sum::<usize>() as f64 / done_watched;
@@ -79,10 +86,6 @@ async fn a_task_costs_no_more_than_its_budget() {
     kill(Pid::this(), Signal::SIGTERM).unwrap();
     daemon.await.unwrap().unwrap();
     assert!(wrong.is_empty(), "{wrong:?}");
-}
-
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 async fn until_ready(http: &str) {
@@ -149,6 +152,7 @@ impl Calls {
     }
 
     fn stop(self) -> BTreeMap<String, usize> {
+        assert!(!self.watching.is_finished(), "Redis showed its calls until the end");
         self.watching.abort();
         std::mem::take(&mut self.counts.lock().unwrap())
     }
