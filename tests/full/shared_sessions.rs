@@ -8,7 +8,7 @@ use crate::support::{
     daemon::Daemon,
     mariadb::MysqlDatabase,
     redis::{Fsync, RedisServer},
-    session::{Worker, channel, completion, opening, seconds},
+    session::{Worker, channel, completion, long_opening, opening, seconds},
     store_contract::Database,
     until,
 };
@@ -139,12 +139,13 @@ async fn any_process_serves_a_session_and_another_ends_it_when_one_is_killed() {
 async fn the_cap_of_a_worker_holds_over_processes_and_both_kinds_of_sessions() {
     let all = Two::start().await;
     // A stream takes what it may, …
-    let mut stream = Worker::open(all.one.grpc_port(), opening("w", 7)).await.unwrap();
+    let mut stream = Worker::open(all.one.grpc_port(), long_opening("w", 7)).await.unwrap();
     assert_eq!(stream.opened.granted, 7);
     // … and the others get exactly the rest, whatever the first process kept for its streams.
-    let session = Session::open(&all.two, "w", pb::OpenSessionRequest { want: 2, ..Default::default() }).await;
+    let open = pb::OpenSessionRequest { want: 2, timeout: seconds(600), ..Default::default() };
+    let session = Session::open(&all.two, "w", open).await;
     assert_eq!(session.granted, 2);
-    let mut second = Worker::open(all.two.grpc_port(), opening("w", 5)).await.unwrap();
+    let mut second = Worker::open(all.two.grpc_port(), long_opening("w", 5)).await.unwrap();
     let mut granted = second.opened.granted;
     until("the first process keeps no more than it uses", async || {
         granted += second.ask(pb::WorkerFrame { want: 5, ..Default::default() }).await.unwrap().granted;
@@ -211,7 +212,7 @@ async fn what_a_killed_process_had_of_a_cap_comes_back() {
 #[tokio::test]
 async fn an_allotment_that_redis_lost_comes_back() {
     let all = Two::start().await;
-    let stream = Worker::open(all.one.grpc_port(), opening("w", 8)).await.unwrap();
+    let stream = Worker::open(all.one.grpc_port(), long_opening("w", 8)).await.unwrap();
     let client = redis::Client::open(all.redis.url()).unwrap();
     let mut conn = crate::support::redis::connect(&client).await.unwrap();
     let _: () = redis::cmd("DEL").arg(all.keys().await).query_async(&mut conn).await.unwrap();

@@ -10,17 +10,12 @@ use uuid::Uuid;
 
 use crate::support::{
     daemon::{Daemon, keys, once},
-    session::{self, Worker, completion, seconds},
+    session::{Worker, completion, long_opening as opening, seconds},
     until,
 };
 
 /// Long leases, so that nothing comes back because its lease ran out; no backoff.
 const CONFIG: &str = "[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]";
-
-/// A session that no slow machine lets time out.
-fn opening(worker: &str, want: u32) -> pb::OpenSession {
-    pb::OpenSession { timeout: seconds(600), ..session::opening(worker, want) }
-}
 
 async fn insert(daemon: &Daemon, from: usize, to: usize, replicas: u32) -> Vec<String> {
     let task = |n: usize| json!({"queue": "q", "key": format!("key-{n}"), "replicas": replicas});

@@ -31,6 +31,11 @@ pub(crate) fn opening(worker: &str, want: u32) -> pb::OpenSession {
     pb::OpenSession { worker: worker.into(), queues: vec!["q".into()], want, tells_started, ..Default::default() }
 }
 
+/// A session that no slow machine lets time out.
+pub(crate) fn long_opening(worker: &str, want: u32) -> pb::OpenSession {
+    pb::OpenSession { timeout: seconds(600), ..opening(worker, want) }
+}
+
 pub(crate) async fn channel(port: u16) -> Channel {
     try_channel(port).await.unwrap()
 }
