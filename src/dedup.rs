@@ -155,18 +155,20 @@ impl Filter {
         Ok(seen)
     }
 
-    /// Remembers a batch of stored tasks, soon; forgets others of the queue where it has more than `limit(queue)`.
+    /// Remembers a batch of tasks, soon; forgets others of the queue where it has more than `limit(queue)`.
     ///
-    /// While [`Self::write_marks`] runs, it writes them. Otherwise they are written at once.
-    pub async fn mark(&self, tasks: &[Stored], limit: impl Fn(&QueueName) -> u64) -> Result<()> {
-        match self.add(tasks, tasks.last(), self.era()) {
+    /// SQL has stored them since this process took the era from [`Self::era`]. A later era may have begun because SQL
+    /// lost them, and then they are left out. While [`Self::write_marks`] runs, it writes them. Otherwise they are
+    /// written at once.
+    pub async fn mark(&self, tasks: &[Stored], era: u64, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+        match self.add(tasks, tasks.last(), era) {
             Some(marks) => self.write(marks, limit).await,
             None => Ok(()),
         }
     }
 
     /// Remembers tasks that were stored before, as [`Self::mark`] does. SQL has told of them since this process took
-    /// the era from [`Self::era`]. A later era may have begun because SQL lost them, and then they are left out.
+    /// the era.
     pub async fn mark_known(&self, tasks: &[Stored], era: u64, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
         let named = self.shared.waiting.lock().named;
         let latest = tasks.iter().max_by_key(|(.., id)| *id).filter(|(.., id)| Some(*id) > named);

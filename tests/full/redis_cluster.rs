@@ -205,7 +205,7 @@ async fn the_filter_knows_keys_of_queues_on_all_nodes() {
     let tasks: Vec<_> = (0..20)
         .map(|i| (QueueName::new(&format!("q{}", i % 7)).expect("a name"), hash(&i.to_string()), TaskId::new()))
         .collect();
-    filter.mark(&tasks, |_| 1000).await.expect("mark");
+    filter.mark(&tasks, 0, |_| 1000).await.expect("mark");
     let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
     let ids: Vec<_> = tasks.iter().map(|(.., id)| Some(*id)).collect();
     assert_eq!(filter.seen(&keys).await.expect("seen"), ids);
@@ -213,7 +213,7 @@ async fn the_filter_knows_keys_of_queues_on_all_nodes() {
     let left = filter.seen(&keys).await.expect("seen");
     assert_eq!(left.iter().flatten().count(), 1);
     // More than the limit: some are forgotten.
-    filter.mark(&tasks, |_| 1).await.expect("mark");
+    filter.mark(&tasks, 0, |_| 1).await.expect("mark");
     assert_eq!(filter.seen(&keys).await.expect("seen").iter().flatten().count(), 7);
 }
 

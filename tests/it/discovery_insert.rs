@@ -30,6 +30,7 @@ use taskd::{
     store::{Settlement, Store, sqlite::SqliteStore},
     wire::pb::{self, report::What},
 };
+use tokio::sync::watch;
 
 use crate::{
     ingress_http::idle_state,
@@ -291,8 +292,8 @@ async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims no `pipeline`.
 pub(crate) struct Picky {
     bus: Arc<RedisStreams>,
-    /// A topic for whose records it never answers.
-    silent: Option<Topic>,
+    /// A topic for whose records it does not answer.
+    silent: watch::Sender<Option<Topic>>,
     /// Topics that it was to trim.
     trimmed: Mutex<HashSet<Topic>>,
     /// Calls that it refused.
@@ -309,7 +310,8 @@ impl Picky {
     }
 
     fn with(bus: Arc<RedisStreams>, silent: Option<Topic>) -> Arc<Self> {
-        Arc::new(Self { bus, silent, trimmed: Mutex::default(), refused: AtomicUsize::new(0) })
+        let (silent, trimmed) = (watch::Sender::new(silent), Mutex::default());
+        Arc::new(Self { bus, silent, trimmed, refused: AtomicUsize::new(0) })
     }
 }
 
@@ -331,9 +333,7 @@ impl Bus for Picky {
             self.refused.fetch_add(1, Ordering::SeqCst);
             return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
         }
-        if self.silent == Some(topic) {
-            std::future::pending::<()>().await;
-        }
+        self.silent.subscribe().wait_for(|silent| *silent != Some(topic)).await.unwrap();
         self.bus.publish(topic, records).await
     }
 
@@ -459,6 +459,29 @@ async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
     let again = insert("lost").await;
     assert_ne!(again.id, lost.id);
     assert_eq!((again.status, insert("before").await.status), (InsertStatus::Duplicate, InsertStatus::Duplicate));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_waited_for_the_bus_for_long_is_not_marked() {
+    let mut silent = None;
+    let by = |bus| silent.insert(Picky::silent(bus, Topic::Pipeline)).clone() as Arc<dyn Bus>;
+    let fixture = Fixture::start_by(|_| {}, None, by).await;
+    let insert = async |key: &'static str| {
+        let task = NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+        fixture.discovery.insert(vec![task]).await.unwrap().remove(0).id.unwrap()
+    };
+    let long_ago = insert("long ago").await;
+    fixture.clock.advance(Duration::from_secs(4));
+    // More than are published together, so that the last does not share the wait of the first.
+    for key in ["1", "2", "3", "4", "5", "6", "7", "8"] {
+        insert(key).await;
+    }
+    let last = insert("9").await;
+    silent.unwrap().silent.send_replace(None);
+    let known = async || fixture.redis.conn().hvals::<_, Vec<Vec<u8>>>("t:{q}:seen").await.unwrap();
+    until("the filter knows the last", async || known().await.iter().any(|id| id == last.as_bytes())).await;
+    assert!(!known().await.iter().any(|id| id == long_ago.as_bytes()));
     fixture.stop().await;
 }
 

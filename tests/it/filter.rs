@@ -29,7 +29,7 @@ async fn mark(filter: &Filter, tasks: &[Task]) {
 }
 
 async fn mark_up_to(filter: &Filter, tasks: &[Task], limit: u64) {
-    filter.mark(tasks, |_| limit).await.unwrap();
+    filter.mark(tasks, filter.era(), |_| limit).await.unwrap();
 }
 
 async fn seen(filter: &Filter, tasks: &[Task]) -> Vec<bool> {
@@ -88,14 +88,26 @@ async fn a_redis_that_lost_its_era_gets_marks_again() {
 }
 
 #[tokio::test]
+async fn a_batch_that_was_stored_in_an_era_before_is_left_out() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let filter = Filter::new(Redis::connect(&server.url(), "t").await.unwrap());
+    let (era, [lost, new]) = (filter.era(), ["lost", "new"].map(|key| task("q", key)));
+    assert!(filter.drop_all(&filter.last_stored().await.unwrap()).await.unwrap());
+    filter.mark(std::slice::from_ref(&lost), era, |_| 1000).await.unwrap();
+    mark(&filter, std::slice::from_ref(&new)).await;
+    assert_eq!(filter.last_stored().await.unwrap().tasks, [(new.1, new.2)]);
+    assert_eq!(seen(&filter, &[lost, new]).await, [false, true]);
+}
+
+#[tokio::test]
 async fn no_more_than_the_limit_is_kept() {
     let server = RedisServer::start(Fsync::EverySecond);
     let filter = Filter::new(Redis::connect(&server.url(), "t").await.unwrap());
     let many: Vec<Task> = (0..2500).map(|n| task("q", &n.to_string())).collect();
-    filter.mark(&many, |_| 3000).await.unwrap();
+    filter.mark(&many, 0, |_| 3000).await.unwrap();
     assert_eq!(seen(&filter, &many).await, [true; 2500]);
     for limit in [2000, 1, 1] {
-        filter.mark(&many[..1], |_| limit).await.unwrap();
+        filter.mark(&many[..1], 0, |_| limit).await.unwrap();
         let left = seen(&filter, &many).await.into_iter().filter(|seen| *seen).count();
         assert_eq!(left as u64, limit);
     }

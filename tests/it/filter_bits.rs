@@ -91,7 +91,7 @@ async fn dense_numbers_take_a_hundredth_of_the_memory() {
         (hashed.clone(), KeyHash::new(&hashed, key.as_bytes()), TaskId::new())
     };
     let tasks: Vec<_> = numbers.iter().map(task).collect();
-    filter.mark(&tasks, |_| MANY).await.unwrap();
+    filter.mark(&tasks, 0, |_| MANY).await.unwrap();
     let mut conn = redis.conn();
     let mut memory = async |pattern: &str| {
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut conn).await.unwrap();

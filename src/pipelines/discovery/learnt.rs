@@ -1,6 +1,9 @@
 //! The keys that the filter learns from a transaction.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use super::seen::has_bitmap;
 use crate::{
@@ -10,11 +13,16 @@ use crate::{
     store::Inserted,
 };
 
+/// A batch is marked so soon or not at all. Later, a replica that lacks it may have taken over, and of the batches that
+/// are marked together only the last are named.
+const MARKED_WITHIN: Duration = Duration::from_secs(3);
+
 /// Keys that SQL has, each with its task.
-#[derive(Default)]
 pub(super) struct Learnt {
     /// The era of the filter before the transaction.
     era: u64,
+    /// When the transaction had ended.
+    at: Instant,
     new: Vec<dedup::Stored>,
     /// The filter lacks them: it forgot them, or never had them.
     known: Vec<dedup::Stored>,
@@ -25,7 +33,8 @@ pub(super) struct Learnt {
 impl Learnt {
     /// The keys of these rows, by the answers to them.
     pub(super) fn of<'r>(context: &Context, era: u64, answers: impl Iterator<Item = (&'r TaskRow, Inserted)>) -> Self {
-        let mut learnt = Self { era, ..Self::default() };
+        let (at, new, known, numbers) = (context.clock.now(), Vec::new(), Vec::new(), BTreeMap::new());
+        let mut learnt = Self { era, at, new, known, numbers };
         let mut open = BTreeMap::new();
         for (row, inserted) in answers {
             let id = match inserted {
@@ -54,8 +63,7 @@ impl Learnt {
 
     /// This, and what a later transaction has brought.
     pub(super) fn and(mut self, other: Self) -> Self {
-        // Keys that were known before count in the present era only.
-        self.era = self.era.min(other.era);
+        (self.era, self.at) = (self.era.min(other.era), self.at.min(other.at));
         self.new.extend(other.new);
         self.known.extend(other.known);
         for (queue, numbers) in other.numbers {
@@ -76,14 +84,17 @@ impl Context {
         if self.gates.is_short() {
             return;
         }
-        let Learnt { era, new, known, numbers } = learnt;
+        let Learnt { era, at, new, known, numbers } = learnt;
         let limit = |queue: &QueueName| self.settings.queues.get(queue).filter_keys;
         for (queue, numbers) in numbers {
             if let Err(error) = self.filter.mark_numbers(queue, numbers, limit(queue)).await {
                 tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
             }
         }
-        if let Err(error) = self.filter.mark(new, limit).await {
+        if self.clock.now() - *at > MARKED_WITHIN {
+            return;
+        }
+        if let Err(error) = self.filter.mark(new, *era, limit).await {
             tracing::debug!("could not mark {} keys, SQL knows them: {error}", new.len());
         }
         if let Err(error) = self.filter.mark_known(known, *era, limit).await {
