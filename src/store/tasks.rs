@@ -40,9 +40,11 @@ pub trait TaskReads: Send + Sync {
     /// The bytes of all results of a task.
     async fn results_bytes(&self, id: TaskId) -> Result<usize>;
 
-    /// Counts per queue and status, of `queues` or of every queue that ever was. May leave out zeros.
+    /// Counts per queue and status, of `queues` or of every queue that ever was. May leave out zeros. A wrong count
+    /// below zero is zero here.
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>>;
 
-    /// The number of unfinished tasks of each queue that has some. Queues without any cost nothing.
+    /// The number of unfinished tasks of each queue that has some; zero where the count is wrong and below zero. Queues
+    /// without any cost nothing.
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>>;
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     happened::Happened,
-    rows::{number, queue_name, status},
+    rows::{queue_name, status},
     session::Session,
     statement::{Statement, pieces},
 };
@@ -59,7 +59,8 @@ impl TryFrom<CountColumns> for QueueCount {
     type Error = Error;
 
     fn try_from((queue, n, count): CountColumns) -> Result<Self> {
-        Ok(Self { queue: queue_name(&queue)?, status: status(n)?, count: number(count)? })
+        // A wrong count concerns its queue alone, until `fsck` writes the right one.
+        Ok(Self { queue: queue_name(&queue)?, status: status(n)?, count: count.max(0).unsigned_abs() })
     }
 }
 
@@ -82,7 +83,7 @@ pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> State
     unfinished.bind(first).bind(limit as u64)
 }
 
-/// The counts of unfinished tasks above zero, by an index that contains nothing else.
+/// The counts of unfinished tasks other than zero, by an index that contains nothing else.
 pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
     select().sql(&S::by_index("queue_counts_unfinished")).sql(" WHERE ").sql(S::IS_UNFINISHED)
 }

@@ -72,7 +72,7 @@ pub trait Dialect {
     /// Table suffix and condition: all tasks on the bus, by an index that has their queues.
     const ON_BUS: &'static str;
 
-    /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
+    /// The condition of the index `queue_counts_unfinished`: a count of unfinished tasks other than zero.
     const IS_UNFINISHED: &'static str;
 
     /// The text before and behind a SELECT with a `finder`, the [`Self::NUMBER`] or the id of a task: sets the columns

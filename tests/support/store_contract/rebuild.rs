@@ -1,5 +1,7 @@
 //! Promises about shards that Redis lost: their tasks are published again, and one row per shard says so.
 
+use std::collections::BTreeMap;
+
 use futures::future::join_all;
 use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, TaskRow},
@@ -11,8 +13,8 @@ use taskd::{
 };
 
 use super::{
-    Database, NOW, at, completed, detail_of, fresh, ids, in_outbox, insert_new, outbox, parked_rows, publish,
-    published, published_at, published_in, queue, task,
+    Database, NOW, Unfinished, at, completed, count, counts, detail_of, fresh, ids, in_outbox, insert_new, outbox,
+    parked_rows, publish, published, published_at, published_in, queue, task,
 };
 
 fn shard(name: &str, number: u32) -> ShardId {
@@ -178,6 +180,10 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
     // A wrong count stops no walk.
     db.execute("UPDATE queue_counts SET count = -3 WHERE queue = 'q'").await;
     assert_eq!(walk(None, 3).await, all);
+    let [r, s] = ["r", "s"].map(|name| count(name, Unfinished, 13));
+    assert_eq!(counts(&*store).await, [r, s]);
+    let unfinished: BTreeMap<QueueName, u64> = store.unfinished().await.unwrap().into_iter().collect();
+    assert_eq!(unfinished, [(queue("q"), 0), (queue("r"), 13), (queue("s"), 13)].into());
     let rebuilding = store.rebuilding().await.unwrap();
     assert_eq!(rebuilding.queues, [(queue("q"), 0), (queue("s"), 13)]);
     of_lost.sort_by_key(|row| row.task.queue != queue("q"));
