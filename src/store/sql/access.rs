@@ -183,7 +183,11 @@ async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
 /// Removes acts that have been there for long before this one, a thousand more than a call adds at most. A job leaves
 /// an act for each task, so millions may come of age together.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
-    let old_ms = act.at_unix_ms().unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
+    let now: Vec<(i64,)> = session.fetch(Statement::new(format!("SELECT {}", S::NOW_MS))).await?;
+    let now = now.first().map(|(now,)| *now).ok_or_else(|| corrupt("no time"))?;
+    // The clock of the act's process may be ahead.
+    let at_ms = act.at_unix_ms().min(now);
+    let old_ms = at_ms.unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
     let mut old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0)).as_bytes().to_vec();
     let too_many = Statement::new("SELECT id FROM acts WHERE id < ? ORDER BY id LIMIT 1 OFFSET ?");
     let too_many: Vec<(Vec<u8>,)> = session.fetch(too_many.bind(&old[..]).bind(OLD_ACTS)).await?;
