@@ -145,7 +145,9 @@ async fn a_process_that_falls_silent_while_it_migrates_does_not_keep_the_next_on
     proxy.set(Mode::Stall);
     rival.close().await.unwrap();
     database.open().await.close().await;
-    migrating.abort();
+    // It has not waited for the server, which ends the connection after ten seconds.
+    let error = migrating.await.unwrap().unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("timed out"), "{error:?}");
     database.remove().await;
 }
 

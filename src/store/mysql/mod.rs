@@ -122,12 +122,14 @@ async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<My
     Ok((locked == Some(true)).then_some(lock))
 }
 
-/// Keeps the server from ending the session. Answers how that failed: the lock is lost then.
+/// Keeps the server from ending the session. Answers how that failed: the lock is lost then, or the server is silent.
 async fn keep_awake(lock: &mut MySqlConnection) -> sqlx::Error {
     loop {
         tokio::time::sleep(AWAKE_EVERY).await;
-        if let Err(error) = lock.ping().await {
-            return error;
+        match tokio::time::timeout(PING_WITHIN, lock.ping()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return error,
+            Err(_late) => return sqlx::Error::Io(io::ErrorKind::TimedOut.into()),
         }
     }
 }
