@@ -56,9 +56,11 @@ pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> R
     for ids in lists(&ids) {
         let found = Statement::new(format!(
             "SELECT id, {} AS number, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, \
-             updated_ms, on_bus FROM tasks WHERE id IN ",
+             updated_ms, on_bus FROM tasks ",
             S::NUMBER.unwrap_or("0")
         ))
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE id IN ")
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
