@@ -26,6 +26,8 @@ const NAME: &str = "search";
 
 /// The candidates that are read at once, where the rows decide. A key has at most 4 KiB, headers 16 KiB by default.
 const AT_ONCE: usize = 512;
+/// The characters of a reason that a list shows.
+const SHOWN: usize = 4096;
 
 #[async_trait]
 impl<DB: Backend> Search for SqlStore<DB> {
@@ -200,7 +202,7 @@ columns! {
         updated_ms: i64,
         not_before_ms: i64,
         deadline: i64,
-        shown_reason: String,
+        reason: String,
         shown_headers: String,
         epoch: i64,
     }
@@ -218,7 +220,7 @@ async fn rows<DB: Backend>(
         let found = Statement::new(format!(
             "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, updated_ms, \
              not_before_ms, COALESCE(deadline_ms, 0) AS deadline, \
-             SUBSTR(reason, 1, 4096) AS shown_reason, {headers} AS shown_headers, epoch FROM tasks "
+             reason, {headers} AS shown_headers, epoch FROM tasks "
         ))
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id IN ")
@@ -246,7 +248,11 @@ fn has_headers(filter: &TaskFilter, text: &str) -> Result<bool> {
 }
 
 impl Columns {
-    fn into_task(self, status: StoredStatus) -> Result<ListedTask> {
+    fn into_task(mut self, status: StoredStatus) -> Result<ListedTask> {
+        // SQLite's SUBSTR takes a NUL for the end.
+        if let Some((end, _)) = self.reason.char_indices().nth(SHOWN) {
+            self.reason.truncate(end);
+        }
         Ok(ListedTask {
             id: task_id(&self.id)?,
             shard: ShardId { queue: queue_name(&self.queue)?, number: number(self.shard)? },
@@ -259,7 +265,7 @@ impl Columns {
             updated_unix_ms: self.updated_ms,
             not_before_unix_ms: self.not_before_ms,
             deadline_unix_ms: self.deadline,
-            reason: self.shown_reason,
+            reason: self.reason,
             epoch: number(self.epoch)?,
         })
     }

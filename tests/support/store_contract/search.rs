@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use taskd::{
     model::{TaskFilter, TaskId, TaskStatus, WorkerName},
-    store::{ListedTask, Store, TaskPage, TaskSearch},
+    store::{ListedTask, Settlement, Store, TaskPage, TaskSearch},
 };
 
 use super::{
@@ -75,7 +75,11 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         }
         reports.extend(one.workers.iter().map(|worker| completed(&row, worker)));
         if one.status == Dead {
-            reports.push(died(&row));
+            let mut death = died(&row);
+            if let Settlement::Died { reason, .. } = &mut death {
+                *reason = format!("no\0luck{}", "ü".repeat(5000));
+            }
+            reports.push(death);
         }
     }
     store.settle(&reports).await.unwrap();
@@ -132,7 +136,7 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         updated_unix_ms: NOW + 20,
         not_before_unix_ms: 0,
         deadline_unix_ms: 0,
-        reason: "no luck".into(),
+        reason: format!("no\0luck{}", "ü".repeat(4096 - 7)),
         epoch: 0,
     };
     assert_eq!(*dead, expected);
