@@ -5,23 +5,26 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use taskd::{
     bus::{Bus, Reading, Record, Topic, redis_streams::RedisStreams},
+    config::RedisAccess,
     dedup::Filter,
     model::{KeyHash, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
 };
+use tokio::{sync::Semaphore, task::JoinHandle};
 
 use crate::support::{
     bus_contract::{Backend, PARTITIONS, bus_contract, subscribe, within},
@@ -51,30 +54,37 @@ async fn cluster() -> OnCluster {
 
 bus_contract!(cluster);
 
-/// Shards of one queue over one Redis.
+/// Shards of one queue over one Redis, and the work on them.
 struct Bed {
     redis: Redis,
     queue: Queue,
+    completed: Mutex<Vec<TaskId>>,
+    /// The calls of the worker that failed.
+    failed: AtomicUsize,
+    /// One for each task that the worker may still complete.
+    permits: Semaphore,
+    is_over: AtomicBool,
 }
 
 impl Bed {
-    async fn new(url: &str, shards: u32) -> Self {
-        let redis = Redis::connect(url, &own_prefix()).await.expect("connect");
+    async fn new(url: &str, access: &RedisAccess) -> Arc<Self> {
+        let redis = Redis::connect_as(url, &own_prefix(), access).await.expect("connect");
         redis.check().await.expect("a good cluster");
         let queue = Queue::new(redis.clone());
-        for number in 0..shards {
+        for number in 0..SHARDS {
             queue.upkeep.open_shard(&shard(number), 1, "topic", None).await.expect("open");
             queue.add_shard(&shard(number));
         }
-        Self { redis, queue }
+        let (completed, failed) = (Mutex::default(), AtomicUsize::new(0));
+        Arc::new(Self { redis, queue, completed, failed, permits: Semaphore::new(0), is_over: AtomicBool::new(false) })
     }
 
     fn key(&self, number: u32) -> String {
         format!("{}:{{{}}}:generation", self.redis.prefix(), shard(number))
     }
 
-    /// Again until it is done: what was done already is known.
-    async fn enqueue(&self, number: u32, count: usize) -> Vec<TaskId> {
+    /// Tasks `from` to `to` of a shard. Again until it is done: what was done already is known.
+    async fn enqueue(&self, number: u32, from: usize, to: usize) -> Vec<TaskId> {
         let task = |i: usize| EnqueueTask {
             offset: Offset { major: 1 + i as u64, minor: 0 },
             id: TaskId::new(),
@@ -89,7 +99,7 @@ impl Bed {
             credited: vec![],
             epoch: 0,
         };
-        let tasks: Vec<_> = (0..count).map(task).collect();
+        let tasks: Vec<_> = (from..to).map(task).collect();
         for tasks in tasks.chunks(100) {
             let batch = Enqueue {
                 source: Source::Partition {
@@ -112,11 +122,15 @@ impl Bed {
         tasks.iter().map(|task| task.id).collect()
     }
 
-    /// One worker over all shards until `done`; how often each of its calls failed, and the tasks it completed.
-    async fn work(&self, name: &str, done: &AtomicBool) -> (usize, Vec<TaskId>) {
-        let worker = WorkerName::new(name).expect("a name");
-        let (mut failed, mut completed) = (0, Vec::new());
-        while !done.load(Ordering::Relaxed) {
+    /// Starts one worker over all shards, which completes so many tasks at first.
+    fn start_work(self: &Arc<Self>, permits: usize) -> JoinHandle<()> {
+        self.permits.add_permits(permits);
+        tokio::spawn(Arc::clone(self).work())
+    }
+
+    async fn work(self: Arc<Self>) {
+        let worker = WorkerName::new("w").expect("a name");
+        while !self.is_over.load(Ordering::Relaxed) {
             for shard in self.queue.shards_of(&queue_name()) {
                 let claim = Claim {
                     worker: worker.clone(),
@@ -127,10 +141,11 @@ impl Bed {
                     priority: None,
                 };
                 let Ok(granted) = self.queue.worker.claim(&shard, claim).await else {
-                    failed += 1;
+                    self.failed.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };
                 for task in granted.deliver() {
+                    self.permits.acquire().await.expect("it stays open").forget();
                     // As a worker does: the same again until there is an answer.
                     let code = loop {
                         let completion = Completion {
@@ -141,11 +156,11 @@ impl Bed {
                         };
                         match self.queue.worker.complete(completion).await {
                             Ok(code) => break code,
-                            Err(_) => failed += 1,
-                        }
+                            Err(_) => self.failed.fetch_add(1, Ordering::Relaxed),
+                        };
                     };
                     if matches!(code, Code::Ok | Code::Repeat) {
-                        completed.push(task.id);
+                        self.completed.lock().push(task.id);
                     }
                 }
             }
@@ -154,11 +169,29 @@ impl Bed {
                 drop(self.queue.upkeep.promote(&shard(number), 100, Duration::from_secs(600)).await);
             }
         }
-        (failed, completed)
     }
 
-    /// Until no shard has anything open, held or delayed.
-    async fn worked_off(&self) {
+    /// Adds 20 tasks to each shard, as soon as most of the others are completed.
+    async fn feed(&self, ids: &mut BTreeSet<TaskId>) {
+        let shards = SHARDS as usize;
+        until("most are completed", async || ids.len() < self.completed() + 10 * shards).await;
+        let from = ids.len() / shards;
+        for number in 0..SHARDS {
+            ids.extend(self.enqueue(number, from, from + 20).await);
+        }
+    }
+
+    fn completed(&self) -> usize {
+        self.completed.lock().len()
+    }
+
+    /// The open tasks of a shard; `None`: nobody answers.
+    async fn open(&self, number: u32) -> Option<u64> {
+        Some(self.queue.stats(&shard(number)).await.ok()?.open)
+    }
+
+    /// Waits until no shard has anything open, held or delayed, and ends the worker. Answers the completed tasks.
+    async fn work_off(&self, working: JoinHandle<()>) -> Vec<TaskId> {
         for number in 0..SHARDS {
             until("the shard is worked off", async || {
                 let stats = self.queue.stats(&shard(number)).await;
@@ -166,10 +199,15 @@ impl Bed {
             })
             .await;
         }
+        self.is_over.store(true, Ordering::Relaxed);
+        working.await.expect("the worker");
+        std::mem::take(&mut *self.completed.lock())
     }
 }
 
 const SHARDS: u32 = 6;
+/// More than there are tasks, each several times.
+const MANY: usize = 1_000_000;
 
 fn queue_name() -> QueueName {
     QueueName::new("q").expect("a name")
@@ -181,18 +219,13 @@ fn shard(number: u32) -> ShardId {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_on_all_nodes_are_worked_off() {
-    let bed = Bed::new(shared().await, SHARDS).await;
+    let bed = Bed::new(shared().await, &RedisAccess::default()).await;
     let mut ids = BTreeSet::new();
     for number in 0..SHARDS {
-        ids.extend(bed.enqueue(number, 100).await);
+        ids.extend(bed.enqueue(number, 0, 100).await);
     }
-    let done = AtomicBool::new(false);
-    let stop = async {
-        bed.worked_off().await;
-        done.store(true, Ordering::Relaxed);
-    };
-    let ((failed, completed), ()) = tokio::join!(bed.work("w", &done), stop);
-    assert_eq!(failed, 0);
+    let completed = bed.work_off(bed.start_work(MANY)).await;
+    assert_eq!(bed.failed.load(Ordering::Relaxed), 0);
     assert_eq!(completed.len(), ids.len());
     assert_eq!(completed.into_iter().collect::<BTreeSet<_>>(), ids);
 }
@@ -219,72 +252,84 @@ async fn the_filter_knows_keys_of_queues_on_all_nodes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_move_while_tasks_are_claimed_and_completed() {
-    let cluster = RedisCluster::start().await;
-    let bed = Bed::new(cluster.url(), SHARDS).await;
-    let mut ids = BTreeSet::new();
+    let cluster = Arc::new(RedisCluster::start().await);
+    let bed = Bed::new(cluster.url(), &RedisAccess::default()).await;
+    let (working, mut ids) = (bed.start_work(MANY), BTreeSet::new());
     for number in 0..SHARDS {
-        ids.extend(bed.enqueue(number, 500).await);
-    }
-    let done = AtomicBool::new(false);
-    let move_slots = async {
-        for number in 0..SHARDS {
-            let (before, after) = tokio::task::block_in_place(|| {
-                (cluster.master_of(&bed.key(number)), cluster.move_slot_of(&bed.key(number)))
-            });
+        bed.feed(&mut ids).await;
+        let (cluster, key) = (Arc::clone(&cluster), bed.key(number));
+        let moving = tokio::task::spawn_blocking(move || {
+            let (before, after) = (cluster.master_of(&key), cluster.move_slot_of(&key));
             assert_ne!(before, after);
-            assert_eq!(tokio::task::block_in_place(|| cluster.master_of(&bed.key(number))), after);
+            assert_eq!(cluster.master_of(&key), after);
+        });
+        while !moving.is_finished() {
+            bed.feed(&mut ids).await;
         }
-        bed.worked_off().await;
-        done.store(true, Ordering::Relaxed);
-    };
-    let ((_, completed), ()) = tokio::join!(bed.work("w", &done), move_slots);
+        moving.await.expect("the slot moves");
+    }
+    let completed = bed.work_off(working).await;
     assert_eq!(completed.len(), ids.len(), "none twice");
     assert_eq!(completed.into_iter().collect::<BTreeSet<_>>(), ids, "and none lost");
 }
 
-/// `how` takes a master away. Its replica goes on without the completions of the last moment, which are made again. The
-/// tasks had been enqueued long before.
-async fn survives(how: impl FnOnce(&RedisCluster, &str) -> usize) {
+/// `how` takes a master away. Its replica goes on with the tasks, and without their completions. How many tasks there
+/// were, and how often one was completed.
+async fn survives(access: &RedisAccess, how: impl FnOnce(&RedisCluster, usize)) -> (usize, usize) {
     let cluster = RedisCluster::start().await;
-    let bed = Bed::new(cluster.url(), SHARDS).await;
+    let bed = Bed::new(cluster.url(), access).await;
     let mut ids = BTreeSet::new();
     for number in 0..SHARDS {
-        ids.extend(bed.enqueue(number, 200).await);
+        ids.extend(bed.enqueue(number, 0, 200).await);
     }
-    let done = AtomicBool::new(false);
     let key = bed.key(0);
-    let fail = async {
-        let gone = tokio::task::block_in_place(|| how(&cluster, &key));
-        tokio::task::block_in_place(|| cluster.wait_for_failover(&key, gone));
-        bed.worked_off().await;
-        done.store(true, Ordering::Relaxed);
-        gone
-    };
-    let ((_, completed), gone) = tokio::join!(bed.work("w", &done), fail);
-    let completed: BTreeSet<_> = completed.into_iter().collect();
-    assert_eq!(completed.difference(&ids).count(), 0);
-    assert_eq!(completed.len(), ids.len(), "none lost");
+    let (master, replica) = tokio::task::block_in_place(|| {
+        let master = cluster.replicated_master_of(&key);
+        (master, cluster.cut_off_replica_of(master))
+    });
+    // The rest is completed when the master is gone.
+    let working = bed.start_work(ids.len() / 2);
+    until("a task of this master is completed", async || bed.open(0).await.is_some_and(|open| open < 200)).await;
+    let answers = || bed.completed() + bed.failed.load(Ordering::Relaxed);
+    let before = answers();
+    let is_idle = || bed.permits.available_permits() == 0;
+    until("its completion is answered", async || answers() > before || is_idle()).await;
+    tokio::task::block_in_place(|| how(&cluster, master));
+    let failed = bed.failed.load(Ordering::Relaxed);
+    bed.permits.add_permits(MANY);
     tokio::task::block_in_place(|| {
-        if cluster.pids().contains_key(&gone) {
-            cluster.signal(gone, Signal::SIGCONT);
+        cluster.signal(replica, Signal::SIGCONT);
+        cluster.wait_for_failover(&key, master);
+        // It is a replica now, and nobody minds.
+        if cluster.pids().contains_key(&master) {
+            cluster.signal(master, Signal::SIGCONT);
         } else {
-            cluster.restart_node(gone);
+            cluster.restart_node(master);
         }
         cluster.wait_until_ok();
     });
-    // It is a replica now, and nobody minds.
-    let more = bed.queue.stats(&shard(0)).await.expect("stats");
-    assert_eq!(more.open, 0);
+    let completed = bed.work_off(working).await;
+    assert!(bed.failed.load(Ordering::Relaxed) > failed, "no call met the missing master");
+    assert_eq!(completed.iter().copied().collect::<BTreeSet<_>>(), ids, "none lost");
+    (ids.len(), completed.len())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_is_killed_while_tasks_are_claimed_and_completed() {
-    survives(|cluster, key| cluster.kill9_master_of(key)).await;
+    let (tasks, completions) = survives(&RedisAccess::default(), RedisCluster::kill9_node).await;
+    assert!(completions > tasks, "the last ones are made again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_hangs_while_tasks_are_claimed_and_completed() {
-    survives(|cluster, key| cluster.stop_master_of(key)).await;
+    survives(&RedisAccess::default(), |cluster, master| cluster.signal(master, Signal::SIGSTOP)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_completion_that_waited_for_a_replica_is_lost_with_its_master() {
+    let access = RedisAccess { wait_replicas: 1, wait_timeout: Duration::from_millis(200), ..Default::default() };
+    let (tasks, completions) = survives(&access, RedisCluster::kill9_node).await;
+    assert_eq!(completions, tasks, "none is made again");
 }
 
 #[tokio::test(flavor = "multi_thread")]

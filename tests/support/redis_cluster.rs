@@ -86,18 +86,10 @@ impl RedisCluster {
         index
     }
 
-    /// SIGSTOP for the master that has the key's slot; its place in the URL. Its replica has what the master had before
-    /// this call.
-    pub fn stop_master_of(&self, key: &str) -> usize {
-        let index = self.replicated_master_of(key);
-        self.signal(index, Signal::SIGSTOP);
-        index
-    }
-
     /// The master that has the key's slot, as soon as its replica has what the master has now. A replica whose link is
     /// up gets nothing before the first acknowledgement after its full copy: a second during which its master's death
     /// loses everything.
-    fn replicated_master_of(&self, key: &str) -> usize {
+    pub fn replicated_master_of(&self, key: &str) -> usize {
         let index = self.master_of(key);
         let offsets = || {
             let info = self.must(index, &["info", "replication"]);
@@ -111,6 +103,17 @@ impl RedisCluster {
         let (now, _) = offsets();
         wait("the replica has caught up", || offsets().1 >= now);
         index
+    }
+
+    /// Stops the replica of this master, and cuts its connection: it lacks all that the master does from now on. Its
+    /// place in the URL. SIGCONT lets it go on.
+    pub fn cut_off_replica_of(&self, master: usize) -> usize {
+        let info = self.must(master, &["info", "replication"]);
+        let port = info.split("port=").nth(1).and_then(|rest| rest.split(',').next()).expect("a replica");
+        let replica = self.ports().iter().position(|known| known.to_string() == port).expect("a node");
+        self.signal(replica, Signal::SIGSTOP);
+        self.must(master, &["client", "kill", "type", "replica"]);
+        replica
     }
 
     pub fn kill9_node(&self, index: usize) {
