@@ -11,11 +11,12 @@ use rdkafka::{
     error::KafkaResult,
 };
 use redis::AsyncCommands;
+use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::model::StoredStatus;
 
 use crate::{
-    crowd::DOOMED,
+    crowd::{DOOMED, QUEUES},
     ledger::{Book, Key, Seen},
     world::{Bus, PARTITIONS, World},
 };
@@ -107,22 +108,27 @@ pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     for url in urls {
         let books = answer(reqwest::get(format!("{url}/v1/books")).await).await?;
         let queues = books["queues"].as_array().ok_or("no books")?;
+        if let Some((name, _)) = QUEUES.iter().find(|(name, _)| !queues.iter().any(|of| of["queue"] == *name)) {
+            return Err(format!("{url} has no books of {name}"));
+        }
         for of in queues {
             if of["state"] != "BALANCED" || of["held"]["between"] != 0 {
                 return Err(format!("the books of {url}: {of}"));
             }
         }
     }
-    let mut cursor = String::new();
+    let (mut cursor, mut shards) = (String::new(), 0);
     loop {
         let request = crate::support::http_client().post(format!("{}/v1/fsck", urls[0]));
-        let page = answer(request.json(&serde_json::json!({"cursor": cursor})).send().await).await?;
-        if page["finds"] != serde_json::json!([]) {
-            return Err(format!("fsck finds {}", page["finds"]));
+        let page = answer(request.json(&json!({"cursor": cursor})).send().await).await?;
+        if ["finds", "unchecked_shards"].iter().any(|list| page[list] != json!([])) || page["unchecked"] != 0 {
+            return Err(format!("fsck says {page}"));
         }
+        shards += page["shards"].as_u64().unwrap_or(0);
         match page["cursor"].as_str() {
             Some(next) => cursor = next.to_owned(),
-            None => return Ok(()),
+            None if shards >= QUEUES.len() as u64 => return Ok(()),
+            None => return Err(format!("fsck has checked {shards} shards")),
         }
     }
 }
@@ -244,8 +250,15 @@ pub(crate) async fn everything(world: &World<'_>) {
             .await
             .unwrap();
 
+    let dead = "SELECT COUNT(*) FROM tasks LEFT JOIN letters ON letters.id = tasks.id WHERE tasks.status = 2";
+    let letters = number(&mut connection, &format!("{dead} AND letters.id IS NOT NULL")).await.unwrap();
+    let without = number(&mut connection, &format!("{dead} AND letters.id IS NULL")).await.unwrap();
+
     let book = world.ledger.book();
     let mut wrong = book.violations.clone();
+    if letters == 0 || without > 0 {
+        wrong.push(format!("{letters} dead tasks have a letter, {without} have none"));
+    }
     let mut results: HashMap<Vec<u8>, Vec<&Outcome>> = HashMap::new();
     outcomes.iter().for_each(|outcome| results.entry(outcome.task_id.clone()).or_default().push(outcome));
     let mut by_key: BTreeMap<Key, String> = BTreeMap::new();
