@@ -233,12 +233,15 @@ async fn every_deadline_is_kept(seconds: i64) -> bool {
         daemon.kill9_and_restart();
         daemon.ready().await;
     }
+    let mut stored = 0;
     for n in 0..3 {
         let queue = format!("q{n}");
         let books = until_books(&daemon, &queue, |books| books["held"]["total"] == 0).await;
         assert_eq!(books["out"]["dead"], books["in"]["stored"], "{books}");
+        stored += books["in"]["stored"].as_u64().unwrap();
         until_books(&daemon, &queue, |books| books["state"] == "BALANCED").await;
     }
+    assert_eq!(stored, created);
     let (code, said) = taskd(&daemon, &["fsck"]);
     assert_eq!(code, 0, "{said}");
     assert!(daemon.stop().await.success());
