@@ -159,7 +159,7 @@ async fn every_loss_in_the_middle_of_the_work_is_survived() {
     assert!(daemon.stop().await.success());
 }
 
-/// SIGKILL in the middle of a rebuild, at another place each time.
+/// SIGKILL in the middle of a rebuild: of the process that found the loss, and of the one that goes on with it.
 #[tokio::test]
 async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
@@ -168,16 +168,29 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
         ids.extend(daemon.insert(&tasks(from, from + 1000)).await);
     }
     until("all wait", async || daemon.queue("q").await["queued"] == 20_000).await;
-    for kill in 0..4 {
-        let begun = daemon.log().matches("are open again").count();
-        if kill % 2 == 0 {
-            let mut redis = daemon.redis().await;
+    let (mut met, mut goes_on, mut ended) = ([0, 0], false, 0);
+    for kills in 1.. {
+        let begun = daemon.log().matches(BEGUN).count();
+        let mut redis = daemon.redis().await;
+        if goes_on {
+            // The lease of the killed process would last a few seconds more.
+            redis::cmd("DEL").arg("taskd:lease:watchdog").query_async::<()>(&mut redis).await.unwrap();
+            until("the walk goes on", async || republished(&daemon).await > 0).await;
+        } else {
             redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
-            until("the rebuild has begun", async || daemon.log().matches("are open again").count() > begun).await;
+            until("the rebuild has begun", async || daemon.log().matches(BEGUN).count() > begun).await;
         }
-        // The first kill meets a walk that has begun, the next one the walk of the process that follows.
-        daemon.kill9_and_restart();
+        daemon.kill9();
+        let before = std::mem::replace(&mut ended, daemon.log().matches(ENDED).count());
+        let is_met = ended == before;
+        met[usize::from(goes_on)] += usize::from(is_met);
+        goes_on = is_met && !goes_on;
+        daemon.start_again();
         daemon.ready().await;
+        if met.iter().all(|met| *met >= 2) {
+            break;
+        }
+        assert!(kills < 20, "only {met:?} kills met a rebuild");
     }
     // Each for one or two workers, so that both get all of them in turn.
     let mut handed_out = BTreeMap::<String, BTreeSet<&str>>::new();
@@ -197,6 +210,18 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
     assert_eq!((handed_out.len(), numbers), (20_000, 30_000));
     assert!(handed_out.keys().all(|id| ids.contains(id)));
     assert!(daemon.stop().await.success());
+}
+
+/// The lines of a log about a rebuild.
+const BEGUN: &str = "are open again";
+const ENDED: &str = "are rebuilt:";
+
+/// The tasks that the process has published again.
+async fn republished(daemon: &Daemon) -> u64 {
+    let (_, metrics) = daemon.get("/metrics").await;
+    let series = "taskd_watchdog_handled_tasks_total{what=\"republished\"} ";
+    let mut lines = metrics.as_str().unwrap().lines();
+    lines.find_map(|line| line.strip_prefix(series)).map_or(0, |count| count.parse().unwrap())
 }
 
 #[tokio::test]
