@@ -1,6 +1,6 @@
 //! The faults of a world.
 
-use std::{fmt, fs, time::Duration};
+use std::{fmt, fs, path::PathBuf, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -71,16 +71,19 @@ impl fmt::Display for Fault {
 }
 
 /// Of Debian's package libfaketime.
-pub(crate) const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let folders = fs::read_dir("/usr/lib").ok()?.flatten();
+    folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
+}
 
 impl Fault {
-    /// The second half of a kill comes with [`Self::heal`].
-    pub(crate) async fn inject(&self, world: &mut World<'_>) {
+    /// The second half of a kill comes with [`Self::heal`]. `alone`: no other fault comes with it.
+    pub(crate) async fn inject(&self, world: &mut World<'_>, alone: bool) {
         match *self {
             Self::KillTaskd(n) => world.daemons[n].kill9(),
             Self::KillAllTaskd => world.daemons.iter_mut().for_each(|daemon| daemon.kill9()),
             Self::StopTaskd(n) => world.signal(n, Signal::SIGSTOP),
-            Self::RebalanceStorm => storm(world).await,
+            Self::RebalanceStorm => storm(world, alone).await,
             Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).kill9()),
             Self::Stop(which) => world.server(which).signal(Signal::SIGSTOP),
             Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "1mb"]).await,
@@ -106,7 +109,11 @@ impl Fault {
             Self::Silence(which) => ways(world, None, which).for_each(|proxy| _ = proxy.silence()),
             Self::DiskFull(which) => crate::disk::fill(world, which),
             Self::HostileClients => world.hostile = Some(Hostile::start(&world.daemons)),
-            Self::Clock(n, hours) => fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap(),
+            Self::Clock(n, hours) => {
+                let maps = fs::read_to_string(format!("/proc/{}/maps", world.daemons[n].pid())).unwrap();
+                assert!(maps.contains("libfaketime"), "process {n} has the clock of this machine");
+                fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap();
+            }
         }
     }
 
@@ -183,13 +190,16 @@ async fn redis(world: &World<'_>, command: &[&str]) {
     world.servers.redis.command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"));
 }
 
-async fn storm(world: &mut World<'_>) {
+async fn storm(world: &mut World<'_>, alone: bool) {
     for round in 0..6 {
         let daemon = &mut world.daemons[round % PROCESSES];
         daemon.signal(Signal::SIGTERM);
         tokio::time::sleep(Duration::from_secs(1)).await;
         // Stopping may take longer than the storm has time for.
-        daemon.ended().await;
+        let status = daemon.ended().await;
+        // Beside another fault the grace period may end before the work in hand, which is an error.
+        let is_sound = status.success() || !alone && status.code() == Some(1);
+        assert!(is_sound, "a process that left ended with {status}");
         daemon.start_again();
     }
 }

@@ -1,10 +1,7 @@
 //! Clients that do everything wrong on purpose. They cost themselves, and nobody else.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -33,7 +30,7 @@ enum Kind {
     Silent,
     /// Sends nearly all of large bodies, and never the rest.
     Stalls,
-    /// Sends a list of 4 MiB whose entries are not tasks.
+    /// Sends a list of 4 MiB whose entries are not tasks, and far too many.
     Swells,
     /// Completes tasks of a thousand queues that there never were.
     MakesUp,
@@ -54,13 +51,16 @@ const KINDS: [Kind; 8] = {
 
 /// Ends when dropped.
 pub(crate) struct Hostile {
-    _clients: JoinSet<()>,
-    rounds: Arc<[AtomicUsize; KINDS.len()]>,
+    clients: JoinSet<()>,
+    outcomes: Arc<Outcomes>,
 }
+
+/// Of each kind the last round, or one that did its worst.
+type Outcomes = Mutex<[Option<std::io::Result<()>>; KINDS.len()]>;
 
 impl Hostile {
     pub(crate) fn start(daemons: &[Daemon]) -> Self {
-        let rounds: Arc<[AtomicUsize; KINDS.len()]> = Arc::default();
+        let outcomes: Arc<Outcomes> = Arc::default();
         let mut clients = JoinSet::new();
         for (n, daemon) in daemons.iter().enumerate() {
             let ports = (daemon.http_port(), daemon.grpc_port());
@@ -68,25 +68,34 @@ impl Hostile {
             for (place, kind) in
                 KINDS.into_iter().enumerate().filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls))
             {
-                let rounds = Arc::clone(&rounds);
+                let outcomes = Arc::clone(&outcomes);
                 clients.spawn(async move {
                     loop {
                         // A process that hangs up on it, or is not there, is all the same to it.
-                        round(kind, ports).await.ok();
-                        rounds[place].fetch_add(1, Ordering::Relaxed);
+                        let outcome = round(kind, ports).await;
+                        note(&mut outcomes.lock().unwrap()[place], outcome);
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 });
             }
         }
-        Self { _clients: clients, rounds }
+        Self { clients, outcomes }
     }
 
     /// Which kinds have not done their worst yet.
-    pub(crate) fn missing(&self) -> Result<(), String> {
-        let missing = KINDS.iter().zip(&*self.rounds).filter(|(_, rounds)| rounds.load(Ordering::Relaxed) == 0);
-        let missing: Vec<_> = missing.map(|(kind, _)| kind).collect();
+    pub(crate) fn missing(&mut self) -> Result<(), String> {
+        if let Some(ended) = self.clients.try_join_next() {
+            panic!("a hostile client ended by itself: {ended:?}");
+        }
+        let outcomes = self.outcomes.lock().unwrap();
+        let missing: Vec<_> = KINDS.iter().zip(&*outcomes).filter(|(_, last)| !matches!(last, Some(Ok(())))).collect();
         if missing.is_empty() { Ok(()) } else { Err(format!("not yet: {missing:?}")) }
+    }
+}
+
+fn note(last: &mut Option<std::io::Result<()>>, outcome: std::io::Result<()>) {
+    if !matches!(last, Some(Ok(()))) {
+        *last = Some(outcome);
     }
 }
 
@@ -122,13 +131,13 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
         }
         Kind::Swells => {
             let body = format!("[{}0]", "0,".repeat(2 * MIB));
-            ask(http, "/v1/tasks", &body).await
+            ask(http, "/v1/tasks", &body, "413").await
         }
         Kind::MakesUp => {
             let one =
                 |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
             let body = json!({"worker": "hostile", "completions": (0..1000).map(one).collect::<Vec<_>>()});
-            ask(http, "/v1/tasks:complete", &body.to_string()).await
+            ask(http, "/v1/tasks:complete", &body.to_string(), "200").await
         }
         Kind::HangsUp => {
             let body = json!({"worker": "hostile", "queues": ["one", "two", "three"], "max_tasks": 100}).to_string();
@@ -205,11 +214,14 @@ fn head(path: &str, length: usize) -> String {
     )
 }
 
-/// Sends all of it and reads the beginning of the answer.
-async fn ask(port: u16, path: &str, body: &str) -> std::io::Result<()> {
+/// Sends all of it and reads the beginning of the answer, which must have this status.
+async fn ask(port: u16, path: &str, body: &str, status: &str) -> std::io::Result<()> {
     let mut stream = connect(port).await?;
     stream.write_all(format!("{}{body}", head(path, body.len())).as_bytes()).await?;
-    let mut begins = [0; 1024];
-    let answered = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut begins));
-    answered.await.map_or(Ok(()), |read| read.map(drop))
+    let mut begins = [0; 12];
+    tokio::time::timeout(Duration::from_secs(5), stream.read_exact(&mut begins)).await??;
+    match begins.ends_with(status.as_bytes()) {
+        true => Ok(()),
+        false => Err(std::io::Error::other(String::from_utf8_lossy(&begins))),
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     dice::Dice,
     disk::SmallDisk,
-    fault::{self, FAKETIME},
+    fault,
     servers::{Cluster, has_script},
     world::{self, Bus, Plan, Servers, Wanted, World},
 };
@@ -38,9 +38,9 @@ pub(crate) fn run(args: &str) -> ExitCode {
     println!("soak: {minutes} minutes, seed {seed}; again with: make soak ARGS=\"--minutes {minutes} --seed {seed}\"");
     let deadline = Instant::now() + Duration::from_secs(minutes * 60);
     let mut dice = Dice::new(seed, "soak");
-    let clocks = Path::new(FAKETIME).exists();
+    let clocks = fault::faketime().is_some();
     if !clocks {
-        println!("soak: no clock goes wrong: there is no {FAKETIME} (apt-get install libfaketime)");
+        println!("soak: no clock goes wrong: there is no libfaketime (apt-get install libfaketime)");
     }
     let grounds = grounds();
     let mut rounds = 0;

@@ -261,9 +261,10 @@ impl<'a> World<'a> {
     fn clock_env(&self, n: usize) -> Vec<(String, String)> {
         let file = self.clock_file(n);
         std::fs::write(&file, "+0").unwrap();
+        let library = crate::fault::faketime().expect("libfaketime: scripts/install-deps test");
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         vec![
-            pair("LD_PRELOAD", crate::fault::FAKETIME),
+            pair("LD_PRELOAD", library.to_str().unwrap()),
             pair("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap()),
             pair("FAKETIME_NO_CACHE", "1"),
             pair("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
@@ -283,7 +284,7 @@ impl<'a> World<'a> {
 
     /// Each hostile client has done its worst, and the honest ones go on meanwhile.
     pub(crate) async fn hostile_have_harmed_nobody(&mut self) {
-        let hostile = self.hostile.take().expect("they were started");
+        let mut hostile = self.hostile.take().expect("they were started");
         self.wait("hostile clients did their worst", async || hostile.missing()).await;
         self.work(500).await;
     }
@@ -293,7 +294,7 @@ impl<'a> World<'a> {
         let names: Vec<_> = faults.iter().map(ToString::to_string).collect();
         println!("    {} {}", clock(), names.join(", and "));
         for fault in faults {
-            fault.inject(self).await;
+            fault.inject(self, faults.len() == 1).await;
         }
         tokio::time::sleep(lasting).await;
         for fault in faults {
