@@ -198,7 +198,7 @@ impl Task {
         }
     }
 
-    /// Whether the first of its entries of `finals` was of a past end.
+    /// Answers whether the first of its entries of `finals` was of a past end.
     fn drop_past_end(&mut self) -> bool {
         let had_one = self.past > 0;
         self.past -= usize::from(had_one);
