@@ -198,6 +198,15 @@ impl Access {
         }
     }
 
+    /// The token, if it is restricted to some queues or to one worker. Such a token gets at most half of what all callers
+    /// share; see [`Shares`](super::Shares).
+    pub fn restricted(&self) -> Option<SecretHash> {
+        match self {
+            Self::ByToken(hash, token) if token.worker.is_some() || !token.scope.is_everything() => Some(*hash),
+            _ => None,
+        }
+    }
+
     pub fn reaches(&self, queue: &str) -> bool {
         self.token().is_none_or(|token| token.scope.includes(queue))
     }

@@ -1,0 +1,169 @@
+//! A bound that all callers share, which no single restricted token can use up.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{Access, SecretHash};
+
+/// A number of units (calls, connections, bytes) that all callers together may hold at a time.
+///
+/// A token that is restricted to some queues or to one worker holds at most half of them, so that it cannot keep out
+/// everybody else. A caller without such a restriction may use them all: the installation is its own. Cheap to clone;
+/// clones share the units.
+#[derive(Clone, Debug)]
+pub struct Shares(Arc<Bound>);
+
+#[derive(Debug)]
+struct Bound {
+    most: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    by_all: usize,
+    /// Only of restricted tokens, and only while they hold something.
+    by_token: HashMap<SecretHash, usize>,
+}
+
+/// There are not enough free units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoShare {
+    /// All callers together hold nearly all of this many units.
+    OfAll(usize),
+    /// This restricted token holds nearly all of this many units, which is half of the bound.
+    OfToken(usize),
+}
+
+impl Shares {
+    pub fn new(most: usize) -> Self {
+        Self(Arc::new(Bound { most, held: Mutex::default() }))
+    }
+
+    /// Takes `units` for a caller until the returned share is dropped.
+    pub fn take(&self, access: &Access, units: usize) -> Result<Share, NoShare> {
+        let mut share = Share { shares: self.clone(), token: access.restricted(), units: 0 };
+        share.grow(units)?;
+        Ok(share)
+    }
+
+    /// The units that all callers hold now.
+    pub fn held(&self) -> usize {
+        self.0.held.lock().by_all
+    }
+
+    /// The most units that this caller may hold at a time.
+    pub fn most_of(&self, access: &Access) -> usize {
+        self.most_of_token(access.restricted().as_ref())
+    }
+
+    fn most_of_token(&self, token: Option<&SecretHash>) -> usize {
+        if token.is_some() { (self.0.most / 2).max(1) } else { self.0.most }
+    }
+}
+
+/// Units that one caller holds. The drop gives them back.
+#[derive(Debug)]
+pub struct Share {
+    shares: Shares,
+    token: Option<SecretHash>,
+    units: usize,
+}
+
+impl Share {
+    /// Takes more units. On an error the share stays as it was.
+    pub fn grow(&mut self, units: usize) -> Result<(), NoShare> {
+        let bound = &*self.shares.0;
+        let most_of_token = self.shares.most_of_token(self.token.as_ref());
+        let mut held = bound.held.lock();
+        let of_token = self.token.map(|token| held.by_token.get(&token).copied().unwrap_or_default());
+        if of_token.is_some_and(|held| held.saturating_add(units) > most_of_token) {
+            return Err(NoShare::OfToken(most_of_token));
+        }
+        if held.by_all.saturating_add(units) > bound.most {
+            return Err(NoShare::OfAll(bound.most));
+        }
+        if let (Some(token), Some(of_token)) = (self.token, of_token)
+            && units > 0
+        {
+            held.by_token.insert(token, of_token + units);
+        }
+        held.by_all += units;
+        self.units += units;
+        Ok(())
+    }
+
+    /// Gives units back, at most those that it holds.
+    pub fn shrink(&mut self, units: usize) {
+        let units = units.min(self.units);
+        self.units -= units;
+        let mut held = self.shares.0.held.lock();
+        held.by_all -= units;
+        let Some(token) = self.token else { return };
+        if let Some(of_token) = held.by_token.get_mut(&token) {
+            *of_token -= units;
+            if *of_token == 0 {
+                held.by_token.remove(&token);
+            }
+        }
+    }
+
+    pub fn units(&self) -> usize {
+        self.units
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shrink(self.units);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AccessToken, Scope, Secret};
+
+    fn token(queues: &str) -> Access {
+        let secret = Secret::new().unwrap();
+        let token = AccessToken {
+            name: queues.to_owned(),
+            roles: "insert".parse().unwrap(),
+            scope: queues.parse::<Scope>().unwrap(),
+            worker: None,
+            calls_per_second: None,
+            created_unix_ms: 0,
+            expires_unix_ms: None,
+        };
+        Access::ByToken(secret.hash(), Arc::new(token))
+    }
+
+    #[test]
+    fn a_restricted_token_holds_at_most_half() {
+        let shares = Shares::new(10);
+        let (mine, other) = (token("a.*"), token("b.*"));
+        let mut first = shares.take(&mine, 3).unwrap();
+        let second = shares.take(&mine, 2).unwrap();
+        assert_eq!(shares.take(&mine, 1).err(), Some(NoShare::OfToken(5)));
+        let _others = shares.take(&other, 5).unwrap();
+        assert_eq!(shares.take(&Access::Open, 1).err(), Some(NoShare::OfAll(10)));
+        drop(second);
+        first.grow(2).unwrap();
+        assert_eq!(first.grow(1), Err(NoShare::OfToken(5)));
+        assert_eq!((first.units(), shares.held()), (5, 10));
+        first.shrink(9);
+        assert_eq!((first.units(), shares.held()), (0, 5));
+    }
+
+    #[test]
+    fn an_unrestricted_caller_may_hold_everything() {
+        for access in [Access::Open, token("*")] {
+            let shares = Shares::new(3);
+            let all = shares.take(&access, 3).unwrap();
+            assert_eq!(shares.take(&access, 1).err(), Some(NoShare::OfAll(3)));
+            drop(all);
+            assert_eq!(shares.held(), 0);
+        }
+    }
+}
