@@ -1,7 +1,7 @@
 //! Admits calls: whose token it is, whether it may do this, and on which queues.
 //!
-//! A process knows the tokens as SQL had them a quarter of a second ago. While SQL is away it goes on with those: a
-//! worker that may work keeps working.
+//! A process knows the tokens as SQL had them a quarter of a second ago, and asks again for a token that it does not
+//! know. While SQL is away it goes on with those: a worker that may work keeps working.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,10 @@ use std::{
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use parking_lot::RwLock;
-use tokio::sync::Mutex;
+use tokio::{
+    sync::{Mutex, Semaphore},
+    time::{sleep, timeout},
+};
 
 use crate::{
     model::{
@@ -27,6 +30,15 @@ use crate::{
 const EVERY: Duration = Duration::from_millis(250);
 /// How often it reads all of them nevertheless: a database that was set back may have an old version again.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
+
+/// How many calls with an unknown token may wait for SQL at a time. Further ones are refused at once.
+const MOST_UNKNOWN: usize = 64;
+/// How often a second all such calls together may ask SQL.
+const LOOKS_PER_SECOND: NonZeroU32 = NonZeroU32::new(4).unwrap();
+/// How long such a call waits.
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
+/// How often such a call checks whether others have asked SQL meanwhile.
+const CHECK_EVERY: Duration = Duration::from_millis(25);
 
 /// The reason why a call is refused.
 #[derive(Debug, thiserror::Error)]
@@ -78,10 +90,18 @@ pub enum Authentication {
 
 impl Authentication {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub(super) fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
-        match self {
-            Self::Open => Ok(Access::Open),
-            Self::ByToken(tokens) => tokens.authenticate(authorization, role),
+    pub(super) async fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        let tokens = match self {
+            Self::Open => return Ok(Access::Open),
+            Self::ByToken(tokens) => tokens,
+        };
+        match tokens.authenticate(authorization, role) {
+            Err(Denied::Unknown) => {
+                // It may be a moment old.
+                Box::pin(tokens.read_again()).await;
+                tokens.authenticate(authorization, role)
+            }
+            known => known,
         }
     }
 
@@ -99,6 +119,14 @@ impl Authentication {
 pub struct Tokens {
     known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
     clock: Clock,
+    sync: Arc<Mutex<TokenSync>>,
+    unknown: Arc<UnknownTokens>,
+}
+
+/// The bounds of calls with tokens that this process does not know: a stranger can make any number of them.
+struct UnknownTokens {
+    places: Semaphore,
+    looks: DefaultDirectRateLimiter,
 }
 
 struct Known {
@@ -116,38 +144,49 @@ impl Known {
 /// The reader of the tokens, and how far it has read.
 pub struct TokenSync {
     store: Arc<dyn Store>,
-    tokens: Tokens,
+    known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    clock: Clock,
     read: Option<(u64, Instant)>,
+    /// The beginning of the last read that succeeded: `known` has all tokens made before.
+    read_from: Option<Instant>,
 }
 
 impl TokenSync {
     /// Reads for the first time.
     pub async fn start(store: Arc<dyn Store>, clock: Clock) -> store::Result<Self> {
-        let mut sync = Self { store, tokens: Tokens { known: Arc::default(), clock }, read: None };
+        let mut sync = Self { store, known: Arc::default(), clock, read: None, read_from: None };
         sync.read().await?;
         Ok(sync)
     }
 
     /// Goes on reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) -> Tokens {
-        let tokens = self.tokens.clone();
+        let (known, clock) = (Arc::clone(&self.known), self.clock.clone());
+        let sync = Arc::new(Mutex::new(self));
+        let unknown = UnknownTokens {
+            places: Semaphore::new(MOST_UNKNOWN),
+            looks: RateLimiter::direct(Quota::per_second(LOOKS_PER_SECOND)),
+        };
+        let tokens = Tokens { known, clock, sync: Arc::clone(&sync), unknown: Arc::new(unknown) };
         if tokens.known.read().is_empty() {
             tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
         }
-        supervisor.spawn_loop("tokens", Arc::new(Mutex::new(self)), |sync, cx| async move {
+        supervisor.spawn_loop("tokens", sync, |sync, cx| async move {
             cx.every(EVERY, || async { sync.lock().await.read().await }).await
         });
         tokens
     }
 
     async fn read(&mut self) -> store::Result<()> {
+        let from = Instant::now();
         // The version first: a change after it is read again.
         let version = self.store.tokens_version().await?;
         if self.read.is_some_and(|(read, at)| read == version && at.elapsed() < WHOLE_EVERY) {
+            self.read_from = Some(from);
             return Ok(());
         }
         let stored = self.store.tokens().await?;
-        let mut known = self.tokens.known.write();
+        let mut known = self.known.write();
         let mut before = std::mem::take(&mut *known);
         for (hash, token) in stored {
             // A token that stays keeps the count of its calls.
@@ -155,11 +194,35 @@ impl TokenSync {
             known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(token))));
         }
         self.read = Some((version, Instant::now()));
+        self.read_from = Some(from);
         Ok(())
     }
 }
 
 impl Tokens {
+    /// Reads the tokens again, so that a new one works at once. Returns without that if too many calls wait for it, if
+    /// SQL does not answer in time, or if it fails, of which the loop tells.
+    async fn read_again(&self) {
+        let Ok(_place) = self.unknown.places.try_acquire() else { return };
+        let arrived = Instant::now();
+        let read = async {
+            loop {
+                let mut sync = self.sync.lock().await;
+                // Others have read since, or the loop has.
+                if sync.read_from.is_some_and(|from| from >= arrived) {
+                    return;
+                }
+                if self.unknown.looks.check().is_ok() {
+                    sync.read().await.ok();
+                    return;
+                }
+                drop(sync);
+                sleep(CHECK_EVERY).await;
+            }
+        };
+        timeout(LOOK_WITHIN, read).await.ok();
+    }
+
     fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
         let secret = authorization.and_then(|value| {
             let (scheme, secret) = value.split_once(' ')?;

@@ -22,8 +22,8 @@ pub struct Api {
 
 impl Api {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
-        Ok(self.authentication.authenticate(authorization, role)?)
+    pub async fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
+        Ok(self.authentication.authenticate(authorization, role).await?)
     }
 }
 

@@ -33,8 +33,8 @@ Examples:
   taskd token create acme --roles insert,work,read --queues acme,acme.*
   TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
 
-A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops \
-a revoked one, within a second. The command needs the database of the running taskd: the same \
+A token is shown once: taskd keeps only its hash. Each running process knows a new token at once, and drops \
+a revoked one within a second. The command needs the database of the running taskd: the same \
 --config or --data-dir.
 Exit code: 0, or 1 if there is no token to revoke, 2 if the request is wrong or there is no database."
 )]

@@ -8,14 +8,14 @@ use crate::{
 };
 
 /// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation.
-pub(super) fn authenticate(
+pub(super) async fn authenticate(
     api: &Api,
     headers: &HeaderMap,
     extensions: &mut Extensions,
     role: Role,
 ) -> Result<(), Error> {
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let access = api.authenticate(authorization, role)?;
+    let access = api.authenticate(authorization, role).await?;
     let client: &Client = extensions.get().expect("the connection gives each request its client");
     let caller = Caller { client: *client, access };
     extensions.insert(caller);

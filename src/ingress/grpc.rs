@@ -176,7 +176,7 @@ impl Services {
     async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
         let shape = wire::shape(request.uri().path());
         let (mut head, body) = request.into_parts();
-        if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role) {
+        if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role).await {
             return Status::from(error).into_http();
         }
         let share: Share = head.extensions.get().cloned().expect("each request has a share");

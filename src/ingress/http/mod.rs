@@ -167,7 +167,7 @@ async fn authenticate_caller(
     next: Next,
 ) -> Response {
     let (mut head, body) = request.into_parts();
-    match authenticate(&api, &head.headers, &mut head.extensions, role) {
+    match authenticate(&api, &head.headers, &mut head.extensions, role).await {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => Problem::from(error).into_response(),
     }
