@@ -221,12 +221,16 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
         let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
         set_health(&reporter, &[service], status).await;
     }
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(pb::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(pb::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    // Several programs know only the older version, for example the package grpcio-reflection of Python.
+    let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     let others = Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
-        .add_service(reflection.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
+        .add_service(v1.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
+        .add_service(v1alpha.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
     let max = state.settings.limits.max_request_bytes;
     let services = Services {
         settings: Arc::clone(&state.settings),

@@ -181,14 +181,15 @@ async fn index() -> String {
             "/v1/queues/{queue}" => ":pause, :resume",
             _ => "",
         };
-        format!("  {:<5} {:<34} for the role {role}\n", method.as_str(), [path, verbs].concat())
+        format!("  {:<6} {:<34} for the role {role}\n", method.as_str(), [path, verbs].concat())
     };
     let routes: String = table().into_iter().map(route).collect();
     format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
-         GET   /healthz, /readyz                  for probes\n\n\
+         GET    /healthz, /readyz                  for probes\n\n\
          /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
-         gRPC has the same on a port of its own, with reflection: grpcurl HOST:PORT list\n\
+         gRPC has the same on a port of its own, with reflection: grpcurl -plaintext HOST:PORT list\n\
+         (without -plaintext if taskd has TLS).\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
          taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
     )

@@ -22,8 +22,9 @@ use crate::model::{self, QueueName, validate::MAX_HEADERS};
 #[serde(deny_unknown_fields, expecting = "a task")]
 #[schemars(extend("required" = ["queue"]))]
 pub(in crate::ingress) struct NewTask<'a> {
+    // No default for the document: an empty name is not valid.
     #[serde(default)]
-    #[schemars(with = "QueueName")]
+    #[schemars(with = "QueueName", transform = without_default)]
     queue: String,
     #[serde(borrow, default)]
     /// The task's name in its queue, for ever: at most 4,096 bytes. Empty: the hash of the payload.
@@ -63,6 +64,10 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// `idempotency_window`. Not for discovered tasks.
     #[schemars(length(max = 256))]
     idempotency_key: String,
+}
+
+fn without_default(schema: &mut schemars::Schema) {
+    schema.remove("default");
 }
 
 /// One task or an array of them, as [`new_tasks`] reads them.
