@@ -4,19 +4,25 @@
     python3 -m venv venv && venv/bin/pip install ./clients/python
     venv/bin/python3 examples/crawl.py http://127.0.0.1:8000/
 
-Start it on as many machines as you like: each takes pages until none is left. taskd knows which URLs were seen, tries
-again what failed, and counts; so nothing of that is here.
+Each run has a queue of its own, because a key counts once in a queue, for ever. Start it on as many machines as you
+like, with the same --queue: each takes pages until none is left. taskd knows which URLs were seen, tries again what
+failed, and counts; so nothing of that is here.
 """
 
 import argparse
 import asyncio
+import sys
+import time
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
 from typing import TypedDict
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from taskd import UNFINISHED, AsyncClient, Reject, Task, Worker
+from taskd import UNFINISHED, AsyncClient, Reject, Retry, Task, Worker
+
+# How often a line says how far the crawl is, in seconds.
+PROGRESS = 5.0
 
 
 class Page(TypedDict):
@@ -53,15 +59,17 @@ def inside(site: str, url: str) -> bool:
 
 
 def fetch(url: str) -> tuple[Page, list[str]]:
-    """The page and the URLs that it links to. An error is worth another attempt, unless it is a Reject."""
+    """The page and the URLs that it links to. A site that is away or in trouble is worth another attempt."""
     try:
         with urllib.request.urlopen(url, timeout=20) as answer:
             body, base, kind = answer.read(), answer.url, answer.headers.get_content_type()
             status = answer.status
     except urllib.error.HTTPError as error:
         if error.code >= 500:
-            raise
+            raise Retry(f"the site answers {error.code}") from error
         raise Reject(f"the site answers {error.code}") from error
+    except OSError as error:
+        raise Retry(str(error)) from error
     if kind != "text/html":
         return {"status": status, "title": "", "bytes": len(body), "links": 0}, []
     page = Links(body.decode(errors="replace"))
@@ -87,15 +95,20 @@ def make_worker(address: str, queue: str, site: str) -> Worker:
 
 async def crawl(address: str, queue: str, site: str) -> None:
     worker = make_worker(address, queue, site)
+    print(f"crawling {site} in the queue {queue}", file=sys.stderr)
     async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
         await client.insert(queue, site)
         tasks.create_task(worker.serve())
         # A page and those that it discovers are stored together, so nothing is unfinished only at the end. A look may
         # miss a task that changes meanwhile: the end is where two in a row find none.
-        empty = 0
+        empty, next_line = 0, time.monotonic() + PROGRESS
         while empty < 2:
-            unfinished = client.list_tasks(queue, statuses=UNFINISHED, page=1)
-            empty = 0 if await anext(unfinished, None) else empty + 1
+            unfinished = await anext(client.list_tasks(queue, statuses=UNFINISHED, page=1), None)
+            empty = 0 if unfinished else empty + 1
+            if unfinished and time.monotonic() >= next_line:
+                next_line = time.monotonic() + PROGRESS
+                so_far = f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts"
+                print(f"{so_far}; {unfinished.key} is {unfinished.status.value}", file=sys.stderr)
             await asyncio.sleep(0.25)
         worker.stop()
     print(f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts, by {worker.name}")
@@ -105,6 +118,6 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("site", help="where to begin; only what is in this folder is crawled")
     arguments.add_argument("--address", default="127.0.0.1:7601", help="taskd's gRPC")
-    arguments.add_argument("--queue", default="crawl")
+    arguments.add_argument("--queue", default=f"crawl-{int(time.time())}", help="by default one of this run")
     given = arguments.parse_args()
     asyncio.run(crawl(given.address, given.queue, urldefrag(given.site).url))
