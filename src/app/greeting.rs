@@ -1,12 +1,16 @@
 //! The greeting: what runs where, and what to try next.
 
 use std::{
+    env,
     io::{IsTerminal, Write},
     net::SocketAddr,
 };
 
 use super::connect::store_name;
-use crate::config::Settings;
+use crate::config::{Auth, Settings};
+
+/// The address at which commands look for a taskd by default.
+const DEFAULT_GRPC: &str = "http://127.0.0.1:7601";
 
 /// Logs that the process is up. A terminal gets more.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
@@ -21,22 +25,43 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     let bus = settings.bus_url.as_ref().map_or_else(|| "Redis Streams in that Redis".to_owned(), ToString::to_string);
     let (pipelines, store) = (pipelines.join(", "), store_name(settings));
     let scheme = if settings.tls.cert_file.is_some() { "https" } else { "http" };
+    let taskd = command();
+    let grpc = format!("{scheme}://{grpc}");
+    let at = if grpc == DEFAULT_GRPC { String::new() } else { format!(" --grpc {grpc}") };
+    let token = match settings.auth {
+        Auth::Tokens => " --oauth2-bearer $TASKD_TOKEN",
+        Auth::None => "",
+    };
     let text = format!(
         r#"
   taskd runs {pipelines}
   http   {scheme}://{http}
-  grpc   {scheme}://{grpc}
+  grpc   {grpc}
   queue  {redis}
   store  {store}
   bus    {bus}
 
-  Try next:
-    curl --json '{{"queue":"demo","key":"hello"}}' {scheme}://{http}/v1/tasks
-    curl --json '{{"worker":"me","queues":["demo"],"wait":"10s"}}' {scheme}://{http}/v1/tasks:get
-    curl {scheme}://{http}/v1/queues
+  Try next, in another terminal: insert a task, do it, look at the queue.
+    curl{token} --json '{{"queue":"demo","key":"root-'$(date +%s)'","payload":{{"depth":2}}}}' {scheme}://{http}/v1/tasks
+    {taskd} work --queue demo --exit-when-idle 3s{at} -- echo {{key}}
+    curl{token} {scheme}://{http}/v1/queues
 
 "#
     );
     // A terminal that went away is no reason to stop.
     drop(std::io::stdout().write_all(text.as_bytes()));
+}
+
+/// What to type to start this program: its name if the shell finds it by that, else its path.
+fn command() -> String {
+    let name = "taskd";
+    let Ok(own) = env::current_exe() else { return name.to_owned() };
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    if found.and_then(|file| file.canonicalize().ok()).as_ref() == Some(&own) {
+        return name.to_owned();
+    }
+    // Between quotes, in case the path has a blank.
+    let text = own.display().to_string();
+    if text.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) { format!("'{text}'") } else { text }
 }

@@ -63,6 +63,11 @@ impl Servers {
         Ok(Self { all, current: AtomicUsize::new(0) })
     }
 
+    /// The addresses, for messages.
+    pub(crate) fn addresses(&self) -> Vec<&str> {
+        self.all.iter().map(|server| server.address.as_str()).collect()
+    }
+
     /// One call to the current server, which has to answer within `limit`.
     pub(crate) async fn call<T, F>(&self, limit: Duration, call: impl FnOnce(Taskd) -> F) -> Result<T, Error>
     where

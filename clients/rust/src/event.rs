@@ -1,10 +1,43 @@
 //! The events of a worker, and its summary.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io::Write as _,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use crate::{error::Error, task::TaskInfo};
 
 pub(crate) type Tell = Arc<dyn Fn(Event<'_>) + Send + Sync>;
+
+/// How often a worker says that taskd is still away.
+const REMIND_AFTER: Duration = Duration::from_secs(30);
+
+/// Says on stderr what a program that asks for no events should not miss: failed attempts, and that taskd is away.
+pub(crate) fn say_on_stderr() -> Tell {
+    let last_away: Mutex<Option<Instant>> = Mutex::default();
+    Arc::new(move |event| match event {
+        Event::Away(error) => {
+            let mut last = last_away.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.is_none_or(|last| last.elapsed() >= REMIND_AFTER) {
+                *last = Some(Instant::now());
+                say(&match error {
+                    Error::Away { address, message } => format!("taskd is away at {address}, trying again: {message}"),
+                    other => format!("taskd is away, trying again: {other}"),
+                });
+            }
+        }
+        Event::Ended { task, ended: Ended::Rejected, reason, .. } => {
+            say(&format!("rejected: {reason} (task {:?}, {})", task.key(), task.id()));
+        }
+        Event::Started(_) | Event::Ended { .. } | Event::Draining(_) => {}
+    })
+}
+
+/// Prints a line on stderr. A stderr that is closed is no reason to stop.
+pub(crate) fn say(text: &str) {
+    writeln!(std::io::stderr(), "{text}").ok();
+}
 
 /// An event of a worker, for logs and progress.
 #[derive(Debug)]

@@ -157,6 +157,16 @@ impl FromPayload for String {
     }
 }
 
+/// `None` for a task without payload.
+impl<T: FromPayload> FromPayload for Option<T> {
+    fn from_payload(payload: Bytes) -> Result<Self, String> {
+        if payload.is_empty() {
+            return Ok(None);
+        }
+        T::from_payload(payload).map(Some)
+    }
+}
+
 /// A payload in JSON, read by serde.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Json<T>(pub T);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::{
     client::Client,
     error::Error,
-    event::{Event, Summary},
+    event::{Event, Summary, say, say_on_stderr},
     options::Options,
     outcome::{Done, Failure},
     run::{Handler, Run},
@@ -25,6 +25,8 @@ pub struct Worker {
     queues: Vec<String>,
     wait: Duration,
     is_polling: bool,
+    /// Nobody asked for the events, so the worker says the most important ones on stderr.
+    says: bool,
     pub(crate) options: Options,
 }
 
@@ -40,10 +42,10 @@ impl Worker {
             drain_limit: Duration::from_secs(30),
             has_signals: false,
             stop: Stop::default(),
-            tell: Arc::new(|_| ()),
+            tell: say_on_stderr(),
         };
         let queues = queues.into_iter().map(Into::into).collect();
-        Self { name: name.into(), queues, wait: Duration::from_secs(20), is_polling: false, options }
+        Self { name: name.into(), queues, wait: Duration::from_secs(20), is_polling: false, says: true, options }
     }
 
     /// How many handlers run at a time. By default 1.
@@ -98,9 +100,11 @@ impl Worker {
         self
     }
 
-    /// Calls `tell` with all that happens. It must not block.
+    /// Calls `tell` with all that happens. It must not block. Without it the worker says on stderr from where it takes
+    /// tasks, which attempts failed, and that taskd is away; `on_event(|_| ())` makes it silent.
     pub fn on_event(mut self, tell: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         self.options.tell = Arc::new(tell);
+        self.says = false;
         self
     }
 
@@ -118,6 +122,11 @@ impl Worker {
         D: Into<Done> + 'static,
         E: Into<Failure> + 'static,
     {
+        if self.says {
+            let addresses = client.servers().addresses().join(", ");
+            let (name, queues) = (&self.name, self.queues.join(", "));
+            say(&format!("worker {name} takes tasks of {queues} from {addresses}"));
+        }
         let lease = self.options.lease;
         let polls = Unary::new(client, &self.name, &self.queues, self.wait, lease);
         if self.is_polling {

@@ -44,6 +44,8 @@ export interface Extension {
  * other calls try once: after an error that `isTransient` knows the worker calls again. All other errors are final.
  */
 export interface Source {
+  /** Where the tasks come from, for the log. Absent: from no server. */
+  readonly address?: string;
   /** Leases tasks. It ends with none when the signal is aborted. */
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
   /** True if tasks of a `get` may be on their way: a stop then waits a moment before it aborts. Absent: they cannot. */

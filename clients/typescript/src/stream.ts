@@ -111,6 +111,10 @@ export class StreamSource implements Source {
     this.#method = service["StreamTasks"] as unknown as StreamTasks;
   }
 
+  get address(): string {
+    return this.#addresses.join(", ");
+  }
+
   open(host: SourceHost): void {
     if (this.#host !== undefined) throw new TypeError("a StreamSource serves one worker: make a new one");
     this.#host = host;

@@ -133,6 +133,7 @@ export class Worker {
   }
 
   async #run(signal: AbortSignal | undefined): Promise<void> {
+    this.#greet();
     const removeSignals = this.#onSignals();
     const stop = (): void => {
       this.#stop.abort();
@@ -156,6 +157,14 @@ export class Worker {
       signal?.removeEventListener("abort", stop);
     }
     if (this.#fatal !== undefined) throw this.#fatal.error;
+  }
+
+  /** Says from where the tasks come, so that a worker without tasks shows that it lives. */
+  #greet(): void {
+    const { url = "http://127.0.0.1:7600", source } = this.#options;
+    const from = source === undefined ? [url].flat().join(", ") : source.address;
+    if (from === undefined) return;
+    this.#log.info(`worker ${this.name} takes tasks of ${this.#queues.join(", ")} from ${from}`);
   }
 
   #openSource(): void {

@@ -18,16 +18,18 @@ test("the packed package works in a project of its own, and has its types", asyn
       cwd: ROOT,
     });
     const [packed] = JSON.parse(stdout) as { filename: string; files: { path: string }[] }[];
-    assert.ok(packed?.files.every(({ path }) => /^(dist|proto|src)\/|^(package\.json|README\.md)$/.test(path)));
+    assert.ok(packed?.files.every(({ path }) => /^(dist|proto|src)\/|^(package\.json|README\.md|LICENSE-(APACHE|MIT))$/.test(path)));
     const modules = join(folder, "node_modules", "@taskd", "client");
     await mkdir(modules, { recursive: true });
     await run("tar", ["-xzf", join(folder, packed?.filename ?? ""), "-C", modules, "--strip-components=1"]);
     await writeFile(join(folder, "package.json"), '{"type":"module"}');
-    // The worker in ten lines of README.md and docs/workers.md, with the types of the package and those of browsers only.
+    // The worker of README.md and docs/workers.md with the type of its payload, with the types of the package and those
+    // of browsers only. tests/it/docs.rs runs it as it stands.
     const readme = await readFile(join(ROOT, "README.md"), "utf8");
     const worker =
-      /```ts\n(import [\s\S]*?worker\.run\(\);\n)```/.exec(readme)?.[1] ?? assert.fail("no worker in README.md");
-    await writeFile(join(folder, "worker.ts"), worker);
+      /```js\n(import [\s\S]*?worker\.run\(\);\n)```/.exec(readme)?.[1] ?? assert.fail("no worker in README.md");
+    const typed = /`worker\.handle(<.*>)`/.exec(readme)?.[1] ?? assert.fail("no typed handler in README.md");
+    await writeFile(join(folder, "worker.ts"), worker.replace("worker.handle(", `worker.handle${typed}(`));
     const tsc = join(ROOT, "node_modules", "typescript", "bin", "tsc");
     const options = ["--strict", "--noEmit", "--module", "nodenext", "--target", "es2022", "--lib", "es2023,dom"];
     await run(process.execPath, [tsc, ...options, "worker.ts"], { cwd: folder });

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from taskd._stream_source import StreamSource
 from taskd._time import Seconds, seconds
 from taskd.errors import InvalidRequest, TaskdError
 from taskd.source import Source
+
+logger = logging.getLogger("taskd.worker")
 
 # taskd refuses a shorter one.
 _SHORTEST_LEASE = 0.1
@@ -198,12 +202,15 @@ class Worker:
     def run(self) -> None:
         """Works until SIGTERM or SIGINT, then finishes what began, reports it, and returns.
 
-        The second signal cancels the handlers. An error with which the worker cannot go on, such as a wrong token, ends
-        the program with a line. `serve` raises it instead, and leaves signals alone.
+        If the program has set up no logging, it says on stderr from where it takes tasks. The second signal cancels the
+        handlers. An error with which the worker cannot go on, such as a wrong token, ends the program with a line.
+        `serve` raises it instead, and leaves signals alone.
         """
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             # A process for handlers imports the program, down to this line.
             return
+        if not logger.hasHandlers():
+            print(self._greeting(), file=sys.stderr, flush=True)
         try:
             asyncio.run(self._run())
         except TaskdError as error:
@@ -246,12 +253,17 @@ class Worker:
             own = source or self._source(queues)
             session = Session(self._options, self._handlers, own, self.stats)
             self._session = (asyncio.get_running_loop(), session)
+        if source is None:
+            logger.info("%s", self._greeting())
         try:
             await session.run()
         finally:
             with self._lock:
                 self._session = None
             await own.close()
+
+    def _greeting(self) -> str:
+        return f"worker {self.name} takes tasks of {', '.join(self.queues)} from {', '.join(self._target.addresses)}"
 
     def _check_processes(self) -> None:
         """InvalidRequest if a handler cannot go to another process."""
