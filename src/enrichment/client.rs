@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::{Method, Request, header};
+use hyper::{Method, Request, StatusCode, header};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client as Pool, connect::HttpConnector},
@@ -16,6 +16,21 @@ use crate::{config::Enrich, model::in_short};
 
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// The endpoint does not work.
+    Failed(String),
+    /// The endpoint works, and something is wrong about the tasks of this call: it refuses them, or says too much
+    /// about them. The sender of a task can cause this.
+    OfTheseTasks(String),
+}
+
+/// True if an answer with this status is about the tasks of the call rather than about the endpoint.
+fn refuses_these_tasks(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY)
+}
 
 /// Connections to one endpoint.
 pub(super) struct Client {
@@ -39,8 +54,8 @@ impl Client {
         Self { pool, settings: settings.clone() }
     }
 
-    /// The body of the answer. The error is the reason why there is none. The caller sets a deadline.
-    pub(super) async fn post(&self, body: Vec<u8>, traceparent: &str) -> Result<Bytes, String> {
+    /// Returns the body of the answer. The caller sets a deadline.
+    pub(super) async fn post(&self, body: Vec<u8>, traceparent: &str) -> Result<Bytes, NoAnswer> {
         let mut request = Request::builder()
             .method(Method::POST)
             .uri(self.settings.url.as_str())
@@ -51,18 +66,22 @@ impl Client {
         if let Some((name, value)) = &self.settings.header {
             request = request.header(name, value);
         }
-        let request = request.body(Full::from(body)).map_err(|error| error.to_string())?;
-        let response = self.pool.request(request).await.map_err(|error| in_short(&error))?;
+        let request = request.body(Full::from(body)).map_err(|error| NoAnswer::Failed(error.to_string()))?;
+        let response = self.pool.request(request).await.map_err(|error| NoAnswer::Failed(in_short(&error)))?;
         let status = response.status();
-        if !status.is_success() {
-            return Err(format!("it answered {status}"));
+        if refuses_these_tasks(status) {
+            return Err(NoAnswer::OfTheseTasks(format!("it answered {status}")));
         }
-        match Limited::new(response.into_body(), self.settings.answer_bytes).collect().await {
+        if !status.is_success() {
+            return Err(NoAnswer::Failed(format!("it answered {status}")));
+        }
+        let most = self.settings.answer_bytes;
+        match Limited::new(response.into_body(), most).collect().await {
             Ok(body) => Ok(body.to_bytes()),
             Err(error) if error.is::<LengthLimitError>() => {
-                Err(format!("the answer has more than {} bytes (enrich_answer_bytes)", self.settings.answer_bytes))
+                Err(NoAnswer::OfTheseTasks(format!("the answer has more than {most} bytes (enrich_answer_bytes)")))
             }
-            Err(error) => Err(in_short(&*error)),
+            Err(error) => Err(NoAnswer::Failed(in_short(&*error))),
         }
     }
 }

@@ -104,19 +104,23 @@ struct Item<'a> {
     reject: Option<String>,
 }
 
-/// Reads an answer about `count` tasks. The error names the first mistake, in one line.
-pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<Verdict>, String> {
-    // The name of an unknown field may have any characters.
-    verdicts(body, count).map_err(|error| in_one_line(&error).collect())
-}
+/// The verdict about one task, or one line with what is wrong about it.
+pub(super) type ReadVerdict = Result<Verdict, String>;
 
-fn verdicts(body: &[u8], count: usize) -> Result<Vec<Verdict>, String> {
-    let Answer { tasks } = serde_json::from_slice(body).map_err(|error| format!("the answer is wrong: {error}"))?;
+/// Reads an answer about `count` tasks, each on its own: the sender of a task may have caused what is wrong about it.
+///
+/// Returns an error, in one line, if the answer as a whole cannot be read.
+pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<ReadVerdict>, String> {
+    // The name of an unknown field may have any characters.
+    let one_line = |why: String| in_one_line(&why).collect::<String>();
+    let Answer { tasks } =
+        serde_json::from_slice(body).map_err(|error| one_line(format!("the answer is wrong: {error}")))?;
     if tasks.len() != count {
         return Err(format!("the answer has {} tasks; {count} were asked about", tasks.len()));
     }
-    let read = |(place, item): (usize, &RawValue)| verdict(item).map_err(|why| format!("tasks[{place}]: {why}"));
-    tasks.into_iter().enumerate().map(read).collect()
+    let read =
+        |(place, item): (usize, &RawValue)| verdict(item).map_err(|why| one_line(format!("tasks[{place}]: {why}")));
+    Ok(tasks.into_iter().enumerate().map(read).collect())
 }
 
 fn in_one_line(text: &str) -> impl Iterator<Item = char> {
@@ -215,7 +219,7 @@ mod tests {
             change(Change { payload: payload(b"\xff", Encoding::Bytes), ..Change::default() }),
             Verdict::Reject("not this".into()),
         ];
-        assert_eq!(answer(body.to_string().as_bytes(), 5).unwrap(), want);
+        assert_eq!(answer(body.to_string().as_bytes(), 5).unwrap(), want.map(Ok));
     }
 
     #[test]
@@ -223,15 +227,29 @@ mod tests {
         let cases = [
             ("garbage", "the answer is wrong: expected value"),
             ("[]", "the answer is wrong: "),
-            (r#"{"tasks": [{}, {}]}"#, "the answer has 2 tasks; 1 were asked about"),
-            (r#"{"tasks": [{"prio": "high"}]}"#, "tasks[0]: unknown field `prio`"),
+            (r#"{"tasks": [{}, {}, {}]}"#, "the answer has 3 tasks; 2 were asked about"),
             (r#"{"no\nluck": []}"#, "the answer is wrong: unknown field `no luck`"),
-            (r#"{"tasks": [{"priority": "urgent"}]}"#, "tasks[0]: unknown priority \"urgent\"; expected high"),
-            (r#"{"tasks": [{"payload": 1, "payload_base64": ""}]}"#, "both given"),
-            (r#"{"tasks": [{"payload_base64": "?"}]}"#, "tasks[0]: payload_base64 is not base64"),
         ];
         for (body, want) in cases {
-            let error = answer(body.as_bytes(), 1).unwrap_err();
+            let error = answer(body.as_bytes(), 2).unwrap_err();
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_about_one_task_leaves_the_verdicts_about_others() {
+        let cases = [
+            (r#"{"prio": "high"}"#, "tasks[0]: unknown field `prio`"),
+            (r#"{"no\nluck": "high"}"#, "tasks[0]: unknown field `no luck`"),
+            (r#"{"priority": "urgent"}"#, "tasks[0]: unknown priority \"urgent\"; expected high"),
+            (r#"{"payload": 1, "payload_base64": ""}"#, "both given"),
+            (r#"{"payload_base64": "?"}"#, "tasks[0]: payload_base64 is not base64"),
+            ("7", "tasks[0]: invalid type"),
+        ];
+        for (item, want) in cases {
+            let mut verdicts = answer(format!(r#"{{"tasks": [{item}, {{"reject": "spam"}}]}}"#).as_bytes(), 2).unwrap();
+            assert_eq!(verdicts.pop().unwrap(), Ok(Verdict::Reject("spam".into())));
+            let error = verdicts.pop().unwrap().unwrap_err();
             assert!(error.contains(want), "{error:?} should say {want:?}");
         }
     }

@@ -1,8 +1,13 @@
 //! Enrichment: an HTTP endpoint of the operator sees new tasks before they are stored. It may add headers, change
 //! priority and payload, or reject a task.
 //!
-//! A task never waits for an endpoint that does not work: after a time-out, a failure or a wrong answer it goes on
-//! without, and while the [`Breaker`] is open nobody asks. An answer that is wrong about one task counts for none.
+//! A task never waits for an endpoint that does not work: after a time-out or a failure it goes on without, and while
+//! the [`Breaker`] is open nobody asks.
+//!
+//! The sender of a task can make an answer wrong, for example with headers that leave no room for those of the
+//! endpoint. So each task is judged on its own: a mistake about one task leaves the verdicts about all others, and is
+//! no failure of the endpoint. If an answer is too large, or refuses a call with several tasks, taskd asks about each
+//! half of them.
 //!
 //! taskd may ask about a task twice: it may end between the answer and the commit, and two callers may insert one key
 //! at the same time. So an endpoint must be idempotent.
@@ -31,7 +36,8 @@ use tokio::{
 pub use self::json::{Change, Verdict};
 use self::{
     breaker::{Breaker, Turned, WINDOW},
-    client::Client,
+    client::{Client, NoAnswer},
+    json::ReadVerdict,
 };
 use crate::{
     config::{Enrich, Queues, Settings},
@@ -97,7 +103,7 @@ impl Enrichment {
 
     /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on without.
     ///
-    /// An answer that `check` refuses is wrong. Tasks without a verdict at the deadline go on without.
+    /// A change that `check` refuses is wrong. Tasks without a verdict at the deadline go on without.
     pub async fn verdicts(
         &self,
         queue: &QueueName,
@@ -112,11 +118,6 @@ impl Enrichment {
             .collect();
         stream::iter(calls).buffered(endpoint.settings.concurrency).concat().await
     }
-}
-
-fn count(queue: &QueueName, verdicts: &[Verdict]) {
-    let rejected = verdicts.iter().filter(|one| matches!(one, Verdict::Reject(_))).count();
-    metrics::enrichment_done(queue.as_str(), verdicts.len() - rejected, rejected);
 }
 
 /// The tasks of each call. A task beyond the bytes goes alone.
@@ -166,6 +167,8 @@ impl Endpoint {
         }
     }
 
+    /// Asks about `rows`. If something is wrong about a call with several tasks, asks about each half of them: at most
+    /// twice as many calls as there are tasks, and none begins after the deadline.
     async fn verdicts(
         &self,
         queue: &QueueName,
@@ -173,10 +176,17 @@ impl Endpoint {
         check: Check<'_>,
         deadline: Instant,
     ) -> Vec<Option<Verdict>> {
-        match self.ask(queue, rows, check, deadline).await {
-            Ok(verdicts) => {
-                count(queue, &verdicts);
-                verdicts.into_iter().map(Some).collect()
+        match self.ask(queue, rows, deadline).await {
+            Ok(Some(verdicts)) => self.judge(queue, rows, verdicts, check),
+            Ok(None) if rows.len() > 1 => {
+                let (first, second) = rows.split_at(rows.len() / 2);
+                let mut verdicts = Box::pin(self.verdicts(queue, first, check, deadline)).await;
+                verdicts.extend(Box::pin(self.verdicts(queue, second, check, deadline)).await);
+                verdicts
+            }
+            Ok(None) => {
+                metrics::enrichment_skipped(queue.as_str(), Skipped::Wrong, rows.len());
+                vec![None; rows.len()]
             }
             Err(why) => {
                 metrics::enrichment_skipped(queue.as_str(), why, rows.len());
@@ -185,13 +195,49 @@ impl Endpoint {
         }
     }
 
+    /// Drops the verdicts that are wrong. Their tasks go on without.
+    fn judge(
+        &self,
+        queue: &QueueName,
+        rows: &[&TaskRow],
+        verdicts: Vec<ReadVerdict>,
+        check: Check<'_>,
+    ) -> Vec<Option<Verdict>> {
+        let mut judged = Vec::with_capacity(verdicts.len());
+        let mut enriched = 0;
+        let mut rejected = 0;
+        let mut first_mistake = None;
+        for (place, (row, verdict)) in rows.iter().zip(verdicts).enumerate() {
+            let checked = match verdict {
+                Ok(Verdict::Change(change)) => match check(row, &change) {
+                    Ok(()) => Ok(Verdict::Change(change)),
+                    Err(why) => Err(format!("tasks[{place}]: {why}")),
+                },
+                other => other,
+            };
+            match &checked {
+                Ok(Verdict::Change(_)) => enriched += 1,
+                Ok(Verdict::Reject(_)) => rejected += 1,
+                Err(why) if first_mistake.is_none() => first_mistake = Some(why.clone()),
+                Err(_) => {}
+            }
+            judged.push(checked.ok());
+        }
+        metrics::enrichment_done(queue.as_str(), enriched, rejected);
+        if let Some(why) = first_mistake {
+            metrics::enrichment_skipped(queue.as_str(), Skipped::Wrong, judged.len() - enriched - rejected);
+            self.log(queue, Skipped::Wrong, &why);
+        }
+        judged
+    }
+
+    /// Makes one call. `None`: something is wrong about its tasks, and the endpoint works.
     async fn ask(
         &self,
         queue: &QueueName,
         rows: &[&TaskRow],
-        check: Check<'_>,
         deadline: Instant,
-    ) -> Result<Vec<Verdict>, Skipped> {
+    ) -> Result<Option<Vec<ReadVerdict>>, Skipped> {
         let waits_until = deadline.min(Instant::now() + self.settings.timeout);
         let Ok(Ok(_slot)) = timeout_at(waits_until, self.slots.acquire()).await else { return Err(Skipped::Busy) };
         if Instant::now() >= deadline {
@@ -203,8 +249,7 @@ impl Endpoint {
         let outcome = timeout_at(ends, self.call(queue, rows)).await;
         metrics::enrichment_call(&self.name, started.elapsed());
         let outcome = match outcome {
-            Ok(Ok(verdicts)) => checked(rows, verdicts, check).map_err(|why| (Skipped::Wrong, why)),
-            Ok(Err(error)) => Err(error),
+            Ok(outcome) => outcome,
             // The calls before it took the time of all. That says nothing about the endpoint.
             Err(_) if ends - started < self.patience => {
                 self.log(queue, Skipped::Busy, "no time was left for an answer");
@@ -217,9 +262,16 @@ impl Endpoint {
             }
         };
         match outcome {
-            Ok(verdicts) => {
+            Ok(Ok(verdicts)) => {
                 self.turned(permit.succeeded(), "");
-                Ok(verdicts)
+                Ok(Some(verdicts))
+            }
+            Ok(Err(why)) => {
+                self.turned(permit.succeeded(), "");
+                if rows.len() == 1 {
+                    self.log(queue, Skipped::Wrong, &why);
+                }
+                Ok(None)
             }
             Err((skipped, why)) => {
                 self.turned(permit.failed(Instant::now().into_std()), &why);
@@ -229,13 +281,20 @@ impl Endpoint {
         }
     }
 
-    async fn call(&self, queue: &QueueName, rows: &[&TaskRow]) -> Result<Vec<Verdict>, (Skipped, String)> {
-        let failed = |why: String| (Skipped::Failed, why);
-        let body = json::request(queue, rows).map_err(|error| failed(error.to_string()))?;
+    /// The outer error is a failure of the endpoint, the inner one is what is wrong about these tasks.
+    async fn call(
+        &self,
+        queue: &QueueName,
+        rows: &[&TaskRow],
+    ) -> Result<Result<Vec<ReadVerdict>, String>, (Skipped, String)> {
+        let body = json::request(queue, rows).map_err(|error| (Skipped::Failed, error.to_string()))?;
         let trace = rows.first().map_or("".into(), |row| row.context());
         let client = self.client.get_or_init(|| Client::new(&self.settings));
-        let answer = client.post(body, &trace).await.map_err(failed)?;
-        json::answer(&answer, rows.len()).map_err(|why| (Skipped::Wrong, why))
+        match client.post(body, &trace).await {
+            Ok(answer) => json::answer(&answer, rows.len()).map(Ok).map_err(|why| (Skipped::Wrong, why)),
+            Err(NoAnswer::Failed(why)) => Err((Skipped::Failed, why)),
+            Err(NoAnswer::OfTheseTasks(why)) => Ok(Err(why)),
+        }
     }
 
     fn turned(&self, turned: Option<Turned>, why: &str) {
@@ -256,18 +315,9 @@ impl Endpoint {
     /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the breaker.
     fn log(&self, queue: &QueueName, skipped: Skipped, why: &str) {
         if skipped == Skipped::Wrong && self.logged.lock().is_news(why) {
-            tracing::warn!("queue {queue} goes on without the enrichment of {}: {why}", self.name);
+            tracing::warn!("a task of queue {queue} goes on without the enrichment of {}: {why}", self.name);
         } else {
-            tracing::debug!("queue {queue} goes on without the enrichment of {}: {why}", self.name);
+            tracing::debug!("tasks of queue {queue} go on without the enrichment of {}: {why}", self.name);
         }
     }
-}
-
-fn checked(rows: &[&TaskRow], verdicts: Vec<Verdict>, check: Check<'_>) -> Result<Vec<Verdict>, String> {
-    for (place, (row, verdict)) in rows.iter().zip(&verdicts).enumerate() {
-        if let Verdict::Change(change) = verdict {
-            check(row, change).map_err(|why| format!("tasks[{place}]: {why}"))?;
-        }
-    }
-    Ok(verdicts)
 }

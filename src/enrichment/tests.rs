@@ -27,7 +27,7 @@ fn settings(url: url::Url) -> Enrich {
 async fn ask(endpoint: &Endpoint, time: Duration) -> Option<Skipped> {
     let task = NewTask { queue: "q".into(), key: "k".into(), ..NewTask::default() };
     let row = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 0).unwrap();
-    endpoint.ask(&row.queue, &[&row], &|_, _| Ok(()), Instant::now() + time).await.err()
+    endpoint.ask(&row.queue, &[&row], Instant::now() + time).await.err()
 }
 
 #[tokio::test]

@@ -21,6 +21,10 @@ pub const MAX_TRACEPARENT_BYTES: usize = 256;
 /// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;
 
+/// The header of a task that goes on without the enrichment of its queue, and its value. It counts in no bound of
+/// headers, so that a task always has room for it.
+pub const NOT_ENRICHED: (&str, &str) = ("taskd-enrichment", "skipped");
+
 /// The characters of a SHA-256 in hex.
 const HASH_CHARACTERS: usize = 64;
 
@@ -159,8 +163,20 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
 /// The [`TaskRow::weight`] of the task's row.
 fn weight(task: &NewTask) -> usize {
     let key = if task.key.is_empty() { HASH_CHARACTERS } else { task.key.len() };
-    let headers = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    super::weight(key, task.payload.len(), headers)
+    super::weight(key, task.payload.len(), header_bytes(&task.headers).0)
+}
+
+/// The bytes and the number of the headers, without [`NOT_ENRICHED`].
+fn header_bytes(headers: &HashMap<String, String>) -> (usize, usize) {
+    let mut bytes = 0;
+    let mut count = 0;
+    for (name, value) in headers {
+        if (name.as_str(), value.as_str()) != NOT_ENRICHED {
+            bytes += name.len() + value.len();
+            count += 1;
+        }
+    }
+    (bytes, count)
 }
 
 /// Checks the duration of a lease, of the field `what`.
@@ -198,12 +214,12 @@ pub(super) fn too_deep(what: &str) -> String {
 
 /// Checks headers. Workers pass them on to places where line ends and names have a meaning.
 fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), String> {
-    let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let (bytes, count) = header_bytes(headers);
     if bytes > rules.max_headers_bytes {
         return Err(format!("headers have {bytes} bytes; at most {}", rules.max_headers_bytes));
     }
-    if headers.len() > MAX_HEADERS {
-        return Err(format!("{} headers; at most {MAX_HEADERS}", headers.len()));
+    if count > MAX_HEADERS {
+        return Err(format!("{count} headers; at most {MAX_HEADERS}"));
     }
     for (name, value) in headers {
         if name.is_empty() {
@@ -299,6 +315,16 @@ mod tests {
         assert!(row(MAX_RECORD_BYTES - 1000).is_ok());
         let error = row(MAX_RECORD_BYTES).unwrap_err();
         assert!(error.ends_with("bytes with key and headers; at most 8388608"), "{error}");
+    }
+
+    #[test]
+    fn full_headers_have_room_for_the_mark_of_a_task_that_was_not_enriched() {
+        let (name, value) = NOT_ENRICHED;
+        let mark = (name.to_owned(), value.to_owned());
+        let many = (0..MAX_HEADERS).map(|n| (n.to_string(), String::new()));
+        let large = [("h".to_owned(), "v".repeat(rules().max_headers_bytes - 1))];
+        assert!(row(NewTask { headers: many.chain([mark.clone()]).collect(), ..task() }).is_ok());
+        assert!(row(NewTask { headers: large.into_iter().chain([mark]).collect(), ..task() }).is_ok());
     }
 
     fn of_a_task() -> String {

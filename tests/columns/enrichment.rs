@@ -100,6 +100,10 @@ async fn answer(State(inner): State<Arc<Inner>>, headers: HeaderMap, body: Bytes
     };
     inner.asked.notify_one();
     let mood = *inner.mood.lock().unwrap();
+    let keys = body["tasks"].as_array().unwrap().iter().map(|task| task["key"].as_str().unwrap());
+    if keys.into_iter().any(|key| key.starts_with("refused-")) {
+        return StatusCode::UNPROCESSABLE_ENTITY.into_response();
+    }
     match mood {
         Mood::Sleeps => tokio::time::sleep(Duration::from_secs(60)).await,
         Mood::Holds if is_first => std::future::pending().await,
@@ -117,6 +121,7 @@ fn verdict(task: &Value) -> Value {
         "urgent" => json!({"priority": "high", "headers": {"category": "news"}}),
         "reshape" => json!({"payload": {"n": task["payload"]["n"].as_i64().unwrap() + 1}}),
         "bad" => json!({"reject": "not\nthis one"}),
+        "long" => json!({"payload": "x".repeat(2000)}),
         _ => json!({"headers": {"category": "other"}}),
     }
 }
@@ -227,7 +232,7 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
         (Mood::Sleeps, "timed_out"),
         (Mood::Says(500, "{}"), "failed"),
         (Mood::Redirects, "failed"),
-        (Mood::TooMuch, "failed"),
+        (Mood::TooMuch, "wrong"),
         (Mood::Says(200, "garbage"), "wrong"),
         (Mood::Says(200, "{\"tasks\": [{}, {}]}"), "wrong"),
         (Mood::Says(200, "{\"tasks\": [{\"priority\": \"urgent\"}]}"), "wrong"),
@@ -249,6 +254,47 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     }
     assert!(!log.contains("token=hidden"));
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
+    assert!(daemon.stop().await.success());
+}
+
+/// The senders of these tasks make the answers about them wrong, in each way that there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_senders_tasks_change_no_verdict_and_no_breaker_of_others() {
+    let endpoint = Endpoint::start().await;
+    let more = "enrich_timeout = \"5s\"\nenrich_failures = 2\nenrich_pause = \"10m\"\nenrich_answer_bytes = \"1KiB\"";
+    // Both queues share an endpoint, and its breaker.
+    let config = endpoint.config(more);
+    let config = format!("{config}{}", config.replace("queues.e", "queues.f"));
+    let mut daemon = column::start(&config, &[]).await;
+    // No byte is left for a header of the endpoint, nor for that of taskd.
+    let full = |key: &str| {
+        let mut task = task(key);
+        task["headers"] = json!({"h": "v".repeat(16_383)});
+        task
+    };
+    let long = |key: &str| task(key);
+    let mut wrong = 0.0;
+    for n in 0..4 {
+        let spoilers = [full(&format!("full-{n}")), long(&format!("long-{n}")), task(&format!("refused-{n}"))];
+        for (kind, spoiler) in spoilers.into_iter().enumerate() {
+            let good = task(&format!("good-{n}-{kind}"));
+            let bad = task(&format!("bad-{n}-{kind}"));
+            let also_bad = full(&format!("bad-full-{n}-{kind}"));
+            let (_, answer) = daemon.post("/v1/tasks", &json!([bad, spoiler, good, also_bad])).await;
+            assert_eq!(statuses(&answer), ["REJECTED", "CREATED", "CREATED", "REJECTED"], "{answer}");
+            wrong += 1.0;
+            assert_eq!(outcome(&daemon, "wrong").await, wrong, "only one task has no verdict");
+        }
+    }
+    assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
+    let (_, answer) = daemon.post("/v1/tasks", &json!([{"queue": "f", "key": "bad"}])).await;
+    assert_eq!(statuses(&answer), ["REJECTED"], "the other queue keeps its filter: {answer}");
+
+    let leased = leased(&daemon, 24).await;
+    for (key, task) in leased {
+        let is_good = key.starts_with("good-");
+        assert_eq!((is_skipped(&task), task["headers"]["category"] == "other"), (!is_good, is_good), "{key}");
+    }
     assert!(daemon.stop().await.success());
 }
 

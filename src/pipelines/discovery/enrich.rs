@@ -16,14 +16,14 @@ use super::{
 };
 use crate::{
     enrichment::{Change, Enrichment, Verdict},
-    model::{NewTask, QueueName, TaskRow, validate},
+    model::{
+        NewTask, QueueName, TaskRow,
+        validate::{self, NOT_ENRICHED},
+    },
     pipelines::context::Context,
     store::Settlement,
     telemetry::metrics::Lettered,
 };
-
-/// The header of a task that goes on without, and its value.
-const MARK: (&str, &str) = ("taskd-enrichment", "skipped");
 
 /// Enriches the rows that are new. Answers the rejected ones, by place, each with the reason.
 ///
@@ -58,7 +58,7 @@ pub(super) async fn enrich(
                 Some(Verdict::Reject(reason)) => {
                     rejected.insert(place, format!("the queue's enrichment rejected the task: {reason}"));
                 }
-                None => mark(context, rows[place]),
+                None => mark(rows[place]),
             }
         }
     }
@@ -123,7 +123,7 @@ fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) ->
 fn apply(change: Change, row: &mut TaskRow) {
     let Change { mut headers, priority, payload } = change;
     // A task that was sent again may have it from its first way.
-    row.headers.retain(|(name, _)| name != MARK.0 && !headers.contains_key(name));
+    row.headers.retain(|(name, _)| name != NOT_ENRICHED.0 && !headers.contains_key(name));
     row.headers.extend(headers.drain());
     row.headers.sort();
     row.priority = priority.unwrap_or(row.priority);
@@ -132,14 +132,9 @@ fn apply(change: Change, row: &mut TaskRow) {
     }
 }
 
-/// Says in the headers that the task was not enriched, unless they are full.
-fn mark(context: &Context, row: &mut TaskRow) {
-    row.headers.retain(|(name, _)| name != MARK.0);
-    let bytes: usize = row.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let has_room = bytes + MARK.0.len() + MARK.1.len() <= context.settings.limits.max_headers_bytes
-        && row.headers.len() < validate::MAX_HEADERS;
-    if has_room {
-        row.headers.push((MARK.0.to_owned(), MARK.1.to_owned()));
-        row.headers.sort();
-    }
+/// Says in the headers that the task was not enriched.
+fn mark(row: &mut TaskRow) {
+    row.headers.retain(|(name, _)| name != NOT_ENRICHED.0);
+    row.headers.push((NOT_ENRICHED.0.to_owned(), NOT_ENRICHED.1.to_owned()));
+    row.headers.sort();
 }
