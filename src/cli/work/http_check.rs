@@ -4,7 +4,7 @@ mod gate;
 mod hop;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,7 +20,7 @@ use url::Url;
 
 use self::{
     gate::Gates,
-    hop::{Answer, Hop, is_inside},
+    hop::{Answer, Hop, is_of_own_network},
 };
 use super::args::Checks;
 
@@ -92,7 +92,13 @@ impl Checker {
     }
 
     /// One request, when its host has room.
-    async fn ask(&self, url: &Url, method: &Method, is_outside: bool, spent: &mut Spent) -> Result<Answer, Failure> {
+    async fn ask(
+        &self,
+        url: &Url,
+        method: &Method,
+        sent_by: Option<IpAddr>,
+        spent: &mut Spent,
+    ) -> Result<Answer, Failure> {
         let came = Instant::now();
         let patience = self.timeout.saturating_sub(spent.waiting);
         let Ok(_place) = timeout(patience, self.gates.enter(url.host_str().unwrap_or_default())).await else {
@@ -102,7 +108,7 @@ impl Checker {
         let began = Instant::now();
         spent.waiting += began - came;
         let left = self.timeout.saturating_sub(spent.asking);
-        let answer = timeout(left.min(self.answer_timeout), self.hop.ask(url, method, is_outside)).await;
+        let answer = timeout(left.min(self.answer_timeout), self.hop.ask(url, method, sent_by)).await;
         spent.asking += began.elapsed();
         match answer {
             Ok(answer) => answer.map_err(|why| Failure::new(format!("{url}: {why}"))),
@@ -115,11 +121,11 @@ impl Checker {
 
     async fn follow(&self, first: Url) -> Result<Done, Failure> {
         // A site outside must not make the check ask servers inside.
-        let mut is_outside = false;
+        let mut sent_by = None;
         let mut method = if self.is_head { Method::HEAD } else { Method::GET };
         let (mut url, mut redirects, mut spent) = (first.clone(), Vec::new(), Spent::default());
         loop {
-            let answer = self.ask(&url, &method, is_outside, &mut spent).await?;
+            let answer = self.ask(&url, &method, sent_by, &mut spent).await?;
             if method == Method::HEAD
                 && matches!(answer.status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
             {
@@ -137,7 +143,8 @@ impl Checker {
                     return Err(Failure::new(format!("{first}: more than {} redirects", self.redirects)).never_again());
                 }
                 redirects.push(Redirect { status: answer.status.as_u16(), to: to.to_string() });
-                (url, is_outside) = (to, !is_inside(answer.server.ip()));
+                url = to;
+                sent_by = Some(answer.server.ip()).filter(|ip| !is_of_own_network(*ip));
                 continue;
             }
             return Ok(Done::json(&Checked {

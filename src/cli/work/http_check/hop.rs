@@ -1,12 +1,12 @@
 //! One request over a connection of its own, so that its times and its certificate belong to it.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::{
@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     task::JoinSet,
 };
 use tokio_rustls::TlsConnector;
@@ -72,20 +72,29 @@ impl Answer {
 }
 
 impl Hop {
-    /// The answer; the error says at which step there was none. The caller sets a deadline. With `is_outside` a server
-    /// inside this network is asked nothing.
-    pub(super) async fn ask(&self, url: &Url, method: &Method, is_outside: bool) -> Result<Answer, String> {
+    /// Returns the answer; the error says at which step there was none. The caller sets a deadline.
+    ///
+    /// `sent_by` is the address of a site outside that redirects here. It makes no connection to a server inside.
+    pub(super) async fn ask(&self, url: &Url, method: &Method, sent_by: Option<IpAddr>) -> Result<Answer, String> {
         // All causes: that of TLS is the last one.
-        self.request(url, method, is_outside).await.map_err(|error| format!("{error:#}"))
+        self.request(url, method, sent_by).await.map_err(|error| format!("{error:#}"))
     }
 
-    async fn request(&self, url: &Url, method: &Method, is_outside: bool) -> anyhow::Result<Answer> {
+    async fn request(&self, url: &Url, method: &Method, sent_by: Option<IpAddr>) -> anyhow::Result<Answer> {
         let began = Instant::now();
         let host = url.host_str().context("it has no host")?.trim_matches(['[', ']']);
         let port = url.port_or_known_default().context("it has no port")?;
-        let socket = TcpStream::connect((host, port)).await.context("cannot connect")?;
+        let mut addresses: Vec<_> = lookup_host((host, port)).await.context("cannot connect")?.collect();
+        if let Some(sent_by) = sent_by {
+            let first = addresses.first().copied();
+            // A site may lead to itself.
+            addresses.retain(|address| !is_inside(address.ip()) || address.ip() == sent_by);
+            if let Some(first) = first.filter(|_| addresses.is_empty()) {
+                bail!("a site outside redirects to {first}, which is not an address of the internet");
+            }
+        }
+        let socket = TcpStream::connect(&addresses[..]).await.context("cannot connect")?;
         let server = socket.peer_addr()?;
-        ensure!(!(is_outside && is_inside(server.ip())), "a site outside redirects to {server}, inside this network");
         let mut tls_expires_at = None;
         let mut driver = JoinSet::new();
         let mut sender = if url.scheme() == "https" {
@@ -140,12 +149,103 @@ impl Hop {
     }
 }
 
-/// True for addresses that the internet does not route.
-pub(super) fn is_inside(ip: IpAddr) -> bool {
+/// True for an address of a network that one installs oneself: only servers there may lead to others there.
+pub(super) fn is_of_own_network(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
         IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
     }
+}
+
+/// True for an address that IANA's registries of special-purpose addresses do not call globally reachable, and for one
+/// that leads to such an address by a translation or a tunnel.
+pub(super) fn is_inside(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => is_inside_v4(ip),
+        IpAddr::V6(ip) => is_inside_v6(ip),
+    }
+}
+
+fn is_inside_v4(ip: Ipv4Addr) -> bool {
+    const INSIDE: [([u8; 4], u32); 16] = [
+        ([0, 0, 0, 0], 8),
+        ([10, 0, 0, 0], 8),
+        ([100, 64, 0, 0], 10),
+        ([127, 0, 0, 0], 8),
+        ([169, 254, 0, 0], 16),
+        ([172, 16, 0, 0], 12),
+        ([192, 0, 0, 0], 24),
+        ([192, 0, 2, 0], 24),
+        // The relays of 6to4, which no longer exist.
+        ([192, 88, 99, 0], 24),
+        ([192, 168, 0, 0], 16),
+        ([198, 18, 0, 0], 15),
+        ([198, 51, 100, 0], 24),
+        ([203, 0, 113, 0], 24),
+        // Multicast.
+        ([224, 0, 0, 0], 4),
+        ([240, 0, 0, 0], 4),
+        ([255, 255, 255, 255], 32),
+    ];
+    // PCP and TURN, anycast.
+    const OUTSIDE: [[u8; 4]; 2] = [[192, 0, 0, 9], [192, 0, 0, 10]];
+    let bits = ip.to_bits();
+    let is_in = |(net, length): &([u8; 4], u32)| (bits ^ u32::from_be_bytes(*net)).leading_zeros() >= *length;
+    INSIDE.iter().any(is_in) && !OUTSIDE.contains(&ip.octets())
+}
+
+fn is_inside_v6(ip: Ipv6Addr) -> bool {
+    const INSIDE: [(Ipv6Addr, u32); 13] = [
+        // Unspecified, loopback, and IPv4-compatible addresses, which are deprecated.
+        (Ipv6Addr::UNSPECIFIED, 96),
+        // IPv4-translated (RFC 2765).
+        (Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96),
+        // NAT64 of a network of its own.
+        (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48),
+        (Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0), 64),
+        (Ipv6Addr::new(0x100, 0, 0, 1, 0, 0, 0, 0), 64),
+        (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
+        (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
+        (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
+        (Ipv6Addr::new(0x5f00, 0, 0, 0, 0, 0, 0, 0), 16),
+        (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7),
+        (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10),
+        // Site-local, which is deprecated.
+        (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10),
+        // Multicast.
+        (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8),
+    ];
+    // Parts of 2001::/23.
+    const OUTSIDE: [(Ipv6Addr, u32); 7] = [
+        (Ipv6Addr::new(0x2001, 1, 0, 0, 0, 0, 0, 1), 128),
+        (Ipv6Addr::new(0x2001, 1, 0, 0, 0, 0, 0, 2), 128),
+        (Ipv6Addr::new(0x2001, 1, 0, 0, 0, 0, 0, 3), 128),
+        (Ipv6Addr::new(0x2001, 3, 0, 0, 0, 0, 0, 0), 32),
+        (Ipv6Addr::new(0x2001, 4, 0x112, 0, 0, 0, 0, 0), 48),
+        (Ipv6Addr::new(0x2001, 0x20, 0, 0, 0, 0, 0, 0), 28),
+        (Ipv6Addr::new(0x2001, 0x30, 0, 0, 0, 0, 0, 0), 28),
+    ];
+    const MAPPED: (Ipv6Addr, u32) = (Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
+    const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+    const TEREDO: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 32);
+    const SIX_TO_FOUR: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16);
+    let bits = ip.to_bits();
+    let is_in = |(net, length): &(Ipv6Addr, u32)| (bits ^ net.to_bits()).leading_zeros() >= *length;
+    // An IPv4 address that begins at this bit.
+    let v4_at = |bit: u32| Ipv4Addr::from_bits(u32::try_from(bits >> (96 - bit) & 0xffff_ffff).unwrap_or_default());
+    if is_in(&MAPPED) || is_in(&NAT64) {
+        return is_inside_v4(v4_at(96));
+    }
+    if is_in(&SIX_TO_FOUR) {
+        return is_inside_v4(v4_at(16));
+    }
+    if is_in(&TEREDO) {
+        let server = v4_at(32);
+        // The client's address is stored inverted.
+        let client = Ipv4Addr::from_bits(!v4_at(96).to_bits());
+        return is_inside_v4(server) || is_inside_v4(client);
+    }
+    INSIDE.iter().any(is_in) && !OUTSIDE.iter().any(is_in)
 }
 
 /// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed asks for no wait.
@@ -177,23 +277,124 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_inside_are_known() {
+    fn addresses_that_are_not_globally_reachable_are_inside() {
         let is_inside = |text: &str| is_inside(text.parse().unwrap());
-        let inside = ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "0.0.0.0"];
-        assert!(inside.into_iter().chain(["::1", "fd00::1", "fe80::1", "::ffff:10.0.0.1"]).all(is_inside));
-        assert!(!["192.0.2.7", "172.32.0.1", "2001:db8::1", "::ffff:192.0.2.7"].into_iter().any(is_inside));
+        for inside in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.1.2.3",
+            "100.64.0.0",
+            "100.100.100.200",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.255.255.254",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.0.0.8",
+            "192.0.0.170",
+            "192.0.2.7",
+            "192.88.99.1",
+            "192.168.0.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.5",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::7f00:1",
+            "::ffff:0:10.0.0.1",
+            "::ffff:10.0.0.1",
+            "::ffff:127.0.0.1",
+            "::ffff:192.0.2.7",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b:1::1",
+            "64:ff9b:1::8.8.8.8",
+            "100::1",
+            "100:0:0:1::1",
+            // Teredo: the server is 127.0.0.1, or the client is 10.0.0.1.
+            "2001:0:7f00:1::1",
+            "2001:0:808:808:0:0:f5ff:fffe",
+            "2001:1::4",
+            "2001:2::1",
+            "2001:10::1",
+            "2001:1ff::1",
+            "2001:db8::1",
+            "2002:7f00:1::1",
+            "2002:a9fe:a9fe::1",
+            "3fff::1",
+            "3fff:fff::1",
+            "5f00::1",
+            "fc00::1",
+            "fd00::1",
+            "fe80::1",
+            "febf::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(is_inside(inside), "{inside}");
+        }
+        for outside in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "100.63.255.255",
+            "100.128.0.0",
+            "172.15.255.255",
+            "172.32.0.1",
+            "192.0.0.9",
+            "192.0.0.10",
+            "192.0.1.1",
+            "192.0.3.1",
+            "198.17.255.255",
+            "198.20.0.0",
+            "203.0.114.1",
+            "223.255.255.255",
+            "::ffff:8.8.8.8",
+            "64:ff9b::8.8.8.8",
+            "2001:0:808:808:0:0:f7f7:f7f7",
+            "2001:1::1",
+            "2001:1::2",
+            "2001:1::3",
+            "2001:3::1",
+            "2001:4:112::1",
+            "2001:20::1",
+            "2001:3f::1",
+            "2001:200::1",
+            "2001:4860:4860::8888",
+            "2002:808:808::1",
+            "2606:4700::1",
+            "2620:4f:8000::1",
+            "4000::1",
+        ] {
+            assert!(!is_inside(outside), "{outside}");
+        }
     }
 
     #[tokio::test]
     async fn a_site_outside_leads_to_no_server_inside() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+        let port = listener.local_addr().unwrap().port();
         let tls = ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
         let hop = Hop { tls: tls.into(), user_agent: HeaderValue::from_static("test"), most_bytes: 1 };
-        let said = hop.ask(&url, &Method::GET, true).await.err().unwrap();
-        assert!(said.starts_with("a site outside redirects to 127.0.0.1:"), "{said}");
-        let (mut socket, _) = listener.accept().await.unwrap();
-        assert_eq!(tokio::io::AsyncReadExt::read(&mut socket, &mut [0]).await.unwrap(), 0, "it is asked nothing");
+        let outside = Some("203.0.113.5".parse().unwrap());
+        for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
+            let url = Url::parse(&format!("http://{host}:{port}/")).unwrap();
+            let said = hop.ask(&url, &Method::GET, outside).await.err().unwrap();
+            assert!(
+                said.starts_with("a site outside redirects to ") && said.ends_with("address of the internet"),
+                "{said}"
+            );
+        }
+        // Addresses are judged before a connection is made: the first one to arrive is this test's own.
+        let own = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let (_, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, own.local_addr().unwrap());
     }
 
     #[test]
