@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::{DirBuilder, File, OpenOptions, TryLockError},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
     os::unix::{
         ffi::OsStrExt,
@@ -37,7 +37,10 @@ impl DataDir {
         // The path is absolute: redis-server works in another folder, and a link that changes later must not move it.
         let path = folder.canonicalize().map_err(fail)?;
         let not_safe = |why| Error::Unsafe { folder: folder.to_owned(), why };
-        if let Some(why) = open_to_others(&path).map_err(fail)?.or_else(|| link_in(&path)) {
+        if let Some(why) = open_to_others(&path).map_err(fail)? {
+            return Err(not_safe(why));
+        }
+        if let Some(why) = link_in(&path).map_err(fail)? {
             return Err(not_safe(why));
         }
         let mut file = open_lock(&path).map_err(fail)?;
@@ -108,12 +111,31 @@ fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// The reason why the folder is unsafe: a link in it would open another file.
-fn link_in(folder: &Path) -> Option<String> {
-    let is_link = |name: &&str| folder.join(name).symlink_metadata().is_ok_and(|found| found.is_symlink());
-    let files = ["lock", "taskd.db", "taskd.db-wal", "taskd.db-shm", "taskd.db-migration"];
-    let name = files.into_iter().find(is_link)?;
-    Some(format!("{name} in it is a link; remove it, name the file it leads to (database_url = \"sqlite://PATH\")"))
+/// The reason why the folder is unsafe: a link in it, or in the folders of redis-server in it, would open another file.
+fn link_in(folder: &Path) -> io::Result<Option<String>> {
+    let append_only: PathBuf = ["redis", "appendonlydir"].iter().collect();
+    for part in [Path::new(""), Path::new("redis"), &append_only] {
+        let entries = match fs::read_dir(folder.join(part)) {
+            Ok(entries) => entries,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            // Another taskd may have the folder, and its redis-server removes files.
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_symlink() {
+                let name = part.join(entry.file_name());
+                let name = name.to_string_lossy();
+                let instead = match name.starts_with("taskd.db") {
+                    true => "remove it, name the file it leads to (database_url = \"sqlite://PATH\")",
+                    false => "remove it: taskd would write to the file that it leads to",
+                };
+                return Ok(Some(format!("{name} in it is a link; {instead}")));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// The user of this process.
@@ -166,10 +188,7 @@ pub(super) fn temp() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::fs::{PermissionsExt, chown, symlink},
-    };
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
 
@@ -232,14 +251,39 @@ mod tests {
 
     #[test]
     fn links_in_the_folder_are_not_followed() {
-        for name in ["lock", "taskd.db", "taskd.db-wal"] {
+        for name in [
+            "lock",
+            "taskd.db",
+            "taskd.db-wal",
+            "taskd.db-lock",
+            "redis.pid",
+            "redis.log",
+            "redis.log.old",
+            "redis.sock",
+            "redis",
+            "redis/appendonlydir",
+            "redis/dump.rdb",
+            "redis/appendonlydir/appendonly.aof.manifest",
+            "of any name",
+        ] {
             let root = tempfile::tempdir().expect("a temp dir");
-            let victim = root.path().join("victim");
+            let outside = tempfile::tempdir().expect("a temp dir");
+            let link = root.path().join("data").join(name);
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(link.parent().expect("a folder"))
+                .expect("a folder");
+            let victim = outside.path().join("victim");
             fs::write(&victim, "precious").expect("a file");
-            symlink(&victim, root.path().join(name)).expect("a link");
-            let error = DataDir::lock(root.path()).map(drop).expect_err("a link").to_string();
+            symlink(&victim, &link).expect("a link");
+            let error = DataDir::lock(root.path().join("data")).map(drop).expect_err("a link").to_string();
             assert!(error.contains(&format!("{name} in it is a link")), "{error}");
             assert_eq!(fs::read_to_string(&victim).expect("the file"), "precious");
+            // Nothing waits for the file that a dangling link would make.
+            fs::remove_file(&victim).expect("removed");
+            DataDir::lock(root.path().join("data")).map(drop).expect_err("a link");
+            assert!(!victim.exists());
         }
     }
 

@@ -286,10 +286,22 @@ fn a_data_folder_of_others_is_refused() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
-    symlink(&victim, dir.path().join("lock")).unwrap();
+    fs::create_dir_all(dir.path().join("redis/appendonlydir")).unwrap();
+    for name in ["lock", "redis.pid", "redis.log", "taskd.db-lock", "of any name", "redis/dump.rdb"] {
+        let link = dir.path().join(name);
+        symlink(&victim, &link).unwrap();
+        let (code, _, stderr) = start();
+        assert!(code == 1 && stderr.contains(&format!("{name} in it is a link")), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        fs::remove_file(link).unwrap();
+    }
+    fs::remove_dir_all(dir.path().join("redis")).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    symlink(elsewhere.path(), dir.path().join("redis")).unwrap();
     let (code, _, stderr) = start();
-    assert!(code == 1 && stderr.contains("lock in it is a link"), "{stderr}");
-    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(code == 1 && stderr.contains("redis in it is a link"), "{stderr}");
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0, "nothing is made there");
 }
 
 #[test]
