@@ -8,6 +8,8 @@ use hyper::StatusCode;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{http::HttpPort, print::say, trust::with_hint};
+/// Keys and reasons come from users, and a terminal would obey them.
+pub(super) use crate::model::printable;
 
 /// The answer to `path`, which is none of an error.
 pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
@@ -41,12 +43,6 @@ fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error 
         Ok(problem) => anyhow!(with_hint(&printable(&problem.detail), status == StatusCode::UNAUTHORIZED)),
         Err(error) => anyhow::Error::from(error).context(server.is_another()),
     }
-}
-
-/// Escapes what a terminal would obey: keys and reasons come from users.
-pub(super) fn printable(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escape).collect()
 }
 
 /// The first `width` characters.

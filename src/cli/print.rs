@@ -7,6 +7,8 @@ use std::{
 
 use comfy_table::{Row, Table, presets};
 
+use crate::model::escape_hidden;
+
 /// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
 pub(super) const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -34,8 +36,11 @@ pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
 }
 
 /// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
+///
+/// This is the one printer of all commands. It escapes what JSON lets pass and a terminal obeys, or does not show.
 pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
-    Ok(writeln!(io::stdout(), "{line}")?)
+    let line = line.to_string();
+    Ok(writeln!(io::stdout(), "{}", escape_hidden(&line))?)
 }
 
 /// A table without lines.
@@ -52,5 +57,6 @@ pub(super) fn say_more(shown: impl Display, flag: &str) {
 
 /// Writes a line to stderr. `eprintln` panics where the reader has closed it; then nobody misses the line.
 pub(super) fn say(line: impl Display) {
-    writeln!(io::stderr(), "{line}").ok();
+    let line = line.to_string();
+    writeln!(io::stderr(), "{}", escape_hidden(&line)).ok();
 }

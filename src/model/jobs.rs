@@ -138,13 +138,13 @@ fn priority(name: &str) -> Option<Priority> {
 
 fn requeue(text: &str) -> Option<Requeue> {
     if let Some(worker) = text.strip_prefix("away_from=") {
-        return Some(Requeue::AwayFrom(WorkerName::new(worker).ok()?));
+        return Some(Requeue::AwayFrom(WorkerName::stored(worker).ok()?));
     }
     let (until, rest) = match text.strip_prefix("until_unix_ms=") {
         Some(rest) => rest.split_once(' ').map(|(until, rest)| (Some(until), rest))?,
         None => (None, text),
     };
-    let worker = WorkerName::new(rest.strip_prefix("to=")?).ok()?;
+    let worker = WorkerName::stored(rest.strip_prefix("to=")?).ok()?;
     let until_unix_ms = until.map(str::parse).transpose().ok()?;
     Some(Requeue::To { worker, until_unix_ms })
 }

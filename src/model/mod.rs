@@ -61,7 +61,7 @@ pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened
 pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use shares::{NoShare, Share, Shares};
 pub use status::StoredStatus;
-pub use text::{ECHO, shorten};
+pub use text::{ECHO, escape_hidden, is_hidden, printable, shorten};
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};

@@ -2,12 +2,14 @@
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
+use super::{is_hidden, printable};
+
 /// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Redis keys contain it, so braces
 /// and colons are out.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
-/// A worker's name: 1 to 128 bytes without control characters.
+/// A worker's name: 1 to 128 bytes without control characters and hidden ones. It stands in tables, logs and acts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerName(Arc<str>);
 
@@ -55,6 +57,21 @@ impl WorkerName {
         }
         if name.chars().any(char::is_control) {
             return Err(InvalidName(format!("worker {name:?} contains a control character")));
+        }
+        if let Some(hidden) = name.chars().find(|c| is_hidden(*c)) {
+            let hidden = u32::from(hidden);
+            let name = printable(name);
+            return Err(InvalidName(format!("worker \"{name}\" contains U+{hidden:04X}, which cannot be seen")));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// Reads a name that taskd has stored. An earlier version may have taken it with hidden characters.
+    pub fn stored(name: &str) -> Result<Self, InvalidName> {
+        let visible: String = name.chars().filter(|c| !is_hidden(*c)).collect();
+        // A name of hidden characters only is a name, too.
+        if !visible.is_empty() || name.is_empty() {
+            Self::new(&visible)?;
         }
         Ok(Self(name.into()))
     }

@@ -32,9 +32,9 @@ impl Notice {
             b'?' => Some(Self::LeasesLost(rest.as_chunks::<24>().0.iter().filter_map(lease).collect())),
             b'~' => {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
-                Some(Self::Takeover { worker: WorkerName::new(worker).ok()?, session: session.parse().ok()? })
+                Some(Self::Takeover { worker: WorkerName::stored(worker).ok()?, session: session.parse().ok()? })
             }
-            b'%' => Some(Self::Allotment { worker: WorkerName::new(std::str::from_utf8(rest).ok()?).ok()? }),
+            b'%' => Some(Self::Allotment { worker: WorkerName::stored(std::str::from_utf8(rest).ok()?).ok()? }),
             _ => None,
         }
     }

@@ -343,7 +343,7 @@ fn read_plan(entry: &[u8]) -> Result<String> {
 fn read_member(member: &str) -> Result<SharedSession> {
     let wrong = || Error::Answer(format!("{member:?} where a session and its worker should be"));
     let (id, worker) = member.split_at_checked(36).ok_or_else(wrong)?;
-    Ok(SharedSession { id: session_id(id)?, worker: WorkerName::new(worker).map_err(|_| wrong())? })
+    Ok(SharedSession { id: session_id(id)?, worker: WorkerName::stored(worker).map_err(|_| wrong())? })
 }
 
 /// Leases as a book has them: id, started and token, deadline.

@@ -1,11 +1,11 @@
 //! Log lines go to stderr, so that stdout stays for what a command answers.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{self, IsTerminal, Write, stderr};
 
 use tracing_subscriber::{EnvFilter, fmt};
 
 use super::error::Error;
-use crate::config::LogFormat;
+use crate::{config::LogFormat, model::escape_hidden};
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
@@ -21,7 +21,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         LogFormat::Json => false,
     };
     // Without a word of a line that cannot be written: eprintln! would say it, and panic.
-    let lines = fmt().with_env_filter(filter).with_writer(stderr).log_internal_errors(false);
+    let lines = fmt().with_env_filter(filter).with_writer(|| OneLine(stderr())).log_internal_errors(false);
     let started = if pretty {
         lines.with_ansi(terminal).try_init()
     } else {
@@ -29,4 +29,54 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         lines.json().flatten_event(true).with_current_span(false).try_init()
     };
     started.map_err(Error::Logging)
+}
+
+/// Writes each event, which comes as a whole, as one line.
+///
+/// Messages have the words of others: of callers, of servers, of a collector. None of them can begin a line that looks
+/// like one of taskd, or change how a line is shown. The subscriber has escaped other control characters.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.0.write_all(in_one_line(&String::from_utf8_lossy(event)).as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Escapes all line ends but the last one, and hidden characters.
+fn in_one_line(event: &str) -> String {
+    let (line, end) = match event.strip_suffix('\n') {
+        Some(line) => (line, "\n"),
+        None => (event, ""),
+    };
+    let line = escape_hidden(line);
+    let mut written = String::with_capacity(line.len() + 1);
+    for c in line.chars() {
+        match c {
+            '\n' => written.push_str("\\n"),
+            '\r' => written.push_str("\\r"),
+            other => written.push(other),
+        }
+    }
+    written.push_str(end);
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_others_say() {
+        let mut lines = OneLine(Vec::new());
+        let event = "  INFO taskd: bad\n2026-11-28T00:00:00Z  INFO taskd: FORGED\r\u{202e}\u{9b}x\u{2028}é\n";
+        lines.write_all(event.as_bytes()).unwrap();
+        let want = "  INFO taskd: bad\\n2026-11-28T00:00:00Z  INFO taskd: FORGED\\r\\u202e\\u009bx\\u2028é\n";
+        assert_eq!(String::from_utf8(lines.0).unwrap(), want);
+    }
 }

@@ -48,7 +48,7 @@ pub(super) fn read_failure(failure: pb::FailedAttempt) -> Option<FailedAttempt> 
     };
     Some(FailedAttempt {
         id,
-        worker: WorkerName::new(&failure.worker).map_or_else(|_| String::new(), |name| name.as_str().to_owned()),
+        worker: WorkerName::stored(&failure.worker).map_or_else(|_| String::new(), |name| name.as_str().to_owned()),
         state,
         leased_unix_ms: failure.leased_unix_ms,
         at_unix_ms: failure.at_unix_ms,

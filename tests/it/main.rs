@@ -51,6 +51,7 @@ mod next_tasks;
 mod openapi;
 mod partitions;
 mod payload_schema;
+mod printed;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;

@@ -80,7 +80,7 @@ impl<'m> Reports<'m> {
         at_unix_ms: i64,
         trace: Option<TraceContext>,
     ) -> Result<Settlement, String> {
-        WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
+        WorkerName::stored(&done.worker).map_err(|error| error.to_string())?;
         let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered, .. } =
             done;
         let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {

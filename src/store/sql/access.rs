@@ -72,7 +72,7 @@ fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
     let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) = columns;
     let hash = SecretHash(hash.try_into().map_err(|_| corrupt("a token's hash has 32 bytes"))?);
     let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
-    let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
+    let worker = (!worker.is_empty()).then(|| WorkerName::stored(&worker)).transpose();
     let token = AccessToken {
         name,
         roles: Roles::from_bits(roles),
