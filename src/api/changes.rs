@@ -111,7 +111,8 @@ impl Api {
             return Ok(changed);
         }
         let who = who(caller);
-        let act = |id: &TaskId| (*id, Act::new(who, &change.act(), &id.to_string()));
+        let now = self.query()?.now_unix_ms();
+        let act = |id: &TaskId| (*id, Act::at_time(now, who, &change.act(), &id.to_string()));
         let acts: Vec<TaskAct> = ids.iter().map(act).collect();
         let answers = self.changing()?.change(&ids, change, &acts).await?;
         let count = answers.iter().filter(|changed| **changed == Changed::Done).count();

@@ -102,7 +102,8 @@ impl Api {
         if repair {
             // Nothing is changed without an act.
             let target = queue.as_ref().map_or("all queues", QueueName::as_str);
-            reader.store.keep_acts(&[Act::new(who(caller), "fsck --repair", target)]).await?;
+            let act = Act::at_time(reader.now_unix_ms(), who(caller), "fsck --repair", target);
+            reader.store.keep_acts(&[act]).await?;
         }
         check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
     }

@@ -137,7 +137,7 @@ impl Api {
         let now = query.now_unix_ms();
         filter.until_unix_ms = Some(filter.until_unix_ms.map_or(now, |until| until.min(now)));
         let job = Job {
-            id: Uuid::now_v7(),
+            id: TaskId::at(now, 0).0,
             change,
             filter,
             who: who(caller).to_owned(),
@@ -149,7 +149,7 @@ impl Api {
         };
         let queue = job.filter.queue.as_ref().map_or_else(|| "all queues".to_owned(), ToString::to_string);
         let words = job.change.of_tasks();
-        let act = Act::new(&job.who, &format!("start job: {words}"), &format!("{} of {queue}", job.id));
+        let act = Act::at_time(now, &job.who, &format!("start job: {words}"), &format!("{} of {queue}", job.id));
         if !query.store().add_job(&job, &act).await? {
             return Err(Error::ManyJobs);
         }
@@ -186,8 +186,9 @@ impl Api {
     pub async fn stop_job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
         self.job(caller, id).await?;
         let (id, query) = (job_id(id)?, self.query()?);
-        let act = Act::new(who(caller), "stop job", &id.to_string());
-        let stop = query.store().stop_job(id, query.now_unix_ms(), &act).instrument(span("stop_job", caller));
+        let now = query.now_unix_ms();
+        let act = Act::at_time(now, who(caller), "stop job", &id.to_string());
+        let stop = query.store().stop_job(id, now, &act).instrument(span("stop_job", caller));
         stop.await?.ok_or(Error::NoSuchJob(id))
     }
 }

@@ -118,8 +118,10 @@ impl Api {
         what: &str,
         letters: impl Iterator<Item = &LetterId>,
     ) -> Result<(), Error> {
-        let act = |id: &LetterId| Act::new(who(caller), &act_of(what), &id.to_string());
-        Ok(self.query()?.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
+        let query = self.query()?;
+        let now = query.now_unix_ms();
+        let act = |id: &LetterId| Act::at_time(now, who(caller), &act_of(what), &id.to_string());
+        Ok(query.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
     }
 
     /// The letters that a request names, and what is known of them. `None`: the caller only counts.

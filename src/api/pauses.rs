@@ -28,10 +28,11 @@ impl Api {
         reaches(caller, queue.as_str())?;
         let query = self.query()?;
         let who = who(caller);
-        let act = Act::new(who, if is_paused { "pause queue" } else { "resume queue" }, queue.as_str());
+        let at_unix_ms = query.now_unix_ms();
+        let act = Act::at_time(at_unix_ms, who, if is_paused { "pause queue" } else { "resume queue" }, queue.as_str());
         let done = match is_paused {
             true => {
-                let (at_unix_ms, who) = (query.now_unix_ms(), who.to_owned());
+                let who = who.to_owned();
                 query.store().pause(&PausedQueue { queue: queue.clone(), at_unix_ms, who }, &act).await?
             }
             false => query.store().resume(&queue, &act).await?,

@@ -1,12 +1,20 @@
 //! Access: who calls, what the caller may do, and on which queues.
 
-use std::{fmt, num::NonZeroU32, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{QueueName, WorkerName};
+use super::{QueueName, TaskId, WorkerName, now_unix_ms};
 
 /// A right to a group of operations. SQL keeps the discriminants, which are bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -232,14 +240,23 @@ impl Act {
     /// The longest parts, in characters. Longer ones are cut.
     const LONGEST: [usize; 3] = [255, 64, 1024];
 
+    /// An act of now by this machine's clock, for a command that has no other.
     pub fn new(who: &str, what: &str, target: &str) -> Self {
+        Self::at_time(now_unix_ms(), who, what, target)
+    }
+
+    /// An act of that time, which is by the clock that all processes share.
+    pub fn at_time(unix_ms: i64, who: &str, what: &str, target: &str) -> Self {
         let [who, what, target] = [(who, 0), (what, 1), (target, 2)]
             .map(|(text, part)| text.chars().take(Self::LONGEST[part]).collect::<String>());
-        Self { id: Uuid::now_v7(), who, what, target }
+        // Acts of one millisecond keep their order within a process.
+        static PLACE: AtomicUsize = AtomicUsize::new(0);
+        let place = PLACE.fetch_add(1, Ordering::Relaxed);
+        Self { id: TaskId::at(unix_ms, place).0, who, what, target }
     }
 
     pub fn at_unix_ms(&self) -> i64 {
-        super::TaskId(self.id).created_unix_ms()
+        TaskId(self.id).created_unix_ms()
     }
 }
 

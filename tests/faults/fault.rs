@@ -1,6 +1,6 @@
 //! The faults of a world.
 
-use std::{fmt, fs, path::PathBuf, time::Duration};
+use std::{fmt, fs, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -70,11 +70,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Of Debian's package libfaketime.
-pub(crate) fn faketime() -> Option<PathBuf> {
-    let folders = fs::read_dir("/usr/lib").ok()?.flatten();
-    folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
-}
+pub(crate) use crate::support::faketime;
 
 impl Fault {
     /// The second half of a kill comes with [`Self::heal`]. `alone`: no other fault comes with it.

@@ -102,6 +102,41 @@ fn only_wire_grpc_and_the_client_know_protobuf() {
     assert!(wrong.is_empty(), "only src/wire converts protobuf:\n{}", wrong.join("\n"));
 }
 
+/// Processes compare times that others wrote, so a machine whose clock is wrong must not write any: `runtime::Clock`
+/// has the time that all share.
+#[test]
+fn no_pipeline_and_no_way_in_reads_a_clock_of_its_own() {
+    const CLOCKS: [[&str; 2]; 6] = [
+        ["SystemTime", "now"],
+        ["Utc", "now"],
+        ["Local", "now"],
+        ["Uuid", "now_v7"],
+        ["TaskId", "new"],
+        ["Act", "new"],
+    ];
+    let mut wrong = Vec::new();
+    for folder in ["pipelines", "api", "ingress"] {
+        for source in sources().iter().filter(|source| source.path.starts_with(src().join(folder))) {
+            if source.path.ends_with("tests.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&source.path).expect("a source");
+            // The tests of a module are at its end.
+            let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            let tokens: Vec<String> = tokens(text).into_iter().filter(|token| token != ":").collect();
+            for three in tokens.windows(3) {
+                let [before, name, after] = [0, 1, 2].map(|at| three[at].as_str());
+                // The function of `model`, not the method of a clock.
+                let is_model = name == "now_unix_ms" && after == "(" && !matches!(before, "." | "fn");
+                if is_model || CLOCKS.contains(&[before, name]) {
+                    wrong.push(format!("{}: {before}::{name}", source.path.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "these read this machine's clock, and not runtime::Clock:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn every_module_has_its_layer() {
     let read = |path: &str| tokens(&fs::read_to_string(src().join(path)).expect(path));

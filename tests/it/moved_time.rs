@@ -1,7 +1,8 @@
 //! The effects of time on tasks: tests move the clock instead of waiting.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde_json::json;
 use taskd::{
     bus::{Bus, Reading, Topic},
     model::{InsertStatus, NewTask, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate},
@@ -16,7 +17,13 @@ use taskd::{
 
 use crate::{
     discovery_insert::{Fixture, tasks},
-    support::{process::Process, until},
+    support::{
+        daemon::Daemon,
+        faketime,
+        process::Process,
+        redis::{Fsync, RedisServer},
+        until,
+    },
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -179,4 +186,52 @@ async fn leases_backoff_and_grace_end_by_the_clock() {
     fixture.clock.advance(MINUTE);
     until("its record is forgotten", async || stats().await.finals == 0).await;
     fixture.stop().await;
+}
+
+/// The clock of the machine of a process is an hour ahead, or an hour behind. Redis's is right.
+#[tokio::test]
+async fn a_process_whose_clock_is_wrong_judges_discovered_deadlines_by_the_shared_one() {
+    let library = faketime().expect("libfaketime: scripts/install-deps test");
+    for wrong_by in ["+1h", "-1h"] {
+        let redis = RedisServer::start(Fsync::EverySecond);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let env = vec![
+            pair("LD_PRELOAD", library.to_str().unwrap()),
+            pair("FAKETIME", wrong_by),
+            pair("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ];
+        let mut daemon = Daemon::begin_in("", &["--redis-url", &redis.url()], env);
+        daemon.ready().await;
+        daemon.insert(&[json!({"queue": "q", "key": "parent", "replicas": 2})]).await;
+        let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
+        let at = |seconds: i64| wire::time::to_rfc_3339((now + seconds) * 1000);
+        let complete = async |worker: &str, deadline: String| {
+            let leased = daemon.lease_all(worker, "q", 1).await;
+            let discovered = json!([{"queue": "found", "key": worker, "deadline": deadline}]);
+            let item =
+                json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"], "discovered": discovered});
+            let (_, answer) =
+                daemon.post("/v1/tasks:complete", &json!({"worker": worker, "completions": [item]})).await;
+            answer["results"][0].clone()
+        };
+        let answer = complete("in-time", at(1800)).await;
+        assert_eq!(answer["status"], "OK", "{wrong_by}: {answer}");
+        let answer = complete("late", at(-1800)).await;
+        assert_eq!(answer["status"], "INVALID", "{wrong_by}: {answer}");
+        assert_eq!(daemon.lease_all("w", "found", 1).await[0]["key"], "in-time");
+
+        // Jobs and acts have the shared time, too: their ids are sorted by it.
+        let filter = json!({"filter": {"queue": "q"}, "yes": true});
+        assert_eq!(daemon.post("/v1/tasks:cancel", &filter).await.0, 200);
+        let (_, jobs) = daemon.get("/v1/jobs").await;
+        let (_, acts) = daemon.get("/v1/acts").await;
+        let acts = acts["acts"].as_array().unwrap();
+        assert!(!acts.is_empty());
+        for id in acts.iter().map(|act| &act["id"]).chain([&jobs["jobs"][0]["id"]]) {
+            let id: TaskId = id.as_str().unwrap().parse().unwrap();
+            let off = id.created_unix_ms() / 1000 - now;
+            assert!(off.abs() < 1800, "{wrong_by}: {id} is {off} s off");
+        }
+        assert!(daemon.stop().await.success());
+    }
 }

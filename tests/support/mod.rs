@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -35,6 +35,12 @@ pub(crate) mod store_contract;
 /// A process that agrees with others in this Redis.
 pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
     Coordination::new(redis.clone(), process, Clock::of_this_machine())
+}
+
+/// Of Debian's package libfaketime.
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let folders = fs::read_dir("/usr/lib").ok()?.flatten();
+    folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
 }
 
 /// The longest wait for what must come, on a machine that is slow and busy.

@@ -33,7 +33,10 @@ use crate::{
     pipelines::{context::Context, publishing},
     runtime::{Loop, Supervisor},
     store::{Inserted, Settled, Settlement, Stored, Turn},
-    telemetry::metrics::{self, Source},
+    telemetry::{
+        metrics::{self, Source},
+        traces,
+    },
 };
 
 /// Records of `task-results` that are read at once. Each has up to a thousand reports.
@@ -187,7 +190,7 @@ impl Results {
         let mut rest = pieces(settlements);
         rest.reverse();
         while let Some(piece) = rest.pop() {
-            let (began, since) = ((Instant::now(), self.context.moment()), SystemTime::now());
+            let (began, since) = ((Instant::now(), self.context.moment()), traces::now());
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             let rows: Vec<&TaskRow> = reports.iter().flat_map(discovered).map(|row| &row.task).collect();
             let seen = self.asking.owners(&self.context, &rows).await;
@@ -242,7 +245,7 @@ impl Results {
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
         self.patience.publish(&self.context, &publish, before, &self.to_mark).await?;
         self.context.mark(&learnt).await;
-        self.send_letters(reports, &stored.answers, SystemTime::now() - started.elapsed()).await?;
+        self.send_letters(reports, &stored.answers, traces::now() - started.elapsed()).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
             tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());

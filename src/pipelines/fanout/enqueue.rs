@@ -1,6 +1,6 @@
 //! Groups into their shards.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::collections::BTreeSet;
 
 use futures::{StreamExt, future::join_all, stream};
 
@@ -15,7 +15,10 @@ use crate::{
     model::{Offset, ShardId},
     queue::{self, Enqueue, Enqueued, Source},
     store::Unpublished,
-    telemetry::metrics::{self, FanoutBatch},
+    telemetry::{
+        metrics::{self, FanoutBatch},
+        traces,
+    },
 };
 
 /// The outcome of one group.
@@ -121,7 +124,7 @@ impl Fanout {
         epoch: u64,
         predecessor: Option<Offset>,
     ) -> Result<Enqueuing, Error> {
-        let (settings, since) = (self.0.settings.queues.get(&shard.queue), SystemTime::now());
+        let (settings, since) = (self.0.settings.queues.get(&shard.queue), traces::now());
         let source = Source::Partition {
             topic_generation: self.0.bus.generation(),
             epoch,

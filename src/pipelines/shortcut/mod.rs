@@ -20,7 +20,7 @@ mod traced;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use futures::{StreamExt, stream};
@@ -37,7 +37,7 @@ use crate::{
     pipelines::admission::Gates,
     queue::{self, Enqueue, EnqueueTask, Enqueued, Enqueuer, Fence, Source},
     store::{Published, Turn},
-    telemetry::metrics,
+    telemetry::{metrics, traces},
     wire,
 };
 
@@ -219,7 +219,7 @@ impl Shortcut {
     ) -> (usize, Option<queue::Result<Enqueued>>) {
         let mut count = 0;
         while count < rows.len() {
-            let (since, rows) = (SystemTime::now(), self.call(&rows[count..]));
+            let (since, rows) = (traces::now(), self.call(&rows[count..]));
             let mut traced = Enqueues::default();
             rows.iter().enumerate().for_each(|(place, (row, _))| traced.add(place, &row.traceparent));
             let tasks: Vec<EnqueueTask> = rows.iter().map(|(row, _)| task(row)).collect();

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     model::{GetTasks, LeasedTask, Priority, QueueName, WorkerName, validate},
     queue::{Claim, Delivery, Granted, Leased, Shard},
-    telemetry::metrics,
+    telemetry::{metrics, traces},
     wire,
 };
 
@@ -112,7 +112,7 @@ impl Handle {
         if self.stop.is_cancelled() {
             return Ok(Leases::default());
         }
-        let (since, Wish { queues, claim }) = (SystemTime::now(), wish);
+        let (since, Wish { queues, claim }) = (traces::now(), wish);
         match Box::pin(self.look(&queues, &claim, false)).await {
             Found { granted, error: Some(error), .. } if granted.is_empty() => Err(error),
             found => Ok(leases(found.granted, &claim.worker, since)),
@@ -132,7 +132,7 @@ impl Handle {
         let mut look_at = queues.to_vec();
         let mut batons = waiter.take_batons(&[]);
         loop {
-            let (since, left) = (SystemTime::now(), deadline.saturating_duration_since(Instant::now()));
+            let (since, left) = (traces::now(), deadline.saturating_duration_since(Instant::now()));
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let claim = claim();
             // In a box: a call that waits, and ten thousand may, need not keep room for a look.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     model::{
-        self, Completed, Completion, Extension, Item, ItemAnswer, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, Rejection,
+        Completed, Completion, Extension, Item, ItemAnswer, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, Rejection,
         ShardId, StoredStatus, TaskId, WorkerName, validate,
     },
     queue::{self, Code, RejectMode},
@@ -104,7 +104,7 @@ impl Handle {
                 ));
             }
             // Nobody could tell the worker later that its task is wrong.
-            validate::check(task, &self.settings.task_rules(&task.queue), model::now_unix_ms())
+            validate::check(task, &self.settings.task_rules(&task.queue), self.queue.announcer().now_unix_ms())
                 .map_err(|error| format!("discovered[{index}]: {error}"))?;
         }
         let completed = Completed {

@@ -19,7 +19,7 @@ use crate::{
 /// token carries it to the process that gets the report.
 pub(super) fn claimed(mut task: LeasedTask, worker: &WorkerName, since: SystemTime) -> LeasedTask {
     let Some(parent) = TraceContext::sampled(&task.body.traceparent).filter(|_| traces::is_on()) else { return task };
-    let (attempt, now) = (task.token.attempt, SystemTime::now());
+    let (attempt, now) = (task.token.attempt, traces::now());
     let work = parent.at(work_of(parent, &task, worker, attempt));
     // A worker's first attempt of a task with several replicas is the first of its replica; a later attempt may follow
     // any worker's failure, so nothing says which was the first.

@@ -166,7 +166,7 @@ impl Jobs {
         if matches!(job.change, JobChange::Requeue(_)) {
             return self.requeue(job, &change, ids).await;
         }
-        let changed = self.changing.change(ids, &change, &acts(job, ids)).await?;
+        let changed = self.changing.change(ids, &change, &acts(job, ids, self.clock.now_unix_ms())).await?;
         Ok(Outcome::of(ids.iter().zip(changed).map(|(id, changed)| (*id, reason(changed)))))
     }
 
@@ -179,7 +179,7 @@ impl Jobs {
         let due: Vec<TaskId> = ids.iter().filter(|id| !rest.seen.contains(id)).copied().collect();
         let changed = match due.is_empty() {
             true => Vec::new(),
-            false => self.changing.change(&due, change, &acts(job, &due)).await?,
+            false => self.changing.change(&due, change, &acts(job, &due, self.clock.now_unix_ms())).await?,
         };
         let is_late = rest.since.elapsed() >= REQUEUED_WITHIN;
         let mut has_its_turn_again = false;
@@ -228,9 +228,9 @@ impl Rest {
 }
 
 /// An act for each task.
-fn acts(job: &Job, ids: &[TaskId]) -> Vec<TaskAct> {
+fn acts(job: &Job, ids: &[TaskId], now_unix_ms: i64) -> Vec<TaskAct> {
     let act = act_of(job);
-    ids.iter().map(|id| (*id, Act::new(&job.who, &act, &id.to_string()))).collect()
+    ids.iter().map(|id| (*id, Act::at_time(now_unix_ms, &job.who, &act, &id.to_string()))).collect()
 }
 
 /// The words of an act, which SQL keeps up to 64 characters long. The job has the rest.

@@ -97,7 +97,7 @@ impl<DB: Backend> Jobs for SqlStore<DB> {
 
     async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>> {
         // Every attempt has the same acts, by which it knows what an earlier one has done.
-        let acts: Acts = ids.iter().map(|id| (*id, Act::new(who, what, &id.to_string()))).collect();
+        let acts: Acts = ids.iter().map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string()))).collect();
         let input = (acts, now_unix_ms, self.event_queues());
         let retry =
             self.sql.run("retry", input, |session, (acts, now, events)| Box::pin(retry(session, acts, *now, events)));
@@ -283,7 +283,7 @@ fn filter_of(text: &str) -> Result<TaskFilter> {
         key: stored.key_base64.map(|key| bytes(&key)).transpose()?.map(Into::into),
         key_prefix: bytes(&stored.key_prefix_base64)?.into(),
         headers: stored.headers,
-        worker: stored.worker.map(|worker| WorkerName::new(&worker)).transpose().map_err(|error| wrong(&error))?,
+        worker: stored.worker.map(|worker| WorkerName::stored(&worker)).transpose().map_err(|error| wrong(&error))?,
         since_unix_ms: stored.since_unix_ms,
         until_unix_ms: stored.until_unix_ms,
     })
