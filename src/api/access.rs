@@ -231,13 +231,14 @@ impl Tokens {
         let hash = SecretHash::of(secret.ok_or(Denied::NoToken)?);
         let known = self.valid(&hash)?;
         let (token, name) = (&known.token, || known.token.name.clone());
-        if !token.roles.include(role) {
-            return Err(Denied::Role { token: name(), has: token.roles, needs: role });
-        }
+        // The limit holds for calls that the token may not make, too.
         if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
             && limiter.check().is_err()
         {
             return Err(Denied::TooFast { token: name(), limit });
+        }
+        if !token.roles.include(role) {
+            return Err(Denied::Role { token: name(), has: token.roles, needs: role });
         }
         Ok(Access::ByToken(hash, Arc::clone(token)))
     }

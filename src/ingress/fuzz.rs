@@ -178,11 +178,11 @@ proptest! {
     ) {
         let text = String::from_utf8_lossy(&query);
         let refusals = [
-            json::letters::query(&text).err(),
-            json::search::query(&text).err(),
+            json::letters::pages_of_query(&text).err(),
+            json::search::pages_of_query(&text).err(),
             json::explain::question(&text).err().map(|error| error.to_string()),
             json::fsck::dump(&text).err().map(|error| error.to_string()),
-            json::books::query(&text).err().map(|error| error.to_string()),
+            json::books::queue_of_query(&text).err().map(|error| error.to_string()),
         ];
         for said in refusals.into_iter().flatten() {
             // Problems are cut before they are sent; the parameter that they name is cut here.

@@ -17,7 +17,7 @@ use std::{
 use axum::http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request};
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
-use tonic::{Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
+use tonic::{Code, Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
@@ -34,7 +34,7 @@ use super::{
     connection::{Answering, Handlers, Stay},
     descriptors,
     listener::{self, Door},
-    measure,
+    measure, refused,
     tally::{Excess, Tally},
     traced,
     wire::{self, Refused},
@@ -42,7 +42,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeTasks, NewTask, Protocol, Role, TaskPages},
+    model::{Access, Caller, ChangeTasks, Client, NewTask, Protocol, Role, TaskPages},
     wire::{
         grpc_codec, insert_wait,
         pb::{
@@ -176,9 +176,13 @@ impl Services {
     async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
         let shape = wire::shape(request.uri().path());
         let (mut head, body) = request.into_parts();
+        let client: Client = *head.extensions.get().expect("the connection gives each request its client");
         if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role).await {
-            return Status::from(error).into_http();
+            let refused = Status::from(error).into_http();
+            log_refusal(&refused, &client, None, method);
+            return refused;
         }
+        let access = head.extensions.get().map(|caller: &Caller| caller.access.clone());
         let share: Share = head.extensions.get().cloned().expect("each request has a share");
         let settings = Arc::clone(&self.settings);
         let inspect = move |message: &[u8]| {
@@ -194,8 +198,21 @@ impl Services {
             _ => self.operator.clone().call(request),
         };
         let Ok(response) = grpc_codec::inspected(Arc::new(inspect), answer).await;
+        log_refusal(&response, &client, access.as_ref(), method);
         response
     }
+}
+
+/// Logs an answer that is a refusal. Such an answer has its status in its head.
+fn log_refusal(answer: &HttpResponse<Body>, client: &Client, access: Option<&Access>, method: &str) {
+    let Some(status) = Status::from_header_map(answer.headers()) else { return };
+    let as_http = match status.code() {
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+        _ => return,
+    };
+    refused::log(as_http, client, access, method, status.message());
 }
 
 fn measured(

@@ -17,6 +17,7 @@ pub mod json;
 pub mod lines;
 mod listener;
 mod measure;
+mod refused;
 mod socket;
 mod staying;
 mod tally;

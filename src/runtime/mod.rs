@@ -2,6 +2,7 @@
 
 mod clock;
 mod compute;
+mod pace;
 mod progress;
 mod supervise;
 mod tick;
@@ -9,6 +10,7 @@ mod tick;
 pub use self::{
     clock::Clock,
     compute::compute,
+    pace::LogPace,
     progress::{Beat, Progress},
     supervise::{LastSaid, Loop, LoopEnd, LoopError, Supervisor, pauses},
     tick::{tick, tick_after},

@@ -313,6 +313,58 @@ async fn a_token_may_have_a_limit_of_calls() {
     assert_eq!(refused.expect("a hundred calls at once are too many").1["detail"], why);
 }
 
+/// A token that may not do something may not ask for it without limit either.
+#[tokio::test]
+async fn the_limit_of_a_token_counts_calls_that_it_may_not_make() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let slow = token(&daemon, "slow", &["--roles", "read", "--calls-per-second", "1"]).await;
+    let calls = (0..100).map(|_| post(&daemon, "/v1/tasks", &slow, json!({"queue": "q", "key": "k"})));
+    let answers: Vec<u16> = futures::future::join_all(calls).await.into_iter().map(|(status, _)| status).collect();
+    assert!(answers.iter().all(|status| [403, 429].contains(status)), "{answers:?}");
+    assert!(answers.contains(&429), "a hundred calls at once are too many");
+}
+
+#[tokio::test]
+async fn refused_calls_leave_a_few_lines_in_the_log() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let reader = token(&daemon, "reader", &["--roles", "read"]).await;
+    let acme = token(&daemon, "acme", &["--roles", "insert,work,read", "--queues", "acme"]).await;
+    let slow = token(&daemon, "slow", &["--roles", "read", "--calls-per-second", "1"]).await;
+    let lines = |has: &[&str]| {
+        let log = daemon.log();
+        let lines = log.lines().filter(|line| line.contains("refused ") && has.iter().all(|part| line.contains(part)));
+        lines.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    // The helper that makes tokens has called without a valid one, in a bounded number.
+    let (status, _) = post(&daemon, "/v1/tasks", &reader, json!({"queue": "q", "key": "k"})).await;
+    assert_eq!(status, 403);
+    let said = lines(&["POST /v1/tasks", "from 127.0.0.1:", "the token \\\"reader\\\" has the roles read"]);
+    assert_eq!(said.len(), 1, "{}", daemon.log());
+    let (status, _) = call(&daemon, Method::GET, "/v1/books?queue=other", Some(&acme), Value::Null).await;
+    assert_eq!(status, 403);
+    let said = lines(&["GET /v1/books", "with the token \\\"acme\\\"", "does not reach the queue"]);
+    assert_eq!(said.len(), 1, "{}", daemon.log());
+    let channel =
+        Channel::from_shared(daemon.grpc()).unwrap().timeout(crate::support::PATIENCE).connect().await.unwrap();
+    assert_eq!(grpc_code(&channel, "taskd.v1.Tasks/GetTasks", Some(&reader)).await, Code::PermissionDenied);
+    assert_eq!(lines(&["taskd.v1.Tasks/GetTasks", "\\\"reader\\\""]).len(), 1, "{}", daemon.log());
+    let calls = (0..100).map(|_| call(&daemon, Method::GET, "/v1/queues", Some(&slow), Value::Null));
+    futures::future::join_all(calls).await;
+    let said = lines(&["GET /v1/queues", "the token \\\"slow\\\" may make 1 calls a second"]);
+    assert!((1..100).contains(&said.len()), "{said:?}");
+
+    // A stranger who tries many tokens leaves a bounded number of lines, and taskd says how many it left out.
+    let before = lines(&[]).len();
+    for _ in 0..300 {
+        let (status, _) = call(&daemon, Method::GET, "/v1/queues", Some("taskd_guess"), Value::Null).await;
+        assert_eq!(status, 401);
+    }
+    let more = lines(&[]).len() - before;
+    assert!(more < 150, "{more} lines about 300 calls");
+    assert!(!daemon.log().contains("taskd_guess") && !daemon.log().contains(&all), "no secret is in the log");
+}
+
 #[tokio::test]
 async fn tokens_are_made_listed_and_revoked_by_command() {
     let daemon = column::start(TOKENS, &[]).await;

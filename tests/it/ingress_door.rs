@@ -2,7 +2,10 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::{
+    ingress::http,
+    wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -57,6 +60,11 @@ async fn pages_of_other_names_and_sites_are_not_served() {
         assert_eq!(status(&answer), 200, "{host}: {answer}");
     }
     // Probes ask under any name, and those of HTTP/1.0 under none.
+    let ready = async |host: &str| {
+        let answer = raw(&daemon, &format!("GET /readyz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await;
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    };
+    assert_eq!(ready("evil.example").await, "{\"status\":\"ready\"}", "others hear no details");
     for path in ["/healthz", "/readyz"] {
         let answer =
             raw(&daemon, &format!("GET {path} HTTP/1.1\r\nhost: lb.example\r\nconnection: close\r\n\r\n")).await;
@@ -65,6 +73,89 @@ async fn pages_of_other_names_and_sites_are_not_served() {
     }
     let metrics = raw(&daemon, "GET /metrics HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n").await;
     assert_eq!(status(&metrics), 421, "{metrics}");
+    assert!(daemon.stop().await.success());
+}
+
+/// Every route refuses a parameter that it does not know, one that is given twice, and a value that is not UTF-8.
+#[tokio::test]
+async fn no_route_ignores_a_parameter() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let (_, document) = daemon.get("/openapi.json").await;
+    let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
+    let client = crate::support::http_client();
+    let mut asked = 0;
+    for (method, route, _) in http::routes() {
+        let (path, described) = match route {
+            "/v1/queues/{queue}" => ("/v1/queues/q:pause".to_owned(), "/v1/queues/{queue}:pause"),
+            "/v1/jobs/{id}" if method == "POST" => (format!("/v1/jobs/{id}:stop"), "/v1/jobs/{id}:stop"),
+            route => (route.replace("{id}", &id), route),
+        };
+        let operation = &document["paths"][described][method.as_str().to_ascii_lowercase()];
+        assert!(operation.is_object(), "{method} {described}");
+        let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+        let known = parameters.iter().filter(|one| one["in"] == "query").map(|one| one["name"].as_str().unwrap());
+        let known: Vec<&str> = known.collect();
+        let mut queries = vec![("dry_run=true".to_owned(), "unknown parameter \"dry_run\"".to_owned())];
+        queries.push(("worker%20=x".to_owned(), "unknown parameter \"worker \"".to_owned()));
+        for name in &known {
+            queries.push((format!("{name}=1&{name}=2"), format!("the parameter \"{name}\" is given twice")));
+            queries.push((format!("{name}=%ff"), "which is not UTF-8".to_owned()));
+        }
+        for (query, why) in queries {
+            let url = format!("{}{path}?{query}", daemon.http());
+            let body = json!({"filter": {"queue": "q"}, "yes": true});
+            let request = client.request(method.clone(), url);
+            let request = if method == "POST" { request.json(&body) } else { request };
+            let answer = request.send().await.unwrap();
+            assert_eq!(answer.status(), 400, "{method} {path}?{query}");
+            assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
+            assert_eq!(answer.headers()["cache-control"], "no-store");
+            let problem: Value = answer.json().await.unwrap();
+            assert!(problem["detail"].as_str().unwrap().contains(&why), "{method} {path}?{query}: {problem}");
+            if why.starts_with("unknown") {
+                let names_known = known.iter().all(|name| problem["detail"].as_str().unwrap().contains(name));
+                assert!(names_known, "{method} {path} knows {known:?}: {problem}");
+            }
+            asked += 1;
+        }
+    }
+    assert!(asked > 2 * http::routes().len() + 40, "{asked} queries");
+    assert_eq!(daemon.queue("q").await["queued"], 1, "nothing was cancelled, and the queue is not paused");
+    assert!(daemon.get("/v1/jobs").await.1["jobs"].as_array().unwrap().is_empty(), "no job was started");
+    // Headers of tasks have names of any kind.
+    let (status, list) = daemon.get("/v1/tasks?queue=q&header.a=1&header.b=%F0%9F%A6%80").await;
+    assert_eq!(status, 200, "{list}");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_body_in_an_encoding_that_taskd_does_not_undo_is_refused() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let task = json!({"queue": "q", "key": "k"}).to_string();
+    let chunked = format!("{:x}\r\n{task}\r\n0\r\n\r\n", task.len());
+    let insert = |headers: &str, body: &str| {
+        format!(
+            "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             {headers}\r\n{body}"
+        )
+    };
+    for (encodings, want) in [
+        ("transfer-encoding: gzip, chunked\r\n", 501),
+        ("transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", 501),
+        ("transfer-encoding: chunked, chunked\r\n", 400),
+        ("transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", 400),
+    ] {
+        let answer = raw(&daemon, &insert(encodings, &chunked)).await;
+        assert_eq!(status(&answer), want, "{encodings}: {answer}");
+    }
+    let length = format!("content-length: {}\r\n", task.len());
+    for encodings in ["content-encoding: gzip\r\n", "content-encoding: identity\r\ncontent-encoding: gzip\r\n"] {
+        let answer = raw(&daemon, &insert(&format!("{length}{encodings}"), &task)).await;
+        assert_eq!(status(&answer), 415, "{encodings}: {answer}");
+    }
+    assert!(daemon.get("/v1/queues").await.1["queues"].as_array().unwrap().is_empty(), "nothing was stored");
+    let answer = raw(&daemon, &insert("transfer-encoding: chunked\r\n", &chunked)).await;
+    assert_eq!(status(&answer), 200, "{answer}");
     assert!(daemon.stop().await.success());
 }
 

@@ -32,7 +32,8 @@ impl Guard {
         Self { allowed: settings.allowed_hosts.clone().into() }
     }
 
-    fn check(&self, head: &request::Parts) -> Result<(), Problem> {
+    pub(super) fn check(&self, head: &request::Parts) -> Result<(), Problem> {
+        check_transfer_encoding(&head.headers)?;
         for name in named(head)? {
             if !self.is_ours(&name) {
                 let why = format!(
@@ -59,6 +60,26 @@ impl Guard {
         };
         is_address || is_local || self.allowed.iter().any(is_allowed)
     }
+}
+
+/// Refuses a body in another transfer encoding than `chunked`, once (RFC 9112, 6.1): the body that hyper hands on has
+/// lost its outer encoding only.
+fn check_transfer_encoding(headers: &HeaderMap) -> Result<(), Problem> {
+    let mut chunked = false;
+    for value in headers.get_all(header::TRANSFER_ENCODING) {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        for encoding in value.split(',').map(str::trim).filter(|encoding| !encoding.is_empty()) {
+            if !encoding.eq_ignore_ascii_case("chunked") {
+                let why = format!("transfer encoding {:?} is not understood; use chunked", shorten(encoding, ECHO));
+                return Err(Problem::new(StatusCode::NOT_IMPLEMENTED, why).and_close());
+            }
+            if chunked {
+                return Err(Problem::bad_request("the transfer encoding chunked is given twice").and_close());
+            }
+            chunked = true;
+        }
+    }
+    Ok(())
 }
 
 /// The hosts that the request names, in lower case and without ports.
@@ -153,6 +174,23 @@ mod tests {
         assert_eq!(verdict("GET", "/", &[]), 400, "none");
         assert_eq!(verdict("GET", "/", &[("host", "localhost"), ("host", "localhost")]), 400, "two");
         assert_eq!(verdict("GET", "http://evil.example/", &[("host", "localhost")]), 421, "the target counts, too");
+    }
+
+    #[test]
+    fn a_body_is_chunked_once_or_not_at_all() {
+        for (encodings, want) in [
+            (&["chunked"][..], 200),
+            (&["Chunked"], 200),
+            (&["gzip, chunked"], 501),
+            (&["chunked, chunked"], 400),
+            (&["chunked", "chunked"], 400),
+            (&["identity"], 501),
+            (&["gzip", "chunked"], 501),
+        ] {
+            let mut headers = vec![("host", "localhost")];
+            headers.extend(encodings.iter().map(|encoding| ("transfer-encoding", *encoding)));
+            assert_eq!(verdict("POST", "/v1/tasks", &headers), want, "{encodings:?}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use axum::{
     Json, Router,
     extract::{Request, State as Extract},
     handler::Handler,
-    http::{Method, StatusCode, Uri, header},
+    http::{HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{self, MethodRouter},
@@ -36,7 +36,7 @@ pub use waiting::Waiting;
 use self::{
     answer::{Answer, item_answers, leased, list},
     call::Call,
-    problem::Problem,
+    problem::{Problem, Refusal},
     request::pace,
 };
 use super::{
@@ -45,13 +45,13 @@ use super::{
     connection::{Answering, Stay},
     descriptors, json,
     listener::{self, Door},
-    measure,
+    measure, refused,
     tally::Excess,
     traced,
 };
 use crate::{
     api::Api,
-    model::{InsertStatus, LeasedTask, Protocol, Role},
+    model::{Access, Caller, Client, InsertStatus, LeasedTask, Protocol, Role},
     telemetry::{OPENMETRICS, metrics},
 };
 
@@ -135,16 +135,30 @@ fn table() -> Vec<Route> {
     ]
 }
 
+/// What calls of one route need.
+#[derive(Clone)]
+struct Entry {
+    api: Arc<Api>,
+    /// Method and path, for the log.
+    route: Arc<str>,
+    role: Role,
+    /// The parameters that the query may have.
+    parameters: Arc<[&'static str]>,
+}
+
 /// The routes that ask for a role: method, path, and the role that a caller needs.
 pub fn routes() -> Vec<(Method, &'static str, Role)> {
     table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
 }
 
 fn router(state: State) -> Router {
-    let (guard, auth) = (guard::Guard::new(&state.settings), state.settings.auth);
-    let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
-        let authenticate = middleware::from_fn_with_state((Arc::clone(&state.api), role), authenticate_caller);
-        router.route(path, handler.route_layer(authenticate))
+    let guard = guard::Guard::new(&state.settings);
+    let known_names = guard.clone();
+    let auth = state.settings.auth;
+    let route = |router: Router<State>, Route { method, path, role, handler }: Route| {
+        let parameters = openapi::known_parameters(&method, path).into();
+        let entry = Entry { api: Arc::clone(&state.api), route: format!("{method} {path}").into(), role, parameters };
+        router.route(path, handler.route_layer(middleware::from_fn_with_state(entry, admit)))
     };
     table()
         .into_iter()
@@ -157,20 +171,42 @@ fn router(state: State) -> Router {
         .layer(TraceLayer::new_for_http().on_failure(()))
         .layer(middleware::from_fn_with_state(guard, guard::check))
         .layer(middleware::from_fn(measure::http))
-        .merge(probes::routes())
+        .merge(probes::routes(known_names))
+        .layer(middleware::map_response(secure))
         .with_state(state)
 }
 
-async fn authenticate_caller(
-    Extract((api, role)): Extract<(Arc<Api>, Role)>,
-    request: Request,
-    next: Next,
-) -> Response {
+/// Asks for the token of a call, and refuses a query with parameters that the route does not know: a request must not
+/// do something else than it says.
+async fn admit(Extract(entry): Extract<Entry>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
-    match authenticate(&api, &head.headers, &mut head.extensions, role).await {
-        Ok(()) => next.run(Request::from_parts(head, body)).await,
-        Err(error) => Problem::from(error).into_response(),
+    let client: Client = *head.extensions.get().expect("the connection gives each request its client");
+    if let Err(error) = authenticate(&entry.api, &head.headers, &mut head.extensions, entry.role).await {
+        let refused = Problem::from(error).into_response();
+        log_refusal(&refused, &client, None, &entry.route);
+        return refused;
     }
+    if let Err(why) = json::query::check(head.uri.query().unwrap_or_default(), &entry.parameters) {
+        return Problem::bad_request(why).into_response();
+    }
+    let access = head.extensions.get().map(|caller: &Caller| caller.access.clone());
+    let answer = next.run(Request::from_parts(head, body)).await;
+    log_refusal(&answer, &client, access.as_ref(), &entry.route);
+    answer
+}
+
+fn log_refusal(answer: &Response, client: &Client, access: Option<&Access>, route: &str) {
+    if let Some(Refusal(why)) = answer.extensions().get() {
+        refused::log(answer.status(), client, access, route, why);
+    }
+}
+
+/// Browsers take an answer as what it says it is, and keep none.
+async fn secure(mut answer: Response) -> Response {
+    let headers = answer.headers_mut();
+    headers.entry(header::X_CONTENT_TYPE_OPTIONS).or_insert(HeaderValue::from_static("nosniff"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    answer
 }
 
 /// Says what this is, and where to go. It names nothing that only a token may see.
@@ -201,7 +237,8 @@ fn full(state: State, max_connections: usize) -> Router {
         let why = format!("{max_connections} connections are open, and there may be no more; try again later");
         Problem::later(StatusCode::SERVICE_UNAVAILABLE, why).and_close()
     };
-    probes::routes().with_state(state).fallback(refuse)
+    let guard = guard::Guard::new(&state.settings);
+    probes::routes(guard).with_state(state).fallback(refuse)
 }
 
 async fn insert_tasks(mut call: Call) -> Answer {

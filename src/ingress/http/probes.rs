@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::{
     Json, Router,
-    extract::State as Extract,
+    extract::{Request, State as Extract},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::get,
@@ -12,11 +12,16 @@ use axum::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::State;
+use super::{super::State, guard::Guard};
 
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
-/// news.
-pub(super) fn routes() -> Router<State> {
+/// news. Only callers that the guard lets in get the details of `/readyz`.
+pub(super) fn routes(guard: Guard) -> Router<State> {
+    let readyz = move |state: Extract<State>, request: Request| {
+        let (head, _) = request.into_parts();
+        let shows_details = guard.check(&head).is_ok();
+        async move { readyz(&state, shows_details) }
+    };
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
 }
 
@@ -43,7 +48,7 @@ struct StalledLoop {
     age: String,
 }
 
-async fn readyz(Extract(state): Extract<State>) -> Response {
+fn readyz(state: &State, shows_details: bool) -> Response {
     let stalled: Vec<_> = state
         .progress
         .stalled(state.settings.stall_after)
@@ -58,6 +63,10 @@ async fn readyz(Extract(state): Extract<State>) -> Response {
         (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
         (false, true, false) => (StatusCode::OK, "ready"),
     };
+    if !shows_details {
+        let status_only = Readiness { status, stalled: Vec::new(), memory: None, database: None };
+        return (code, Json(status_only)).into_response();
+    }
     // Workers go on, and an insert may find room: the process is ready all the same.
     let database = state.gates.full_database(Instant::now());
     let memory = shortage.map(|shortage| shortage.why);

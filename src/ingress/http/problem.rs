@@ -100,6 +100,10 @@ impl From<Excess> for Problem {
     }
 }
 
+/// The reason of a refusal, for the log. It is an extension of the answer.
+#[derive(Clone)]
+pub(super) struct Refusal(pub(super) String);
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let body = Details {
@@ -122,6 +126,7 @@ impl IntoResponse for Problem {
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response.extensions_mut().insert(Refusal(self.detail));
         response
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 
 pub(super) async fn list_tasks(call: Call) -> Answer {
-    let list = call.state.api.list_tasks(&call.caller, json::search::query(call.query())).await?;
+    let list = call.state.api.list_tasks(&call.caller, json::search::pages_of_query(call.query())).await?;
     within(&call.state.budget, Json(json::search::List::from(&list)).into_response())
 }
 
@@ -44,7 +44,7 @@ pub(super) async fn get_queues(call: Call) -> Answer {
 }
 
 pub(super) async fn get_books(call: Call) -> Answer {
-    let queue = json::books::query(call.query())?;
+    let queue = json::books::queue_of_query(call.query())?;
     let books = call.state.api.books(&call.caller, &queue).await?;
     within(&call.state.budget, Json(json::books::Books::from(&books)).into_response())
 }

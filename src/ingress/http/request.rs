@@ -19,6 +19,7 @@ use super::{
     },
     problem::Problem,
 };
+use crate::api::{ECHO, shorten};
 
 /// The pace of a body that is not NDJSON.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
@@ -37,13 +38,16 @@ pub(super) fn is_ndjson(headers: &HeaderMap) -> Result<bool, Problem> {
 
 /// The content type in lower case, without parameters. Refuses a compressed body.
 fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
-    let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let encoding = value(header::CONTENT_ENCODING);
-    if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
-        let why = format!("content encoding {encoding:?} is not understood; send the body as it is");
-        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        let encoding = String::from_utf8_lossy(value.as_bytes());
+        if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+            let encoding = shorten(&encoding, ECHO);
+            let why = format!("content encoding {encoding:?} is not understood; send the body as it is");
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
     }
-    Ok(value(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    Ok(kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
 /// Reads a JSON body, and refuses every other type.

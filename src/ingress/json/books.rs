@@ -5,26 +5,16 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Unread, text::Instant};
+use super::{Unread, query, text::Instant};
 use crate::{
-    api::{ECHO, shorten},
     model::{self, BooksState, QueueName},
     wire::time::to_rfc_3339,
 };
 
 /// Reads the query: `queue=…`, or nothing.
-pub(in crate::ingress) fn query(text: &str) -> Result<String, Unread> {
-    let mut queue = None;
-    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
-        if name != "queue" {
-            let name = shorten(&name, ECHO);
-            return Err(Unread::Invalid(format!("unknown parameter {name:?}; expected queue")));
-        }
-        if queue.replace(value.into_owned()).is_some() {
-            return Err(Unread::Invalid("queue is given twice".into()));
-        }
-    }
-    Ok(queue.unwrap_or_default())
+pub(in crate::ingress) fn queue_of_query(text: &str) -> Result<String, Unread> {
+    let parameters = query::parameters(text).map_err(Unread::Invalid)?;
+    Ok(parameters.into_iter().find(|(name, _)| name == "queue").map(|(_, queue)| queue).unwrap_or_default())
 }
 
 /// The tasks that came in and went out, and the place of the rest, by queue.
@@ -143,18 +133,5 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
                 },
             },
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_queue_is_asked_for_or_all() {
-        assert_eq!((query("").unwrap(), query("queue=q").unwrap()), (String::new(), "q".to_owned()));
-        let refused = |text| query(text).unwrap_err().to_string();
-        assert_eq!(refused("que=q"), "unknown parameter \"que\"; expected queue");
-        assert_eq!(refused("queue=q&queue=r"), "queue is given twice");
     }
 }

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use url::form_urlencoded;
 
 use super::{
+    query,
     read::TaskResult,
     text::{Instant, Time},
 };
 use crate::{
-    api::{ECHO, shorten},
     model::{self, InsertAnswer, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd},
     wire::time::to_rfc_3339,
 };
@@ -47,16 +46,11 @@ impl From<WatchEnd> for End {
 }
 
 /// Reads the query of an insert: how long it waits.
-pub(in crate::ingress) fn wait(query: &str) -> Result<Option<Duration>, String> {
-    let mut wait = None;
-    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        if name != "wait" || wait.is_some() {
-            return Err(format!("{} is not known, or is given twice; an insert knows wait", shorten(&name, ECHO)));
-        }
-        let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
-        wait = Some(duration);
-    }
-    Ok(wait)
+pub(in crate::ingress) fn wait(text: &str) -> Result<Option<Duration>, String> {
+    let parameters = query::parameters(text)?;
+    let Some((_, value)) = parameters.into_iter().find(|(name, _)| name == "wait") else { return Ok(None) };
+    let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
+    Ok(Some(duration))
 }
 
 /// The answer to one inserted task. With `wait`, also what became of it.

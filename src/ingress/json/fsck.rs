@@ -5,11 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Unread, object};
-use crate::{
-    api::{ECHO, shorten},
-    model::{self, FindKind, QueueName, ShardId, TaskId},
-};
+use super::{Unread, object, query};
+use crate::model::{self, FindKind, QueueName, ShardId, TaskId};
 
 /// The part that is to be checked.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -27,18 +24,18 @@ pub(in crate::ingress) fn request(body: &Bytes) -> Result<model::Fsck, Unread> {
 }
 
 /// Reads which shards to dump: `queue=…`, and `shard=…`, `limit=…`.
-pub(in crate::ingress) fn dump(query: &str) -> Result<(String, Option<u32>, Option<usize>), Unread> {
-    let (mut queue, mut shard, mut limit) = (String::new(), None, None);
-    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        let not_a_number = || Unread::Invalid(format!("{name} {:?} is not a whole number", shorten(&value, ECHO)));
+pub(in crate::ingress) fn dump(text: &str) -> Result<(String, Option<u32>, Option<usize>), Unread> {
+    let mut queue = String::new();
+    let mut shard = None;
+    let mut limit = None;
+    for (name, value) in query::parameters(text).map_err(Unread::Invalid)? {
+        let not_a_number = || Unread::Invalid(query::not_a_number(&name, &value));
         match &*name {
-            "queue" => queue = value.into_owned(),
             "shard" => shard = Some(value.parse().map_err(|_| not_a_number())?),
             "limit" => limit = Some(value.parse().map_err(|_| not_a_number())?),
-            other => {
-                let other = shorten(other, ECHO);
-                return Err(Unread::Invalid(format!("unknown parameter {other:?}; expected queue, shard, limit")));
-            }
+            "queue" => queue = value,
+            // The route has refused others.
+            _ => {}
         }
     }
     Ok((queue, shard, limit))

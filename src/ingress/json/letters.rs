@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::tally::Tally,
-    AtMost, Key, Unread, object,
+    AtMost, Key, Unread, object, query,
     text::Instant,
     value::{EncodingName, Shown, Value},
 };
@@ -84,23 +84,23 @@ fn pages(filter: Filter, limit: u32, cursor: &str) -> Result<LetterPages, String
 }
 
 /// Reads the query of a list.
-pub(in crate::ingress) fn query(text: &str) -> Result<LetterPages, String> {
-    let (mut filter, mut limit, mut cursor) = (Filter::default(), 0, String::new());
-    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
+pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<LetterPages, String> {
+    let mut filter = Filter::default();
+    let mut limit = 0;
+    let mut cursor = String::new();
+    for (name, value) in query::parameters(text)? {
         match &*name {
             // As in JSON, an empty value is none.
             "limit" if value.is_empty() => {}
-            "queue" => filter.queue = value.into_owned(),
-            "kind" => filter.kind = value.into_owned(),
-            "since" => filter.since = Some(value.into_owned()),
-            "until" => filter.until = Some(value.into_owned()),
-            "reason" => filter.reason = value.into_owned(),
-            "limit" => limit = value.parse().map_err(|_| format!("limit {value:?} is not a whole number"))?,
-            "cursor" => cursor = value.into_owned(),
-            other => {
-                let known = "queue, kind, since, until, reason, limit, cursor";
-                return Err(format!("unknown parameter {other:?}; expected one of {known}"));
-            }
+            "queue" => filter.queue = value,
+            "kind" => filter.kind = value,
+            "since" => filter.since = Some(value),
+            "until" => filter.until = Some(value),
+            "reason" => filter.reason = value,
+            "limit" => limit = value.parse().map_err(|_| query::not_a_number(&name, &value))?,
+            "cursor" => cursor = value,
+            // The route has refused others.
+            _ => {}
         }
     }
     pages(filter, limit, &cursor)
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_query_and_a_filter_say_the_same() {
         let text = "queue=q&kind=record&since=1970-01-01T00:00:01Z&until=1970-01-01T00%3A00%3A02%2B00%3A00&limit=7";
-        let pages = query(text).unwrap();
+        let pages = pages_of_query(text).unwrap();
         let filter = LetterFilter {
             queue: QueueName::new("q").ok(),
             kind: Some(LetterKind::Record),
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn empty_texts_choose_all() {
         let all = LetterPages { filter: LetterFilter::default(), limit: 0, after: None };
-        assert_eq!(query("queue=&kind=&since=&until=&reason=&limit=&cursor="), Ok(all.clone()));
+        assert_eq!(pages_of_query("queue=&kind=&since=&until=&reason=&limit=&cursor="), Ok(all.clone()));
         let body = Bytes::from_static(br#"{"filter":{"since":"","until":null},"yes":true}"#);
         let read = change(&body, &mut tally(&share())).unwrap().unwrap();
         assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(all), dry_run: false, yes: true });
@@ -323,14 +323,14 @@ mod tests {
     #[test]
     fn a_wrong_query_is_named() {
         for (text, why) in [
-            ("queu=q", "unknown parameter \"queu\"; expected one of queue, kind"),
+            ("queue=a&queue=b", "\"queue\" is given twice"),
             ("kind=dead", "unknown kind \"dead\"; expected task, discovered, record, refused"),
             ("since=monday", "\"monday\" is not a time"),
             ("limit=x", "limit \"x\" is not a whole number"),
             ("cursor=x", "the cursor is not one of an earlier answer"),
             ("queue=a%20b", "contains ' '"),
         ] {
-            let said = query(text).unwrap_err();
+            let said = pages_of_query(text).unwrap_err();
             assert!(said.contains(why), "{said:?} should say {why:?}");
         }
     }

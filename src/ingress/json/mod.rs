@@ -14,6 +14,7 @@ pub(super) mod history;
 pub mod insert;
 pub mod jobs;
 pub mod letters;
+pub(super) mod query;
 pub mod read;
 mod schema;
 pub mod search;

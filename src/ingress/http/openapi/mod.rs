@@ -36,6 +36,11 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(table: &[RouteOfRole], au
     Router::new().route("/openapi.json", get(answer)).merge(ui::routes())
 }
 
+/// The parameters that the query of a route may have: those that the document describes, and no others.
+pub(super) fn known_parameters(method: &Method, path: &'static str) -> Vec<&'static str> {
+    operations::of(method, path).known_parameters()
+}
+
 /// The document of these routes.
 fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
     let mut schemas = Schemas::new();

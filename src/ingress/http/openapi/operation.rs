@@ -50,6 +50,8 @@ pub(super) struct Operation {
     summary: &'static str,
     note: &'static str,
     query: Vec<Parameter>,
+    /// The query may have parameters that name headers of tasks. The document has no form for them.
+    task_headers: bool,
     headers: Vec<Parameter>,
     body: Option<SchemaOf>,
     /// The body and the answer may also be lines.
@@ -86,6 +88,7 @@ impl Operation {
             summary,
             note: "",
             query: Vec::new(),
+            task_headers: false,
             headers: Vec::new(),
             body: None,
             lines: false,
@@ -105,6 +108,20 @@ impl Operation {
         let schema = SchemaGenerator::default().subschema_for::<T>().to_value();
         self.query.push(Parameter { name, description, schema });
         self
+    }
+
+    /// The query may also name headers of tasks.
+    pub(super) fn query_of_task_headers(self) -> Self {
+        Self { task_headers: true, ..self }
+    }
+
+    /// The names of the parameters that the query may have.
+    pub(super) fn known_parameters(&self) -> Vec<&'static str> {
+        let mut known: Vec<_> = self.query.iter().map(|parameter| parameter.name).collect();
+        if self.task_headers {
+            known.push(json::query::HEADERS);
+        }
+        known
     }
 
     /// Adds the parameter for the length of an answer.

@@ -74,6 +74,7 @@ fn read_tasks(path: &'static str) -> Option<Operation> {
             .query::<String>("status", "Only with one of these statuses, separated by commas")
             .query::<String>("key", "Only with this key")
             .query::<String>("key_prefix", "Only with a key that begins so")
+            .query_of_task_headers()
             .query::<String>("worker", "Only with a result of this worker")
             .query::<json::Instant>("since", "Only inserted from this time on")
             .query::<json::Instant>("until", "Only inserted before this time")

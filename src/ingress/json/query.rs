@@ -1,0 +1,108 @@
+//! The query of a URL. Each parameter is known to its route and given once, so that a request does what it says.
+
+use std::collections::HashSet;
+
+use crate::api::{ECHO, shorten};
+
+/// Stands for all names that begin with `header.`.
+pub(in crate::ingress) const HEADERS: &str = "header.NAME";
+const HEADER: &str = "header.";
+
+/// Reads the parameters of a query. The error names the first mistake.
+pub(in crate::ingress) fn parameters(query: &str) -> Result<Vec<(String, String)>, String> {
+    let mut parameters = Vec::new();
+    let mut seen = HashSet::new();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let name = text(name)?;
+        let value = text(value)?;
+        if !seen.insert(name.clone()) {
+            return Err(format!("the parameter {:?} is given twice", shorten(&name, ECHO)));
+        }
+        parameters.push((name, value));
+    }
+    Ok(parameters)
+}
+
+/// Refuses a query with a parameter that the route does not know.
+pub(in crate::ingress) fn check(query: &str, known: &[&str]) -> Result<(), String> {
+    for (name, _) in parameters(query)? {
+        let is_header = name.strip_prefix(HEADER).is_some_and(|header| !header.is_empty());
+        if known.contains(&&*name) || is_header && known.contains(&HEADERS) {
+            continue;
+        }
+        let expected = match known {
+            [] => "this route takes none".to_owned(),
+            [one] => format!("expected {one}"),
+            several => format!("expected one of {}", several.join(", ")),
+        };
+        return Err(format!("unknown parameter {:?}; {expected}", shorten(&name, ECHO)));
+    }
+    Ok(())
+}
+
+pub(super) fn not_a_number(name: &str, value: &str) -> String {
+    format!("{name} {:?} is not a whole number", shorten(value, ECHO))
+}
+
+/// The header that a parameter names.
+pub(super) fn header(name: &str) -> Option<&str> {
+    name.strip_prefix(HEADER)
+}
+
+/// Decodes a name or a value. Bytes that are not UTF-8 are refused rather than replaced: they would choose other tasks.
+fn text(encoded: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut rest = encoded.bytes();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' => {
+                let mut ahead = rest.clone();
+                let digits = [ahead.next(), ahead.next()].map(|digit| char::from(digit?).to_digit(16));
+                match digits {
+                    [Some(high), Some(low)] => {
+                        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
+                        rest = ahead;
+                    }
+                    // As browsers read it.
+                    _ => bytes.push(b'%'),
+                }
+            }
+            other => bytes.push(other),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| format!("the query has {:?}, which is not UTF-8", shorten(encoded, ECHO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_decoded() {
+        let read = parameters("key=https%3A%2F%2Fa%2F%3Fb+c&e=%c3%a9&&n&p=100%&q=%zz&r=a=b").unwrap();
+        let read: Vec<_> = read.iter().map(|(name, value)| (&name[..], &value[..])).collect();
+        let want = [("key", "https://a/?b c"), ("e", "é"), ("n", ""), ("p", "100%"), ("q", "%zz"), ("r", "a=b")];
+        assert_eq!(read, want);
+        assert_eq!(parameters(""), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_query_is_named() {
+        for (query, known, why) in [
+            ("queu=q", &["queue", "status"][..], "unknown parameter \"queu\"; expected one of queue, status"),
+            ("que=q", &["queue"], "unknown parameter \"que\"; expected queue"),
+            ("dry_run=true", &[], "unknown parameter \"dry_run\"; this route takes none"),
+            ("header.=x", &["queue", HEADERS], "unknown parameter \"header.\"; expected one of queue, header.NAME"),
+            ("header.a=x", &["queue"], "unknown parameter \"header.a\"; expected queue"),
+            ("queue=q&queue=r", &["queue"], "the parameter \"queue\" is given twice"),
+            ("queue=q&qu%65ue=r", &["queue"], "the parameter \"queue\" is given twice"),
+            ("key=%ff", &["key"], "the query has \"%ff\", which is not UTF-8"),
+            ("key=%ed%a0%80", &["key"], "the query has \"%ed%a0%80\", which is not UTF-8"),
+        ] {
+            assert_eq!(check(query, known), Err(why.to_owned()), "{query}");
+        }
+        assert_eq!(check("queue=q&header.a=1&header.b=2", &["queue", HEADERS]), Ok(()));
+    }
+}
