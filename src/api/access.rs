@@ -5,15 +5,17 @@
 
 use std::{
     collections::HashMap,
+    future,
     num::NonZeroU32,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures::future::BoxFuture;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use parking_lot::RwLock;
 use tokio::{
-    sync::{Mutex, Semaphore},
+    sync::{Mutex, Semaphore, watch},
     time::{sleep, timeout},
 };
 
@@ -39,6 +41,8 @@ const LOOKS_PER_SECOND: NonZeroU32 = NonZeroU32::new(4).unwrap();
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 /// How often such a call checks whether others have asked SQL meanwhile.
 const CHECK_EVERY: Duration = Duration::from_millis(25);
+/// How often a call that waits looks at the time at which its token expires.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// The reason why a call is refused.
 #[derive(Debug, thiserror::Error)]
@@ -107,9 +111,21 @@ impl Authentication {
 
     /// Checks again, in the middle of a call that may last: its token may have been revoked meanwhile.
     pub(super) fn still_valid(&self, caller: &Caller) -> Result<(), Denied> {
-        match (self, &caller.access) {
+        self.valid(&caller.access)
+    }
+
+    pub(super) fn valid(&self, access: &Access) -> Result<(), Denied> {
+        match (self, access) {
             (Self::ByToken(tokens), Access::ByToken(hash, _)) => tokens.valid(hash).map(drop),
             _ => Ok(()),
+        }
+    }
+
+    /// Waits until the token of this access is no longer valid. Without a token it waits for ever.
+    pub(super) fn revoked(&self, access: &Access) -> BoxFuture<'static, Denied> {
+        match (self, access) {
+            (Self::ByToken(tokens), Access::ByToken(hash, _)) => Box::pin(tokens.clone().revoked(*hash)),
+            _ => Box::pin(future::pending()),
         }
     }
 }
@@ -118,6 +134,8 @@ impl Authentication {
 #[derive(Clone)]
 pub struct Tokens {
     known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    /// Says that a token is no longer what it was.
+    lost: Arc<watch::Sender<()>>,
     clock: Clock,
     sync: Arc<Mutex<TokenSync>>,
     unknown: Arc<UnknownTokens>,
@@ -145,6 +163,7 @@ impl Known {
 pub struct TokenSync {
     store: Arc<dyn Store>,
     known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    lost: Arc<watch::Sender<()>>,
     clock: Clock,
     read: Option<(u64, Instant)>,
     /// The beginning of the last read that succeeded: `known` has all tokens made before.
@@ -154,20 +173,22 @@ pub struct TokenSync {
 impl TokenSync {
     /// Reads for the first time.
     pub async fn start(store: Arc<dyn Store>, clock: Clock) -> store::Result<Self> {
-        let mut sync = Self { store, known: Arc::default(), clock, read: None, read_from: None };
+        let mut sync = Self { store, known: Arc::default(), lost: Arc::default(), clock, read: None, read_from: None };
         sync.read().await?;
         Ok(sync)
     }
 
     /// Goes on reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) -> Tokens {
-        let (known, clock) = (Arc::clone(&self.known), self.clock.clone());
+        let known = Arc::clone(&self.known);
+        let lost = Arc::clone(&self.lost);
+        let clock = self.clock.clone();
         let sync = Arc::new(Mutex::new(self));
         let unknown = UnknownTokens {
             places: Semaphore::new(MOST_UNKNOWN),
             looks: RateLimiter::direct(Quota::per_second(LOOKS_PER_SECOND)),
         };
-        let tokens = Tokens { known, clock, sync: Arc::clone(&sync), unknown: Arc::new(unknown) };
+        let tokens = Tokens { known, lost, clock, sync: Arc::clone(&sync), unknown: Arc::new(unknown) };
         if tokens.known.read().is_empty() {
             tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
         }
@@ -188,10 +209,17 @@ impl TokenSync {
         let stored = self.store.tokens().await?;
         let mut known = self.known.write();
         let mut before = std::mem::take(&mut *known);
+        let mut has_lost = false;
         for (hash, token) in stored {
             // A token that stays keeps the count of its calls.
             let same = before.remove(&hash).filter(|known| *known.token == token);
+            has_lost |= same.is_none();
             known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(token))));
+        }
+        has_lost |= !before.is_empty();
+        drop(known);
+        if has_lost {
+            self.lost.send_replace(());
         }
         self.read = Some((version, Instant::now()));
         self.read_from = Some(from);
@@ -249,6 +277,24 @@ impl Tokens {
             return Err(Denied::Expired(known.token.name.clone()));
         }
         Ok(known)
+    }
+
+    async fn revoked(self, hash: SecretHash) -> Denied {
+        let mut lost = self.lost.subscribe();
+        loop {
+            let known = match self.valid(&hash) {
+                Ok(known) => known,
+                Err(denied) => return denied,
+            };
+            let left_ms = known.token.expires_unix_ms.map(|at| at.saturating_sub(self.clock.now_unix_ms()));
+            let left = left_ms.map_or(LOOK_EVERY, |left| Duration::from_millis(left.max(1).unsigned_abs()));
+            tokio::select! {
+                // The sender lives as long as `self`.
+                _ = lost.changed() => {}
+                // The shared clock may go faster than the one of this machine.
+                () = sleep(left.min(LOOK_EVERY)) => {}
+            }
+        }
     }
 }
 

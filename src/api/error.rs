@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::access::Denied;
 use crate::{
     bus,
-    model::{LetterId, QueueName, ShardId, TaskId},
+    model::{LetterId, NoShare, QueueName, ShardId, TaskId},
     pipelines::{changing, discovery, tasks},
     queue,
     store::{self, MOST_JOBS},
@@ -34,7 +34,9 @@ pub enum Error {
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,
     #[error("{0}")]
-    ManyWatchers(String),
+    ManyWaits(String),
+    #[error("{} connections have called with this token, half of all (max_connections); use one for more calls", .0.most())]
+    ManyConnections(NoShare),
     #[error(transparent)]
     Watchers(#[from] queue::Full),
     #[error("task {id} cannot be changed any more: {why}")]
@@ -107,7 +109,8 @@ impl Error {
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })
             | Self::ManyJobs
-            | Self::ManyWatchers(_)
+            | Self::ManyWaits(_)
+            | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))

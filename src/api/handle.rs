@@ -1,9 +1,10 @@
 //! The handle of all operations.
 
+use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use super::{access::Authentication, error::Error, reader::Reader};
+use super::{access::Authentication, error::Error, reader::Reader, waits::{Wait, Waits}};
 use crate::{
     model::{Access, Caller, Role},
     pipelines::{changing::Changing, discovery, tasks},
@@ -16,6 +17,7 @@ pub struct Api {
     pub query: Option<Reader>,
     pub changing: Option<Changing>,
     pub authentication: Authentication,
+    pub waits: Waits,
     /// Ends calls that wait for tasks.
     pub stop: CancellationToken,
 }
@@ -24,6 +26,22 @@ impl Api {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
     pub async fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
         Ok(self.authentication.authenticate(authorization, role).await?)
+    }
+
+    /// Counts a call that waits. Its drop says that the wait is over.
+    pub fn wait(&self, caller: &Caller) -> Result<Wait, Error> {
+        self.waits.call(&caller.access)
+    }
+
+    /// Waits until the token of a caller is no longer valid, and says why. Without a token it waits for ever.
+    pub fn revoked(&self, caller: &Caller) -> BoxFuture<'static, Error> {
+        let revoked = self.authentication.revoked(&caller.access);
+        Box::pin(async { Error::from(revoked.await) })
+    }
+
+    /// True while the token of this access is valid.
+    pub fn is_valid(&self, access: &Access) -> bool {
+        self.authentication.valid(access).is_ok()
     }
 }
 

@@ -23,8 +23,8 @@ mod sessions;
 mod stream;
 mod tasks;
 mod waiting;
+mod waits;
 mod watch;
-mod watchers;
 mod watching;
 
 pub use self::{
@@ -34,7 +34,7 @@ pub use self::{
     ledger::Ledger,
     reader::Reader,
     stream::{FindRoom, Received, Room, Sent, StreamEnd},
+    waits::{Wait, Waits},
     watch::Watching,
-    watchers::Watchers,
 };
 pub(crate) use crate::model::{ECHO, shorten};

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use uuid::Uuid;
 
-use super::{error::Error, ledger::Ledger, watchers::Watchers};
+use super::{error::Error, ledger::Ledger};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -25,7 +25,6 @@ pub struct Reader {
     pub settings: Arc<Settings>,
     pub clock: Clock,
     pub ledger: Arc<Ledger>,
-    pub watchers: Watchers,
 }
 
 impl Reader {

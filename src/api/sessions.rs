@@ -53,10 +53,16 @@ impl Api {
             let valid = self.authentication.still_valid(caller).map_err(|denied| denied.to_string());
             valid.and_then(|()| room(bytes)).map_err(tasks::Error::Full)
         };
+        let _wait = (!wait.is_zero()).then(|| self.waits.call(&caller.access)).transpose()?;
         let next = tasks.next_shared(shared, wait, room);
         let next = counted(Method::Get, next, |(next, _)| next.leases.tasks.is_empty());
-        // A stop ends the wait: the dropped call gives back what it leased.
-        let next = self.stop.run_until_cancelled(next.instrument(span("want", caller))).await;
+        // A stop ends the wait, and so does the end of the token: the dropped call gives back what it leased.
+        let next = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => None,
+            next = next.instrument(span("want", caller)) => Some(next),
+            denied = self.authentication.revoked(&caller.access), if !wait.is_zero() => return Err(denied.into()),
+        };
         // Leases that are not delivered go back.
         self.authentication.still_valid(caller)?;
         Ok(next.unwrap_or_else(|| Ok((SharedTasks { granted, pending, ..SharedTasks::default() }, None)))?)

@@ -37,13 +37,16 @@ impl Api {
         if let Ok(request) = &mut request {
             access::may_get(caller, request)?;
         }
+        let waits = request.as_ref().is_ok_and(|request| !request.wait.is_zero());
+        let _wait = waits.then(|| self.waits.call(&caller.access)).transpose()?;
         let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
         let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
-        // A stop ends the wait: the dropped call gives back what it leased.
+        // A stop ends the wait, and so does the end of the token: the dropped call gives back what it leased.
         let leases = tokio::select! {
             biased;
             () = self.stop.cancelled() => Leases::default(),
             leases = call.instrument(span("get", caller)) => leases?,
+            denied = self.authentication.revoked(&caller.access), if waits => return Err(denied.into()),
         };
         // Leases that are not delivered go back.
         self.authentication.still_valid(caller)?;

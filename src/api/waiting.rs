@@ -49,7 +49,7 @@ impl Api {
         }
         let query = self.query()?;
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
-        let counted = query.watchers.admit(caller, tasks.len())?;
+        let counted = self.waits.of_tasks(&caller.access, tasks.len())?;
         let queues: Vec<Option<QueueName>> = tasks.iter().map(queue_of).collect();
         // The processes hear of the interest while SQL stores the tasks; not of a queue that the insert may not make.
         let is_known =
@@ -74,7 +74,14 @@ impl Api {
         // Frees the place of the early watch for the next one. The queues stay watched for a while.
         drop(early);
         let watch = query.watch_ends(of).ok();
-        let wait = query.ends(watch.as_ref(), &ids, deadline, self.stop.cancelled());
+        let revoked = self.authentication.revoked(&caller.access);
+        let stop = async {
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                _ = revoked => {}
+            }
+        };
+        let wait = query.ends(watch.as_ref(), &ids, deadline, stop);
         let mut statuses = wait.instrument(span("wait", caller)).await;
         drop((watch, counted));
         if self.authentication.still_valid(caller).is_err() {

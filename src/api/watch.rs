@@ -11,7 +11,7 @@ use super::{
     error::Error,
     handle::{Api, span},
     query::task_id,
-    watchers::Counted,
+    waits::Wait,
     watching::{Look, Statuses},
 };
 use crate::{
@@ -41,7 +41,7 @@ impl Api {
     pub async fn watch_task(&self, caller: &Caller, id: &str, last: Option<&str>) -> Result<Watching, Error> {
         let (id, last) = (task_id(id)?, event_id(last)?);
         let query = self.query()?;
-        let counted = query.watchers.admit(caller, 1)?;
+        let wait = self.waits.of_tasks(&caller.access, 1)?;
         let begin = async {
             let queue = query.queue_of(caller, id).await?;
             let announcer = query.queue.announcer();
@@ -63,7 +63,7 @@ impl Api {
         };
         let life = Life { id, last: Some(begun) };
         let of_task = OfTask { watch, life, held: Vec::new(), hear_at: Instant::now() };
-        let mut watching = self.watching(caller, Source::Task(of_task), counted);
+        let mut watching = self.watching(caller, Source::Task(of_task), wait);
         watching.over = now.status.is_final().then_some(WatchOver::Final);
         watching.ready.extend(seen.is_none().then_some(Watched::Event(now)));
         Ok(watching)
@@ -75,7 +75,12 @@ impl Api {
         reaches(caller, queue.as_str())?;
         let last = event_id(last)?;
         let query = self.query()?;
-        let counted = query.watchers.admit(caller, 0)?;
+        // A name that nobody uses yet may be made up.
+        let is_new = query.queue.shards_of(&queue).is_empty() && !query.settings.queues.named.contains_key(&queue);
+        let wait = match is_new {
+            true => self.waits.of_new_queue(&caller.access)?,
+            false => self.wait(caller)?,
+        };
         let mut watch = query.queue.announcer().watch_queue(queue)?;
         let has_resumed = last.is_some_and(|last| watch.resume(&last));
         if !has_resumed {
@@ -83,12 +88,12 @@ impl Api {
             let begin = timeout(BEGIN_WITHIN, watch.begin());
             _ = self.stop.run_until_cancelled(begin).await;
         }
-        let mut watching = self.watching(caller, Source::Queue(watch), counted);
+        let mut watching = self.watching(caller, Source::Queue(watch), wait);
         watching.ready.extend((last.is_some() && !has_resumed).then_some(Watched::Gap));
         Ok(watching)
     }
 
-    fn watching(&self, caller: &Caller, source: Source, counted: Counted) -> Watching {
+    fn watching(&self, caller: &Caller, source: Source, wait: Wait) -> Watching {
         let now = Instant::now();
         Watching {
             authentication: self.authentication.clone(),
@@ -100,7 +105,7 @@ impl Api {
             over: None,
             beat_at: now + BEAT_EVERY,
             check_at: now + CHECK_EVERY,
-            _counted: counted,
+            _wait: wait,
         }
     }
 }
@@ -225,7 +230,7 @@ pub struct Watching {
     over: Option<WatchOver>,
     beat_at: Instant,
     check_at: Instant,
-    _counted: Counted,
+    _wait: Wait,
 }
 
 impl Watching {

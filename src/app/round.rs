@@ -19,7 +19,7 @@ use super::{
     holder::Holder,
 };
 use crate::{
-    api::{Api, Authentication, Ledger, Reader, TokenSync, Watchers},
+    api::{Api, Authentication, Ledger, Reader, TokenSync, Waits},
     bus::{self, Bus},
     config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
@@ -277,7 +277,6 @@ fn state(
         settings: Arc::clone(&cx.settings),
         clock: cx.clock.clone(),
         ledger: Arc::new(ledger),
-        watchers: Watchers::default(),
     };
     reader.inform_watchers(supervisor);
     ingress::State {
@@ -287,6 +286,7 @@ fn state(
             query: Some(reader),
             changing: Some(changing),
             authentication,
+            waits: Waits::default(),
             stop: doors.stop_token(),
         }),
         progress: supervisor.progress().clone(),

@@ -2,12 +2,14 @@
 
 use axum::http::{Extensions, HeaderMap, header};
 
+use super::standing::Standing;
 use crate::{
     api::{Api, Error},
     model::{Caller, Client, Role},
 };
 
-/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation.
+/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation. Its connection
+/// belongs to the token from then on.
 pub(super) async fn authenticate(
     api: &Api,
     headers: &HeaderMap,
@@ -18,6 +20,8 @@ pub(super) async fn authenticate(
     let access = api.authenticate(authorization, role).await?;
     let client: &Client = extensions.get().expect("the connection gives each request its client");
     let caller = Caller { client: *client, access };
+    let standing: &Standing = extensions.get().expect("the connection gives each request its standing");
+    standing.called_by(&caller.access).map_err(Error::ManyConnections)?;
     extensions.insert(caller);
     Ok(())
 }

@@ -38,6 +38,7 @@ use super::{
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Socket, WRITE_TIMEOUT},
+    standing::Standing,
     staying::OfConnection,
     tls::Tls,
 };
@@ -102,14 +103,20 @@ pub(super) struct Answering<H> {
     pub(super) stop: CancellationToken,
 }
 
-/// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
-pub(super) async fn serve(stream: TcpStream, answering: Answering<impl Handlers>, patience: Duration) {
+/// Serves a client until it goes, or has been silent for `patience`. After a stop, or if its standing says that it has
+/// to end, it answers the requests in hand.
+pub(super) async fn serve(
+    stream: TcpStream,
+    answering: Answering<impl Handlers>,
+    standing: Standing,
+    patience: Duration,
+) {
     let record = Arc::<Record>::default();
     let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
     let socket = Socket::new(stream, Arc::clone(&record));
     let stop = answering.stop.clone();
     let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
-    let requests = Requests { answering, client, record, staying: OfConnection::default() };
+    let requests = Requests { answering, client, record, standing, staying: OfConnection::default() };
     match acceptor {
         None => converse(socket, requests, patience).await,
         Some(acceptor) => match stop.run_until_cancelled(timeout(patience, acceptor.accept(socket))).await {
@@ -133,13 +140,21 @@ where
         count.fetch_add(bytes.len(), Ordering::Relaxed);
     });
     let (io, record) = (TokioIo::new(counted), Arc::clone(&requests.record));
-    let (stop, protocol) = (requests.answering.stop.clone(), requests.answering.protocol);
+    let protocol = requests.answering.protocol;
+    let stop = requests.answering.stop.clone();
+    let standing = requests.standing.clone();
+    let ending = async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = standing.is_ending() => {}
+        }
+    };
     match protocol {
         Protocol::Http => {
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
             let connection = pin!(builder.serve_connection(io, requests));
-            drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, &stop).await;
+            drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, ending).await;
         }
         Protocol::Grpc => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -158,7 +173,7 @@ where
                     sleep(LOOK_EVERY).await;
                 }
             };
-            drive(connection, http2::Connection::graceful_shutdown, silence, &record, &stop).await;
+            drive(connection, http2::Connection::graceful_shutdown, silence, &record, ending).await;
         }
     }
 }
@@ -168,13 +183,13 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
     shut_down: impl FnOnce(Pin<&mut C>),
     silence: impl Future<Output = ()>,
     record: &Record,
-    stop: &CancellationToken,
+    ending: impl Future<Output = ()>,
 ) {
     let mut silence = pin!(silence);
     let served = tokio::select! {
         served = connection.as_mut() => served,
         () = silence.as_mut() => return,
-        () = stop.cancelled() => {
+        () = ending => {
             shut_down(connection.as_mut());
             let nothing_left = async {
                 record.idle().await;
@@ -198,6 +213,7 @@ struct Requests<H> {
     answering: Answering<H>,
     client: Client,
     record: Arc<Record>,
+    standing: Standing,
     staying: OfConnection,
 }
 
@@ -221,6 +237,7 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
         }
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
+        parts.extensions.insert(self.standing.clone());
         let (handlers, protocol) = (handlers.clone(), *protocol);
         let request = Request::from_parts(parts, body);
         Box::pin(async move {

@@ -33,7 +33,7 @@ use super::{
     budget::Share,
     connection::{Answering, Handlers, Stay},
     descriptors,
-    listener::{self, Door},
+    listener::{self, Door, strangers_stay},
     measure, refused,
     tally::{Excess, Tally},
     traced,
@@ -79,7 +79,15 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
         // Load balancers turn to other processes while taskd answers the last calls.
         set_health(&health, &[DISCOVERY, TASKS, OPERATOR, WHOLE], ServingStatus::NotServing).await;
     };
-    let door = Door { name: "gRPC", answering, max_connections, without_room: None };
+    let api = Arc::clone(&state.api);
+    let door = Door {
+        name: "gRPC",
+        answering,
+        max_connections,
+        strangers_stay: strangers_stay(&state.settings),
+        is_valid: Arc::new(move |access| api.is_valid(access)),
+        without_room: None,
+    };
     tokio::join!(listener::serve(listener, door), stopping);
     Ok(())
 }

@@ -2,26 +2,32 @@
 
 use std::{
     collections::VecDeque,
-    io,
+    future, io,
     net::SocketAddr,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::sleep,
+    time::{sleep, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::connection::{self, Answering, Handlers};
-use crate::telemetry::metrics;
+use super::{
+    connection::{self, Answering, Handlers},
+    standing::{Connections, IsValid, Standing},
+};
+use crate::{
+    config::{Auth, Settings},
+    telemetry::metrics,
+};
 
 /// The longest silence of a client, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest silence of a client beyond the limit of connections.
 const HASTE: Duration = Duration::from_secs(5);
+/// How long a connection may stay without an accepted call, if calls need a token.
+const STRANGERS_STAY: Duration = Duration::from_secs(30);
 /// The connections beyond the limit that taskd answers at a time. The oldest makes way for the next.
 const WITHOUT_ROOM: usize = 32;
 /// The pause after a failed accept: other connections have to end first.
@@ -53,22 +59,38 @@ pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, C
     TcpListener::bind(addr).await.map_err(|error| CannotListen { addr, what, error })
 }
 
+/// How long a connection may stay without an accepted call; `None`: until it has to make way. Without tokens there is
+/// nothing that a client could show.
+pub(super) fn strangers_stay(settings: &Settings) -> Option<Duration> {
+    (settings.auth == Auth::Tokens).then_some(STRANGERS_STAY)
+}
+
 /// A listener's rules.
 pub(super) struct Door<H> {
     /// The listener's name in the log.
     pub(super) name: &'static str,
     pub(super) answering: Answering<H>,
     pub(super) max_connections: usize,
+    /// How long a connection may stay without an accepted call; `None`: until it has to make way.
+    pub(super) strangers_stay: Option<Duration>,
+    pub(super) is_valid: IsValid,
     /// Answers clients beyond the limit; `None`: taskd hangs up on them.
     pub(super) without_room: Option<H>,
 }
 
 /// Serves until the stop, then answers the requests in hand.
 pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
-    let (room, connections) = (Arc::new(Semaphore::new(door.max_connections)), TaskTracker::new());
-    let (mut turned_away, mut said) = (VecDeque::new(), Said::default());
+    let connections = Connections::new(door.max_connections, door.is_valid.clone());
+    let tasks = TaskTracker::new();
+    let mut turned_away = VecDeque::new();
+    let mut said = Said::default();
     let stop = door.answering.stop.clone();
-    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+            () = a_stranger_stayed(&connections, door.strangers_stay) => continue,
+        };
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -77,26 +99,48 @@ pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+        let Some((place, made_way)) = connections.admit() else {
             metrics::refused_connection(door.answering.protocol);
             said.now_and_then(|| {
                 tracing::warn!("{} connections over {}: no room for more", door.max_connections, door.name)
             });
             if let Some(handlers) = &door.without_room {
                 let answering = Answering { handlers: handlers.clone(), ..door.answering.clone() };
-                drop(connections.spawn(brief(stream, answering, &mut turned_away)));
+                drop(tasks.spawn(brief(stream, answering, &mut turned_away)));
             }
             continue;
         };
+        if made_way {
+            metrics::refused_connection(door.answering.protocol);
+            said.now_and_then(|| {
+                tracing::warn!(
+                    "{} connections over {}: the oldest without an accepted call makes way",
+                    door.max_connections,
+                    door.name
+                )
+            });
+        }
         let answering = door.answering.clone();
-        drop(connections.spawn(async move {
-            connection::serve(stream, answering, PATIENCE).await;
+        drop(tasks.spawn(async move {
+            let standing = place.standing();
+            tokio::select! {
+                biased;
+                () = standing.makes_way() => {}
+                () = connection::serve(stream, answering, standing.clone(), PATIENCE) => {}
+            }
             drop(place);
         }));
     }
     drop(listener);
-    connections.close();
-    connections.wait().await;
+    tasks.close();
+    tasks.wait().await;
+}
+
+/// Waits until a connection has been here for `stay` without an accepted call, and tells it to end.
+async fn a_stranger_stayed(connections: &Connections, stay: Option<Duration>) {
+    let Some((stay, since)) = stay.zip(connections.oldest_stranger()) else { return future::pending().await };
+    sleep_until((since + stay).into()).await;
+    connections.end_strangers(stay);
 }
 
 /// Serves a connection beyond the limit. It makes way for later ones, so that silent clients do not keep out probes.
@@ -113,7 +157,7 @@ fn brief<H: Handlers>(
         oldest.cancel();
     }
     async move {
-        make_way.run_until_cancelled(connection::serve(stream, answering, HASTE)).await;
+        make_way.run_until_cancelled(connection::serve(stream, answering, Standing::without_place(), HASTE)).await;
     }
 }
 

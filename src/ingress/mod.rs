@@ -1,7 +1,7 @@
 //! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and writes the answer.
 //!
 //! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks for its token;
-//! `socket` and `delivery` see an answer off. `body`, `budget`, `tally` and `staying` limit what a request may take.
+//! `standing` knows whose connection it is; `socket` and `delivery` see an answer off. `body`, `budget`, `tally` and `staying` limit what a request may take.
 
 mod authenticate;
 mod body;
@@ -19,6 +19,7 @@ mod listener;
 mod measure;
 mod refused;
 mod socket;
+mod standing;
 mod staying;
 mod tally;
 mod tls;

@@ -206,6 +206,14 @@ impl Access {
         }
     }
 
+    /// The hash of the token; `None`: there is none.
+    pub fn hash(&self) -> Option<SecretHash> {
+        match self {
+            Self::Open => None,
+            Self::ByToken(hash, _) => Some(*hash),
+        }
+    }
+
     /// The token, if it is restricted to some queues or to one worker. Such a token gets at most half of what all callers
     /// share; see [`Shares`](super::Shares).
     pub fn restricted(&self) -> Option<SecretHash> {

@@ -36,6 +36,15 @@ pub enum NoShare {
     OfToken(usize),
 }
 
+impl NoShare {
+    /// The most units that the caller may hold.
+    pub fn most(self) -> usize {
+        match self {
+            Self::OfAll(most) | Self::OfToken(most) => most,
+        }
+    }
+}
+
 impl Shares {
     pub fn new(most: usize) -> Self {
         Self(Arc::new(Bound { most, held: Mutex::default() }))
@@ -100,17 +109,48 @@ impl Share {
         self.units -= units;
         let mut held = self.shares.0.held.lock();
         held.by_all -= units;
-        let Some(token) = self.token else { return };
-        if let Some(of_token) = held.by_token.get_mut(&token) {
-            *of_token -= units;
-            if *of_token == 0 {
-                held.by_token.remove(&token);
+        if let Some(token) = self.token {
+            held.give_back(&token, units);
+        }
+    }
+
+    /// Passes the units on to another caller. On an error they stay where they are.
+    pub fn pass_to(&mut self, access: &Access) -> Result<(), NoShare> {
+        let token = access.restricted();
+        if token == self.token {
+            return Ok(());
+        }
+        let mut held = self.shares.0.held.lock();
+        if let Some(token) = token {
+            let most_of_token = self.shares.most_of_token(Some(&token));
+            let of_token = held.by_token.get(&token).copied().unwrap_or_default() + self.units;
+            if of_token > most_of_token {
+                return Err(NoShare::OfToken(most_of_token));
+            }
+            if self.units > 0 {
+                held.by_token.insert(token, of_token);
             }
         }
+        if let Some(before) = self.token {
+            held.give_back(&before, self.units);
+        }
+        self.token = token;
+        Ok(())
     }
 
     pub fn units(&self) -> usize {
         self.units
+    }
+}
+
+impl Held {
+    fn give_back(&mut self, token: &SecretHash, units: usize) {
+        if let Some(of_token) = self.by_token.get_mut(token) {
+            *of_token -= units;
+            if *of_token == 0 {
+                self.by_token.remove(token);
+            }
+        }
     }
 }
 
@@ -154,6 +194,23 @@ mod tests {
         assert_eq!((first.units(), shares.held()), (5, 10));
         first.shrink(9);
         assert_eq!((first.units(), shares.held()), (0, 5));
+    }
+
+    #[test]
+    fn units_that_are_passed_on_count_for_their_new_caller() {
+        let shares = Shares::new(4);
+        let (mine, other) = (token("a.*"), token("b.*"));
+        let mut share = shares.take(&mine, 2).unwrap();
+        let held = shares.take(&other, 1).unwrap();
+        assert_eq!(share.pass_to(&other), Err(NoShare::OfToken(2)));
+        drop(held);
+        share.pass_to(&other).unwrap();
+        assert_eq!(shares.take(&other, 1).err(), Some(NoShare::OfToken(2)));
+        shares.take(&mine, 2).unwrap();
+        share.pass_to(&Access::Open).unwrap();
+        assert_eq!(shares.held(), 2);
+        drop(share);
+        assert!(shares.held() == 0 && shares.0.held.lock().by_token.is_empty());
     }
 
     #[test]

@@ -64,5 +64,13 @@ pub(in crate::ingress) async fn refuse(
         wrap: |cut| Box::new(Status::from(cut)),
         stop,
     };
-    listener::serve(listener, Door { name: "gRPC", answering, max_connections, without_room: None }).await;
+    let door = Door {
+        name: "gRPC",
+        answering,
+        max_connections,
+        strangers_stay: None,
+        is_valid: Arc::new(|_| true),
+        without_room: None,
+    };
+    listener::serve(listener, door).await;
 }

@@ -44,8 +44,9 @@ use super::{
     authenticate::authenticate,
     connection::{Answering, Stay},
     descriptors, json,
-    listener::{self, Door},
+    listener::{self, Door, strangers_stay},
     measure, refused,
+    standing::IsValid,
     tally::Excess,
     traced,
 };
@@ -58,7 +59,11 @@ use crate::{
 /// Serves until `state.stop`, then answers the requests in hand.
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
-    let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
+    let without_room = full(state.clone(), max_connections);
+    let (budget, stop) = (state.budget.clone(), state.stop.clone());
+    let strangers_stay = strangers_stay(&state.settings);
+    let api = Arc::clone(&state.api);
+    let is_valid: IsValid = Arc::new(move |access| api.is_valid(access));
     let answering = Answering {
         protocol: Protocol::Http,
         tls: state.tls.clone(),
@@ -69,8 +74,15 @@ pub async fn serve(listener: TcpListener, state: State) {
         wrap: |cut| Box::new(cut),
         stop,
     };
-    listener::serve(listener, Door { name: "HTTP", answering, max_connections, without_room: Some(without_room) })
-        .await;
+    let door = Door {
+        name: "HTTP",
+        answering,
+        max_connections,
+        strangers_stay,
+        is_valid,
+        without_room: Some(without_room),
+    };
+    listener::serve(listener, door).await;
 }
 
 /// A route, the role that its callers need, and its handler.

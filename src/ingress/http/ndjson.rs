@@ -22,6 +22,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures::{
     Stream, StreamExt, TryStreamExt,
+    future::BoxFuture,
     stream::{self, BoxStream},
 };
 use parking_lot::Mutex;
@@ -44,7 +45,7 @@ use super::{
     request,
 };
 use crate::{
-    api::{self, Api},
+    api::{self, Api, Wait},
     config::Settings,
     model::{Caller, InsertAnswer, InsertStatus, NewTask},
 };
@@ -63,8 +64,9 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(super) async fn insert(call: Call) -> Answer {
     let Call { state, caller, share, headers, body, .. } = call;
     state.api.can_insert()?;
+    let waiting = Waiting { _wait: state.api.wait(&caller)?, revoked: state.api.revoked(&caller) };
     let inserter = Inserter { api: Arc::clone(&state.api), caller, context: traced::caller_context(&headers) };
-    let mut source = Source::new(&state, share, body);
+    let mut source = Source::new(&state, share, body, waiting);
     let first = match source.next().await {
         Read::Lines(mut batch) => {
             batch.store(&inserter).await?;
@@ -160,6 +162,15 @@ struct Source {
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
+    /// `None`: nobody counts it.
+    waiting: Option<Waiting>,
+}
+
+/// A request that waits for its next line.
+struct Waiting {
+    _wait: Wait,
+    /// Ends when the token of the request is no longer valid.
+    revoked: BoxFuture<'static, api::Error>,
 }
 
 enum Read {
@@ -170,9 +181,9 @@ enum Read {
 }
 
 impl Source {
-    fn new(state: &State, share: Share, body: Body) -> Self {
+    fn new(state: &State, share: Share, body: Body, waiting: Waiting) -> Self {
         let chunks = body.into_data_stream().map_err(io::Error::other);
-        Self::of(chunks, Arc::clone(&state.settings), share, state.stop.clone())
+        Self { waiting: Some(waiting), ..Self::of(chunks, Arc::clone(&state.settings), share, state.stop.clone()) }
     }
 
     fn of(
@@ -187,26 +198,29 @@ impl Source {
         let dropped = share.clone();
         let dropped = move |bytes| dropped.shrink(bytes);
         let lines = Lines::new(chunks, settings.limits.max_request_bytes, dropped);
-        Self { lines, heard, idle: IDLE, share, settings, stop }
+        Self { lines, heard, idle: IDLE, share, settings, stop, waiting: None }
     }
 
     async fn next(&mut self) -> Read {
-        let Self { lines, heard, idle, stop, .. } = &mut *self;
+        let Self { lines, heard, idle, stop, waiting, .. } = &mut *self;
         // While taskd was busy it did not listen.
         *heard.lock() = Instant::now();
         let batch = async {
             tokio::select! {
                 biased;
-                batch = lines.next_batch(BATCH) => Some(batch),
-                () = silence(heard, *idle) => None,
+                // Lines that came before the end of the token are answered with it, one by one.
+                batch = lines.next_batch(BATCH) => Come::Lines(batch),
+                () = silence(heard, *idle) => Come::Nothing,
+                error = revoked(waiting) => Come::Revoked(error),
             }
         };
         match stop.run_until_cancelled(batch).await {
             None => Read::Cut(Cut::Stopping.into()),
-            Some(None) => Read::Cut(Cut::Late(self.idle).into()),
-            Some(Some(Err(error))) => Read::Cut(request::cut_line(error)),
-            Some(Some(Ok(lines))) if lines.is_empty() => Read::End,
-            Some(Some(Ok(lines))) => Read::Lines(self.batch(lines)),
+            Some(Come::Nothing) => Read::Cut(Cut::Late(self.idle).into()),
+            Some(Come::Revoked(error)) => Read::Cut(error.into()),
+            Some(Come::Lines(Err(error))) => Read::Cut(request::cut_line(error)),
+            Some(Come::Lines(Ok(lines))) if lines.is_empty() => Read::End,
+            Some(Come::Lines(Ok(lines))) => Read::Lines(self.batch(lines)),
         }
     }
 
@@ -214,6 +228,21 @@ impl Source {
         let answers = vec![InsertAnswer::try_later(String::new()); lines.len()];
         let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed(), parts: 0 };
         Batch { lines, answers, room, settings: Arc::clone(&self.settings) }
+    }
+}
+
+/// What came first.
+enum Come {
+    Lines(Result<Vec<Line>, io::Error>),
+    Nothing,
+    Revoked(api::Error),
+}
+
+/// Ends when the token of a request is no longer valid. Nobody asks a second time.
+async fn revoked(waiting: &mut Option<Waiting>) -> api::Error {
+    match waiting {
+        Some(waiting) => (&mut waiting.revoked).await,
+        None => std::future::pending().await,
     }
 }
 

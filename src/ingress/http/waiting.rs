@@ -1,6 +1,8 @@
 //! The ways in while taskd waits for servers: they tell probes and callers what is missing, instead of letting them
 //! hang.
 
+use std::sync::Arc;
+
 use axum::{
     Json, Router,
     http::StatusCode,
@@ -47,7 +49,14 @@ impl Waiting {
             wrap: |cut| Box::new(cut),
             stop: server.stop_token(),
         };
-        let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: Some(router) };
+        let door = Door {
+            name: "HTTP",
+            answering,
+            max_connections: MAX_CONNECTIONS,
+            strangers_stay: None,
+            is_valid: Arc::new(|_| true),
+            without_room: Some(router),
+        };
         server.spawn_once(listener::serve(http, door));
         let asked = what.subscribe();
         let why = move || why(*asked.borrow());

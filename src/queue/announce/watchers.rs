@@ -18,8 +18,8 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The watchers of a process, at most.
-const MOST: usize = 10_000;
+/// The watchers of a process, at most: as many as calls may wait.
+const MOST: usize = 20_000;
 /// The tasks about which watchers ask, at most. The safety net finds the others.
 const MOST_ASKED: usize = 20_000;
 /// How long a queue stays watched without a watcher: the next one may come soon.
