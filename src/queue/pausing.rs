@@ -8,32 +8,31 @@ use crate::model::QueueName;
 impl Shards {
     /// Whether claims leave out the queue.
     pub fn is_paused(&self, queue: &QueueName) -> bool {
-        self.pauses().0.read().contains(queue)
+        self.pauses().0.read().paused.contains(queue)
     }
 
     /// The paused queues, by name.
     pub fn paused(&self) -> Vec<QueueName> {
-        self.pauses().0.read().iter().cloned().collect()
+        self.pauses().0.read().paused.iter().cloned().collect()
     }
 
-    /// Pauses these queues and resumes all others. Wakes the callers that wait for a queue that is resumed.
-    pub fn pause_only(&self, queues: BTreeSet<QueueName>) {
-        let before = {
-            let mut paused = self.pauses().0.write();
-            if *paused == queues {
-                return;
-            }
-            std::mem::replace(&mut *paused, queues.clone())
-        };
-        before.difference(&queues).for_each(|resumed| self.resumed(resumed));
-        queues.difference(&before).for_each(|queue| tracing::info!(%queue, "queue {queue} is paused"));
+    /// How often this process has paused or resumed a queue. [`Self::pause_only`] takes the number from before a read.
+    pub fn pause_changes(&self) -> u64 {
+        self.pauses().0.read().changes
+    }
+
+    /// Pauses these queues and resumes all others, as a read says that began after this number of changes. Later
+    /// changes stay: the read may have missed them. Wakes the callers that wait for a queue that is resumed.
+    pub fn pause_only(&self, queues: BTreeSet<QueueName>, changes: u64) {
+        let (before, now) = self.pauses().0.write().read(queues, changes);
+        before.difference(&now).for_each(|resumed| self.resumed(resumed));
+        now.difference(&before).for_each(|queue| tracing::info!(%queue, "queue {queue} is paused"));
     }
 
     /// Pauses or resumes one queue at once, before the others hear of it.
     pub fn set_paused(&self, queue: &QueueName, is_paused: bool) {
-        if is_paused {
-            self.pauses().0.write().insert(queue.clone());
-        } else if self.pauses().0.write().remove(queue) {
+        let was_paused = self.pauses().0.write().set(queue, is_paused);
+        if was_paused && !is_paused {
             self.resumed(queue);
         }
     }

@@ -35,10 +35,17 @@ pub struct QueueSync {
     occupancy: Occupancy,
     clock: Clock,
     shards: Option<ShardsRead>,
-    /// The version that was read, and when.
-    pauses: Option<(u64, Instant)>,
+    pauses: Option<PausesRead>,
     parked: Option<Instant>,
     oldest: Option<Instant>,
+}
+
+#[derive(Clone, Copy)]
+struct PausesRead {
+    version: u64,
+    /// The changes of this process before the read.
+    changes: u64,
+    at: Instant,
 }
 
 #[derive(Clone, Copy)]
@@ -89,14 +96,17 @@ impl QueueSync {
     }
 
     async fn read_pauses(&mut self) -> store::Result<()> {
-        // The version first: a change after it is read again.
-        let (now, version) = (self.clock.now(), self.store.pauses_version().await?);
-        if self.pauses.is_some_and(|(read, at)| read == version && now - at < WHOLE_EVERY) {
+        // The changes and the version first: what happens after them is read again.
+        let now = self.clock.now();
+        let changes = self.queue.pause_changes();
+        let version = self.store.pauses_version().await?;
+        let is_read = |read: PausesRead| read.version == version && read.changes == changes;
+        if self.pauses.is_some_and(|read| is_read(read) && now - read.at < WHOLE_EVERY) {
             return Ok(());
         }
         let paused = self.store.paused_queues().await?;
-        self.queue.pause_only(paused.into_iter().map(|paused| paused.queue).collect());
-        self.pauses = Some((version, now));
+        self.queue.pause_only(paused.into_iter().map(|paused| paused.queue).collect(), changes);
+        self.pauses = Some(PausesRead { version, changes, at: now });
         Ok(())
     }
 
