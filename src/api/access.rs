@@ -24,6 +24,7 @@ use crate::{
         Access, AccessToken, Batch, Caller, Completion, ECHO, GetTasks, ItemAnswer, LeaseToken, OpenSession, QueueName,
         Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
     },
+    pipelines::admission::Occupancy,
     runtime::{Clock, Supervisor},
     store::{self, Store},
 };
@@ -162,6 +163,8 @@ impl Known {
 /// The reader of the tokens, and how far it has read.
 pub struct TokenSync {
     store: Arc<dyn Store>,
+    /// Knows the scopes of the tokens.
+    occupancy: Occupancy,
     known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
     lost: Arc<watch::Sender<()>>,
     clock: Clock,
@@ -172,8 +175,16 @@ pub struct TokenSync {
 
 impl TokenSync {
     /// Reads for the first time.
-    pub async fn start(store: Arc<dyn Store>, clock: Clock) -> store::Result<Self> {
-        let mut sync = Self { store, known: Arc::default(), lost: Arc::default(), clock, read: None, read_from: None };
+    pub async fn start(store: Arc<dyn Store>, occupancy: Occupancy, clock: Clock) -> store::Result<Self> {
+        let mut sync = Self {
+            store,
+            occupancy,
+            known: Arc::default(),
+            lost: Arc::default(),
+            clock,
+            read: None,
+            read_from: None,
+        };
         sync.read().await?;
         Ok(sync)
     }
@@ -207,6 +218,7 @@ impl TokenSync {
             return Ok(());
         }
         let stored = self.store.tokens().await?;
+        self.occupancy.set_scopes(stored.iter().map(|(_, token)| token.scope.clone()).collect());
         let mut known = self.known.write();
         let mut before = std::mem::take(&mut *known);
         let mut has_lost = false;

@@ -33,6 +33,8 @@ pub enum Error {
     NoSuchJob(Uuid),
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,
+    #[error("{} jobs of this token run, which is half of all that may; wait for one, or stop one", MOST_JOBS / 2)]
+    ManyJobsOfToken,
     #[error("{0}")]
     ManyWaits(String),
     #[error("{} connections have called with this token, half of all (max_connections); use one for more calls", .0.most())]
@@ -109,6 +111,7 @@ impl Error {
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })
             | Self::ManyJobs
+            | Self::ManyJobsOfToken
             | Self::ManyWaits(_)
             | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,

@@ -29,9 +29,13 @@ impl Api {
         let discovery = self.discovery()?;
         // NDJSON comes here with each batch of its lines.
         self.authentication.still_valid(caller)?;
+        let restricted = caller.access.restricted().and_then(|_| caller.access.token()).map(|token| &token.scope);
         let may_be_stored = |task: Result<NewTask, String>| {
             let task = task.map_err(InsertAnswer::rejected)?;
             reaches(caller, &task.queue).map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;
+            if let Some(scope) = restricted {
+                discovery.let_in(&task.queue, scope).map_err(InsertAnswer::rejected)?;
+            }
             Ok(task)
         };
         let (tasks, known) = split(tasks.into_iter().map(may_be_stored).collect());

@@ -18,7 +18,7 @@ use crate::{
         Act, Caller, ChangeTasks, ChosenTasks, ECHO, ItemAnswer, ItemStatus, Job, JobChange, JobProgress, JobState,
         Scope, StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged, shorten,
     },
-    store::{ListedTask, TaskSearch},
+    store::{AddedJob, ListedTask, MOST_JOBS, TaskSearch},
 };
 
 /// The tasks that a count looks at, in all and at once.
@@ -142,6 +142,7 @@ impl Api {
             filter,
             who: who(caller).to_owned(),
             scope: caller.access.token().map_or_else(Scope::default, |token| token.scope.clone()),
+            token: caller.access.hash(),
             state: JobState::Running,
             progress: JobProgress::default(),
             created_unix_ms: now,
@@ -150,8 +151,12 @@ impl Api {
         let queue = job.filter.queue.as_ref().map_or_else(|| "all queues".to_owned(), ToString::to_string);
         let words = job.change.of_tasks();
         let act = Act::at_time(now, &job.who, &format!("start job: {words}"), &format!("{} of {queue}", job.id));
-        if !query.store().add_job(&job, &act).await? {
-            return Err(Error::ManyJobs);
+        // A restricted token leaves half of the jobs to others.
+        let most_of_token = if caller.access.restricted().is_some() { MOST_JOBS / 2 } else { MOST_JOBS };
+        match query.store().add_job(&job, most_of_token, &act).await? {
+            AddedJob::Yes => {}
+            AddedJob::NoRoom => return Err(Error::ManyJobs),
+            AddedJob::NoRoomForToken => return Err(Error::ManyJobsOfToken),
         }
         tracing::info!(job = %job.id, who = %job.who, "{}: the job {} will {words} of {queue}", job.who, job.id);
         Ok(job)
@@ -188,7 +193,7 @@ impl Api {
         let (id, query) = (job_id(id)?, self.query()?);
         let now = query.now_unix_ms();
         let act = Act::at_time(now, who(caller), "stop job", &id.to_string());
-        let stop = query.store().stop_job(id, now, &act).instrument(span("stop_job", caller));
+        let stop = query.store().stop_job(id, now, None, &act).instrument(span("stop_job", caller));
         stop.await?.ok_or(Error::NoSuchJob(id))
     }
 }

@@ -166,7 +166,9 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     let tokens = match settings.auth {
         Auth::None => None,
         Auth::Tokens => {
-            let tokens = || async { TokenSync::start(Arc::clone(store), clock.clone()).await.map_err(unreadable) };
+            let tokens = || async {
+                TokenSync::start(Arc::clone(store), occupancy.clone(), clock.clone()).await.map_err(unreadable)
+            };
             let Some(tokens) = wait.until("the database", tokens).await? else { return Ok(None) };
             Some(tokens)
         }

@@ -34,7 +34,8 @@ Examples:
   TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
 
 A token is shown once: taskd keeps only its hash. Each running process knows a new token at once, and drops \
-a revoked one within a second. The command needs the database of the running taskd: the same \
+a revoked one within a second: calls that wait, streams and jobs of a revoked token end. The command needs the \
+database of the running taskd: the same \
 --config or --data-dir.
 Exit code: 0, or 1 if there is no token to revoke, 2 if the request is wrong or there is no database."
 )]
@@ -215,8 +216,13 @@ async fn create(create: Create, store: &Arc<dyn Store>, auth: Auth) -> anyhow::R
 }
 
 async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
+    let hash = store.tokens().await?.into_iter().find(|(_, token)| token.name == name).map(|(hash, _)| hash);
     if !store.revoke_token(name, &Act::new(&me(), "revoke token", name)).await? {
         bail!(NotThere(format!("there is no token {name:?}; taskd token list shows all")));
+    }
+    for job in store.running_jobs().await?.into_iter().filter(|job| job.token.is_some() && job.token == hash) {
+        let queue = job.filter.queue.as_ref().map_or("all queues", QueueName::as_str);
+        say(format!("the job {} ({} of {queue}) stops: {name:?} had started it", job.id, job.change.of_tasks()));
     }
     Ok(())
 }

@@ -94,7 +94,7 @@ impl fmt::Display for Roles {
 }
 
 /// The queues that a token reaches: names, and beginnings of names with a star. An empty scope is every queue.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope(Vec<String>);
 
 impl Scope {

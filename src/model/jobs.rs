@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 use uuid::Uuid;
 
-use super::{Change, ItemAnswer, Priority, Requeue, Scope, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName};
+use super::{
+    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName};
 
 /// The change that a job makes to each of its tasks. SQL keeps the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,6 +161,8 @@ pub struct Job {
     pub who: String,
     /// The queues that its creator reached.
     pub scope: Scope,
+    /// The token that started it; `None`: calls needed none. The job stops when the token is no longer valid.
+    pub token: Option<SecretHash>,
     pub state: JobState,
     pub progress: JobProgress,
     pub created_unix_ms: i64,

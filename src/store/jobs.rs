@@ -14,12 +14,22 @@ pub const MOST_JOBS: u32 = 100;
 /// How long a job can be read, from its start. A job that runs stays.
 pub const JOBS_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// Whether a job was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddedJob {
+    Yes,
+    /// [`MOST_JOBS`] run.
+    NoRoom,
+    /// The token of the job has as many as it may have.
+    NoRoomForToken,
+}
+
 /// The part of the store that keeps jobs. Every method is one transaction, and may be repeated as those of `Store`.
 #[async_trait]
 pub trait Jobs: Send + Sync {
-    /// Adds a job, and records its act. Removes jobs that ended and began [`JOBS_STAY`] ago. False if [`MOST_JOBS`]
-    /// run.
-    async fn add_job(&self, job: &Job, act: &Act) -> Result<bool>;
+    /// Adds a job, unless [`MOST_JOBS`] run, or `most_of_token` of its token. Records its act, and removes jobs that
+    /// ended and began [`JOBS_STAY`] ago.
+    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob>;
 
     async fn job(&self, id: Uuid) -> Result<Option<Job>>;
 
@@ -34,8 +44,9 @@ pub trait Jobs: Send + Sync {
     /// Of two that have changed the same page one stores its counts.
     async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool>;
 
-    /// Stops a running job, and records the act. Answers the job behind it; `None`: there is no such job.
-    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, act: &Act) -> Result<Option<Job>>;
+    /// Stops a running job, and records the act. The reason, if there is one, becomes its last error. Answers the job
+    /// after that; `None`: there is no such job.
+    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, why: Option<&str>, act: &Act) -> Result<Option<Job>>;
 
     /// Sends dead and cancelled tasks again, removes their letters, and records an act for each. Answers those among
     /// `ids` that were one.

@@ -41,7 +41,7 @@ pub use self::{
     history::{Attempts, FAILURES_STAY, History},
     holder::Holders,
     idempotency::IdempotencyKeys,
-    jobs::{JOBS_STAY, Jobs, MOST_JOBS},
+    jobs::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS},
     letters::Letters,
     outbox::{BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published},
     owned::KeyOwners,

@@ -8,6 +8,6 @@ mod sync;
 
 pub use self::{
     gates::{Gates, Shortage},
-    occupancy::{Occupancy, Room},
+    occupancy::{NoName, Occupancy, Room},
     sync::QueueSync,
 };

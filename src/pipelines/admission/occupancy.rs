@@ -8,7 +8,10 @@ use std::{
 
 use parking_lot::RwLock;
 
-use crate::{config::Queues, model::QueueName};
+use crate::{
+    config::Queues,
+    model::{QueueName, Scope},
+};
 
 /// How long a name keeps its place before SQL knows a task of it. After that its task was not stored.
 const LET_IN: Duration = Duration::from_secs(10);
@@ -27,6 +30,36 @@ struct Known {
     /// Names with unfinished tasks, with an open shard, or let in a moment ago.
     names: HashSet<QueueName>,
     let_in: HashMap<QueueName, Instant>,
+    /// The scopes of tokens that reach some queues only.
+    scopes: Vec<Scope>,
+    /// The number of names that a scope includes, for the scopes that somebody asked about since the last reading.
+    names_of: HashMap<Scope, usize>,
+}
+
+/// The reason why a new name is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoName {
+    /// There are as many names as there may be.
+    All,
+    /// A token reaches this name, and half of all names that there may be.
+    OfScope,
+}
+
+impl Known {
+    /// True if the scope includes half of all names that there may be.
+    fn has_half(&mut self, scope: &Scope, max: usize) -> bool {
+        let names = &self.names;
+        let count = || names.iter().filter(|name| scope.includes(name.as_str())).count();
+        *self.names_of.entry(scope.clone()).or_insert_with(count) >= (max / 2).max(1)
+    }
+
+    fn let_in(&mut self, queue: &QueueName) {
+        if self.names.insert(queue.clone()) {
+            let including = self.names_of.iter_mut().filter(|(scope, _)| scope.includes(queue.as_str()));
+            including.for_each(|(_, count)| *count += 1);
+        }
+        self.let_in.insert(queue.clone(), Instant::now());
+    }
 }
 
 /// Room for tasks that may be new. Dropped, it gives back that of the tasks that were not.
@@ -72,6 +105,7 @@ impl Occupancy {
         names.extend(known.let_in.keys().cloned());
         (known.unfinished, known.names) = (unfinished, names);
         known.readings += 1;
+        known.names_of.clear();
     }
 
     pub(super) fn set_oldest(&self, oldest: HashMap<QueueName, i64>) {
@@ -93,19 +127,47 @@ impl Occupancy {
         self.0.read().names.contains(queue)
     }
 
+    /// Takes over the scopes of the tokens that reach some queues only.
+    pub fn set_scopes(&self, mut scopes: Vec<Scope>) {
+        scopes.retain(|scope| !scope.is_everything());
+        self.0.write().scopes = scopes;
+    }
+
     /// Whether tasks may go to a queue of this name. A known name always passes, and so does one with settings of its
-    /// own; a new name passes while there are fewer than `max`.
-    pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues) -> bool {
+    /// own; a new name passes while there are fewer than `max`, and the scope of a restricted caller includes less than
+    /// half of that.
+    pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues, scope: Option<&Scope>) -> Result<(), NoName> {
         if self.0.read().names.contains(queue) {
-            return true;
+            return Ok(());
         }
         let mut known = self.0.write();
-        if known.names.len() >= max && !known.names.contains(queue) && !queues.named.contains_key(queue) {
-            return false;
+        if !known.names.contains(queue) && !queues.named.contains_key(queue) {
+            if known.names.len() >= max {
+                return Err(NoName::All);
+            }
+            if scope.is_some_and(|scope| known.has_half(scope, max)) {
+                return Err(NoName::OfScope);
+            }
         }
-        known.names.insert(queue.clone());
-        known.let_in.insert(queue.clone(), Instant::now());
-        true
+        known.let_in(queue);
+        Ok(())
+    }
+
+    /// Does as [`Self::lets_in`] for a discovered task. Nobody knows any more whose token reported it, so each scope of
+    /// a token that includes the name counts.
+    pub fn lets_in_discovered(&self, queue: &QueueName, max: usize, queues: &Queues) -> Result<(), NoName> {
+        if self.0.read().names.contains(queue) {
+            return Ok(());
+        }
+        let mut known = self.0.write();
+        let scopes = known.scopes.clone();
+        let is_new = !known.names.contains(queue) && !queues.named.contains_key(queue);
+        let mut including = scopes.iter().filter(|scope| scope.includes(queue.as_str()));
+        if is_new && including.any(|scope| known.has_half(scope, max)) {
+            return Err(NoName::OfScope);
+        }
+        drop(known);
+        self.lets_in(queue, max, queues, None)
     }
 
     /// Takes room for so many tasks of each queue. Takes none, and answers the queue, where one has its
@@ -150,15 +212,41 @@ mod tests {
         queues.named.insert(queue("named"), queues.default.clone());
         occupancy.set_names([(queue("busy"), 1)].into(), [queue("open"), queue("busy")].into_iter());
         for name in ["busy", "open", "new", "new", "named"] {
-            assert!(occupancy.lets_in(&queue(name), 3, &queues), "{name}");
+            assert_eq!(occupancy.lets_in(&queue(name), 3, &queues, None), Ok(()), "{name}");
         }
-        assert!(!occupancy.lets_in(&queue("beyond"), 3, &queues));
+        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Err(NoName::All));
         // A name counts until SQL has it or its time is over; a name that is gone makes room.
         occupancy.set_names(HashMap::new(), [queue("open")].into_iter());
-        assert!(!occupancy.lets_in(&queue("beyond"), 3, &queues));
+        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Err(NoName::All));
         occupancy.0.write().let_in.clear();
         occupancy.set_names([(queue("new"), 1)].into(), [queue("open")].into_iter());
-        assert!(occupancy.lets_in(&queue("beyond"), 3, &queues));
+        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Ok(()));
+    }
+
+    #[test]
+    fn a_scope_has_half_of_the_names() {
+        let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
+        queues.named.insert(queue("a.named"), queues.default.clone());
+        let scope: Scope = "a.*".parse().unwrap();
+        occupancy.set_names([(queue("a.0"), 1)].into(), [queue("b.0")].into_iter());
+        let lets_in = |name: &str, scope| occupancy.lets_in(&queue(name), 6, &queues, scope);
+        assert_eq!(lets_in("a.1", Some(&scope)), Ok(()));
+        // A name counts whoever it came from.
+        assert_eq!(lets_in("a.2", None), Ok(()));
+        assert_eq!(lets_in("a.3", Some(&scope)), Err(NoName::OfScope));
+        for name in ["a.0", "a.2", "a.named"] {
+            assert_eq!(lets_in(name, Some(&scope)), Ok(()), "{name}");
+        }
+        // Without a token that is restricted to the name, the installation is its operator's.
+        assert_eq!(occupancy.lets_in_discovered(&queue("a.3"), 7, &queues), Ok(()));
+        occupancy.set_scopes(vec![scope.clone(), Scope::default(), "b.*".parse().unwrap()]);
+        assert_eq!(occupancy.lets_in_discovered(&queue("a.4"), 7, &queues), Err(NoName::OfScope));
+        assert_eq!(occupancy.lets_in_discovered(&queue("b.1"), 7, &queues), Ok(()));
+        assert_eq!(lets_in("c", None), Err(NoName::All));
+        // SQL knows better how many there are.
+        occupancy.0.write().let_in.clear();
+        occupancy.set_names([(queue("a.0"), 1)].into(), std::iter::empty());
+        assert_eq!(lets_in("a.5", Some(&scope)), Ok(()));
     }
 
     #[test]

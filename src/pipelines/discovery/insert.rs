@@ -22,7 +22,7 @@ use crate::{
     enrichment::Enrichment,
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName,
-        StoredStatus, TaskId, TaskRow,
+        Scope, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{admission::Room, context::Context},
@@ -75,6 +75,18 @@ impl Handle {
     /// Answers an error when no task was stored. When only the rest could not be stored, that is answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, true).await
+    }
+
+    /// Lets in a task of a caller that is restricted to a scope, before [`Self::insert`]. A name that is not valid is left
+    /// to that.
+    pub fn let_in(&self, queue: &str, scope: &Scope) -> Result<(), String> {
+        let Ok(name) = QueueName::new(queue) else { return Ok(()) };
+        let let_in = self.context.let_in(&name, Some(scope));
+        if let_in.is_err() {
+            metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
+            self.tally.rejected(queue);
+        }
+        let_in
     }
 
     /// Inserts tasks of dead letters. A task that is refused again keeps its letter, and gets no other.
@@ -189,7 +201,7 @@ impl Handle {
             let rules = settings.task_rules(&task.queue);
             let checked = validate::check(&task, &rules, now);
             match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), |misfit| Err(misfit.says))) {
-                Ok(checked) => match self.context.let_in(checked.queue()) {
+                Ok(checked) => match self.context.let_in(checked.queue(), None) {
                     Ok(()) => {
                         let id = TaskId::at(now, place);
                         traced.begin(place, id, checked.queue(), &mut task);

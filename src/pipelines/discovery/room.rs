@@ -99,7 +99,7 @@ fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
     let queues = &context.settings.queues;
     let mut full = FullQueues::new();
     for (queue, count) in counts {
-        if let Err(reason) = context.let_in(queue) {
+        if let Err(reason) = context.let_in_discovered(queue) {
             full.insert(queue.clone(), (Lettered::MaxQueues, reason));
         } else if !context.occupancy.admit_all(queue, count, queues) {
             let max = queues.get(queue).max_unfinished;

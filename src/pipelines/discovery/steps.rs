@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use super::mark_published::ToMark;
 use crate::{
-    model::{QueueName, TaskRow},
+    model::{QueueName, Scope, TaskRow},
     pipelines::{
+        admission::NoName,
         context::Context,
         publishing,
         shortcut::{Moment, Sent, Shortcut},
@@ -58,16 +59,29 @@ impl Patience {
     }
 }
 
-impl Context {
-    /// Lets in tasks of a queue. A new queue needs room among the names.
-    pub(super) fn let_in(&self, queue: &QueueName) -> Result<(), String> {
-        let max = self.settings.discovery.max_queues;
-        match self.occupancy.lets_in(queue, max, &self.settings.queues) {
-            true => Ok(()),
-            false => {
-                Err(format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those"))
-            }
+fn no_name(queue: &QueueName, max: usize, why: NoName) -> String {
+    match why {
+        NoName::All => {
+            format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those")
         }
+        NoName::OfScope => format!(
+            "queue {queue} is new, and the scope of a token has {} queues already, half of max_queues; use one of those",
+            (max / 2).max(1)
+        ),
+    }
+}
+
+impl Context {
+    /// Lets in tasks of a queue. A new queue needs room among the names, and among those of a scope if there is one.
+    pub(super) fn let_in(&self, queue: &QueueName, scope: Option<&Scope>) -> Result<(), String> {
+        let max = self.settings.discovery.max_queues;
+        self.occupancy.lets_in(queue, max, &self.settings.queues, scope).map_err(|why| no_name(queue, max, why))
+    }
+
+    /// Lets in discovered tasks of a queue.
+    pub(super) fn let_in_discovered(&self, queue: &QueueName) -> Result<(), String> {
+        let max = self.settings.discovery.max_queues;
+        self.occupancy.lets_in_discovered(queue, max, &self.settings.queues).map_err(|why| no_name(queue, max, why))
     }
 
     /// The moment before tasks are stored, for [`Self::publish`].

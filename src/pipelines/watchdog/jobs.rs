@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::{error::Error, lead::Lead};
 use crate::{
-    model::{Act, Change, Changed, Job, JobChange, JobState, TaskAct, TaskCursor, TaskId, Update},
+    model::{Act, Change, Changed, Job, JobChange, JobState, SecretHash, TaskAct, TaskCursor, TaskId, Update},
     pipelines::{
         changing::{self, Changing},
         context::Context,
@@ -60,6 +60,9 @@ struct Rest {
     since: Instant,
 }
 
+/// When each token expires; `None`: never.
+type Expiries = HashMap<SecretHash, Option<i64>>;
+
 #[derive(Clone)]
 pub(super) struct Jobs {
     store: Arc<dyn Store>,
@@ -68,12 +71,14 @@ pub(super) struct Jobs {
     lead: Lead,
     /// Of pages that have their turn again. A process that takes over requeues the whole page once more.
     rests: Arc<Mutex<HashMap<Uuid, Rest>>>,
+    /// The version that was read.
+    tokens: Arc<Mutex<Option<(u64, Arc<Expiries>)>>>,
 }
 
 impl Jobs {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let (store, changing, clock) = (Arc::clone(&context.store), context.changing(), context.clock.clone());
-        Self { store, changing, clock, lead: lead.clone(), rests: Arc::default() }
+        Self { store, changing, clock, lead: lead.clone(), rests: Arc::default(), tokens: Arc::default() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -86,13 +91,19 @@ impl Jobs {
                 continue;
             }
             let mut failed = Ok(());
-            for job in running {
+            let mut stopped = HashSet::new();
+            for job in &running {
                 if !self.lead.wait(&cx).await {
                     return Ok(());
                 }
+                // Before each page, so that a job changes nothing more once its token is revoked.
+                self.stop_without_right(&running, &mut stopped).await?;
+                if stopped.contains(&job.id) {
+                    continue;
+                }
                 let started = Instant::now();
                 // A job whose page fails now holds up no other one: it has its turn again.
-                let stepped = self.step(job).await;
+                let stepped = self.step(job.clone()).await;
                 failed = failed.and(stepped);
                 metrics::watchdog_step("jobs", started.elapsed());
                 cx.beat();
@@ -102,6 +113,41 @@ impl Jobs {
                 }
             }
             failed?;
+        }
+        Ok(())
+    }
+
+    /// Stops the jobs whose token is no longer valid.
+    async fn stop_without_right(&self, running: &[Job], stopped: &mut HashSet<Uuid>) -> Result<(), Error> {
+        if running.iter().all(|job| job.token.is_none()) {
+            return Ok(());
+        }
+        // The version first: a change after it is read again.
+        let version = self.store.tokens_version().await?;
+        let known = self.tokens.lock().clone();
+        let tokens = match known {
+            Some((read, tokens)) if read == version => tokens,
+            _ => {
+                let tokens = self.store.tokens().await?;
+                let tokens = tokens.into_iter().map(|(hash, token)| (hash, token.expires_unix_ms)).collect();
+                let tokens: Arc<Expiries> = Arc::new(tokens);
+                *self.tokens.lock() = Some((version, Arc::clone(&tokens)));
+                tokens
+            }
+        };
+        let now = self.clock.now_unix_ms();
+        for job in running {
+            let Some(token) = &job.token else { continue };
+            let why = match tokens.get(token) {
+                None => "its token was revoked",
+                Some(Some(expires_unix_ms)) if *expires_unix_ms <= now => "its token has expired",
+                Some(_) => continue,
+            };
+            if stopped.insert(job.id) {
+                let act = Act::new("taskd", "stop job", &format!("{}: {why}", job.id));
+                self.store.stop_job(job.id, now, Some(why), &act).await?;
+                tracing::warn!(job = %job.id, "the job {} ({}) stops: {why}", job.id, job.change.of_tasks());
+            }
         }
         Ok(())
     }

@@ -23,18 +23,20 @@ use super::{
 };
 use crate::{
     config::EventQueues,
-    model::{Act, Job, JobProgress, JobState, QueueName, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName},
-    store::{JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
+    model::{Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName},
+    store::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
 };
 
-const COLUMNS: &str = "id, what, filter, who, scope, state, position, looked_at, matched, changed, failed, \
-     last_error, created_ms, updated_ms";
+const COLUMNS: &str = "id, what, filter, who, scope, token, state, position, looked_at, matched, changed, \
+     failed, last_error, created_ms, updated_ms";
 
 #[async_trait]
 impl<DB: Backend> Jobs for SqlStore<DB> {
-    async fn add_job(&self, job: &Job, act: &Act) -> Result<bool> {
-        let add =
-            self.sql.run("add_job", (job.clone(), act.clone()), |session, (job, act)| Box::pin(add(session, job, act)));
+    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
+        let input = (job.clone(), most_of_token, act.clone());
+        let add = self.sql.run("add_job", input, |session, (job, most_of_token, act)| {
+            Box::pin(add(session, job, *most_of_token, act))
+        });
         add.await
     }
 
@@ -80,11 +82,17 @@ impl<DB: Backend> Jobs for SqlStore<DB> {
         advance.await
     }
 
-    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, act: &Act) -> Result<Option<Job>> {
-        let stop = self.sql.run("stop_job", (id, at_unix_ms, act.clone()), |session, (id, at, act)| {
+    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, why: Option<&str>, act: &Act) -> Result<Option<Job>> {
+        let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
+        let stop = self.sql.run("stop_job", input, |session, (id, at, why, act)| {
             Box::pin(async move {
-                const STOP: &str = "UPDATE jobs SET state = ?, updated_ms = ? WHERE id = ? AND state = 0";
-                let stop = Statement::new(STOP).bind(JobState::Stopped as u32).bind(*at).bind(id);
+                let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
+                    .bind(JobState::Stopped as u32)
+                    .bind(*at);
+                if let Some(why) = why {
+                    stop = stop.sql(", last_error = ?").bind(why.as_str());
+                }
+                let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
                 if session.execute(stop).await? > 0 {
                     access::keep(session, act).await?;
                 }
@@ -113,19 +121,25 @@ fn position(cursor: Option<&TaskCursor>) -> &[u8] {
     cursor.map_or(&[], |TaskCursor(id)| id.as_bytes())
 }
 
-async fn add<S: Session>(session: &mut S, job: &Job, act: &Act) -> Result<bool> {
-    let running: Vec<(i64,)> =
-        session.fetch(Statement::new("SELECT COUNT(*) FROM jobs WHERE state = 0 AND id <> ?").bind(&job.id)).await?;
-    if running.first().is_some_and(|(running,)| *running >= i64::from(MOST_JOBS)) {
-        return Ok(false);
+async fn add<S: Session>(session: &mut S, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
+    const RUNNING: &str = "SELECT COUNT(*) FROM jobs WHERE state = 0 AND id <> ?";
+    if count(session, Statement::new(RUNNING).bind(&job.id)).await? >= i64::from(MOST_JOBS) {
+        return Ok(AddedJob::NoRoom);
+    }
+    if let Some(token) = &job.token {
+        let of_token = Statement::new(RUNNING).bind(&job.id).sql(" AND token = ?").bind(&token.0[..]);
+        if count(session, of_token).await? >= i64::from(most_of_token) {
+            return Ok(AddedJob::NoRoomForToken);
+        }
     }
     let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
-    let row: [Value<'_>; 14] = [
+    let row: [Value<'_>; 15] = [
         (&job.id).into(),
         job.change.to_string().into(),
         filter_text(&job.filter).into(),
         job.who.as_str().into(),
         job.scope.to_string().into(),
+        job.token.as_ref().map_or(&[][..], |token| &token.0).into(),
         (job.state as u32).into(),
         position(cursor.as_ref()).into(),
         (*looked_at).into(),
@@ -143,7 +157,12 @@ async fn add<S: Session>(session: &mut S, job: &Job, act: &Act) -> Result<bool> 
     let old_ms = job.created_unix_ms.unsigned_abs().saturating_sub(JOBS_STAY.as_millis() as u64);
     let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
     session.execute(Statement::new("DELETE FROM jobs WHERE id < ? AND state <> 0").bind(&old)).await?;
-    Ok(true)
+    Ok(AddedJob::Yes)
+}
+
+async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
+    let counts: Vec<(i64,)> = session.fetch(statement).await?;
+    Ok(counts.first().map_or(0, |(count,)| *count))
 }
 
 /// Tasks, each with the act that it gets if it is sent again.
@@ -187,6 +206,7 @@ columns! {
         filter: String,
         who: String,
         scope: String,
+        token: Vec<u8>,
         state: i64,
         position: Vec<u8>,
         looked_at: i64,
@@ -222,6 +242,7 @@ impl TryFrom<Columns> for Job {
             filter: filter_of(&columns.filter)?,
             who: columns.who,
             scope: columns.scope.parse().map_err(|e: String| corrupt(e))?,
+            token: token_of(&columns.token)?,
             state: state.ok_or_else(|| corrupt(format!("a job in state {}", columns.state)))?,
             progress: JobProgress {
                 cursor,
@@ -235,6 +256,14 @@ impl TryFrom<Columns> for Job {
             updated_unix_ms: columns.updated_ms,
         })
     }
+}
+
+fn token_of(hash: &[u8]) -> Result<Option<SecretHash>> {
+    if hash.is_empty() {
+        return Ok(None);
+    }
+    let hash = hash.try_into().map_err(|_| corrupt("the hash of a job's token has 32 bytes"))?;
+    Ok(Some(SecretHash(hash)))
 }
 
 /// A filter as SQL keeps it. A field that only a later taskd knows makes the job one of its own.

@@ -50,6 +50,7 @@ macro_rules! migration_files {
             "0022_name_the_redis",
             "0023_split_the_index_of_queues",
             "0024_walk_by_queue",
+            "0025_keep_the_token_of_a_job",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

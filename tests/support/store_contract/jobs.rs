@@ -2,9 +2,9 @@
 
 use taskd::{
     model::{
-        Act, Job, JobChange, JobProgress, JobState, Scope, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName,
+        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName,
     },
-    store::{MOST_JOBS, Retried, Store},
+    store::{AddedJob, MOST_JOBS, Retried, Store},
 };
 use uuid::{Timestamp, Uuid};
 
@@ -29,6 +29,7 @@ fn job() -> Job {
         filter: filter(),
         who: "ops".into(),
         scope: "a,b*".parse::<Scope>().unwrap(),
+        token: Some(SecretHash([1; 32])),
         state: JobState::Running,
         progress: JobProgress::default(),
         created_unix_ms: NOW,
@@ -46,9 +47,9 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
     // A repeated call has added it already.
     let start = act("start");
     for _ in 0..2 {
-        assert!(store.add_job(&first, &start).await.unwrap());
+        assert_eq!(store.add_job(&first, MOST_JOBS, &start).await.unwrap(), AddedJob::Yes);
     }
-    assert!(store.add_job(&second, &act("start")).await.unwrap());
+    assert_eq!(store.add_job(&second, MOST_JOBS, &act("start")).await.unwrap(), AddedJob::Yes);
     assert_eq!(store.job(first.id).await.unwrap().as_ref(), Some(&first));
     assert_eq!(store.job(Uuid::now_v7()).await.unwrap(), None);
     assert_eq!(store.running_jobs().await.unwrap(), [first.clone(), second.clone()], "the earliest first");
@@ -72,12 +73,13 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
 
     // A stop ends a running job, and leaves one that has ended.
     let (stop, too_late) = (act("stop"), act("too late"));
-    let stopped = Job { state: JobState::Stopped, updated_unix_ms: NOW + 5, ..second.clone() };
+    let progress = JobProgress { last_error: "why".into(), ..second.progress.clone() };
+    let stopped = Job { state: JobState::Stopped, progress, updated_unix_ms: NOW + 5, ..second.clone() };
     for _ in 0..2 {
-        assert_eq!(store.stop_job(second.id, NOW + 5, &stop).await.unwrap(), Some(stopped.clone()));
+        assert_eq!(store.stop_job(second.id, NOW + 5, Some("why"), &stop).await.unwrap(), Some(stopped.clone()));
     }
-    assert_eq!(store.stop_job(first.id, NOW + 5, &too_late).await.unwrap(), Some(done));
-    assert_eq!(store.stop_job(Uuid::now_v7(), NOW, &too_late).await.unwrap(), None);
+    assert_eq!(store.stop_job(first.id, NOW + 5, Some("late"), &too_late).await.unwrap(), Some(done));
+    assert_eq!(store.stop_job(Uuid::now_v7(), NOW, None, &too_late).await.unwrap(), None);
     assert!(!store.advance_job(&second, None).await.unwrap(), "a page that comes late changes no stopped job");
     assert_eq!(store.running_jobs().await.unwrap(), []);
     let acts = store.acts(None, 10).await.unwrap();
@@ -89,16 +91,26 @@ pub(crate) async fn jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it(d
     let created_unix_ms = NOW - 40 * 24 * 3_600_000;
     let id = Uuid::new_v7(Timestamp::from_unix_time(created_unix_ms.unsigned_abs() / 1000, 0, 0, 0));
     let old = Job { id, state: JobState::Done, created_unix_ms, ..job() };
-    assert!(store.add_job(&old, &act("start")).await.unwrap());
+    assert_eq!(store.add_job(&old, MOST_JOBS, &act("start")).await.unwrap(), AddedJob::Yes);
     assert!(store.job(old.id).await.unwrap().is_some());
+    // The jobs of one token are bounded apart.
+    let of_token = Job { token: Some(SecretHash([7; 32])), ..job() };
+    assert_eq!(store.add_job(&of_token, 1, &act("start")).await.unwrap(), AddedJob::Yes);
+    assert_eq!(store.add_job(&of_token, 1, &act("start")).await.unwrap(), AddedJob::Yes, "a repeated call");
+    let another = Job { id: Uuid::now_v7(), ..of_token.clone() };
+    assert_eq!(store.add_job(&another, 1, &act("start")).await.unwrap(), AddedJob::NoRoomForToken);
+    let of_another = Job { id: Uuid::now_v7(), token: Some(SecretHash([8; 32])), ..of_token.clone() };
+    assert_eq!(store.add_job(&of_another, 1, &act("start")).await.unwrap(), AddedJob::Yes);
     let mut all = Vec::new();
-    for _ in 0..MOST_JOBS {
+    for _ in 2..MOST_JOBS {
         all.push(job());
-        assert!(store.add_job(all.last().unwrap(), &act("start")).await.unwrap());
+        let added = store.add_job(all.last().unwrap(), MOST_JOBS, &act("start")).await.unwrap();
+        assert_eq!(added, AddedJob::Yes);
     }
     assert_eq!(store.job(old.id).await.unwrap(), None, "it ended long ago");
-    assert!(!store.add_job(&job(), &act("start")).await.unwrap());
-    assert!(store.add_job(&all[0], &act("start")).await.unwrap(), "a repeated call has its job");
+    assert_eq!(store.add_job(&job(), MOST_JOBS, &act("start")).await.unwrap(), AddedJob::NoRoom);
+    let again = store.add_job(&all[0], MOST_JOBS, &act("start")).await.unwrap();
+    assert_eq!(again, AddedJob::Yes, "a repeated call has its job");
     db.execute("UPDATE jobs SET what = 'paint'").await;
     assert_eq!((store.running_jobs().await.unwrap(), store.jobs(None, 10).await.unwrap()), (vec![], vec![]));
     assert!(store.job(all[0].id).await.is_err());
