@@ -97,10 +97,13 @@ if is_from_bus and count > 0 and not is_behind(ARGV[11], stored) then read_offse
 local function make_records()
   -- include lib/record.lua
   -- The record of a new task; nil when SQL has credited all its workers. Elements of an earlier epoch may still be in
-  -- a lane: only those of `offer` count.
-  local function new(task, offer, past)
+  -- a lane, also when the record of that epoch is forgotten: they never count, because their offers are lower.
+  local function new(task, past)
     local t = {'L', task.num, 0, {}, {}, {}, 0}
-    if task.epoch > 0 then t[EPOCH], t[OFFER], t[PAST] = task.epoch, offer, past end
+    if task.epoch > 0 then
+      t[EPOCH], t[OFFER], t[PAST] = task.epoch, first_offer(task.epoch), past
+      task.offer = t[OFFER]
+    end
     for _, worker in ipairs(task.credited) do
       table.insert(t[CREDITED], worker)
       table.insert(t[CREDITED], '0')
@@ -113,17 +116,14 @@ local function make_records()
   -- list of final records keeps the entry of that end.
   local function revive(id, t, task)
     if t[ST] == 'L' or not task or task.epoch <= (t[EPOCH] or 0) then return false end
-    local offer = (t[OFFER] or 0) + 1
     -- A credit whose report is still on its way to SQL.
     local credited = {}
     for _, worker in ipairs(task.credited) do credited[worker] = true end
     for i = 1, #t[CREDITED], 2 do
       if not credited[t[CREDITED][i]] then table.insert(task.credited, t[CREDITED][i]) end
     end
-    task.record = new(task, offer, (t[PAST] or 0) + 1)
-    if not task.record then return false end
-    task.prefix = string.sub(element(task.num, offer, id), 1, -17)
-    return true
+    task.record = new(task, (t[PAST] or 0) + 1)
+    return task.record and true or false
   end
   return load, new, revive
 end
@@ -134,14 +134,14 @@ if 14 + 2 * count < #ARGV then
   for a = 15 + 2 * count, #ARGV, 5 do
     local task = {num = tonumber(ARGV[a + 1]), due = tonumber(ARGV[a + 2]) > now and ARGV[a + 2],
       credited = ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {}, epoch = tonumber(ARGV[a + 4])}
-    task.record = new(task, 0)
+    task.record = new(task)
     others[tonumber(ARGV[a])] = task
   end
 end
--- An element is msgpack [NUM, 0, id].
+-- An element is msgpack [NUM, offer, id].
 local like_most = {num = tonumber(ARGV[12]), record = ARGV[12]}
 local function prefix_of(task)
-  task.prefix = string.sub(cmsgpack.pack({task.num, 0, ids[1]}), 1, -17)
+  task.prefix = string.sub(cmsgpack.pack({task.num, task.offer or 0, ids[1]}), 1, -17)
   return task.prefix
 end
 

@@ -442,17 +442,26 @@ def streams(n=2, owner=False):
 
 # ------------------------------------------------------------------ model 4: a dead task is sent again
 # One task of one worker, which may fail it or complete it. Its lives count from 0: the task's epoch.
-# state: (sql, epoch, outbox row, log, read, record, deaths, done, faults, truly)
+# state: (sql, epoch, outbox row, log, read, record, deaths, done, faults, truly, lane)
 #  sql     U unfinished, D dead, F completed           log     pipeline: how often a record was published; read of them
-#  record  None, or (L live | D dead | F completed, epoch)   deaths  reports of a death on the bus, with their epochs
+#  record  None, or (L live | D dead | F completed, epoch, offer)   deaths  reports of a death on the bus, with their epochs
 #  done    a report of a completion is on the bus      truly   epochs in which the record really died
-def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True):
-    init = ("U", 0, 1, 0, 0, None, (), 0, (lives, repeats, fails), ())
+#  lane    the offers of the elements of the task that are in a lane: those that count no more stay as long as they like
+# by_epoch: the first offer of a life is higher than each of the lives before. Otherwise it is 0 where no record is known, and
+# the next one where a final record is. Offer 0 in a record: each element counts.
+def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True, by_epoch=True):
+    init = ("U", 0, 1, 0, 0, None, (), 0, (lives, repeats, fails), (), ())
+
+    def counting(rec, lane):
+        return [offer for offer in lane if rec[2] in (0, offer)]
 
     def actions(s):
-        sql, epoch, out, log, read, rec, deaths, done, (lives, repeats, fails), truly = s
+        sql, epoch, out, log, read, rec, deaths, done, (lives, repeats, fails), truly, lane = s
         S = lambda **k: tuple(k.get(n, v) for n, v in zip(
-            ("sql", "epoch", "out", "log", "read", "rec", "deaths", "done", "f", "truly"), s))
+            ("sql", "epoch", "out", "log", "read", "rec", "deaths", "done", "f", "truly", "lane"), s))
+        for i, offer in enumerate(lane):
+            if not rec or rec[0] != "L" or offer not in counting(rec, lane):
+                yield "a spent element leaves its lane", S(lane=lane[:i] + lane[i + 1:]), None
         if out:
             yield "watchdog publishes the row and marks it", S(out=0, log=log + 1), 0
             if repeats:
@@ -462,14 +471,17 @@ def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True):
             if sql != "U":
                 yield "fanout drops a record of a final task", S(read=read + 1), 0
             elif rec is None or enqueue_replaces and rec[0] != "L" and rec[1] < epoch:
-                yield "fanout enqueues epoch %d" % epoch, S(read=read + 1, rec=("L", epoch)), 0
+                first = 10 * epoch if by_epoch else rec[2] + 1 if rec else 0
+                yield "fanout enqueues epoch %d" % epoch, S(read=read + 1, rec=("L", epoch, first), lane=lane + (first,)), 0
             else:
                 yield "fanout ignores a task that has a record", S(read=read + 1), 0
         if rec and rec[0] == "L":
             if fails:
-                yield "epoch %d dies" % rec[1], S(rec=("D", rec[1]), deaths=deaths + (rec[1],), truly=truly + (rec[1],),
+                yield "epoch %d dies" % rec[1], S(rec=("D",) + rec[1:], deaths=deaths + (rec[1],), truly=truly + (rec[1],),
                                                   f=(lives, repeats, fails - 1)), None
-            yield "epoch %d is completed" % rec[1], S(rec=("F", rec[1]), done=1), 0
+                yield "epoch %d is offered once more" % rec[1], S(
+                    rec=("L", rec[1], rec[2] + 1), lane=lane + (rec[2] + 1,), f=(lives, repeats, fails - 1)), None
+            yield "epoch %d is completed" % rec[1], S(rec=("F",) + rec[1:], done=1), 0
         if deaths:
             e = deaths[0]
             counts = sql == "U" and (e >= epoch or not settle_asks)
@@ -486,9 +498,11 @@ def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True):
             yield "an operator sends the task again", S(sql="U", epoch=epoch + 1, out=1, f=(lives - 1, repeats, fails)), None
 
     def invariant(s):
-        sql, epoch, truly = s[0], s[1], s[9]
+        sql, epoch, rec, truly, lane = s[0], s[1], s[5], s[9], s[10]
         if sql == "D" and epoch not in truly:
             return "SQL says dead in epoch %d, in which the task has not died" % epoch
+        if rec and rec[0] == "L" and len(counting(rec, lane)) != 1:
+            return "%d elements count for one task" % len(counting(rec, lane))
         return None
 
     # Without an operator a dead task stays dead. Nothing may stop a task on its way to an end.
@@ -597,9 +611,12 @@ def cancel(kills=1, repeats=1, flush=1, maxlog=3, script_decides=True, final_for
 #  lanes    ((elements, pointers), ...) element 1: the newest, 0: an older one     refused   mask: a failure too many, or taken away
 #  reserved the only worker that may get it, or -1; it ends by itself where `timed`
 #  gone     a worker that never comes back: its leases run out
+# rests: a worker may give back what it has not started, once. It rests: others may have the task at once, and this worker a
+# moment later. Its pointer stays before an element from which it rests: nothing offers the task to it once more.
+# Of a state with rests, the last part has the mask of those that rest, too.
 def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "to"), timed=False, change_offers=True, requeue_offers=True,
-         free_offers=True, closes_excess=True, ends_with_worker=True, all_lifts=True, leaves=False):
-    init = ((((1,), (0,) * W), ((), (0,) * W)), "L", num, 0, 0, 0, 0, -1, 0, 0, (acts, fails))
+         free_offers=True, closes_excess=True, ends_with_worker=True, all_lifts=True, leaves=False, rests=0, rest_stays=True):
+    init = ((((1,), (0,) * W), ((), (0,) * W)), "L", num, 0, 0, 0, 0, -1, 0, 0, (acts, fails)) + ((rests, 0),) * (rests > 0)
 
     def left(s):
         return s[2] - bits(s[3]) - bits(s[4]) - s[5] if s[1] == "L" else 0
@@ -621,13 +638,20 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
         lanes[s[8]] = (els + (1,), p)
         return trimmed((tuple(lanes),) + s[1:])
 
-    def may(s, w):
+    def resting(s):
+        return s[11] if len(s) > 11 else (0, 0)
+
+    def may_soon(s, w):
         return left(s) > 0 and not (s[3] | s[4] | s[6]) >> w & 1 and s[7] in (-1, w)
 
+    def may(s, w):
+        return may_soon(s, w) and not resting(s)[1] >> w & 1
+
     def actions(s):
-        lanes, st, num, cr, ho, wait, refused, reserved, prio, gone, (acts, fails) = s
+        lanes, st, num, cr, ho, wait, refused, reserved, prio, gone, (acts, fails) = s[:11]
         S = lambda **k: tuple(k.get(n, v) for n, v in zip(
-            ("lanes", "st", "num", "cr", "ho", "wait", "refused", "reserved", "prio", "gone", "f"), s))
+            ("lanes", "st", "num", "cr", "ho", "wait", "refused", "reserved", "prio", "gone", "f", "rests"), s))
+        left_to_give, resters = resting(s)
         if st != "L":
             return
         for w in range(W):
@@ -640,11 +664,13 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
                 yield who + " is gone for good", S(gone=b), None
             nl, took = list(lanes), False
             for i, (els, p) in enumerate(nl):
-                pos = p[w]
+                pos, stays = p[w], None
                 while pos < len(els) and not took:
                     took = bool(els[pos]) and may(s, w)
+                    if els[pos] and not took and may_soon(s, w) and rest_stays and stays is None:
+                        stays = pos
                     pos += 1
-                nl[i] = (els, p[:w] + (pos,) + p[w + 1:])
+                nl[i] = (els, p[:w] + (pos if stays is None else stays,) + p[w + 1:])
                 if took:
                     break
             yield "claim " + who, trimmed(S(lanes=tuple(nl), ho=ho | b if took else ho)), b
@@ -656,6 +682,8 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
                     # What is left comes back by way of the backoffs, in a new element.
                     n = S(cr=cr | b, ho=ho & ~b, reserved=-1, wait=wait + (left(n) > 0))
                 yield "complete " + who, trimmed(n), b
+                if left_to_give:
+                    yield who + " gives it back", offered(S(ho=ho & ~b, rests=(left_to_give - 1, resters | b))), None
                 if fails:
                     yield who + " fails", trimmed(S(ho=ho & ~b, wait=wait + 1, f=(acts, fails - 1))), None
                     if num > 1:
@@ -664,6 +692,8 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
                             ho=ho & ~b, wait=wait + 1, refused=refused | b, reserved=-1 if free else reserved, f=(acts, fails - 1))), None
         if wait:
             yield "a backoff is over", offered(S(wait=wait - 1)), 0
+        if resters:
+            yield "the rest is over", S(rests=(left_to_give, 0)), 0
         if reserved >= 0 and timed:
             yield "the reservation is over", offered(S(reserved=-1), free_offers), 0
         every = (1 << W) - 1
@@ -904,6 +934,7 @@ SCENARIOS = [
     ("again: a late death, a repeated record, a final record that is still there", HOLDS, lambda: again()),
     ("again ablation: settling does not ask for the epoch", BREAKS, lambda: again(settle_asks=False)),
     ("again ablation: enqueue ignores every task that has a record", BREAKS, lambda: again(enqueue_replaces=False)),
+    ("again ablation: a forgotten task begins with the offer of a new one", BREAKS, lambda: again(by_epoch=False)),
     # a task is cancelled
     ("cancel: against completion, publish in flight, kills, a lost Redis", HOLDS, lambda: cancel()),
     ("cancel: two kills, no lost Redis", HOLDS, lambda: cancel(kills=2, flush=0)),
@@ -920,6 +951,10 @@ SCENARIOS = [
     ("live: requeue to a worker for some time, and it never comes back", HOLDS,
      lambda: live(num=2, acts=2, fails=1, what=("to", "priority", "all"), timed=True, leaves=True)),
     ("live: everything", HOLDS, lambda: live(num=2, acts=3, fails=1)),
+    ("live: workers give it back and rest", HOLDS, lambda: live(num=2, acts=1, fails=1, rests=2)),
+    ("live: the only worker gives it back and rests", HOLDS, lambda: live(W=1, num=1, acts=0, fails=0, rests=3)),
+    ("live ablation: a pointer passes an element from which its worker rests", BREAKS,
+     lambda: live(W=1, num=1, acts=0, fails=0, rests=1, rest_stays=False)),
     ("live ablation: a change of NUM or priority offers nothing", BREAKS, lambda: live(change_offers=False)),
     ("live ablation: a lower NUM ends no lease", BREAKS, lambda: live(closes_excess=False)),
     ("live ablation: a requeue offers nothing", BREAKS, lambda: live(requeue_offers=False)),

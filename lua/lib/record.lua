@@ -170,11 +170,15 @@ local function bar(t, worker)
   if left(t) <= 0 then return #t[HELD] == 0 and 'backoff' or 'leased' end
 end
 
--- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a task's first element. Each
+-- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a new task's first element. Each
 -- replica that comes back is a new offer in a new element. Only the newest element counts, because no worker has
 -- passed it.
 local function element(num, offer, id) return cmsgpack.pack({num, offer, id}) end
 local function id_of(element) return string.sub(element, -16) end
+
+-- The first offer of a task that was sent again. It is higher than any offer of an earlier epoch: elements of that life
+-- may still be in a lane after its record is forgotten. Offers stay below 2^53, which is exact in a number of Lua.
+local function first_offer(epoch) return math.min(epoch, 2 ^ 20) * 2 ^ 32 end
 
 -- Whether the element is the one that offers what is left of the task.
 local function is_offer(t, element)

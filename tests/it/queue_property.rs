@@ -18,7 +18,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use taskd::{
-    model::{LeaseToken, Requeue, ShardId, WorkerName},
+    model::{LeaseToken, Requeue, ShardId, TaskId, WorkerName},
     queue::{
         Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RecordStatus, RejectMode, Rejection,
         Shard, Stats,
@@ -475,6 +475,22 @@ async fn a_token_counts_for_its_worker_its_grant_and_its_life_of_the_shard_only(
     let earlier = Completion { id: first.id, token, worker, report: first.report() };
     assert_eq!(c.queue.worker.complete(earlier).await.expect("complete"), Code::LeaseLost);
     assert_eq!(c.complete(&[first.clone(), first]).await, [Code::Ok, Code::Repeat]);
+    c.finish().await;
+}
+
+#[tokio::test]
+async fn a_forgotten_task_that_is_sent_again_goes_to_the_end_of_its_lane() {
+    let (_server, mut c) = Checked::alone().await;
+    // The element of its first life stays in the lane: an open task stands before it.
+    let [first, again]: [TaskId; 2] = c.put(&[task(1), task(1)]).await.try_into().expect("two");
+    c.end(1, None, RecordStatus::Dead).await;
+    c.forget(1, 1, false).await;
+    assert!(!c.model.tasks.contains_key(&again));
+    let [other]: [TaskId; 1] = c.put(&[task(1)]).await.try_into().expect("one");
+    c.send_again(again, 0, false, Room::ANY).await;
+    for expected in [first, other, again] {
+        assert_eq!(c.claim_one("a").await.id, expected);
+    }
     c.finish().await;
 }
 

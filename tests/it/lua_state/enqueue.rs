@@ -411,7 +411,7 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
     let before = f.state().await;
     let run = |call: &mut Call| enqueue_again(call, 'a', 2, 1, b"\x91\xa1w");
     assert_eq!(flat(f.run(&scripts::ENQUEUE, run).await.expect("enqueue")), ["ok", "1", "1", "0"]);
-    let record = r#"a=["L",2,0,[],["w","0"],[],0,3,[],[],1,false,1]"#;
+    let record = r#"a=["L",2,0,[],["w","0"],[],0,4294967296,[],[],1,false,1]"#;
     changed(
         &before,
         &f.state().await,
@@ -419,7 +419,7 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
             ("offset", &["topic/5-0"]),
             ("records", &[record]),
             ("bodies", &["a=body2"]),
-            ("m:T", &["2/3/a", "2/2/a", "2/0/a"]),
+            ("m:T", &[r#"[2,4294967296,"aaaaaaaaaaaaaaaa"]"#, "2/2/a", "2/0/a"]),
             ("counters", &["largest_body=13", "open_bytes=413", "live=1", "open=1"]),
         ],
     );
@@ -431,7 +431,7 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
     };
     f.run(&scripts::ENQUEUE, again).await.expect("enqueue");
     let twice = f.state().await;
-    assert_eq!(twice["records"], [r#"a=["L",2,0,[],["w","0"],[],0,4,[],[],2,false,2]"#]);
+    assert_eq!(twice["records"], [r#"a=["L",2,0,[],["w","0"],[],0,8589934592,[],[],2,false,2]"#]);
     assert_eq!(twice["finals"], ["x", "a", "y", "a"]);
 }
 
@@ -444,7 +444,7 @@ async fn enqueue_keeps_the_credits_of_an_earlier_epoch_whose_reports_are_on_thei
     f.seed("RPUSH", "finals", &[&id('a')]).await;
     let credited = rmp_serde::to_vec(&["u", "x"]).expect("packed");
     f.run(&scripts::ENQUEUE, |call| enqueue_again(call, 'a', 4, 1, &credited)).await.expect("enqueue");
-    let expected = r#"a=["L",4,0,[],["u","0","x","0","v","0"],[],0,1,[],[],1,false,1]"#;
+    let expected = r#"a=["L",4,0,[],["u","0","x","0","v","0"],[],0,4294967296,[],[],1,false,1]"#;
     assert_eq!(f.state().await["records"], [expected]);
 }
 

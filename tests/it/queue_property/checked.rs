@@ -690,7 +690,7 @@ impl Checked {
     /// The time in the id of what is open within 32 elements of a tail.
     fn oldest_near_a_tail(&self) -> Option<i64> {
         let open =
-            |(id, offer): &&(TaskId, u32)| self.model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
+            |(id, offer): &&(TaskId, u64)| self.model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
         let first = (0..6).filter_map(|lane| self.model.standing(lane).iter().take(32).find(open));
         first.map(|(id, _)| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
@@ -699,7 +699,7 @@ impl Checked {
     /// is offered.
     fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
         let model = &mut self.model;
-        let live = |(id, offer): &(TaskId, u32)| model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
+        let live = |(id, offer): &(TaskId, u64)| model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
         let mut offered = BTreeSet::<TaskId>::new();
         for lane in 0..6 {
             let (offers, now) = (&mut model.offers[lane], gone[lane].unwrap_or(0));
@@ -803,7 +803,7 @@ fn without_times(event: Event) -> Event {
 }
 
 /// The second value of an element.
-fn offer(element: &[u8]) -> u32 {
+fn offer(element: &[u8]) -> u64 {
     let mut read = element;
     assert_eq!(rmp::decode::read_array_len(&mut read).expect("an array"), 3);
     let _num: u32 = rmp::decode::read_int(&mut read).expect("NUM");

@@ -55,6 +55,11 @@ impl Own {
     }
 }
 
+/// Higher than each offer of an earlier life: its elements may stay in a lane after its record is forgotten.
+fn first_offer(epoch: u32) -> u64 {
+    u64::from(epoch) << 32
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) body: Bytes,
@@ -84,8 +89,8 @@ pub(super) struct Task {
     pub(super) is_overdue: bool,
     /// The last ones; times are not compared.
     pub(super) history: Vec<Failure>,
-    /// The newest offer: elements of others are spent. 0: its first element.
-    pub(super) offer: u32,
+    /// The newest offer: elements of others are spent. 0: the first element of a task that was never sent again.
+    pub(super) offer: u64,
     /// How often it was sent again.
     pub(super) epoch: u32,
     /// Its entries of `finals` from before it was sent again.
@@ -114,7 +119,7 @@ impl Task {
             lowered: false,
             is_overdue: false,
             history: Vec::new(),
-            offer: 0,
+            offer: first_offer(record.epoch),
             epoch: record.epoch,
             past: 0,
         }
@@ -135,7 +140,7 @@ impl Task {
         self.left() > 0 && may && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
     }
 
-    pub(super) fn is_offered_by(&self, offer: u32) -> bool {
+    pub(super) fn is_offered_by(&self, offer: u64) -> bool {
         self.left() > 0 && (self.offer == 0 || self.offer == offer)
     }
 
@@ -272,7 +277,7 @@ pub(super) const OVERDUE: &str = "too late";
 pub(super) struct Model {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     /// By lane, every element that was ever offered, oldest first, and how many of them have left the tail.
-    pub(super) offers: [Vec<(TaskId, u32)>; 6],
+    pub(super) offers: [Vec<(TaskId, u64)>; 6],
     pub(super) gone: [usize; 6],
     pub(super) leases: Timers,
     pub(super) waits: Timers,
@@ -299,7 +304,7 @@ impl Model {
     }
 
     /// The elements of a lane, oldest first.
-    pub(super) fn standing(&self, lane: usize) -> &[(TaskId, u32)] {
+    pub(super) fn standing(&self, lane: usize) -> &[(TaskId, u64)] {
         &self.offers[lane][self.gone[lane]..]
     }
 
@@ -337,7 +342,7 @@ impl Model {
         }
         let more = before.credited.iter().filter(|(worker, _)| !new.credited.contains(worker));
         task.credited.extend(more.map(|(worker, _)| (worker.clone(), 0)));
-        (task.offer, task.past) = (before.offer + 1, before.past + 1);
+        task.past = before.past + 1;
         task.needs_workers().then_some(task)
     }
 
@@ -399,7 +404,7 @@ impl Model {
         };
         if !has_arrived {
             let mut task = Task::new(&EnqueueTask { credited: Vec::new(), epoch, ..new.clone() });
-            (task.offer, task.past) = before.map_or((0, 0), |before| (before.offer, before.past + 1));
+            task.past = before.map_or(0, |before| before.past + 1);
             self.tasks.insert(new.id, task);
             self.has_moved = true;
         }
@@ -619,7 +624,7 @@ impl Model {
         task.waiting = if first { 0 } else { task.waiting - 1 };
         task.scheduled &= !first;
         task.gave_back.retain(|(_, grant)| member(id, *grant) != wait);
-        task.offer += u32::from(!first);
+        task.offer += u64::from(!first);
         self.offers[task.lane(!first)].push((id, task.offer));
         true
     }
