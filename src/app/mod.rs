@@ -7,6 +7,7 @@ mod greeting;
 mod holder;
 mod partitions;
 mod round;
+mod servers;
 mod signals;
 
 use std::{

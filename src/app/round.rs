@@ -17,6 +17,7 @@ use super::{
     connect::{self, Unreachable, Wait, unreadable},
     greeting::greet,
     holder::Holder,
+    servers,
 };
 use crate::{
     api::{Api, Authentication, Ledger, Reader, TokenSync, Waits},
@@ -37,7 +38,7 @@ use crate::{
     },
     queue::Queue,
     redis_pool::Redis,
-    runtime::{Clock, Supervisor},
+    runtime::{Clock, Servers, Supervisor},
     store::Store,
     telemetry::metrics,
 };
@@ -99,8 +100,9 @@ pub(super) async fn run(
 
     // Nothing fails from here on, so whatever starts is also awaited.
     let (supervisor, doors) = (Supervisor::with_clock(backends.clock.clone()), Supervisor::new());
-    let (cx, authentication) = opened.start_upkeep(backends, &supervisor);
-    let state = state(backends, &cx, authentication, &supervisor, &doors);
+    let servers = Servers::default();
+    let (cx, authentication) = opened.start_upkeep(backends, &servers, &supervisor);
+    let state = state(backends, &cx, authentication, servers, &supervisor, &doors);
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
@@ -224,7 +226,12 @@ async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Qu
 
 impl Opened {
     /// Starts the loops that every process runs, whatever its pipelines.
-    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> (Context, Authentication) {
+    fn start_upkeep(
+        self,
+        backends: &Backends,
+        servers: &Servers,
+        supervisor: &Supervisor,
+    ) -> (Context, Authentication) {
         let Self { cx, store_id, queues, tokens } = self;
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
@@ -232,7 +239,8 @@ impl Opened {
             holder.keep(&cx.store, &cx.coordination, supervisor);
         }
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
-        memory::watch(backends.redis.clone(), most, gates, cx.queue.shards.clone(), supervisor);
+        servers::watch(&cx.store, &cx.bus, servers, supervisor);
+        memory::watch(backends.redis.clone(), most, gates, cx.queue.shards.clone(), servers.clone(), supervisor);
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
         cx.queue.start_listening(supervisor);
@@ -262,6 +270,7 @@ fn state(
     backends: &Backends,
     cx: &Context,
     authentication: Authentication,
+    servers: Servers,
     supervisor: &Supervisor,
     doors: &Supervisor,
 ) -> ingress::State {
@@ -293,6 +302,7 @@ fn state(
         }),
         progress: supervisor.progress().clone(),
         gates: cx.gates.clone(),
+        servers,
         settings: Arc::clone(&cx.settings),
         metrics: backends.metrics.clone(),
         tls: backends.tls.clone(),

@@ -135,6 +135,11 @@ pub trait Bus: Send + Sync {
     /// [`Error::Resized`]: a topic has more partitions now, or fewer. [`Error::Gone`]: a topic does not exist any more.
     async fn check_partitions(&self) -> Result<()>;
 
+    /// Asks the bus whether it answers, and waits some seconds at most. `None`: it is no server of its own.
+    async fn ping(&self) -> Option<Result<()>> {
+        None
+    }
+
     /// Sends buffered records and closes the connections.
     async fn close(&self);
 }

@@ -36,7 +36,13 @@ pub use http::Waiting;
 pub use listener::{CannotListen, bind};
 pub use tls::{Tls, TlsError};
 
-use crate::{api::Api, config::Settings, pipelines::admission::Gates, runtime::Progress, telemetry::metrics};
+use crate::{
+    api::Api,
+    config::Settings,
+    pipelines::admission::Gates,
+    runtime::{Progress, Servers},
+    telemetry::metrics,
+};
 
 /// Everything that the routes use.
 #[derive(Clone)]
@@ -44,6 +50,7 @@ pub struct State {
     pub api: Arc<Api>,
     pub progress: Progress,
     pub gates: Gates,
+    pub servers: Servers,
     pub settings: Arc<Settings>,
     pub metrics: metrics::Handle,
     /// `None`: both ports speak plain text.

@@ -1,22 +1,22 @@
-//! The memory guard: closes the gates before a Redis server is full, and opens them when there is room again.
+//! The memory guard: closes the gates before a Redis server is full, and opens them when there is room again. The same
+//! look tells whether Redis answers, and whether its settings still keep taskd's promises.
 //!
 //! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The
 //! guard stops new tasks early, so that taskd does not fill Redis by itself.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
 use parking_lot::Mutex;
-use redis::RedisResult;
 
 use crate::{
+    model::in_short,
     pipelines::admission::{Gates, Shortage},
     queue::Shards,
-    redis_pool::{Memory, Redis},
-    runtime::{Loop, Supervisor},
+    redis_pool::{Durability, Memory, Observed, Redis},
+    runtime::{ANSWER_WITHIN, LOOK_EVERY, Loop, Server, Servers, Supervisor, UnsafeSetting},
     telemetry::metrics,
 };
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The gates close when a server has used this share of its limit …
 const CLOSE_AT_PERCENT: u64 = 80;
 /// … and open when no server has used more than this.
@@ -30,40 +30,88 @@ struct Guard {
     most: u64,
     gates: Gates,
     queue: Shards,
+    servers: Servers,
     /// The servers of the last look.
     shown: Arc<Mutex<HashSet<String>>>,
 }
 
 /// Starts the guard of this process.
-pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, supervisor: &Supervisor) {
-    let guard = Guard { redis, most, gates, queue, shown: Arc::default() };
+pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, servers: Servers, supervisor: &Supervisor) {
+    let guard = Guard { redis, most, gates, queue, servers, shown: Arc::default() };
     supervisor.spawn_loop("memory", guard, Guard::run);
 }
 
 impl Guard {
-    async fn run(self, cx: Loop) -> RedisResult<()> {
-        let mut unlimited = HashSet::new();
+    async fn run(self, cx: Loop) {
+        let (mut unlimited, mut with_file) = (HashSet::new(), HashSet::new());
         loop {
-            let mut servers = self.redis.memory().await?;
-            // At `redis_max_memory` Redis itself still takes everything.
-            let is_full = servers.iter().any(|server| server.limit > 0 && server.used >= server.limit);
-            for server in &mut servers {
-                server.limit = lower(server.limit, self.most);
-                if server.limit == 0 && unlimited.insert(server.server.clone()) {
-                    tracing::warn!(
-                        "redis {} has no memory limit, so nothing bounds what taskd puts in: set its maxmemory, or \
-                         redis_max_memory",
-                        server.server
-                    );
+            match cx.stop.run_until_cancelled(self.look()).await {
+                None => return,
+                Some(Ok(observed)) => {
+                    self.servers.note_answer(Server::Redis);
+                    self.judge_settings(&observed, &mut with_file);
+                    self.judge_memory(observed.into_iter().map(|observed| observed.memory).collect(), &mut unlimited);
+                    cx.beat();
                 }
+                // Without a beat the loop stalls after a while.
+                Some(Err(why)) => self.servers.note_silence(Server::Redis, why),
             }
-            show(&servers, &mut self.shown.lock());
-            self.judge(&servers, is_full);
-            cx.beat();
             if !cx.pause(LOOK_EVERY).await {
-                return Ok(());
+                return;
             }
         }
+    }
+
+    /// Asks Redis. An error says in one line why there is no answer.
+    async fn look(&self) -> Result<Vec<Observed>, String> {
+        let mut is_second = false;
+        loop {
+            let observed = match tokio::time::timeout(ANSWER_WITHIN, self.redis.observe()).await {
+                Ok(Ok(observed)) => observed,
+                // The connection may have been closed while the server is well: the next call makes another one.
+                Ok(Err(_)) if !is_second => {
+                    is_second = true;
+                    continue;
+                }
+                Ok(Err(error)) => return Err(in_short(&error)),
+                Err(_) => return Err(format!("no answer for {} s", ANSWER_WITHIN.as_secs())),
+            };
+            return match observed.iter().find(|observed| observed.is_loading) {
+                Some(loading) => Err(format!("{} reads its data after a start", loading.memory.server)),
+                None => Ok(observed),
+            };
+        }
+    }
+
+    /// Names the settings that break a promise. `with_file`: the servers that had an append-only file.
+    fn judge_settings(&self, observed: &[Observed], with_file: &mut HashSet<String>) {
+        for one in observed.iter().filter(|one| one.has_file) {
+            with_file.insert(one.memory.server.clone());
+        }
+        let needs_file = self.redis.durability().is_some_and(Durability::needs_file);
+        let is_cluster = self.redis.is_cluster();
+        let found = observed.iter().flat_map(|one| {
+            let had_file = needs_file || with_file.contains(&one.memory.server);
+            unsafe_settings(one, had_file, is_cluster)
+        });
+        self.servers.set_unsafe_settings(found.collect());
+    }
+
+    fn judge_memory(&self, mut servers: Vec<Memory>, unlimited: &mut HashSet<String>) {
+        // At `redis_max_memory` Redis itself still takes everything.
+        let is_full = servers.iter().any(|server| server.limit > 0 && server.used >= server.limit);
+        for server in &mut servers {
+            server.limit = lower(server.limit, self.most);
+            if server.limit == 0 && unlimited.insert(server.server.clone()) {
+                tracing::warn!(
+                    "redis {} has no memory limit, so nothing bounds what taskd puts in: set its maxmemory, or \
+                         redis_max_memory",
+                    server.server
+                );
+            }
+        }
+        show(&servers, &mut self.shown.lock());
+        self.judge(&servers, is_full);
     }
 
     fn judge(&self, servers: &[Memory], is_full: bool) {
@@ -93,6 +141,42 @@ fn show(servers: &[Memory], shown: &mut HashSet<String>) {
     for Memory { server, used, limit } in servers {
         metrics::redis_memory(server, *used, *limit);
     }
+}
+
+/// The settings of a server with which it loses or refuses what taskd writes. `had_file`: it must have an append-only
+/// file, or had one.
+fn unsafe_settings(observed: &Observed, had_file: bool, is_cluster: bool) -> Vec<UnsafeSetting> {
+    let server = &observed.memory.server;
+    let mut found = Vec::new();
+    let mut add = |setting, why| found.push(UnsafeSetting { server: server.clone(), setting, why });
+    if !matches!(observed.policy.as_str(), "" | "noeviction") {
+        let policy = &observed.policy;
+        let why = format!(
+            "redis {server} evicts keys (maxmemory-policy {policy}), so it loses tasks; set maxmemory-policy noeviction"
+        );
+        add("maxmemory-policy", why);
+    }
+    if had_file && !observed.has_file {
+        let why = format!(
+            "redis {server} has no append-only file any more, so it loses its data when it ends; set appendonly yes"
+        );
+        add("appendonly", why);
+    }
+    if observed.has_failed_to_write {
+        let why = format!(
+            "redis {server} cannot write its append-only file, and refuses writes; see its log and the room on its disk"
+        );
+        add("aof_last_write_status", why);
+    }
+    // In a cluster the nodes that answer are masters, or are about to be left.
+    if observed.is_replica && !is_cluster {
+        let why = format!(
+            "redis {server} is a replica now, which takes no writes; make it a master again, or name the master in \
+             redis_url"
+        );
+        add("replicaof", why);
+    }
+    found
 }
 
 /// The lower of two limits; 0 means no limit.
@@ -138,6 +222,31 @@ mod tests {
         assert_eq!(at(&[3, 76], true), Some(false), "it stays closed");
         assert_eq!(at(&[3, 75], true), None);
         assert_eq!(at(&[100, 3], true), Some(true));
+    }
+
+    #[test]
+    fn settings_that_break_promises_are_found() {
+        let well = Observed {
+            memory: Memory { server: "s".into(), used: 1, limit: 0 },
+            policy: "noeviction".into(),
+            has_file: true,
+            has_failed_to_write: false,
+            is_replica: false,
+            is_loading: false,
+        };
+        let found = |observed: &Observed, had_file, is_cluster| -> Vec<&'static str> {
+            unsafe_settings(observed, had_file, is_cluster).into_iter().map(|found| found.setting).collect()
+        };
+        assert!(found(&well, true, false).is_empty());
+        let evicts = Observed { policy: "allkeys-random".into(), ..well.clone() };
+        assert_eq!(found(&evicts, true, false), ["maxmemory-policy"]);
+        let without = Observed { has_file: false, ..well.clone() };
+        assert_eq!(found(&without, true, false), ["appendonly"]);
+        assert!(found(&without, false, false).is_empty(), "it never had a file");
+        assert_eq!(found(&Observed { has_failed_to_write: true, ..well.clone() }, true, false).len(), 1);
+        let replica = Observed { is_replica: true, ..well };
+        assert_eq!(found(&replica, true, false), ["replicaof"]);
+        assert!(found(&replica, true, true).is_empty());
     }
 
     #[test]

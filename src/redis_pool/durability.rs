@@ -33,6 +33,11 @@ impl Durability {
         usize::try_from(calls.clamp(1, 64)).unwrap_or(1)
     }
 
+    /// Whether writes wait for the append-only file.
+    pub fn needs_file(&self) -> bool {
+        self.aof
+    }
+
     pub(super) fn new(access: &RedisAccess) -> Option<Self> {
         let timeout_ms = u64::try_from(access.wait_timeout.as_millis()).unwrap_or(u64::MAX);
         let this = Self { replicas: access.wait_replicas, aof: access.wait_aof, timeout_ms };

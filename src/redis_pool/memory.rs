@@ -1,4 +1,4 @@
-//! The memory that each Redis server has used.
+//! What each Redis server says of itself while taskd runs: its memory, and the settings on which promises rest.
 
 use redis::{InfoDict, RedisError, Value};
 
@@ -14,10 +14,27 @@ pub struct Memory {
     pub limit: u64,
 }
 
+/// What one server said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observed {
+    pub memory: Memory,
+    /// `maxmemory-policy`.
+    pub policy: String,
+    /// It has an append-only file.
+    pub has_file: bool,
+    /// It could not write the append-only file, and refuses writes.
+    pub has_failed_to_write: bool,
+    pub is_replica: bool,
+    /// It reads its data after a start, and refuses commands.
+    pub is_loading: bool,
+}
+
 impl Redis {
-    /// The memory of the server, or of every master of the cluster.
-    pub async fn memory(&self) -> Result<Vec<Memory>, RedisError> {
-        let answer: Value = redis::cmd("INFO").arg("memory").query_async(&mut self.conn()).await?;
+    /// Asks the server, or every master of the cluster.
+    pub async fn observe(&self) -> Result<Vec<Observed>, RedisError> {
+        let mut ask = redis::cmd("INFO");
+        ask.arg("memory").arg("persistence").arg("replication");
+        let answer: Value = ask.query_async(&mut self.conn()).await?;
         match answer {
             Value::Map(servers) => servers
                 .into_iter()
@@ -28,7 +45,7 @@ impl Redis {
     }
 }
 
-fn read(server: String, info: Value) -> Result<Memory, RedisError> {
+fn read(server: String, info: Value) -> Result<Observed, RedisError> {
     let info: InfoDict = redis::from_redis_value(info.extract_error()?)?;
     let missing =
         |name: &'static str| (redis::ErrorKind::UnexpectedReturnType, "INFO memory does not say", name.to_owned());
@@ -36,7 +53,15 @@ fn read(server: String, info: Value) -> Result<Memory, RedisError> {
     let limit = info.get("maxmemory").ok_or_else(|| missing("maxmemory"))?;
     // Buffers for replicas and the append-only file do not count for maxmemory.
     let beside = info.get("mem_not_counted_for_evict").unwrap_or(0);
-    Ok(Memory { server, used: used.saturating_sub(beside), limit })
+    let says = |name: &str, value: &str| info.get::<String>(name).as_deref() == Some(value);
+    Ok(Observed {
+        memory: Memory { server, used: used.saturating_sub(beside), limit },
+        policy: info.get("maxmemory_policy").unwrap_or_default(),
+        has_file: says("aof_enabled", "1"),
+        has_failed_to_write: says("aof_enabled", "1") && says("aof_last_write_status", "err"),
+        is_replica: says("role", "slave"),
+        is_loading: says("loading", "1"),
+    })
 }
 
 #[cfg(test)]
@@ -47,8 +72,17 @@ mod tests {
     fn what_counts_for_the_limit_is_read() {
         let info = |text: &str| Value::SimpleString(text.into());
         let memory = "# Memory\r\nused_memory:1000\r\nused_memory_human:1K\r\nmaxmemory:4000\r\n\
-                    mem_not_counted_for_evict:100\r\n";
-        assert_eq!(read("s".into(), info(memory)).unwrap(), Memory { server: "s".into(), used: 900, limit: 4000 });
+                    mem_not_counted_for_evict:100\r\nmaxmemory_policy:allkeys-lru\r\n# Persistence\r\nloading:0\r\n\
+                    aof_enabled:1\r\naof_last_write_status:err\r\n# Replication\r\nrole:slave\r\n";
+        let observed = Observed {
+            memory: Memory { server: "s".into(), used: 900, limit: 4000 },
+            policy: "allkeys-lru".into(),
+            has_file: true,
+            has_failed_to_write: true,
+            is_replica: true,
+            is_loading: false,
+        };
+        assert_eq!(read("s".into(), info(memory)).unwrap(), observed);
         assert!(read("s".into(), info("used_memory:1000\r\n")).is_err());
     }
 }

@@ -15,7 +15,7 @@ pub use self::{
     connection::Connection,
     durability::{Durability, Shortfall},
     error::Error,
-    memory::Memory,
+    memory::{Memory, Observed},
     script::{Batch, Call, OfShard, Script, ShardKey},
     server::Redis,
 };

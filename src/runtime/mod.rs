@@ -1,9 +1,10 @@
-//! The ground of every process: supervised tasks, signs of life, and time.
+//! The ground of every process: supervised tasks, signs of life, the servers that it needs, and time.
 
 mod clock;
 mod compute;
 mod pace;
 mod progress;
+mod servers;
 mod supervise;
 mod tick;
 
@@ -12,6 +13,7 @@ pub use self::{
     compute::compute,
     pace::LogPace,
     progress::{Beat, Progress},
+    servers::{ANSWER_WITHIN, AwayServer, LOOK_EVERY, Server, Servers, UnsafeSetting},
     supervise::{LastSaid, Loop, LoopEnd, LoopError, Supervisor, pauses},
     tick::{tick, tick_after},
 };

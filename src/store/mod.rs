@@ -101,8 +101,13 @@ pub trait Store:
     /// Removes at most `limit` tasks that finished `age` or longer ago. Answers how many.
     ///
     /// Results, letters and histories go with them. The database's clock decides, and the first to finish goes first.
-    /// The keys stay duplicates with the tasks' last status; `counts` stays.
+    /// The keys stay duplicates with the tasks' last status, except those of dead tasks, which are free; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
+
+    /// Asks once whether the database answers, and waits some seconds at most.
+    ///
+    /// Calls that begin while the last answer was an error give up after a few seconds instead of half a minute.
+    async fn ping(&self) -> Result<()>;
 
     /// Ends running calls and closes the connections.
     async fn close(&self);

@@ -10,7 +10,7 @@ use taskd::{
     config::Settings,
     ingress::{self, Budget, State},
     pipelines::admission::Gates,
-    runtime::Progress,
+    runtime::{Progress, Servers},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -37,6 +37,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
         tls: None,
         progress: Progress::default(),
         gates: Gates::default(),
+        servers: Servers::default(),
         settings: Arc::new(settings),
         metrics: PrometheusBuilder::new().build_recorder().handle().into(),
         stop,

@@ -36,7 +36,7 @@ use self::{
     topics::Look,
 };
 use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
-use crate::model::Offset;
+use crate::{model::Offset, runtime};
 
 /// Where the brokers are, and what to make there.
 #[derive(Clone)]
@@ -372,6 +372,17 @@ impl Bus for Kafka {
             }
         }
         Ok(())
+    }
+
+    async fn ping(&self) -> Option<Result<()>> {
+        let topic = Topic::Pipeline;
+        let observer = match self.observer(topic) {
+            Ok(observer) => observer,
+            Err(error) => return Some(Err(error)),
+        };
+        let name = self.configs.topic(topic);
+        let metadata = blocking(move || observer.fetch_metadata(Some(&name), runtime::ANSWER_WITHIN)).await;
+        Some(metadata.map(drop).map_err(Error::read(topic)))
     }
 
     async fn close(&self) {

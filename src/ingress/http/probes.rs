@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{super::State, guard::Guard};
+use crate::runtime::{self, Servers};
 
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
 /// news. Only callers that the guard lets in get the details of `/readyz`.
@@ -28,7 +29,8 @@ pub(super) fn routes(guard: Guard) -> Router<State> {
 /// How the process does.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Readiness {
-    /// `ready`, or the reason why it is not.
+    /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises, and calls that do not need
+    /// it go on), or the reason why the process is not ready.
     status: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     stalled: Vec<StalledLoop>,
@@ -38,6 +40,31 @@ pub(super) struct Readiness {
     /// The words of the database, if it has no room for new tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     database: Option<String>,
+    /// The servers that do not answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    away: Vec<AwayServer>,
+    /// The settings of servers with which taskd's promises do not hold.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unsafe_settings: Vec<UnsafeSetting>,
+}
+
+/// A server that does not answer.
+#[derive(JsonSchema, Serialize)]
+struct AwayServer {
+    /// `database`, `redis`, or `bus` (Kafka).
+    server: &'static str,
+    /// For how long.
+    age: String,
+    why: String,
+}
+
+/// A setting that breaks a promise.
+#[derive(JsonSchema, Serialize)]
+struct UnsafeSetting {
+    server: String,
+    setting: &'static str,
+    /// What it means, and what to do.
+    why: String,
 }
 
 /// A loop that makes no progress.
@@ -57,18 +84,47 @@ fn readyz(state: &State, shows_details: bool) -> Response {
         .collect();
     let shortage = state.gates.shortage();
     let is_full = shortage.as_ref().is_some_and(|shortage| shortage.is_full);
+    let away = away(&state.servers);
+    let unsafe_settings = unsafe_settings(&state.servers);
+    let is_degraded = !away.is_empty() || !unsafe_settings.is_empty();
     let (code, status) = match (state.stop.is_cancelled(), stalled.is_empty(), is_full) {
         (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
         (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
         (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
+        // Calls that need only the other servers go on, and no other process has the server that is away.
+        (false, true, false) if is_degraded => (StatusCode::OK, "degraded"),
         (false, true, false) => (StatusCode::OK, "ready"),
     };
     if !shows_details {
-        let status_only = Readiness { status, stalled: Vec::new(), memory: None, database: None };
+        let status_only = Readiness {
+            status,
+            stalled: Vec::new(),
+            memory: None,
+            database: None,
+            away: Vec::new(),
+            unsafe_settings: Vec::new(),
+        };
         return (code, Json(status_only)).into_response();
     }
     // Workers go on, and an insert may find room: the process is ready all the same.
     let database = state.gates.full_database(Instant::now());
     let memory = shortage.map(|shortage| shortage.why);
-    (code, Json(Readiness { status, stalled, memory, database })).into_response()
+    (code, Json(Readiness { status, stalled, memory, database, away, unsafe_settings })).into_response()
+}
+
+fn away(servers: &Servers) -> Vec<AwayServer> {
+    let mut shown = Vec::new();
+    for away in servers.away() {
+        let age = format!("{}s", away.since.elapsed().as_secs());
+        shown.push(AwayServer { server: away.server.as_str(), age, why: away.why });
+    }
+    shown
+}
+
+fn unsafe_settings(servers: &Servers) -> Vec<UnsafeSetting> {
+    let mut shown = Vec::new();
+    for runtime::UnsafeSetting { server, setting, why } in servers.unsafe_settings() {
+        shown.push(UnsafeSetting { server, setting, why });
+    }
+    shown
 }

@@ -197,6 +197,18 @@ impl Backend for Server {
         connection.checked(read)
     }
 
+    async fn ping(&self) -> Result<()> {
+        // A connection that is free costs least. If it is broken, the server may be well: a new one decides.
+        if let Some(mut connection) = Pooled::free(&self.pool) {
+            let ping = tokio::time::timeout(ONE_CONNECT, connection.ping()).await;
+            if matches!(ping, Ok(Ok(()))) {
+                return Ok(());
+            }
+            connection.close();
+        }
+        self.probe().await.map_err(error::shared)
+    }
+
     async fn close(&self) {
         self.pool.close().await;
     }

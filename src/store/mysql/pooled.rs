@@ -34,6 +34,18 @@ impl Pooled {
         Ok(Self { connection: Some(connection), in_transaction: false, is_stale: false })
     }
 
+    /// A connection that nobody uses now, if there is one.
+    pub(super) fn free(pool: &Pool<MySql>) -> Option<Self> {
+        let mut connection = pool.try_acquire()?;
+        connection.close_on_drop();
+        Some(Self { connection: Some(connection), in_transaction: false, is_stale: false })
+    }
+
+    /// Closes the connection instead of keeping it.
+    pub(super) fn close(mut self) {
+        self.is_stale = true;
+    }
+
     /// Passes on an answer of the server. An error that says that it is not the primary closes the connection.
     pub(super) fn checked<T>(&mut self, answer: Result<T>) -> Result<T> {
         self.is_stale |= answer.as_ref().is_err_and(error::is_not_primary);

@@ -30,6 +30,11 @@ pub trait Backend: Send + Sync + 'static {
         future::ready(Ok(None))
     }
 
+    /// Asks whether the database answers. Nobody has to ask one that has no server.
+    fn ping(&self) -> impl Future<Output = Result<()>> + Send {
+        future::ready(Ok(()))
+    }
+
     /// Ends running calls and closes the connections.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }

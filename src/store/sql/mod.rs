@@ -82,7 +82,7 @@ pub(super) use self::{
     session::{Columns, Recent, Session},
     statement::{Statement, Value},
 };
-use self::{counts::Counts, insert::OldKeys, runner::Runner};
+use self::{counts::Counts, insert::OldKeys, retry::Outage, runner::Runner};
 use super::{Inserted, NewRow, Result, Settled, Settlement, Store, Stored};
 use crate::config::EventQueues;
 
@@ -97,7 +97,7 @@ pub struct SqlStore<DB> {
 impl<DB: Backend> SqlStore<DB> {
     /// A store in a database that `migrated` migrations have just brought up to date.
     pub(super) fn new(database: DB, migrated: usize) -> Self {
-        Self { sql: Runner(database), migrated, old_keys: Arc::default(), events: RwLock::default() }
+        Self { sql: Runner(database, Outage::default()), migrated, old_keys: Arc::default(), events: RwLock::default() }
     }
 
     /// The queues whose events are kept.
@@ -158,6 +158,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
         });
         remove.await
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.sql.ping().await
     }
 
     async fn close(&self) {

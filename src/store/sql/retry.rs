@@ -32,9 +32,11 @@
 use std::{future::Future, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use tokio::time::Instant;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::{Instant, timeout};
 
 use crate::{
+    model::in_short,
     store::{Cause, Error, Result},
     telemetry::metrics,
 };
@@ -44,19 +46,46 @@ const RETRY_FOR: Duration = Duration::from_secs(20);
 /// The longest that a call takes, also when the server has accepted it and falls silent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The time for a call that begins while the server is known to be away. It rides out a short restart all the same.
+const PATIENCE_IF_AWAY: Duration = Duration::from_secs(5);
+
+/// Whether the server is known to be away, and why: what the last ping found.
+#[derive(Default)]
+pub(super) struct Outage(RwLock<Option<String>>);
+
+impl Outage {
+    /// Notes the answer to a ping.
+    pub(super) fn note(&self, error: Option<&Error>) {
+        let why = error.map(|error| in_short(error));
+        if self.0.read().is_some() || why.is_some() {
+            *self.0.write() = why;
+        }
+    }
+
+    fn why(&self) -> Option<String> {
+        self.0.read().clone()
+    }
+}
+
 /// Repeats `attempt` while another one may help: after a conflict, or while the server is away.
 ///
-/// A caller that got no connection because all are in use has waited enough.
-pub(super) async fn repeating<T, Fut>(operation: &'static str, mut attempt: impl FnMut() -> Fut) -> Result<T>
+/// A caller that got no connection because all are in use has waited enough. A call that begins during an outage waits
+/// a few seconds only, unless the server answers again meanwhile.
+pub(super) async fn repeating<T, Fut>(
+    operation: &'static str,
+    outage: &Outage,
+    mut attempt: impl FnMut() -> Fut,
+) -> Result<T>
 where
     Fut: Future<Output = Result<T>>,
 {
     let began = Instant::now();
-    let mut last: Cause = "no answer".into();
+    let is_away = outage.why().is_some();
+    let last: Mutex<Cause> = Mutex::new("no answer".into());
     let repeated = async {
         for pause in pauses() {
             match attempt().await {
-                Err(Error::Transient(cause)) if began.elapsed() < RETRY_FOR => last = cause,
+                Err(Error::Transient(cause)) if began.elapsed() < RETRY_FOR => *last.lock() = cause,
                 Err(Error::Transient(cause)) => return Err(Error::GaveUp { after: began.elapsed(), cause }),
                 done => return done,
             }
@@ -65,14 +94,68 @@ where
         }
         unreachable!("the pauses have no end")
     };
-    match tokio::time::timeout(PATIENCE, repeated).await {
-        Ok(done) => done,
-        Err(_) => Err(Error::GaveUp { after: PATIENCE, cause: last }),
+    let mut repeated = std::pin::pin!(repeated);
+    if is_away {
+        if let Ok(done) = timeout(PATIENCE_IF_AWAY, &mut repeated).await {
+            return done;
+        }
+        if let Some(why) = outage.why() {
+            return Err(Error::GaveUp { after: PATIENCE_IF_AWAY, cause: why.into() });
+        }
     }
+    let left = PATIENCE.saturating_sub(began.elapsed());
+    if let Ok(done) = timeout(left, &mut repeated).await {
+        return done;
+    }
+    let cause = std::mem::replace(&mut *last.lock(), "no answer".into());
+    Err(Error::GaveUp { after: PATIENCE, cause })
 }
 
 fn pauses() -> impl Iterator<Item = Duration> + Send {
     let pauses =
         ExponentialBuilder::new().with_min_delay(Duration::from_millis(10)).with_max_delay(Duration::from_secs(1));
     pauses.without_max_times().with_jitter().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn away() -> Error {
+        Error::Transient("connection refused".into())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_during_an_outage_gives_up_soon_and_others_ride_it_out() {
+        let outage = Outage::default();
+        let refused = || async { Err::<(), _>(away()) };
+        let began = Instant::now();
+        let error = repeating("read", &outage, refused).await.unwrap_err();
+        assert!(began.elapsed() >= RETRY_FOR, "nobody knew of an outage");
+        assert!(error.is_transient());
+
+        outage.note(Some(&away()));
+        let began = Instant::now();
+        let error = repeating("read", &outage, refused).await.unwrap_err();
+        assert_eq!(began.elapsed(), PATIENCE_IF_AWAY);
+        assert_eq!(error.to_string(), "gave up after 5 s: connection refused");
+
+        // A pool that has no connection answers nothing for long.
+        let began = Instant::now();
+        repeating("read", &outage, std::future::pending::<Result<()>>).await.unwrap_err();
+        assert_eq!(began.elapsed(), PATIENCE_IF_AWAY);
+
+        // The server is back before the call gives up, and the call takes long.
+        let (answer, ()) = tokio::join!(
+            repeating("read", &outage, || async {
+                tokio::time::sleep(PATIENCE_IF_AWAY * 3).await;
+                Ok(7)
+            }),
+            async {
+                tokio::time::sleep(PATIENCE_IF_AWAY / 2).await;
+                outage.note(None);
+            }
+        );
+        assert_eq!(answer.unwrap(), 7);
+    }
 }

@@ -6,14 +6,20 @@ use futures::FutureExt as _;
 
 use super::{
     backend::{Backend, Steps, Work},
-    retry::repeating,
+    retry::{Outage, repeating},
     rows::task_ids,
     session::Columns,
     statement::Statement,
 };
-use crate::{model::TaskId, store::Result, telemetry::metrics};
+use crate::{
+    model::TaskId,
+    runtime::ANSWER_WITHIN,
+    store::{Error, Result},
+    telemetry::metrics,
+};
 
-pub(super) struct Runner<DB>(pub(super) DB);
+/// A database, and what is known of its absence.
+pub(super) struct Runner<DB>(pub(super) DB, pub(super) Outage);
 
 impl<DB: Backend> Runner<DB> {
     /// Runs `steps` in one transaction, again as a whole after an error that may pass.
@@ -23,12 +29,20 @@ impl<DB: Backend> Runner<DB> {
         T: Send + 'static,
     {
         let work = Work::new(input, steps);
-        timed(name, repeating(name, || self.0.transact(&work))).await
+        timed(name, repeating(name, &self.1, || self.0.transact(&work))).await
     }
 
     /// Runs one statement that changes nothing, as part of the operation `name`.
     pub(super) async fn read<T: Columns>(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<T>> {
-        timed(name, repeating(name, || self.0.read(statement.clone()))).await
+        timed(name, repeating(name, &self.1, || self.0.read(statement.clone()))).await
+    }
+
+    /// Asks once whether the database answers. Later calls give up sooner if it does not.
+    pub(super) async fn ping(&self) -> Result<()> {
+        let answer = tokio::time::timeout(ANSWER_WITHIN, self.0.ping()).await;
+        let answer = answer.unwrap_or_else(|_| Err(Error::timed_out()));
+        self.1.note(answer.as_ref().err());
+        answer
     }
 
     /// Reads the ids of a statement that selects nothing else.

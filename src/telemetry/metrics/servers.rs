@@ -1,9 +1,12 @@
-//! Redis and the database: round trips, memory, retries.
+//! Redis, the database and the bus: whether they answer, round trips, memory, retries.
 
 use std::time::Duration;
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
+pub const SERVER_UP: &str = "taskd_server_up";
+pub const SERVER_OUTAGES: &str = "taskd_server_outages_total";
+pub const REDIS_UNSAFE: &str = "taskd_redis_unsafe_settings";
 pub const REDIS_USED: &str = "taskd_redis_memory_used_bytes";
 pub const REDIS_LIMIT: &str = "taskd_redis_memory_limit_bytes";
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
@@ -13,6 +16,13 @@ pub const SQL_RETRIES: &str = "taskd_sql_operation_retries_total";
 pub const SQLITE_LOG: &str = "taskd_sqlite_log_bytes";
 
 pub(super) fn describe() {
+    describe_gauge!(SERVER_UP, Unit::Count, "1 while the server answers, else 0; database, redis or bus (Kafka)");
+    describe_counter!(SERVER_OUTAGES, Unit::Count, "How often a server went away, by server");
+    describe_gauge!(
+        REDIS_UNSAFE,
+        Unit::Count,
+        "1 while a setting of a Redis server breaks taskd's promises, by server and setting"
+    );
     describe_gauge!(REDIS_USED, Unit::Bytes, "Memory that counts for the limit, by server");
     describe_gauge!(
         REDIS_LIMIT,
@@ -30,6 +40,21 @@ pub(super) fn describe() {
 pub fn redis_script(script: &'static str, items: usize, elapsed: Duration) {
     histogram!(SCRIPT_DURATION, "script" => script).record(elapsed);
     histogram!(SCRIPT_BATCH_SIZE, "script" => script).record(items as f64);
+}
+
+/// Whether a server answered the last time that this process asked it.
+pub fn server_is_up(server: &'static str, is_up: bool) {
+    gauge!(SERVER_UP, "server" => server).set(if is_up { 1.0 } else { 0.0 });
+}
+
+/// A server that answered is away.
+pub fn server_went_away(server: &'static str) {
+    counter!(SERVER_OUTAGES, "server" => server).increment(1);
+}
+
+/// Whether taskd's promises do not hold with a setting of a Redis server.
+pub fn unsafe_setting(server: &str, setting: &'static str, is_unsafe: bool) {
+    gauge!(REDIS_UNSAFE, "server" => server.to_owned(), "setting" => setting).set(if is_unsafe { 1.0 } else { 0.0 });
 }
 
 /// The memory of a Redis server, and its limit (0: none).
