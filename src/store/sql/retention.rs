@@ -1,4 +1,5 @@
-//! Tasks that finished long ago are removed, except for their keys.
+//! Tasks that finished long ago are removed, except for their keys. The key of a dead task goes with its letter: from
+//! then on nobody could send the task again, so its key may be inserted again. A purge keeps it.
 //!
 //! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the
 //! unique key of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so
@@ -84,7 +85,17 @@ pub(super) enum Which {
     Dead,
 }
 
-/// Removes such tasks among `ids`, with their letters and histories, and keeps their keys. Answers how many.
+impl Which {
+    /// Whether the key of a removed task stays a duplicate.
+    fn keeps_key_of(self, status: StoredStatus) -> bool {
+        match self {
+            Self::Old(_) => status != StoredStatus::Dead,
+            Self::Dead => true,
+        }
+    }
+}
+
+/// Removes such tasks among `ids`, with their letters and histories. Answers how many.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: Which) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -109,8 +120,10 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
         if moved.is_empty() {
             continue;
         }
-        moved.sort_unstable_by_key(|(hash, ..)| *hash);
-        for piece in pieces(&moved, |_| 0) {
+        let mut kept = moved.clone();
+        kept.retain(|(.., status)| which.keeps_key_of(*status));
+        kept.sort_unstable_by_key(|(hash, ..)| *hash);
+        for piece in pieces(&kept, |_| 0) {
             let rows = piece.iter().map(|(hash, id, status)| [hash.into(), id.into(), (*status).into()]);
             let keep = Statement::new("INSERT INTO seen (key_hash, task_id, status)").values(rows);
             session.execute(keep.sql(&S::replace("key_hash", &["task_id", "status"]))).await?;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use taskd::{
-    model::{Change, Requeue, StoredStatus, TaskId, WorkerName},
+    model::{Change, KeyHash, Requeue, StoredStatus, TaskId, WorkerName},
     store::{
         Inserted::{Duplicate, New},
         NewRow, Settled, Settlement, Store,
@@ -73,23 +73,41 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
     assert_eq!(published(&*store).await.len(), 2);
     assert_eq!(counts(&*store).await, before, "what ever finished is counted on");
 
-    // Twice: the second time the keys are known to be old.
+    // Twice: the second time the keys are known to be old. That of the dead task is free, as its letter is gone.
+    let owners = |owners: Vec<(KeyHash, TaskId, StoredStatus)>| owners.into_iter().map(|(_, id, _)| id);
+    let [hash_of_done, hash_of_dead] = [&done, &dead].map(|row| row.task.key_hash);
+    let known = store.key_owners(&[hash_of_done, hash_of_dead]).await.unwrap();
+    assert_eq!(owners(known).collect::<Vec<_>>(), [done.task.id]);
+    let mut dead_again = None;
     for _ in 0..2 {
         let again = ["done", "new", "dead", "cancelled", "recent", "done"].map(|key| row("q", key));
         let answers = store.insert(&again).await.unwrap().answers;
         let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
         let done = duplicate(&done, Completed);
-        let [dead, cancelled, recent] =
-            [duplicate(&dead, Dead), duplicate(&cancelled, StoredStatus::Cancelled), duplicate(&recent, Dead)];
+        let [cancelled, recent] = [duplicate(&cancelled, StoredStatus::Cancelled), duplicate(&recent, Dead)];
+        let dead = match &dead_again {
+            None => New,
+            Some(id) => Duplicate { id: *id, status: Unfinished },
+        };
         assert_eq!([&answers[..1], &answers[2..]].concat(), [done, dead, cancelled, recent, done]);
-        for again in [&again[0], &again[2], &again[3]] {
+        dead_again.get_or_insert(again[2].task.id);
+        for again in [&again[0], &again[3]] {
             assert_eq!(store.task(again.task.id).await.unwrap(), None);
         }
     }
-    let new = Duplicate { id: outbox(&*store).await[0].task.id, status: Unfinished };
-    assert_eq!(store.insert(&[row("q", "new")]).await.unwrap().answers, [new]);
-    assert_eq!(outbox(&*store).await.len(), 1);
-    assert_eq!(counts(&*store).await[0], count("q", Unfinished, before[0].count + 1));
+    let again = row("q", "new");
+    let [Duplicate { status: Unfinished, .. }] = store.insert(&[again]).await.unwrap().answers[..] else {
+        panic!("it is there")
+    };
+    assert_eq!(outbox(&*store).await.len(), 2);
+    assert_eq!(counts(&*store).await[0], count("q", Unfinished, before[0].count + 2));
+    // A second death and removal free the key again.
+    let id = dead_again.expect("it was inserted again");
+    let died =
+        Settlement::Died { id, reason: String::new(), attempts: 1, history: vec![], epoch: None, at_unix_ms: NOW };
+    store.settle(&[died]).await.unwrap();
+    assert_eq!(remove_finished(&*store).await, 1);
+    assert_eq!(store.insert(&[row("q", "dead")]).await.unwrap().answers, [New]);
 }
 
 pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) {
@@ -173,14 +191,14 @@ pub(crate) async fn a_repeated_insert_of_a_removed_task_is_no_duplicate_of_itsel
 
 pub(crate) async fn discoveries_of_removed_keys_are_duplicates(db: &impl Database) {
     let store = db.open().await;
-    let [old, parent] = ["old", "parent"].map(|key| row("q", key));
-    insert_new(&*store, &[old.clone(), parent.clone()]).await;
-    store.settle(&[died(&old)]).await.unwrap();
-    assert_eq!(remove_finished(&*store).await, 1);
+    let [old, dead, parent] = ["old", "dead", "parent"].map(|key| row("q", key));
+    insert_new(&*store, &[old.clone(), dead.clone(), parent.clone()]).await;
+    store.settle(&[completed(&old, "w"), died(&dead)]).await.unwrap();
+    assert_eq!(remove_finished(&*store).await, 2);
 
-    let children = vec![row("q", "old"), row("q", "new")];
+    let children = vec![row("q", "old"), row("q", "new"), row("q", "dead")];
     let answers = store.settle(&[discovering(&parent, "w", children)]).await.unwrap().answers;
-    assert_eq!(answers[0].discovered, [Duplicate { id: old.task.id, status: Dead }, New]);
+    assert_eq!(answers[0].discovered, [Duplicate { id: old.task.id, status: Completed }, New, New]);
 }
 
 pub(crate) async fn many_old_keys_among_new_ones_are_told_apart(db: &impl Database) {
