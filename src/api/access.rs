@@ -58,6 +58,9 @@ pub enum Denied {
     Role { token: String, has: Roles, needs: Role },
     #[error("the token {token:?} does not reach the queue {queue:?}")]
     Queue { token: String, queue: String },
+    /// It does not say which queues: those of a session of another are none of the caller's business.
+    #[error("the token {0:?} does not reach the queues of this session")]
+    Session(String),
     #[error("the token {0:?} reaches only some queues, and this call is about all")]
     Scoped(String),
     #[error("the token {token:?} is for the worker {own:?}: use its name instead of {other:?}")]
@@ -74,7 +77,7 @@ impl Denied {
             Self::Unknown => "unknown",
             Self::Expired(_) => "expired",
             Self::Role { .. } => "role",
-            Self::Queue { .. } | Self::Scoped(_) => "queue",
+            Self::Queue { .. } | Self::Session(_) | Self::Scoped(_) => "queue",
             Self::Worker { .. } => "worker",
             Self::TooFast { .. } => "too_fast",
         }
@@ -319,6 +322,13 @@ pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
 pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
     let out_of_reach = caller.access.token().filter(|token| !token.scope.includes(queue));
     out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
+}
+
+/// Refuses a caller that does not reach all queues of a session.
+pub(super) fn reaches_session(caller: &Caller, queues: &[QueueName]) -> Result<(), Denied> {
+    let mut scoped = caller.access.token().into_iter();
+    let denied = scoped.find(|token| queues.iter().any(|queue| !token.scope.includes(queue.as_str())));
+    denied.map_or(Ok(()), |token| Err(Denied::Session(token.name.clone())))
 }
 
 /// Refuses a caller that does not reach the queue of a filter, or all queues if it names none.

@@ -104,9 +104,13 @@ impl Error {
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
             Self::Final { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
-            Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
-                Kind::Forbidden
-            }
+            Self::Denied(
+                Denied::Role { .. }
+                | Denied::Queue { .. }
+                | Denied::Session(_)
+                | Denied::Worker { .. }
+                | Denied::Scoped(_),
+            ) => Kind::Forbidden,
             Self::Insert(discovery::Error::Busy(_))
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })

@@ -1,12 +1,15 @@
 //! Do the books balance? A single look at moving numbers cannot say it, so a difference needs two.
 //!
-//! The count of the outbox is shared for a while, because it may take long. A difference that hangs on an older count
-//! says nothing: the outbox is counted anew first.
+//! The count of the outbox is shared for a while, because it may take long. What hangs on an older count, a difference
+//! or that there is none, says nothing: the outbox is counted anew first.
 
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use crate::model::{Books, BooksState, QueueBooks};
+use crate::{
+    model::{Books, BooksState, QueueBooks, QueueName, ShardId},
+    queue,
+};
 
 /// How long a look is shared. Two looks that are this far apart confirm a difference.
 pub(super) const SHARED_FOR: Duration = Duration::from_secs(1);
@@ -19,6 +22,24 @@ pub(super) struct Look {
     pub(super) books: Books,
     /// The outbox was counted with the rest.
     pub(super) is_recent: bool,
+    /// The queues whose places add up only by an older count of the outbox. Their state is `Moving`: a task that has
+    /// left the outbox since may make up for one whose end is on its way.
+    pub(super) unsure: Vec<QueueName>,
+    /// The shards that could not be read. The numbers of their queues are wrong.
+    pub(super) unread: Vec<Unread>,
+}
+
+/// A shard that could not be read, and why.
+#[derive(Clone)]
+pub(super) struct Unread {
+    pub(super) shard: ShardId,
+    pub(super) cause: queue::Error,
+}
+
+impl From<Unread> for Error {
+    fn from(Unread { shard, cause }: Unread) -> Self {
+        Self::Shard { shard, cause }
+    }
 }
 
 /// Which count of the outbox a look uses.
@@ -45,8 +66,10 @@ pub(super) trait Looks: Send {
 pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Result<Look, Error> {
     let mut look = looks.take(Counts::Shared).await?;
     let is_known = |look: &Look| last.is_some_and(|last| look.doubts().all(|of| last.confirms(of)));
-    if !look.is_recent && look.has_doubts() {
-        if !is_known(&look) && looks.may_count() {
+    if !look.is_recent {
+        look.keep_balanced(last);
+        let hangs_on_count = !look.unsure.is_empty() || look.has_doubts() && !is_known(&look);
+        if hangs_on_count && looks.may_count() {
             look = looks.take(Counts::Anew).await?;
         } else {
             // Unless the same difference was confirmed, nobody knows.
@@ -90,6 +113,21 @@ impl Look {
         self.of(queue).is_some_and(|of| of == queue)
     }
 
+    /// Answers that an unsure queue is balanced if it was, and all its numbers are the same.
+    fn keep_balanced(&mut self, last: Option<&Self>) {
+        let Some(last) = last else { return };
+        let Self { books, unsure, .. } = self;
+        for of in books.queues.iter_mut().filter(|of| unsure.contains(&of.queue)) {
+            let balanced = QueueBooks { state: BooksState::Balanced, ..of.clone() };
+            if last.confirms(&balanced) {
+                *of = balanced;
+            }
+        }
+        let is_settled =
+            |queue: &QueueName| books.queues.iter().any(|of| of.queue == *queue && of.state == BooksState::Balanced);
+        unsure.retain(|queue| !is_settled(queue));
+    }
+
     /// Takes back the differences of which `is_sure` is not true.
     fn keep_doubts(&mut self, is_sure: impl Fn(&QueueBooks) -> bool) {
         let doubts = self.books.queues.iter_mut().filter(|of| of.state == BooksState::Unbalanced);
@@ -102,7 +140,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::model::{Held, QueueName};
+    use crate::model::Held;
 
     /// Looks that a test has written down, and the counts that were asked for.
     struct Script {
@@ -128,8 +166,8 @@ mod tests {
         let queue = QueueName::new("q").unwrap();
         let held = Held { total: 3, between: 3, ..Held::default() };
         let of = QueueBooks { queue, state, duplicates: 0, rejected: 0, completed, dead: 0, cancelled: 0, held };
-        let books = Books { at_unix_ms: 0, pipeline: 0, task_results: 0, rejected_elsewhere: 0, queues: vec![of] };
-        Look { at: Instant::now(), books, is_recent }
+        let books = Books { at_unix_ms: 0, bus: None, rejected_elsewhere: 0, queues: vec![of] };
+        Look { at: Instant::now(), books, is_recent, unsure: Vec::new(), unread: Vec::new() }
     }
 
     /// The state that is decided, and the counts that were asked for.
@@ -176,5 +214,24 @@ mod tests {
         let last = || Some(recent(Balanced, 0));
         assert_eq!(decided(last(), vec![old(Unbalanced, 0)], false).await, (Moving, vec![Shared]));
         assert_eq!(decided(last(), vec![old(Moving, 0)], true).await, (Moving, vec![Shared]));
+    }
+
+    #[tokio::test]
+    async fn a_queue_is_balanced_by_numbers_of_one_time_only() {
+        let unsure = |completed| {
+            let mut look = look(Moving, completed, false);
+            look.unsure = look.books.queues.iter().map(|of| of.queue.clone()).collect();
+            look
+        };
+        let recent = |state, completed| look(state, completed, true);
+        // The outbox is counted with the rest before anything is said.
+        let counted = vec![unsure(0), recent(Balanced, 0)];
+        assert_eq!(decided(None, counted, true).await, (Balanced, vec![Shared, Anew]));
+        let moved = vec![unsure(1), recent(Moving, 1)];
+        assert_eq!(decided(Some(recent(Balanced, 0)), moved, true).await, (Moving, vec![Shared, Anew]));
+        // Too soon after the last count.
+        assert_eq!(decided(Some(recent(Balanced, 0)), vec![unsure(1)], false).await, (Moving, vec![Shared]));
+        // Nothing has changed since it was balanced: no count is needed.
+        assert_eq!(decided(Some(recent(Balanced, 0)), vec![unsure(0)], true).await, (Balanced, vec![Shared]));
     }
 }

@@ -46,7 +46,7 @@ impl Api {
         self.may_call(caller, &mut call).await?;
         let shared = tasks.want_shared(&call, want).await?;
         // The session may have other queues than a moment ago.
-        shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
+        access::reaches_session(caller, shared.queues())?;
         let (granted, pending) = shared.granted();
         // Tasks that do not reach the worker must not be in its book.
         let room = |bytes| {
@@ -115,7 +115,7 @@ impl Api {
         access::as_worker(caller, &mut call.worker)?;
         if access::is_scoped(caller) {
             let queues = self.tasks()?.queues_of_shared(call).await?;
-            queues.iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
+            access::reaches_session(caller, &queues)?;
         }
         Ok(())
     }

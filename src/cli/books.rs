@@ -52,7 +52,8 @@ pub struct Books {
 
 #[derive(Deserialize)]
 struct Answer {
-    bus: Bus,
+    /// `None`: the token does not reach all queues.
+    bus: Option<Bus>,
     queues: Vec<Queue>,
 }
 
@@ -191,8 +192,12 @@ fn table(answer: &Answer) -> String {
         table.add_row(row);
     }
     table.column_iter_mut().skip(1).take(15).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    let Bus { pipeline, task_results } = answer.bus;
-    format!("{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results")
+    match answer.bus {
+        Some(Bus { pipeline, task_results }) => {
+            format!("{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results")
+        }
+        None => table.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -23,14 +23,21 @@ pub enum BooksState {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Books {
     pub at_unix_ms: i64,
-    /// Records of `pipeline` that no fanout has dealt with, of all queues.
-    pub pipeline: u64,
-    /// Records of `task-results` that are not settled, of all queues.
-    pub task_results: u64,
+    /// What waits on the bus, of all queues. `None`: the caller does not reach all queues.
+    pub bus: Option<BusBacklog>,
     /// Rejected tasks whose queue is not known here.
     pub rejected_elsewhere: u64,
     /// By name.
     pub queues: Vec<QueueBooks>,
+}
+
+/// Records on the bus that are not dealt with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BusBacklog {
+    /// Of `pipeline`: no fanout has dealt with them.
+    pub pipeline: u64,
+    /// Of `task-results`: they are not settled.
+    pub task_results: u64,
 }
 
 /// The books of a queue, in tasks.

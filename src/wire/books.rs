@@ -5,10 +5,11 @@ use crate::model::{Books, BooksState, QueueBooks};
 
 impl From<Books> for pb::Books {
     fn from(books: Books) -> Self {
+        let bus = books.bus.unwrap_or_default();
         Self {
             at: Some(timestamp(books.at_unix_ms)),
-            pipeline: books.pipeline,
-            task_results: books.task_results,
+            pipeline: bus.pipeline,
+            task_results: bus.task_results,
             rejected_elsewhere: books.rejected_elsewhere,
             queues: books.queues.into_iter().map(Into::into).collect(),
         }

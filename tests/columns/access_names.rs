@@ -34,6 +34,7 @@ async fn a_token_makes_calls_of_sessions_of_its_queues_only() {
     ] {
         let (status, answer) = post(&daemon, &format!("/v1/sessions:{method}"), &acme, session(more)).await;
         assert_eq!(status, 403, "{method}: {answer}");
+        assert!(!answer.to_string().contains("other"), "{method} names a queue of another: {answer}");
         refused += 1;
         assert_eq!(denied(&daemon, &all, "queue").await, refused, "{method}");
         let (_, pending) = post(&daemon, "/v1/sessions:pending", &all, session(json!({}))).await;

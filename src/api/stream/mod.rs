@@ -52,7 +52,7 @@ impl Api {
         let mut open = open.map_err(StreamEnd::Wrong)?;
         access::may_open(&caller, &mut open)?;
         tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
-        tasks.queues_to_go_on(&open).iter().try_for_each(|queue| access::reaches(&caller, queue.as_str()))?;
+        access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
         let (want, keeps, takes_over) = (open.want, open.keep_leases, open.takeover);
         let opened = tasks.open_session(&open, access::is_one_worker(&caller)).map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);

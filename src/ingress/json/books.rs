@@ -22,7 +22,9 @@ pub(in crate::ingress) fn queue_of_query(text: &str) -> Result<String, Unread> {
 pub(in crate::ingress) struct Books<'a> {
     #[schemars(with = "Instant")]
     at: String,
-    bus: Bus,
+    /// Left out if the caller's token does not reach all queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bus: Option<Bus>,
     rejected_elsewhere: u64,
     queues: Vec<QueueBooks<'a>>,
 }
@@ -102,7 +104,7 @@ impl<'a> From<&'a model::Books> for Books<'a> {
     fn from(books: &'a model::Books) -> Self {
         Self {
             at: to_rfc_3339(books.at_unix_ms),
-            bus: Bus { pipeline: books.pipeline, task_results: books.task_results },
+            bus: books.bus.map(|bus| Bus { pipeline: bus.pipeline, task_results: bus.task_results }),
             rejected_elsewhere: books.rejected_elsewhere,
             queues: books.queues.iter().map(Into::into).collect(),
         }
