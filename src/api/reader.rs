@@ -151,6 +151,9 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
 }
 
 /// The status of a task from that of SQL and its record in Redis.
+///
+/// A task is final when SQL has its end, and with it the results, the letter and the reason. Until then one whose record
+/// is final counts as assigned, as watchers are told.
 pub(super) fn status(
     stored: StoredStatus,
     not_before_unix_ms: i64,
@@ -164,10 +167,8 @@ pub(super) fn status(
         (StoredStatus::Unfinished, None) if not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
         (StoredStatus::Unfinished, None) => TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
-            // On its way to SQL.
-            RecordStatus::Completed => TaskStatus::Completed,
-            RecordStatus::Dead => TaskStatus::Dead,
-            RecordStatus::Cancelled => TaskStatus::Cancelled,
+            // Its end is on the way to SQL.
+            RecordStatus::Completed | RecordStatus::Dead | RecordStatus::Cancelled => TaskStatus::Assigned,
             RecordStatus::Live if record.held > 0 => TaskStatus::Assigned,
             RecordStatus::Live if record.waiting + record.credited >= record.replicas => TaskStatus::Delayed,
             RecordStatus::Live => TaskStatus::Queued,

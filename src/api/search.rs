@@ -72,7 +72,7 @@ impl Reader {
             for task in page.tasks {
                 let id = task.id;
                 let view = view(task, records.get(&id).copied(), now);
-                // A task whose end is on its way to SQL has its last status already.
+                // Only its record says whether an unfinished task is queued, assigned or delayed.
                 if asks_redis && !search.filter.statuses.contains(&view.status) {
                     continue;
                 }

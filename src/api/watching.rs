@@ -11,8 +11,8 @@ use super::{
     search::{Known, view},
 };
 use crate::{
-    model::{TaskEvent, TaskId, TaskStatus},
-    queue,
+    model::{TaskEvent, TaskId},
+    queue::{self, RecordStatus},
     runtime::{Loop, Supervisor, tick},
     store::ListedTask,
 };
@@ -83,10 +83,10 @@ impl Reader {
         let look = |task: ListedTask| {
             let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
             let view = view(task, record, now);
-            let is_ending = view.status.is_final() && !is_final;
-            let status = if is_ending { TaskStatus::Assigned } else { view.status };
+            let is_ending = !is_final && record.is_some_and(|record| record.status != RecordStatus::Live);
             let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
-            Look { event: TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }, is_ending }
+            let event = TaskEvent { id: view.id, queue: view.queue, status: view.status, at_unix_ms };
+            Look { event, is_ending }
         };
         let known = tasks.into_iter().filter(|task| task.status.is_final() || shards.contains(&task.shard));
         Ok(Statuses { looks: known.map(look).collect(), failed })
