@@ -59,7 +59,10 @@ impl FromStr for Pipeline {
     fn from_str(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|pipeline| pipeline.as_str() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::as_str).join(", ");
-            format!("unknown pipeline {name:?}; expected all, {known}")
+            match name {
+                "all" => format!("\"all\" stands alone; write all, or a list of {known}"),
+                _ => format!("unknown pipeline {name:?}; expected all, {known}"),
+            }
         })
     }
 }

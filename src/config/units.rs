@@ -110,7 +110,9 @@ impl FromStr for Pipelines {
         if text.trim() == "all" {
             return Ok(Self(Pipeline::ALL.to_vec()));
         }
-        let names = text.split(',').map(str::trim);
+        let (all, others): (Vec<&str>, Vec<&str>) = text.split(',').map(str::trim).partition(|name| *name == "all");
+        // A name that is unknown is the mistake, also next to `all`.
+        let names = others.into_iter().chain(all);
         let mut pipelines = names.map(str::parse).collect::<Result<Vec<Pipeline>, _>>()?;
         pipelines.sort();
         pipelines.dedup();
@@ -286,6 +288,9 @@ mod tests {
         assert_eq!(read("tasks, discovery,tasks").unwrap(), "discovery,tasks");
         let error = read("discovery,fnout").unwrap_err();
         assert_eq!(error, "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks");
+        assert!(read("all,foo").unwrap_err().starts_with("unknown pipeline \"foo\""));
+        let alone = "\"all\" stands alone; write all, or a list of discovery, fanout, watchdog, tasks";
+        assert_eq!(read("all,tasks").unwrap_err(), alone);
     }
 
     #[test]

@@ -237,7 +237,9 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
     let no_property = format!("taskd: {kafka}:3: kafka: foo.bar: No such configuration property");
     let no_certificate = format!("taskd: {tls}:2: tls_cert_file = \"/nope\" cannot be read: No such file");
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
-    let cases: [Case<'_>; 10] = [
+    let cases: [Case<'_>; 12] = [
+        (&["--pipelines", "all,foo"], &[], "unknown pipeline \"foo\"; expected all, "),
+        (&["--pipelines", "all,tasks"], &[], "\"all\" stands alone; write all, or a list of discovery, fanout, "),
         (
             &["--pipelines", "fnout"],
             &[],

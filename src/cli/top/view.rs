@@ -17,7 +17,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
 pub(super) enum Key {
     #[default]
-    Waiting,
+    #[value(alias = "waiting")]
+    Queued,
+    Pending,
     #[value(alias = "leased")]
     Leases,
     Delayed,
@@ -30,13 +32,14 @@ pub(super) enum Key {
 }
 
 impl Key {
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Queue, "queue"),
-        (Self::Waiting, "waiting"),
+        (Self::Pending, "pending"),
+        (Self::Queued, "queued"),
         (Self::Leases, "leases"),
         (Self::Delayed, "delayed"),
         (Self::In, "in/s"),
-        (Self::Completed, "compl./s"),
+        (Self::Completed, "compl/s"),
         (Self::Dead, "dead"),
         (Self::Oldest, "oldest"),
     ];
@@ -52,9 +55,9 @@ impl Key {
 }
 
 /// The width of a column of numbers, with the space before it.
-const NUMBER: usize = 9;
+const NUMBER: usize = 8;
 /// The columns of numbers.
-const NUMBERS: usize = 7;
+const NUMBERS: usize = 8;
 /// The least width of the column of names.
 const NAME: usize = 12;
 
@@ -143,7 +146,8 @@ impl View {
         // Rates are finite, and never below zero: their bits have their order.
         rows.sort_by_cached_key(|(queue, rates)| {
             let by = match self.sort {
-                Key::Waiting => queue.counts.pending + queue.counts.queued,
+                Key::Queued => queue.counts.queued,
+                Key::Pending => queue.counts.pending,
                 Key::Leases => queue.leases,
                 Key::Delayed => queue.counts.delayed,
                 Key::In => rates.inserted.to_bits(),
@@ -170,7 +174,8 @@ impl View {
                     "" => queue.queue.clone(),
                     mark => format!("{}{mark}", cut(&queue.queue, name - mark.len())),
                 },
-                number((queue.counts.pending + queue.counts.queued) as f64),
+                number(queue.counts.pending as f64),
+                number(queue.counts.queued as f64),
                 number(queue.leases as f64),
                 number(queue.counts.delayed as f64),
                 number(rates.inserted),
@@ -231,7 +236,7 @@ mod tests {
 
     #[test]
     fn queues_are_sorted_by_the_key() {
-        let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
+        let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
         let at = Instant::now();
         view.see(seen(at, vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 5, 1)]));
         view.see(seen(at + Duration::from_secs(1), vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 9, 1)]));
@@ -248,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_paused_queue_is_marked() {
-        let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
+        let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
         let paused = |name: &str| Queue { paused: true, ..queue(name, 1, 0) };
         let unread = Queue { unread_shards: 1, ..paused("c") };
         view.see(seen(Instant::now(), vec![paused("a"), paused(&"x".repeat(60)), queue("b", 1, 0), unread]));
@@ -262,7 +267,7 @@ mod tests {
 
     #[test]
     fn no_screen_is_too_small() {
-        let mut view = View::new("http://127.0.0.1:7600", Duration::from_secs(1), Key::Waiting);
+        let mut view = View::new("http://127.0.0.1:7600", Duration::from_secs(1), Key::Queued);
         let queues: Vec<_> = (0..100).map(|n| queue(&format!("{n}-{}", "x".repeat(60)), n, 0)).collect();
         view.see(seen(Instant::now(), queues));
         view.fail("a reason ".repeat(30));
