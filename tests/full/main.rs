@@ -29,6 +29,7 @@ mod lifecycle;
 mod migrations;
 mod old_database;
 mod openapi;
+mod outages;
 mod partitions;
 mod pressure;
 mod processes;

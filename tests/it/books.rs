@@ -6,15 +6,19 @@ use std::{
 };
 
 use redis::AsyncCommands as _;
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     time::timeout,
 };
 
 use crate::{
-    columns::books::{CONFIG, taskd, until_books},
-    support::{PATIENCE, daemon::Daemon},
+    columns::{
+        access::{call, post, token},
+        books::{CONFIG, taskd, until_books},
+    },
+    support::{PATIENCE, daemon::Daemon, until},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,4 +72,41 @@ async fn books_that_are_watched_outlive_a_taskd_that_starts_again() {
     let sees = async { while !looks.next_line().await.unwrap().expect("it goes on").contains("\"queue\":\"q\"") {} };
     timeout(PATIENCE, sees).await.expect("it sees the queue");
     assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_shard_takes_the_books_of_no_other_queue() {
+    let config = format!("auth = \"tokens\"\n{CONFIG}");
+    let daemon = Daemon::start(&config, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let scoped = token(&daemon, "scoped", &["--roles", "read", "--queues", "good"]).await;
+    let tasks = json!([{"queue": "good", "key": "1"}, {"queue": "bad", "key": "1"}, {"queue": "bad", "key": "2"}]);
+    assert_eq!(post(&daemon, "/v1/tasks", &all, tasks).await.0, 200);
+    let books = async |path: &str, token: &str| call(&daemon, Method::GET, path, Some(token), Value::Null).await;
+    until("both are in Redis", async || {
+        let (_, answer) = books("/v1/books", &all).await;
+        let queues = answer["queues"].as_array().cloned().unwrap_or_default();
+        queues.len() == 2
+            && queues.iter().all(|queue| queue["state"] == "BALANCED" && queue["held"]["sql"]["fresh"] == 0)
+    })
+    .await;
+    // A token of one queue is told nothing that counts others.
+    let (_, own) = books("/v1/books", &scoped).await;
+    assert_eq!((own.get("bus"), &own["rejected_elsewhere"]), (None, &json!(0)), "{own}");
+    assert!(books("/v1/books", &all).await.1["bus"]["pipeline"].is_u64());
+
+    let mut redis = daemon.redis().await;
+    for key in redis.keys::<_, Vec<String>>("taskd:{bad:*}:counters").await.unwrap() {
+        redis.set::<_, _, ()>(key, "damaged").await.unwrap();
+    }
+    until("the damage is seen", async || books("/v1/books?queue=bad", &all).await.0 == 503).await;
+    let (_, problem) = books("/v1/books", &all).await;
+    assert!(problem["detail"].as_str().unwrap().contains("cannot read shard bad:"), "{problem}");
+    for (path, token) in [("/v1/books?queue=good", &all), ("/v1/books?queue=good", &scoped), ("/v1/books", &scoped)] {
+        let (status, answer) = books(path, token).await;
+        assert_eq!((status, &answer["queues"][0]["queue"]), (200, &json!("good")), "{path}: {answer}");
+        assert_eq!(answer["queues"].as_array().unwrap().len(), 1, "{path}: {answer}");
+    }
+    let (code, said) = taskd(&daemon, &["good", "--token", &all]);
+    assert_eq!(code, 0, "{said}");
 }
