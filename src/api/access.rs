@@ -406,14 +406,24 @@ pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(),
     Ok(())
 }
 
-/// Answers the completions that report tasks for a queue which the caller does not reach.
-pub(super) fn may_discover(caller: &Caller, batch: &mut Batch<Completion>) {
+/// Drops the discovered tasks of queues that the caller does not reach. The answers to their completions name them; a
+/// letter would lie in a queue of others.
+pub(super) fn deny_foreign_discoveries(caller: &Caller, batch: &mut Batch<Completion>) {
+    if caller.access.reaches_everything() {
+        return;
+    }
     for item in &mut batch.items {
         let Ok(read) = item else { continue };
-        let Ok(completion) = &read.report else { continue };
-        let denied = completion.discovered.iter().find_map(|task| reaches(caller, &task.queue).err());
-        if let Some(denied) = denied {
-            read.report = Err(format!("a discovered task: {denied}"));
-        }
+        let Ok(completion) = &mut read.report else { continue };
+        let Completion { discovered, unreadable, not_stored, .. } = completion;
+        let mut may_go = |queue: &str| match reaches(caller, queue) {
+            Ok(()) => true,
+            Err(denied) => {
+                not_stored.add(|| format!("a discovered task: {denied}"));
+                false
+            }
+        };
+        discovered.retain(|task| may_go(&task.queue));
+        unreadable.retain(|unreadable| may_go(&unreadable.task.queue));
     }
 }

@@ -55,7 +55,7 @@ impl Api {
 
     /// Reports tasks as finished, with their results and discovered tasks.
     pub async fn complete(&self, caller: &Caller, mut batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
-        access::may_discover(caller, &mut batch);
+        access::deny_foreign_discoveries(caller, &mut batch);
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
     }

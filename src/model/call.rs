@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow};
+use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow, UnreadableTask};
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -197,6 +197,37 @@ pub struct Completion {
     pub result_encoding: Encoding,
     /// The tasks that the worker found on the way.
     pub discovered: Vec<NewTask>,
+    /// Discovered tasks with values that this version cannot read. They become dead letters.
+    pub unreadable: Vec<Box<UnreadableTask>>,
+    /// What is wrong with single discovered tasks, for the answer.
+    pub not_stored: NotStored,
+}
+
+/// The discovered tasks of a completion that are not stored, because each of them is wrong. The completion counts
+/// nevertheless: the work is done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NotStored {
+    count: usize,
+    first: String,
+}
+
+impl NotStored {
+    /// Counts a task. Only the first reason is kept: a completion may have thousands of wrong tasks.
+    pub fn add(&mut self, why: impl FnOnce() -> String) {
+        if self.count == 0 {
+            self.first = why();
+        }
+        self.count += 1;
+    }
+
+    /// The error of an answer that is OK otherwise; empty if all tasks are stored.
+    pub fn note(&self) -> String {
+        match self.count {
+            0 => String::new(),
+            1 => format!("1 discovered task is not stored: {}", self.first),
+            count => format!("{count} discovered tasks are not stored; the first: {}", self.first),
+        }
+    }
 }
 
 /// The worker cannot do the task.

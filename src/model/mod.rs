@@ -34,7 +34,7 @@ pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, BusBacklog, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
-    LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
+    LeasedTask, NewTask, NotStored, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use causes::in_short;
 pub use changes::{

@@ -226,9 +226,17 @@ impl From<pb::CompleteTasksRequest> for Batch<Completion> {
 
 fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>) -> Result<Completion, String> {
     let result_encoding = read_encoding("result", result_encoding)?;
-    let read = |(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}"));
-    let discovered = discovered.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
-    Ok(Completion { result, result_encoding, discovered })
+    let mut completion = Completion { result, result_encoding, ..Default::default() };
+    for (index, task) in discovered.into_iter().enumerate() {
+        match discovered_task(task) {
+            Ok(task) => completion.discovered.push(task),
+            Err(unreadable) => {
+                completion.not_stored.add(|| format!("discovered[{index}]: {}", unreadable.reason));
+                completion.unreadable.push(unreadable);
+            }
+        }
+    }
+    Ok(completion)
 }
 
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
@@ -364,7 +372,11 @@ mod tests {
         ];
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
-            assert_eq!(completion("".into(), 0, vec![task]).unwrap_err(), format!("discovered[0]: {why}"));
+            let good = pb::NewTask::default();
+            let completion = completion("".into(), 0, vec![good, task]).unwrap();
+            assert_eq!((completion.discovered.len(), completion.unreadable.len()), (1, 1));
+            let note = format!("1 discovered task is not stored: discovered[1]: {why}");
+            assert_eq!(completion.not_stored.note(), note);
         }
     }
 }

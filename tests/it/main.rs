@@ -21,6 +21,7 @@ mod column;
 mod coordination;
 mod dead_letters;
 mod decoders;
+mod discoveries;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;

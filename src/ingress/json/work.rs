@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     api::{ECHO, shorten},
-    model::{self, Batch, Item, ItemStatus, LeaseToken, Priority, QueueName, TaskId, WorkerName},
+    model::{self, Batch, Item, ItemStatus, LeaseToken, NotStored, Priority, QueueName, TaskId, WorkerName},
     wire::time::to_rfc_3339,
 };
 
@@ -208,17 +208,18 @@ pub(super) fn completion(
         Err(error) => return Ok(Err(error)),
     };
     let mut discovered = Vec::new();
+    let mut not_stored = NotStored::default();
     for (index, task) in completion.discovered.0.iter().enumerate() {
         tally.discovered()?;
         match insert::part(body, task.get(), tally)? {
             Ok(task) => discovered.push(task),
-            Err(error) => return Ok(Err(format!("discovered[{index}]: {error}"))),
+            Err(error) => not_stored.add(|| format!("discovered[{index}]: {error}")),
         }
     }
     let (id, lease_token) = (completion.id, completion.lease_token);
     let result = value::read(body, "result", completion.result, completion.result_base64);
     Ok(result.map(|(result, result_encoding)| {
-        let report = model::Completion { result, result_encoding, discovered };
+        let report = model::Completion { result, result_encoding, discovered, not_stored, ..Default::default() };
         Item { id, lease_token, report: Ok(report) }
     }))
 }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     model::{
-        Completed, Completion, Extension, Item, ItemAnswer, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, Rejection,
-        ShardId, StoredStatus, TaskId, WorkerName, validate,
+        Completed, Completion, ECHO, Extension, Item, ItemAnswer, ItemStatus, LeaseNumber, LeaseToken,
+        MAX_RECORD_BYTES, Rejection, ShardId, StoredStatus, TaskId, WorkerName, shorten, validate,
     },
     queue::{self, Code, RejectMode},
     store::StateFor,
@@ -37,6 +37,7 @@ impl Handle {
     pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         schema::check(&self.settings, &mut items, MAX_DISCOVERED).await;
+        let notes = self.note_invalid_discoveries(&mut items);
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let works = Works::of(&items, |item| (item.id, &item.token, ""));
         let groups: Vec<Group> =
@@ -49,7 +50,38 @@ impl Handle {
         self.reported.add(groups.iter().map(|(shard, _, items)| (shard.clone(), bytes(items))));
         works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &groups, &mut outcomes).await;
-        answer(answers, outcomes, |_, code| code)
+        let mut answers = answer(answers, outcomes, |_, code| code)?;
+        for (answer, note) in answers.iter_mut().zip(notes) {
+            if answer.status == ItemStatus::Ok {
+                answer.error = note;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Checks the discovered tasks, and returns for each item what its answer says of those that are wrong. The
+    /// completion counts nevertheless, and the pipeline that stores its tasks sends the wrong ones to dead-letters.
+    fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> Vec<String> {
+        let mut notes = Vec::with_capacity(items.len());
+        for item in items {
+            let Ok(report) = &mut item.report else {
+                notes.push(String::new());
+                continue;
+            };
+            // One with more of them is refused for that.
+            for task in report.discovered.iter_mut().take(MAX_DISCOVERED) {
+                // A completion may be repeated without it.
+                task.idempotency_key.clear();
+                // A deadline that has passed is no mistake: it ends the task, with a letter.
+                let rules = self.settings.task_rules(&task.queue).for_accepted();
+                if let Err(error) = validate::check(task, &rules, 0) {
+                    let key = String::from_utf8_lossy(&task.key);
+                    report.not_stored.add(|| format!("discovered key {:?}: {error}", shorten(&key, ECHO)));
+                }
+            }
+            notes.push(report.not_stored.note());
+        }
+        notes
     }
 
     /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as long as SQL has its
@@ -93,32 +125,24 @@ impl Handle {
         if report.result.len() > max {
             return Err(format!("result has {} bytes; at most {max}", report.result.len()));
         }
-        if report.discovered.len() > MAX_DISCOVERED {
-            return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", report.discovered.len()));
+        let count = report.discovered.len() + report.unreadable.len();
+        if count > MAX_DISCOVERED {
+            return Err(format!("discovered has {count} tasks; at most {MAX_DISCOVERED}: insert the others first"));
         }
         let result_encoding = validate::encoding("result", report.result_encoding, &report.result)?;
-        for (index, task) in report.discovered.iter().enumerate() {
-            if !task.idempotency_key.is_empty() {
-                return Err(format!(
-                    "discovered[{index}]: idempotency_key is for inserts; a completion may be repeated without it"
-                ));
-            }
-            // Nobody could tell the worker later that its task is wrong.
-            validate::check(task, &self.settings.task_rules(&task.queue), self.queue.announcer().now_unix_ms())
-                .map_err(|error| format!("discovered[{index}]: {error}"))?;
-        }
+        let discovered = report.discovered.into_iter().map(Ok).chain(report.unreadable.into_iter().map(Err));
         let completed = Completed {
             worker: worker.as_str().to_owned(),
             result: report.result,
             result_encoding,
-            discovered: report.discovered.into_iter().map(Ok).collect(),
+            discovered: discovered.collect(),
             attempt: token.attempt,
             lease: token.lease(),
             leased_unix_ms: token.leased_unix_ms,
             traceparent: token.trace.as_ref().map(|trace| trace.work.to_string()).unwrap_or_default(),
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {
-            format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}")
+            format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}: insert tasks apart")
         })?;
         Ok(queue::Completion { id, token, worker: worker.clone(), report })
     }

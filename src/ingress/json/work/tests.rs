@@ -21,10 +21,12 @@ fn a_wrong_completion_is_answered_under_its_id() {
     let first = items[0].as_ref().unwrap().report.as_ref().unwrap();
     assert_eq!((first.result.as_ref(), first.discovered.len()), (b"{\"ok\":true}".as_ref(), 1));
     assert_eq!(first.result_encoding, Encoding::Json);
-    let second = items[1].as_ref().unwrap_err();
-    assert_eq!((second.id.as_str(), second.status), ("2", ItemStatus::Invalid));
-    assert!(second.error.starts_with("discovered[1]: unknown field `kee`"), "{}", second.error);
-    assert_eq!(items[2].as_ref().unwrap_err().error, "missing field `id`");
+    let second = items[1].as_ref().unwrap().report.as_ref().unwrap();
+    let note = second.not_stored.note();
+    assert_eq!(second.discovered.len(), 1);
+    assert!(note.starts_with("1 discovered task is not stored: discovered[1]: unknown field `kee`"), "{note}");
+    let third = items[2].as_ref().unwrap_err();
+    assert_eq!((third.status, third.error.as_str()), (ItemStatus::Invalid, "missing field `id`"));
 }
 
 #[test]
