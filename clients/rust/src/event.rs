@@ -56,6 +56,13 @@ pub enum Event<'a> {
         /// How long the handler ran; `None`: it never began.
         took: Option<Duration>,
     },
+    /// Some tasks that a handler discovered are wrong, and not stored. The others are.
+    NotStored {
+        /// The task of the handler.
+        task: &'a TaskInfo,
+        /// How many there are, and what is wrong with the first.
+        reason: &'a str,
+    },
     /// A call failed; the worker tries again.
     Away(&'a Error),
     /// The worker takes no more tasks; so many are in its hands.
@@ -69,7 +76,7 @@ pub enum Ended {
     Completed,
     /// Rejected: the attempt failed.
     Rejected,
-    /// Given back because the worker stopped, or before the handler had begun with it.
+    /// Given back because the worker stopped, or before the handler had begun with it; or put off.
     GivenBack,
     /// The lease was lost, or the task ended in another way: cancelled, or completed by others.
     Lost,
@@ -83,7 +90,7 @@ pub struct Summary {
     pub completed: u64,
     /// Attempts that failed.
     pub rejected: u64,
-    /// Tasks given back at the stop, or before the handler had begun with them.
+    /// Tasks given back at the stop, or before the handler had begun with them; and those that were put off.
     pub given_back: u64,
     /// Tasks that this worker lost, or finished in vain.
     pub lost: u64,

@@ -30,6 +30,7 @@
 //! ([`Failure`] says more). [`Client::insert`] inserts tasks. [`Mock`] stands in for taskd in tests.
 
 mod address;
+mod backoff;
 mod client;
 mod codec;
 mod error;
@@ -46,6 +47,7 @@ mod run;
 mod session;
 mod source;
 mod stop;
+mod surplus;
 mod task;
 mod token;
 mod unary;
@@ -61,6 +63,7 @@ mod pages {
 }
 
 pub use self::{
+    backoff::Backoff,
     client::{Client, ClientBuilder, Inserted, InsertedAs},
     error::Error,
     event::{Ended, Event, Summary},

@@ -17,11 +17,14 @@ use crate::{
 
 /// taskd's default.
 const MAX_ATTEMPTS: u32 = 5;
+/// Without time, a handler that puts a task off until something changes would do so for ever.
+const MOST_PUT_OFF: u32 = 100;
 
 /// Gives its tasks, and those that handlers discover, until all have ended; then the worker ends.
 ///
 /// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to `max_attempts`.
-/// Unlike taskd it knows no time: leases do not expire, and delays are over at once. Clones are the same mock.
+/// Unlike taskd it knows no time: leases do not expire, and delays are over at once. A task that is put off a hundred
+/// times is dead here. Clones are the same mock.
 ///
 /// ```
 /// # use taskd_client::{Done, Failure, Mock, NewTask, Task, Worker};
@@ -53,6 +56,8 @@ struct State {
     leased: HashMap<String, (pb::NewTask, u32)>,
     completed: HashMap<Name, Bytes>,
     dead: HashMap<Name, String>,
+    /// How often tasks were put off.
+    put_off: HashMap<Name, u32>,
     last: u64,
 }
 
@@ -169,7 +174,17 @@ impl Source for Mock {
         let reject = |rejection: pb::Rejection| {
             self.report(rejection.id, |state, task, attempt| {
                 let most = task.max_attempts.unwrap_or(MAX_ATTEMPTS);
-                if rejection.not_started {
+                let is_put_off =
+                    rejection.not_started && rejection.delay.is_some_and(|delay| delay != Default::default());
+                if is_put_off {
+                    let times = state.put_off.entry(name(&task)).or_default();
+                    *times += 1;
+                    if *times < MOST_PUT_OFF {
+                        state.offered.push_back((task, attempt - 1));
+                    } else {
+                        state.dead.insert(name(&task), rejection.reason);
+                    }
+                } else if rejection.not_started {
                     state.offered.push_front((task, attempt - 1));
                 } else if rejection.retry == Some(false) || attempt >= most {
                     state.dead.insert(name(&task), rejection.reason);

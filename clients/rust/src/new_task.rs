@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::pb;
 pub use crate::pb::Priority;
+use crate::{backoff::Backoff, pb};
 
 /// A task that taskd does not have yet. Unset fields take the settings of the queue.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -77,6 +77,31 @@ impl NewTask {
         Self(pb::NewTask { max_attempts: Some(attempts), ..self.0 })
     }
 
+    /// The waits between its attempts, in place of those of its queue.
+    #[must_use]
+    pub fn backoff(self, backoff: Backoff) -> Self {
+        Self(pb::NewTask { backoff: Some(backoff.into()), ..self.0 })
+    }
+
+    /// How long a lease of the task is, if its worker does not say.
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        Self(pb::NewTask { lease_duration: Some(proto(lease)), ..self.0 })
+    }
+
+    /// The caller's trace, as W3C writes it.
+    #[must_use]
+    pub fn traceparent(self, traceparent: impl Into<String>) -> Self {
+        Self(pb::NewTask { traceparent: traceparent.into(), ..self.0 })
+    }
+
+    /// An insert that is sent again with the same key is answered as the first time. Not for discovered tasks: taskd
+    /// takes a completion that is repeated once.
+    #[must_use]
+    pub fn idempotency_key(self, key: impl Into<String>) -> Self {
+        Self(pb::NewTask { idempotency_key: key.into(), ..self.0 })
+    }
+
     /// A header, which the worker gets.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -99,4 +124,28 @@ impl From<pb::NewTask> for NewTask {
 pub(crate) fn proto(duration: Duration) -> prost_types::Duration {
     let longest = prost_types::Duration { seconds: i64::MAX, nanos: 999_999_999 };
     duration.try_into().unwrap_or(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_says_all_that_taskd_takes() {
+        let second = Duration::from_secs(1);
+        let backoff = Backoff::linear(second).maximum(60 * second).jitter(0.5).give_up_after(3600 * second);
+        let task = NewTask::new("q", "k").finish_within(second).lease(second).backoff(backoff);
+        let task = task.idempotency_key("i").traceparent("t").0;
+        let seconds = |duration: Option<prost_types::Duration>| duration.map(|duration| duration.seconds);
+        assert_eq!((seconds(task.finish_within), seconds(task.lease_duration)), (Some(1), Some(1)));
+        assert_eq!((&*task.idempotency_key, &*task.traceparent), ("i", "t"));
+        let backoff = task.backoff.unwrap();
+        assert_eq!((backoff.kind(), backoff.jitter), (pb::BackoffKind::Linear, Some(0.5)));
+        assert_eq!(
+            [backoff.initial, backoff.maximum, backoff.give_up_after].map(seconds),
+            [Some(1), Some(60), Some(3600)]
+        );
+        let limit: pb::Backoff = Backoff::of_queue_for(second).into();
+        assert_eq!((limit.kind(), seconds(limit.give_up_after)), (pb::BackoffKind::Unspecified, Some(1)));
+    }
 }

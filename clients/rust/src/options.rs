@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{event::Tell, stop::Stop};
+use crate::{event::Tell, stop::Stop, surplus::Surplus};
 
 pub(crate) struct Options {
     pub(crate) concurrency: usize,
@@ -13,4 +13,6 @@ pub(crate) struct Options {
     pub(crate) has_signals: bool,
     pub(crate) stop: Stop,
     pub(crate) tell: Tell,
+    /// `None`: the source takes any number of discovered tasks.
+    pub(crate) surplus: Option<Surplus>,
 }

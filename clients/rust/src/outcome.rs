@@ -20,7 +20,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Done {
     result: Bytes,
     encoding: pb::Encoding,
-    discovered: Vec<pb::NewTask>,
+    pub(crate) discovered: Vec<pb::NewTask>,
 }
 
 impl Done {
@@ -44,7 +44,12 @@ impl Done {
         Self { result: bytes.into(), encoding: pb::Encoding::Bytes, discovered: Vec::new() }
     }
 
-    /// Tasks that the handler discovered. taskd drops those that it has seen before.
+    /// Tasks that the handler discovered, any number of them. taskd drops those that it has seen before.
+    ///
+    /// A completion has at most 10,000. [`Worker::run`](crate::Worker::run) inserts further ones before it reports the
+    /// task; if taskd asks for tokens, that of the worker then needs the role `insert`, too. A task that is wrong, for
+    /// example because its key is too long, costs only itself: it goes to the dead letters, or
+    /// [`Event::NotStored`](crate::Event::NotStored) names it.
     #[must_use]
     pub fn discover(mut self, tasks: impl IntoIterator<Item = NewTask>) -> Self {
         self.discovered.extend(tasks.into_iter().map(|task| task.0));
@@ -102,18 +107,34 @@ impl Failure {
     /// overrides [`Self::never_again`] and [`Self::again_after`].
     #[must_use]
     pub fn not_started(self) -> Self {
-        Self { not_started: true, ..self }
+        Self { retry: true, delay: None, not_started: true, ..self }
+    }
+
+    /// The task is put off: taskd offers it again after `delay`, and counts no failure. For a site that is busy, or a
+    /// service that is away. Nothing bounds how often a task is put off, except its deadline.
+    ///
+    /// A taskd that is too old for this counts a failure, and waits as long.
+    #[must_use]
+    pub fn put_off(self, delay: Duration) -> Self {
+        Self { retry: true, delay: Some(delay), not_started: true, ..self }
+    }
+
+    /// How long the task is put off, if it is.
+    pub(crate) fn is_put_off(&self) -> Option<Duration> {
+        self.delay.filter(|delay| self.not_started && !delay.is_zero())
     }
 
     pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
-        // taskd takes nothing else with `not_started`. An older one does not know it, and counts a failure.
-        let (retry, delay) = if self.not_started { (true, Some(Duration::ZERO)) } else { (self.retry, self.delay) };
+        // An older taskd does not know `not_started`, and counts a failure.
+        let at_once = self.not_started.then_some(Duration::ZERO);
+        let delay = self.delay.or(at_once).map(|delay| proto(delay.min(LONGEST_DELAY)));
         pb::Rejection {
             id: id.to_owned(),
             lease_token: lease_token.to_owned(),
             reason: cut(self.reason),
-            retry: Some(retry),
-            delay: delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
+            // taskd takes nothing else with `not_started`.
+            retry: Some(self.retry || self.not_started),
+            delay,
             not_started: self.not_started,
         }
     }
@@ -151,11 +172,17 @@ mod tests {
     fn what_has_not_started_goes_back_as_taskd_takes_it() {
         let new = || Failure::new("busy");
         let five = Duration::from_secs(5);
-        let failures = [new().not_started().again_after(five), new().not_started().never_again(), new().not_started()];
+        let failures = [new().again_after(five).not_started(), new().not_started().never_again(), new().not_started()];
         for failure in failures {
+            assert_eq!(failure.is_put_off(), None);
             let rejection = failure.rejection("id", "token");
             let zero = prost_types::Duration::default();
             assert_eq!((rejection.not_started, rejection.retry, rejection.delay), (true, Some(true), Some(zero)));
         }
+        let put_off = new().never_again().put_off(five);
+        assert_eq!(put_off.is_put_off(), Some(five));
+        let rejection = put_off.rejection("id", "token");
+        let seconds = rejection.delay.map(|delay| delay.seconds);
+        assert_eq!((rejection.not_started, rejection.retry, seconds), (true, Some(true), Some(5)));
     }
 }

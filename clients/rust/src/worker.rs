@@ -14,6 +14,7 @@ use crate::{
     session::Session,
     source::Source,
     stop::Stop,
+    surplus::Surplus,
     task::{CancelOnDrop, FromPayload, Task, TaskInfo},
     unary::Unary,
 };
@@ -43,6 +44,7 @@ impl Worker {
             has_signals: false,
             stop: Stop::default(),
             tell: say_on_stderr(),
+            surplus: None,
         };
         let queues = queues.into_iter().map(Into::into).collect();
         Self { name: name.into(), queues, wait: Duration::from_secs(20), is_polling: false, says: true, options }
@@ -114,7 +116,7 @@ impl Worker {
     }
 
     /// Works until it is stopped, or taskd refuses a call: for example, because the token is of no use.
-    pub async fn run<P, H, F, D, E>(self, client: &Client, handler: H) -> Result<Summary, Error>
+    pub async fn run<P, H, F, D, E>(mut self, client: &Client, handler: H) -> Result<Summary, Error>
     where
         P: FromPayload,
         H: Fn(Task<P>) -> F + Send + Sync + 'static,
@@ -127,6 +129,7 @@ impl Worker {
             let (name, queues) = (&self.name, self.queues.join(", "));
             say(&format!("worker {name} takes tasks of {queues} from {addresses}"));
         }
+        self.options.surplus = Some(Surplus::new(client.clone(), self.options.tell.clone()));
         let lease = self.options.lease;
         let polls = Unary::new(client, &self.name, &self.queues, self.wait, lease);
         if self.is_polling {
@@ -138,7 +141,7 @@ impl Worker {
     }
 
     /// Works on tasks of another source: a [`Mock`](crate::Mock) in tests.
-    pub async fn run_on<S, P, H, F, D, E>(self, source: S, handler: H) -> Result<Summary, Error>
+    pub async fn run_on<S, P, H, F, D, E>(mut self, source: S, handler: H) -> Result<Summary, Error>
     where
         S: Source,
         P: FromPayload,
@@ -149,17 +152,22 @@ impl Worker {
     {
         let limit = self.options.time_limit;
         let handler = Arc::new(handler);
+        let surplus = self.options.surplus.take().map(Arc::new);
         let erased: Handler = Box::new(move |info: &Arc<TaskInfo>, payload: Bytes| {
-            let (handler, info) = (handler.clone(), info.clone());
+            let (handler, info, surplus) = (handler.clone(), info.clone(), surplus.clone());
             Box::pin(async move {
                 let cancel = CancelOnDrop::new(info.clone());
-                let task = Task::new(info, payload).map_err(|why| Failure::new(why).never_again())?;
-                match tokio::time::timeout(limit, handler(task)).await {
+                let task = Task::new(info.clone(), payload).map_err(|why| Failure::new(why).never_again())?;
+                let outcome: Result<Done, Failure> = match tokio::time::timeout(limit, handler(task)).await {
                     Ok(done) => {
                         cancel.ended();
                         done.map(Into::into).map_err(Into::into)
                     }
                     Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
+                };
+                match (outcome, surplus) {
+                    (Ok(done), Some(surplus)) => surplus.insert(&info, done).await,
+                    (outcome, _) => outcome,
                 }
             })
         });

@@ -304,7 +304,7 @@ async fn a_shard_that_is_away_holds_up_no_reports_of_others() {
     assert_eq!(order.lock().unwrap().last().unwrap(), "away");
 }
 
-/// One task, whose completion it refuses.
+/// One task, whose completion it refuses. It is older than tasks that are put off.
 #[derive(Clone, Default)]
 struct Refusing(Arc<Refused>);
 
@@ -327,7 +327,11 @@ impl Source for Refusing {
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
         self.0.rejections.lock().unwrap().extend(all.iter().cloned());
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        let status = |one: &pb::Rejection| match one.not_started {
+            true => ItemStatus::Invalid,
+            false => ItemStatus::Ok,
+        };
+        Ok(all.into_iter().map(|one| result(one.id.clone(), status(&one))).collect())
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
@@ -343,6 +347,33 @@ async fn a_refused_completion_fails_the_attempt_and_does_not_kill_the_task() {
     let rejections = source.0.rejections.lock().unwrap();
     let said: Vec<_> = rejections.iter().map(|one| (&*one.reason, one.retry)).collect();
     assert_eq!(said, [("taskd refused the completion: no", Some(true))]);
+}
+
+#[tokio::test]
+async fn a_taskd_that_puts_no_task_off_lets_it_wait_as_long() {
+    let source = Refusing::default();
+    let handler = async |_: Task| Err::<(), _>(Failure::new("busy").put_off(Duration::from_secs(5)));
+    let summary = worker().run_on(source.clone(), handler).await.unwrap();
+    assert_eq!((summary.rejected, summary.given_back, summary.lost), (1, 0, 0));
+    let rejections = source.0.rejections.lock().unwrap();
+    let delay = |one: &pb::Rejection| one.delay.map(|delay| delay.seconds);
+    let said: Vec<_> = rejections.iter().map(|one| (&*one.reason, one.not_started, delay(one))).collect();
+    assert_eq!(said, [("busy", true, Some(5)), ("busy", false, Some(5))]);
+}
+
+#[tokio::test]
+async fn a_task_is_put_off_at_no_cost_and_not_for_ever_by_a_mock() {
+    let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
+    let calls = AtomicUsize::new(0);
+    let handler = move |task: Task<String>| {
+        let is_over = task.payload == "0" && calls.fetch_add(1, SeqCst) >= 3;
+        let busy = Failure::new("busy").put_off(Duration::from_secs(3600));
+        async move { if is_over { Ok(Done::text(task.attempt().to_string())) } else { Err(busy) } }
+    };
+    let summary = worker().run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((summary.completed, summary.given_back, summary.rejected), (1, 103, 0));
+    assert_eq!(mock.result("q", "k0").unwrap(), "1");
+    assert_eq!(mock.dead("q", "k1").unwrap(), "busy");
 }
 
 /// A task that comes when it may.
