@@ -145,6 +145,21 @@ def test_handlers_in_processes(taskd: Taskd, queue: str, program: Start) -> None
     assert taskd.results(tasks["plain"])[0]["result"]["pid"] != parent
 
 
+def test_an_error_that_cannot_be_pickled_costs_only_its_own_task(taskd: Taskd, queue: str, program: Start) -> None:
+    wrong = ["own", "locked", "silent", "exit"]
+    with Client(taskd.address) as client:
+        slow = [client.insert(queue, f"slow-{number}", max_attempts=1).id for number in range(4)]
+        failed = [client.insert(queue, key, max_attempts=1).id for key in wrong]
+        worker = program("raises.py", taskd.address, queue)
+        assert [client.wait(one, timeout=60).status for one in slow] == [TaskStatus.COMPLETED] * 4
+        assert [client.wait(one, timeout=60).status for one in failed] == [TaskStatus.DEAD] * 4
+        reasons = [until(lambda: client.get_task(one).history, "it is stored")[0].reason for one in failed]  # noqa: B023
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert reasons == ["Own: 1", "Locked: locked", "Silent", "SystemExit: over"]
+    assert "the process of the handler died" not in worker.said()
+
+
 def test_the_processes_end_with_their_worker(taskd: Taskd, queue: str, program: Start) -> None:
     with Client(taskd.address) as client:
         worker = program("processes.py", taskd.address, queue)

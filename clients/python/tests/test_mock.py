@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from taskd import Encoding, InvalidRequest, PayloadError, Reject, Retry, Task, Worker
+from taskd import Encoding, InvalidRequest, PayloadError, PutOff, Reject, Retry, Task, Worker
 from taskd._codec import encode
 from taskd._typed import payload_reader
 from taskd.logs import JsonFormatter, TaskFields
@@ -73,6 +73,23 @@ def test_failures_and_attempts_without_a_server() -> None:
     source.insert("q", "late")
     source.run(worker)
     assert source.result("late") == 1
+
+
+def test_a_mock_counts_how_often_a_task_is_put_off() -> None:
+    worker = Worker(queue="q")
+
+    @worker.handler
+    def work(task: Task[Any]) -> int:
+        if task.key == "always" or source.task(task.key).put_off < 2:
+            raise PutOff("busy", after=3600)
+        return task.attempt
+
+    source = MockSource(max_attempts=1)
+    source.insert("q", "twice")
+    source.insert("q", "always")
+    source.run(worker)
+    assert (source.result("twice"), source.task("twice").put_off) == (1, 2)
+    assert (source.task("always").status, source.task("always").reasons) == ("DELAYED", [])
 
 
 def test_a_handler_is_a_function() -> None:

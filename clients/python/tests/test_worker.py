@@ -10,21 +10,24 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from conftest import Taskd
+from conftest import until as wait_for
 
 from taskd import (
     AsyncClient,
     Client,
     InvalidRequest,
     NewTask,
+    PutOff,
     Reject,
     Retry,
     Task,
     TaskInfo,
+    TaskRejected,
     TaskStatus,
     Worker,
     current_task,
@@ -266,16 +269,100 @@ def test_discovered_tasks_are_done_once_each(taskd: Taskd, queue: str) -> None:
     assert len(seen) == len(set(seen)) == 1 + 3 + 9 + 27 + 1
 
 
-def test_a_discovered_task_of_a_wrong_queue_fails_the_attempt(taskd: Taskd, queue: str) -> None:
+def test_a_discovered_task_that_is_wrong_costs_only_itself(
+    taskd: Taskd, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = Worker(taskd.address, queue=queue)
+    found = f"{queue}-found"
 
     @worker.handler
     async def crawl(task: Task[Any]) -> None:
+        task.discover("first", queue=found)
+        # taskd keeps these as dead letters.
         task.discover("child", queue="not a name")
+        task.discover("k" * 5000, queue=found)
+        # And these cannot be sent.
+        task.discover("half \ud800", queue=found)
+        task.discover("object", payload=object(), queue=found)
+        task.discover("header", headers={"a": "\udfff"}, queue=found)
+        task.discover("early", delay=-1, queue=found)
+        task.discover("last", queue=found)
 
     (task,) = finish(taskd, worker, NewTask(queue=queue, key="k", max_attempts=1))
-    assert task.status is TaskStatus.DEAD
-    assert task.history[0].reason.startswith("taskd refused the result: discovered[0]: ")
+    assert task.status is TaskStatus.COMPLETED
+    lines = [record.getMessage() for record in caplog.records if "not stored" in record.getMessage()]
+    assert [line.split(":")[0] for line in lines] == [
+        "4 discovered tasks are not stored; the first",
+        "2 discovered tasks are not stored; the first",
+    ]
+    with Client(taskd.address) as client:
+        assert wait_for(lambda: sorted(one.key for one in client.list_tasks(found)), "they are stored") == [
+            "first",
+            "last",
+        ]
+
+
+def test_a_handler_discovers_as_many_tasks_as_a_sitemap_has(taskd: Taskd, queue: str) -> None:
+    worker = Worker(taskd.address, queue=queue)
+    found = f"{queue}-found"
+
+    @worker.handler
+    async def crawl(task: Task[Any]) -> None:
+        for number in range(50_000):
+            task.discover(f"http://example.org/{number}", queue=found)
+        task.discover("k" * 5000, queue=found)
+
+    (task,) = finish(taskd, worker, NewTask(queue=queue, key="k", max_attempts=1))
+    assert task.status is TaskStatus.COMPLETED
+    wait_for(lambda: len([*pages(taskd, found)]) == 50_000, "all are tasks")
+
+
+def pages(taskd: Taskd, queue: str) -> list[TaskInfo]:
+    with Client(taskd.address) as client:
+        return [*client.list_tasks(queue, page=1000)]
+
+
+def test_a_task_is_put_off_at_no_cost(taskd: Taskd, queue: str) -> None:
+    worker = Worker(taskd.address, queue=queue)
+    attempts: list[int] = []
+
+    @worker.handler
+    async def work(task: Task[Any]) -> int:
+        attempts.append(task.attempt)
+        if len(attempts) < 4:
+            raise PutOff("the site is busy", after=0.2)
+        return len(attempts)
+
+    (task,) = finish(taskd, worker, NewTask(queue=queue, key="k", max_attempts=1))
+    assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
+    assert attempts == [1, 1, 1, 1]
+    assert (worker.stats.returned, worker.stats.rejected) == (3, 0)
+
+
+def test_a_task_has_a_deadline(taskd: Taskd, queue: str) -> None:
+    worker = Worker(taskd.address, queue=queue)
+    found = f"{queue}-found"
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        task.discover("within", finish_within=0.5, queue=found)
+        task.discover("by", deadline=datetime.now() + timedelta(seconds=0.5), queue=found)
+        task.discover("long", finish_within=timedelta(days=2), queue=found)
+
+    (task,) = finish(taskd, worker, NewTask(queue=queue, key="k", finish_within=3600))
+    assert task.status is TaskStatus.COMPLETED
+    with Client(taskd.address) as client:
+        soon = client.insert(found, "soon", finish_within=0.5).id
+        late = client.insert(found, "late", deadline=datetime.now() + timedelta(seconds=0.5)).id
+        assert [client.wait(one, timeout=60).status for one in (soon, late)] == [TaskStatus.DEAD] * 2
+        assert client.get_task(soon).reason.startswith("the deadline of ")
+        wait_for(lambda: len([*client.list_tasks(found)]) == 5, "they are stored")
+        statuses = {one.key: client.get_task(one.id) for one in client.list_tasks(found)}
+        assert client.wait(statuses["by"].id, timeout=60).status is TaskStatus.DEAD
+        assert client.wait(statuses["within"].id, timeout=60).status is TaskStatus.DEAD
+        assert not client.get_task(statuses["long"].id).status.is_final
+        with pytest.raises(TaskRejected, match="deadline and finish_within are both given"):
+            client.insert(found, "both", deadline=datetime.now(), finish_within=1)
 
 
 def test_a_huge_result_fails_its_own_task_only(taskd: Taskd, queue: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from taskd._codec import encode
 from taskd._typed import PayloadReader, payload_reader
-from taskd.errors import PayloadError, Reject, Retry, Unserialisable
+from taskd.errors import PayloadError, PutOff, Reject, Retry, Unserialisable
 from taskd.source import Completion, Lease, Rejection
 from taskd.task import Task, key_text, set_current_task
 
@@ -119,7 +119,13 @@ def completed(lease: Lease, task: Task[Any], result: object) -> Completion:
         encoded, encoding = encode(result)
     except Unserialisable as error:
         raise ResultError(f"the result cannot be sent: {error}") from error
-    return Completion(lease=lease, result=encoded, encoding=encoding, discovered=tuple(task.discovered))
+    return Completion(
+        lease=lease,
+        result=encoded,
+        encoding=encoding,
+        discovered=tuple(task.discovered),
+        not_stored=tuple(task.not_stored),
+    )
 
 
 def failed(lease: Lease, error: BaseException) -> Rejection:
@@ -129,6 +135,9 @@ def failed(lease: Lease, error: BaseException) -> Rejection:
             return Rejection(lease=lease, reason=reason(error.reason or "rejected"), retry=False)
         case Retry():
             return Rejection(lease=lease, reason=reason(error.reason or "retry"), delay=error.after)
+        case PutOff():
+            why = reason(error.reason or "put off")
+            return Rejection(lease=lease, reason=why, delay=error.after, not_started=True)
         case PayloadError():
             # It fits at no attempt.
             return Rejection(lease=lease, reason=reason(str(error)), retry=False)

@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Any
 from taskd._handler import Handler, Outcome, completed, error_text, failed, reason
 from taskd._reports import Reports
 from taskd._stream_source import StreamSource
+from taskd._surplus import Surplus
 from taskd._threads import Processes, Threads
 from taskd._time import Pauses
-from taskd.errors import EndOfSource, InvalidRequest, PayloadError, Reject, Retry, Unavailable
+from taskd.errors import (
+    EndOfSource,
+    InvalidRequest,
+    PayloadError,
+    PutOff,
+    Reject,
+    Retry,
+    TaskdError,
+    Unavailable,
+)
 from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection, Source
 from taskd.task import Task, set_current_task
 
@@ -80,13 +90,22 @@ class Held:
 class Session:
     """One run of a worker, in one event loop."""
 
-    def __init__(self, options: Options, handlers: dict[str | None, Handler], source: Source, stats: Stats) -> None:
+    def __init__(
+        self,
+        options: Options,
+        handlers: dict[str | None, Handler],
+        source: Source,
+        stats: Stats,
+        surplus: Surplus | None = None,
+    ) -> None:
+        """surplus: inserts what is too much for a completion; none: the source takes all."""
         self._options = options
         self._handlers = handlers
         self._source = source
         # None: the worker asks for tasks. Else taskd sends them.
         self._stream = source if isinstance(source, StreamSource) else None
         self._stats = stats
+        self._surplus = surplus
         self._held: set[Held] = set()
         self._waiting: deque[Held] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -308,7 +327,9 @@ class Session:
                 outcome = await self._run_handler(held, handler)
             if isinstance(outcome, Rejection):
                 # Its error stayed in its process.
-                logger.warning("rejected: %s (%s)", outcome.reason, held.name, extra=held.fields())
+                level = logging.INFO if outcome.is_put_off else logging.WARNING
+                what = "put off" if outcome.is_put_off else "rejected"
+                logger.log(level, "%s: %s (%s)", what, outcome.reason, held.name, extra=held.fields())
         except GeneratorExit:
             raise
         except asyncio.CancelledError:
@@ -326,6 +347,7 @@ class Session:
             # Also SystemExit and groups: a task without a report would be extended for ever.
             outcome = failed(held.lease, error)
             self._log_failure(held, outcome, error)
+        outcome = await self._insert_surplus(held, outcome)
         if outcome is not None:
             self._report(held, outcome)
         if held.elsewhere and not held.elsewhere.done() and not self._aborting.is_set():
@@ -333,6 +355,31 @@ class Session:
             logger.warning("the handler goes on in its thread or process (%s)", held.name, extra=held.fields())
             with contextlib.suppress(Exception):
                 await asyncio.wrap_future(held.elsewhere)
+
+    async def _insert_surplus(self, held: Held, outcome: Outcome | None) -> Outcome | None:
+        """Inserts the discovered tasks that are too many for a completion. None: nobody waits for the task any more."""
+        if not isinstance(outcome, Completion):
+            return outcome
+        not_stored = list(outcome.not_stored)
+        if self._surplus is not None:
+            try:
+                outcome = await self._surplus.insert(outcome, not_stored)
+            except asyncio.CancelledError:
+                return None
+            except TaskdError as error:
+                # Another attempt would find as many.
+                why = f"it discovered more tasks than a completion has, and taskd takes no insert of them: {error}"
+                refused = Rejection(lease=held.lease, reason=reason(why), retry=False)
+                logger.warning("rejected: %s (%s)", refused.reason, held.name, extra=held.fields())
+                return refused
+        if len(not_stored) == 1:
+            self._log_not_stored(held, f"1 discovered task is not stored: {not_stored[0]}")
+        elif not_stored:
+            self._log_not_stored(held, f"{len(not_stored)} discovered tasks are not stored; the first: {not_stored[0]}")
+        return outcome
+
+    def _log_not_stored(self, held: Held, why: str) -> None:
+        logger.warning("%s (%s)", why, held.name, extra=held.fields())
 
     async def _run_handler(self, held: Held, handler: Handler) -> Outcome:
         lease, name = held.lease, self._options.name
@@ -351,8 +398,13 @@ class Session:
         return completed(lease, task, result)
 
     def _log_failure(self, held: Held, outcome: Rejection, error: BaseException) -> None:
-        if isinstance(error, Reject | Retry | PayloadError):
-            logger.info("rejected: %s (%s)", outcome.reason, held.name, extra=held.fields())
+        if isinstance(error, Reject | Retry | PayloadError | PutOff):
+            logger.info(
+                "put off: %s (%s)" if outcome.is_put_off else "rejected: %s (%s)",
+                outcome.reason,
+                held.name,
+                extra=held.fields(),
+            )
         else:
             logger.error("the handler failed: %s (%s)", outcome.reason, held.name, exc_info=error, extra=held.fields())
 
@@ -382,6 +434,8 @@ class Session:
             logger.warning("taskd did not count the report: %s (%s)", said, held.name, extra=held.fields())
         elif isinstance(outcome, Completion):
             self._stats.completed += 1
+            if answer.error:
+                self._log_not_stored(held, answer.error)
             logger.debug("completed", extra=held.fields())
         elif outcome.not_started:
             self._stats.returned += 1

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from typing import Any, cast
 
 from taskd._handler import Handler, Outcome, completed, failed
@@ -95,8 +96,7 @@ class Processes:
         except BrokenProcessPool:
             return Rejection(lease=lease, reason="the process of the handler died")
         if isinstance(outcome, Completion):
-            tasks = [pb.NewTask.FromString(one) for one in discovered]
-            return Completion(lease=lease, result=outcome.result, encoding=outcome.encoding, discovered=tasks)
+            return replace(outcome, lease=lease, discovered=[pb.NewTask.FromString(one) for one in discovered])
         return cast(Rejection, outcome)
 
     def close(self) -> None:
@@ -134,7 +134,9 @@ def _run(
         handler = _handler(function, decode)
         task = handler.open(lease, worker)
         outcome = completed(lease, task, handler.call(task))
-    except Exception as error:
+    except BaseException as error:
+        # Nothing that a handler raises leaves its process: what cannot be unpickled would end the pool, with the tasks
+        # of all its processes.
         return failed(lease, error), []
     discovered = [task.SerializeToString() for task in outcome.discovered]
-    return Completion(lease=lease, result=outcome.result, encoding=outcome.encoding), discovered
+    return replace(outcome, discovered=()), discovered

@@ -214,6 +214,13 @@ class AsyncClient:
         self._patience = seconds(patience)
         self._open: Connection | None = None
 
+    @classmethod
+    def of(cls, target: Target) -> AsyncClient:
+        """A client of the same taskd as a worker."""
+        client = cls(patience=60.0)
+        client._target = target
+        return client
+
     async def __aenter__(self) -> AsyncClient:
         return self
 
@@ -254,6 +261,8 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
         backoff: Backoff | None = None,
+        deadline: datetime | None = None,
+        finish_within: Seconds | None = None,
         idempotency_key: str = "",
         wait: Seconds | None = None,
     ) -> Inserted:
@@ -274,6 +283,8 @@ class AsyncClient:
             headers=headers,
             traceparent=traceparent,
             backoff=backoff,
+            deadline=deadline,
+            finish_within=finish_within,
             idempotency_key=idempotency_key,
         )
         (inserted,) = await self.insert_batch([task], wait=wait)
@@ -304,6 +315,10 @@ class AsyncClient:
     def insert_each(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncGenerator[Inserted, None]:
         """The same as `insert_many`, with the answer to each task, in order. It inserts as the caller reads."""
         return self._insert_batches(cut_async(tasks) if isinstance(tasks, AsyncIterable) else _each(cut(tasks)))
+
+    async def insert_messages(self, tasks: list[pb.NewTask]) -> list[Inserted]:
+        """Inserts the tasks of one call."""
+        return await self._insert(tasks)
 
     async def _insert_batches(self, batches: AsyncGenerator[list[pb.NewTask], None]) -> AsyncGenerator[Inserted, None]:
         calls: deque[asyncio.Task[list[Inserted]]] = deque()

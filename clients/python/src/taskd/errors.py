@@ -1,4 +1,4 @@
-"""The errors of this package, and the two exceptions by which a handler rejects its task."""
+"""The errors of this package, and the exceptions by which a handler rejects its task, or puts it off."""
 
 from __future__ import annotations
 
@@ -67,3 +67,16 @@ class Retry(Exception):
         super().__init__(reason)
         self.reason = reason
         self.after = None if after is None else seconds(after)
+
+
+class PutOff(Exception):
+    """Raised by a handler: not now. The task comes again `after` so many seconds, and no failure counts.
+
+    For a site that is busy, or a service that is away. Nothing bounds how often a task is put off, except its deadline.
+    A taskd that is too old for this counts a failure.
+    """
+
+    def __init__(self, reason: str = "", *, after: Seconds) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = seconds(after)

@@ -40,6 +40,8 @@ class Completion:
     result: bytes = b""
     encoding: Encoding = Encoding.UNSPECIFIED
     discovered: Sequence[pb.NewTask] = ()
+    not_stored: Sequence[str] = ()
+    """What is wrong with other discovered tasks."""
 
     def size(self) -> int:
         """About the bytes that it takes on the wire."""
@@ -57,7 +59,12 @@ class Rejection:
     delay: float | None = None
     """Seconds; none: the backoff of the queue."""
     not_started: bool = False
-    """The handler did not begin: no failure counts, and the task is offered again at once."""
+    """No failure counts. The handler did not begin, and the task is offered again at once; or after `delay`: it is put
+    off."""
+
+    @property
+    def is_put_off(self) -> bool:
+        return self.not_started and bool(self.delay)
 
     def size(self) -> int:
         return len(self.reason) + 256

@@ -83,6 +83,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
         backoff: Backoff | None = None,
+        deadline: datetime | None = None,
+        finish_within: Seconds | None = None,
         idempotency_key: str = "",
         wait: Seconds | None = None,
     ) -> Inserted:
@@ -104,6 +106,8 @@ class Client:
                 headers=headers,
                 traceparent=traceparent,
                 backoff=backoff,
+                deadline=deadline,
+                finish_within=finish_within,
                 idempotency_key=idempotency_key,
                 wait=wait,
             )

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from taskd._codec import decode, encode
 from taskd._time import Seconds, seconds, to_datetime, to_duration
+from taskd.errors import Unserialisable
 from taskd.v1 import taskd_pb2 as pb
 
 PayloadT = TypeVar("PayloadT")
@@ -141,6 +142,10 @@ class NewTask:
     headers: Mapping[str, str] | None = None
     traceparent: str = ""
     backoff: Backoff | None = None
+    deadline: datetime | None = None
+    """The task is dead if it is not completed by then."""
+    finish_within: Seconds | None = None
+    """The task is dead if it is not completed within this time from its insert."""
     idempotency_key: str = ""
     """An insert that is sent again with the same one is answered as the first time. Not for discovered tasks."""
 
@@ -166,6 +171,10 @@ class NewTask:
         if self.not_before is not None:
             # A time without a zone is one of this machine.
             message.not_before.FromDatetime(self.not_before.astimezone())
+        if self.deadline is not None:
+            message.deadline.FromDatetime(self.deadline.astimezone())
+        if self.finish_within is not None:
+            message.finish_within.CopyFrom(to_duration(self.finish_within))
         if self.lease is not None:
             message.lease_duration.CopyFrom(to_duration(self.lease))
         if self.max_attempts is not None:
@@ -196,6 +205,8 @@ class Task(Generic[PayloadT]):
     worker: str = ""
     """The name under which taskd knows this worker."""
     discovered: list[pb.NewTask] = field(default_factory=list, repr=False)
+    not_stored: list[str] = field(default_factory=list, repr=False)
+    """What is wrong with discovered tasks that cannot be sent."""
     _cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def discover(
@@ -213,10 +224,14 @@ class Task(Generic[PayloadT]):
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
         backoff: Backoff | None = None,
+        deadline: datetime | None = None,
+        finish_within: Seconds | None = None,
     ) -> None:
         """Reports a task that was found on the way, of this queue if no other is named.
 
-        It goes to taskd with the result, and only if the handler succeeds. taskd drops it if it has seen the key.
+        It goes to taskd with the result, and only if the handler succeeds. taskd drops it if it has seen the key. A
+        handler may discover any number of tasks. One that is wrong costs only itself: the worker logs it, or taskd
+        keeps it as a dead letter.
         """
         task = NewTask(
             queue=queue or self.queue,
@@ -231,8 +246,16 @@ class Task(Generic[PayloadT]):
             headers=headers,
             traceparent=traceparent,
             backoff=backoff,
+            deadline=deadline,
+            finish_within=finish_within,
         )
-        self.discovered.append(task.to_message())
+        try:
+            message = task.to_message()
+        except (Unserialisable, ValueError) as error:
+            # A text that is no Unicode, for example, or a time that no clock has.
+            self.not_stored.append(f"discovered key {key!r:.200}: {error}")
+        else:
+            self.discovered.append(message)
 
     @property
     def cancelled(self) -> bool:

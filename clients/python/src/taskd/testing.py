@@ -26,6 +26,9 @@ from taskd.task import NewTask, Priority, Task, key_text, read_priority
 from taskd.v1 import taskd_pb2 as pb
 from taskd.worker import Worker
 
+# Without time, a handler that puts a task off until something changes would do so for ever.
+_MOST_PUT_OFF = 100
+
 __all__ = ["MockSource", "MockTask", "make_task"]
 
 
@@ -49,10 +52,12 @@ class MockTask:
     queue: str
     key: str
     status: str = "QUEUED"
-    """QUEUED, ASSIGNED, COMPLETED or DEAD."""
+    """QUEUED, ASSIGNED, COMPLETED or DEAD; DELAYED after it was put off a hundred times."""
     result: Any = None
     reasons: list[str] = field(default_factory=list)
     """Why its attempts failed, the earliest first."""
+    put_off: int = 0
+    """How often its handler put it off."""
     discovered: list[str] = field(default_factory=list)
     """The keys that its handler discovered."""
     message: pb.NewTask = field(repr=False)
@@ -173,7 +178,12 @@ class MockSource:
             return Answer(ItemStatus.LEASE_LOST)
         if not rejection.not_started:
             task.reasons.append(rejection.reason)
-        if rejection.not_started or (rejection.retry and len(task.reasons) < self._max_attempts):
+        if rejection.is_put_off:
+            task.put_off += 1
+        is_left = rejection.is_put_off and task.put_off >= _MOST_PUT_OFF
+        if is_left:
+            task.status = "DELAYED"
+        elif rejection.not_started or (rejection.retry and len(task.reasons) < self._max_attempts):
             task.status = "QUEUED"
             self._waiting.append(task)
         else:

@@ -22,6 +22,7 @@ from taskd._grpc_source import GrpcSource
 from taskd._handler import Handler
 from taskd._session import Session
 from taskd._stream_source import StreamSource
+from taskd._surplus import Surplus
 from taskd._time import Seconds, seconds
 from taskd.errors import InvalidRequest, TaskdError
 from taskd.source import Source
@@ -67,7 +68,7 @@ class Stats:
     lost: int = 0
     """Leases that ended otherwise: expired, cancelled, or done by another worker."""
     returned: int = 0
-    """Leases that went back at a stop before they began, at no cost."""
+    """Leases that went back at no cost: at a stop before they began, or put off by their handlers."""
     running: int = 0
     """Handlers that are at work."""
 
@@ -251,7 +252,8 @@ class Worker:
             if self._session is not None:
                 raise InvalidRequest("this worker works already")
             own = source or self._source(queues)
-            session = Session(self._options, self._handlers, own, self.stats)
+            surplus = Surplus(self._target) if source is None else None
+            session = Session(self._options, self._handlers, own, self.stats, surplus)
             self._session = (asyncio.get_running_loop(), session)
         if source is None:
             logger.info("%s", self._greeting())
@@ -261,6 +263,8 @@ class Worker:
             with self._lock:
                 self._session = None
             await own.close()
+            if surplus is not None:
+                await surplus.close()
 
     def _greeting(self) -> str:
         return f"worker {self.name} takes tasks of {', '.join(self.queues)} from {', '.join(self._target.addresses)}"
