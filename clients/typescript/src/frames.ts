@@ -168,6 +168,8 @@ const FIELDS: Readonly<Record<string, (value: unknown) => unknown>> = {
   priority: oneOf("PRIORITY", ["HIGH", "MEDIUM", "LOW"]),
   delay: duration,
   not_before: (value) => timeOf(new Date(String(value)).getTime()),
+  deadline: (value) => timeOf(new Date(String(value)).getTime()),
+  finish_within: duration,
   lease_duration: duration,
   max_attempts: count,
   headers: same,

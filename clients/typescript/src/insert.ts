@@ -143,7 +143,7 @@ function lineOf(task: NewTask): Lines[number] {
  * Inserts the lines of a batch, and sends those again that taskd did not store. After `retryFor` without progress
  * they stay `TRY_LATER`; a call that fails as a whole then throws.
  */
-async function insertLines(transport: Transport, lines: Lines, signal: AbortSignal): Promise<InsertAnswer[]> {
+export async function insertLines(transport: Transport, lines: Lines, signal: AbortSignal): Promise<InsertAnswer[]> {
   const answers = lines.map(({ error }): InsertAnswer =>
     error === undefined ? { status: "TRY_LATER", error: "taskd did not answer" } : { status: "REJECTED", error },
   );

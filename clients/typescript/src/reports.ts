@@ -86,14 +86,20 @@ export class Reports {
     });
   }
 
-  complete(held: Held, text: string): void {
-    this.#add("complete", held, text, held.discovered.length);
+  complete(held: Held, text: string, discovered: number): void {
+    this.#add("complete", held, text, discovered);
   }
 
   /** Gives back a task that no handler began, at no cost. */
   giveBack(held: Held): void {
     held.isReturned = true;
     this.#reject(held, RETURNED, { delay: "0ms", not_started: true });
+  }
+
+  /** Puts a task off, at no cost: it comes again after `delay` milliseconds. */
+  putOff(held: Held, reason: string, delay: number): void {
+    held.putOff = { reason, delay };
+    this.#reject(held, reason, { delay: `${String(Math.min(delay, LONGEST_DELAY))}ms`, not_started: true });
   }
 
   /** Rejects a task; `delay` is in milliseconds. */
@@ -242,6 +248,13 @@ export class Reports {
     if (kind === "reject" && status === "INVALID" && entry.held.isReturned) {
       entry.held.isReturned = false;
       this.reject(entry.held, RETURNED, { delay: 0 });
+      return;
+    }
+    // An older taskd puts off no task: it waits as long, and the attempt counts as a failure.
+    const { putOff } = entry.held;
+    if (kind === "reject" && status === "INVALID" && putOff !== undefined) {
+      entry.held.putOff = undefined;
+      this.reject(entry.held, putOff.reason, { delay: putOff.delay });
       return;
     }
     this.onAnswer(entry.held, kind, status, error);

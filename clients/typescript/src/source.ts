@@ -46,6 +46,11 @@ export interface Extension {
 export interface Source {
   /** Where the tasks come from, for the log. Absent: from no server. */
   readonly address?: string;
+  /**
+   * It reports to taskd, which takes 10,000 discovered tasks with a completion: the worker inserts further ones by its
+   * client. Absent: it takes any number.
+   */
+  readonly isTaskd?: boolean;
   /** Leases tasks. It ends with none when the signal is aborted. */
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
   /** True if tasks of a `get` may be on their way: a stop then waits a moment before it aborts. Absent: they cannot. */
@@ -106,6 +111,7 @@ const REMIND_AFTER = 60_000;
 
 /** taskd itself. */
 export class HttpSource implements Source {
+  readonly isTaskd = true;
   readonly #client: Client;
   readonly #log: Logger;
   /** The calls that fail now. */

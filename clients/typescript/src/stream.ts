@@ -67,6 +67,7 @@ const PROTO = fileURLToPath(new URL("../proto/taskd.proto", import.meta.url));
  * the reports on the same stream. While no stream can be had, the worker polls over HTTP.
  */
 export class StreamSource implements Source {
+  readonly isTaskd = true;
   readonly #options: StreamSourceOptions;
   readonly #addresses: readonly string[];
   readonly #timeout: number;

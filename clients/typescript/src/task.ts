@@ -5,8 +5,8 @@ import { TaskdError } from "./errors.js";
 import type { DiscoveredTask, LeasedTask, Priority } from "./types.js";
 import { taskText } from "./wire.js";
 
-/** The most tasks that one completion may discover. */
-const MOST_DISCOVERED = 10_000;
+/** The most bytes of the tasks that one handler may discover. They wait in memory until it ends. */
+const MOST_DISCOVERED_BYTES = 256 << 20;
 
 /** A task in the hands of its handler. */
 export class Task<P = unknown> {
@@ -50,7 +50,10 @@ export class Task<P = unknown> {
     this.#held = held;
   }
 
-  /** Reports tasks that the handler found. taskd inserts them when the task is completed, and drops known ones. */
+  /**
+   * Reports tasks that the handler found, any number of them. taskd inserts them when the task is completed, and drops
+   * known ones. A task that is wrong costs only itself: the worker logs it, or taskd keeps it as a dead letter.
+   */
   discover(...tasks: DiscoveredTask[]): void {
     this.#held.discover(tasks);
   }
@@ -70,6 +73,10 @@ export class Held {
   readonly controller = new AbortController();
   readonly discovered: string[] = [];
   discoveredBytes = 0;
+  /** How many discovered tasks cannot be sent, and what is wrong with the first. */
+  notStored = { count: 0, first: "" };
+  /** The report by which the task is put off; the delay is in milliseconds. */
+  putOff: { reason: string; delay: number } | undefined;
   /** The length of the lease, in milliseconds. */
   lease = 0;
   /** The time of the next extension by the worker itself. All times here are those of `performance.now()`. */
@@ -93,29 +100,34 @@ export class Held {
 
   readonly task: LeasedTask;
   readonly extend: (by?: Duration) => Promise<void>;
-  readonly #mostBytes: number;
 
-  constructor(task: LeasedTask, extend: (by?: Duration) => Promise<void>, mostBytes: number) {
+  constructor(task: LeasedTask, extend: (by?: Duration) => Promise<void>) {
     this.task = task;
     this.extend = extend;
-    this.#mostBytes = mostBytes;
   }
 
   discover(tasks: readonly DiscoveredTask[]): void {
     if (this.isOver) throw new TaskdError("the task is over: a handler discovers tasks before it ends");
     for (const task of tasks) {
-      const text = taskText(task, this.task.queue);
-      if (this.discovered.length >= MOST_DISCOVERED) {
-        throw new RangeError(
-          `a task may discover ${String(MOST_DISCOVERED)} tasks; insert more of them by worker.client`,
-        );
+      let text: string;
+      try {
+        text = taskText(task, this.task.queue);
+      } catch (error) {
+        this.addNotStored(error instanceof Error ? error.message : String(error));
+        continue;
       }
       this.discoveredBytes += Buffer.byteLength(text) + 1;
-      if (this.discoveredBytes > this.#mostBytes) {
-        throw new RangeError("the discovered tasks are too large for one report; insert some of them by worker.client");
+      if (this.discoveredBytes > MOST_DISCOVERED_BYTES) {
+        throw new RangeError("the discovered tasks take too much memory; insert some of them by worker.client");
       }
       this.discovered.push(text);
     }
+  }
+
+  /** Counts a discovered task that is wrong. */
+  addNotStored(why: string): void {
+    if (this.notStored.count === 0) this.notStored.first = why;
+    this.notStored.count += 1;
   }
 
   /** Ends the handler's right to the task. */

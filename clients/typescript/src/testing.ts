@@ -13,10 +13,11 @@ export type MockTask<P = unknown> = Partial<Omit<LeasedTask, "payload" | "leaseT
 /** How a task ended, as taskd would have read it. */
 export type Outcome =
   | { task: LeasedTask; status: "completed"; result: unknown; discovered: DiscoveredTask[] }
-  | { task: LeasedTask; status: "rejected"; reason: string; retry: boolean; delay: string | undefined };
+  | { task: LeasedTask; status: "rejected"; reason: string; retry: boolean; delay: string | undefined }
+  | { task: LeasedTask; status: "put_off"; reason: string; delay: string };
 
 export interface MockOptions {
-  /** How often a task that asks for it is offered again (1: never). */
+  /** How often a task that asks for it, or that is put off, is offered at all (1: never again). */
   attempts?: number;
   /** Offers discovered tasks with new keys, too. */
   follow?: boolean;
@@ -33,6 +34,8 @@ export class MockSource implements Source {
   readonly #leased = new Map<string, LeasedTask>();
   readonly #known = new Set<string>();
   readonly #lost = new Map<string, ItemStatus>();
+  /** How often tasks were put off. */
+  readonly #putOff = new Map<string, number>();
   #changed = new AbortController();
   #made = 0;
 
@@ -111,7 +114,14 @@ export class MockSource implements Source {
       reports.map(({ id, text }) =>
         this.#end(id, (task) => {
           const read = JSON.parse(text) as { reason: string; retry: boolean; delay?: string; not_started?: boolean };
-          if (read.not_started) {
+          if (read.not_started === true && read.delay !== undefined && read.delay !== "0ms") {
+            this.outcomes.push({ task, status: "put_off", reason: read.reason, delay: read.delay });
+            const times = (this.#putOff.get(id) ?? 0) + 1;
+            this.#putOff.set(id, times);
+            if (times < this.#options.attempts) this.#offered.push(task);
+            return;
+          }
+          if (read.not_started === true) {
             this.#offered.unshift(task);
             return;
           }

@@ -16,6 +16,10 @@ export interface NewTask<P = unknown> {
   delay?: Duration | undefined;
   /** The time of the first attempt, in place of `delay`. */
   notBefore?: Date | string | undefined;
+  /** The task is dead if it is not completed by then. */
+  deadline?: Date | string | undefined;
+  /** The task is dead if it is not completed within this time from its insert. In place of `deadline`. */
+  finishWithin?: Duration | undefined;
   leaseDuration?: Duration | undefined;
   /** Failures until the task is dead. */
   maxAttempts?: number | undefined;

@@ -83,6 +83,8 @@ const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   priority: plain("priority"),
   delay: duration("delay"),
   notBefore: plain("not_before"),
+  deadline: plain("deadline"),
+  finishWithin: duration("finish_within"),
   leaseDuration: duration("lease_duration"),
   maxAttempts: plain("max_attempts"),
   headers: plain("headers"),

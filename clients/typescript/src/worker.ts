@@ -5,10 +5,11 @@ import process from "node:process";
 import { inspect } from "node:util";
 
 import { Client } from "./client.js";
-import { LONGEST_TIMER, milliseconds, pause, type Duration } from "./duration.js";
-import { TaskTimeoutError, UnreportedError, WorkerStoppedError } from "./errors.js";
+import { LONGEST_TIMER, backoff, milliseconds, pause, type Duration } from "./duration.js";
+import { TaskTimeoutError, UnreportedError, WorkerStoppedError, isTransient } from "./errors.js";
+import { insertLines } from "./insert.js";
 import { Leases } from "./leases.js";
-import { Reject, Retry } from "./rejections.js";
+import { PutOff, Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
 import { ANSWER_COMES, HttpSource, type GetRequest, type Source } from "./source.js";
@@ -23,6 +24,12 @@ const MOST_UNREPORTED_BYTES = 64 << 20;
 const ASKS_NOT_FOR = 1000;
 /** The least time from one call that brings no task to the next one, in milliseconds. */
 const SHORTEST_ROUND = 100;
+/** The most tasks that a completion may discover, … */
+const MOST_DISCOVERED = 10_000;
+/** … and their bytes. taskd takes 8 MiB, with the result. */
+const MOST_DISCOVERED_BYTES = 2 << 20;
+/** The tasks of one call that inserts others. */
+const SURPLUS_AT_ONCE = 1000;
 /** The time for the last reports after a hard stop. */
 const LAST_REPORTS = 5000;
 
@@ -237,9 +244,12 @@ export class Worker {
     this.#reports.onAnswer = (held, kind, status, error) => {
       // A refused completion becomes a rejection.
       if (kind === "reject" || status !== "INVALID") this.#leases.release(held);
-      const ended = held.isReturned ? "returned" : "rejected";
-      if (status === "OK") this.#counts[kind === "complete" ? "completed" : ended] += 1;
-      else {
+      const ended = held.isReturned || held.putOff !== undefined ? "returned" : "rejected";
+      if (status === "OK") {
+        this.#counts[kind === "complete" ? "completed" : ended] += 1;
+        // taskd names the discovered tasks that it does not store.
+        if (error !== undefined) this.#log.warn(`task ${held.task.id}: ${error}`);
+      } else {
         if (kind === "reject" || status !== "INVALID") this.#counts.lost += 1;
         this.#log.warn(
           `task ${held.task.id}: ${kind} was answered ${status}${error === undefined ? "" : `: ${error}`}`,
@@ -309,7 +319,7 @@ export class Worker {
   }
 
   #accept(task: LeasedTask): void {
-    const held: Held = new Held(task, async (by) => this.#leases.extendNow(held, by), this.#maxBytes);
+    const held: Held = new Held(task, async (by) => this.#leases.extendNow(held, by));
     this.#counts.taken += 1;
     this.#leases.keep(held);
     this.#waiting.push(held);
@@ -347,7 +357,7 @@ export class Worker {
           );
         }),
       ]);
-      if (!held.isOver) this.#complete(held, result);
+      if (!held.isOver) await this.#complete(held, result);
     } catch (error) {
       if (!held.isOver) this.#reject(held, error);
     } finally {
@@ -358,13 +368,55 @@ export class Worker {
     }
   }
 
-  #complete(held: Held, result: unknown): void {
+  async #complete(held: Held, result: unknown): Promise<void> {
     const { id, leaseToken } = held.task;
-    const text = completionText(id, leaseToken, result, held.discovered);
+    const [own, surplus] = this.#source.isTaskd === true ? divide(held.discovered) : [held.discovered, []];
+    if (surplus.length > 0) {
+      // If the result cannot be written, the attempt fails, and nothing is inserted.
+      completionText(id, leaseToken, result, []);
+      await this.#insertSurplus(held, surplus);
+      if (held.isOver) return;
+    }
+    const { count: wrong, first } = held.notStored;
+    if (wrong > 0) {
+      const what = wrong === 1 ? "1 discovered task is not stored" : `${String(wrong)} discovered tasks are not stored`;
+      this.#log.warn(`task ${id}: ${what}${wrong === 1 ? "" : "; the first"}: ${first}`);
+    }
+    const text = completionText(id, leaseToken, result, own);
     if (Buffer.byteLength(text) > this.#maxBytes - 1024) {
       throw new RangeError(`the result has more than ${String(this.#maxBytes)} bytes (maxRequestBytes)`);
     }
-    this.#reports.complete(held, text);
+    this.#reports.complete(held, text, own.length);
+  }
+
+  /**
+   * Inserts the discovered tasks that are too many for a completion. A task that is inserted twice is a duplicate, so an
+   * attempt that fails after this loses nothing. It goes on while taskd is away, for as long as the worker has the lease.
+   */
+  async #insertSurplus(held: Held, texts: readonly string[]): Promise<void> {
+    const { signal } = held.controller;
+    const isOver = (): boolean => held.isOver;
+    for (let at = 0; at < texts.length && !isOver(); at += SURPLUS_AT_ONCE) {
+      const lines = texts.slice(at, at + SURPLUS_AT_ONCE).map((text) => ({ text }));
+      for (let failures = 1; !isOver(); failures += 1) {
+        try {
+          const answers = await insertLines(this.client.transport, lines, signal);
+          for (const { status, error } of answers) if (status === "REJECTED") held.addNotStored(error ?? status);
+          if (answers.every(({ status }) => status !== "TRY_LATER")) break;
+        } catch (error) {
+          if (isOver()) return;
+          if (!isTransient(error)) {
+            const why = error instanceof Error ? error.message : String(error);
+            throw new Reject(
+              `it discovered more tasks than a completion has, and taskd takes no insert of them: ${why}`,
+              { cause: error },
+            );
+          }
+          this.#log.warn(`task ${held.task.id}: taskd takes no discovered tasks, trying again: ${String(error)}`);
+        }
+        await pause(backoff(failures), signal);
+      }
+    }
   }
 
   #reject(held: Held, error: unknown): void {
@@ -372,6 +424,8 @@ export class Worker {
     if (error instanceof Retry) {
       const delay = delayOf(error.after);
       this.#reports.reject(held, reason, delay === undefined ? {} : { delay });
+    } else if (error instanceof PutOff) {
+      this.#reports.putOff(held, reason, delayOf(error.after) ?? 0);
     } else if (error instanceof Reject) {
       this.#reports.reject(held, reason, { retry: false });
     } else if (error instanceof PayloadError) {
@@ -423,6 +477,17 @@ export class Worker {
       this.#fatal ??= { error };
     }
   }
+}
+
+/** The tasks that fit into a completion, and the others. */
+function divide(texts: readonly string[]): [string[], string[]] {
+  let [count, bytes] = [0, 0];
+  for (const text of texts) {
+    bytes += Buffer.byteLength(text) + 1;
+    if (count === MOST_DISCOVERED || bytes > MOST_DISCOVERED_BYTES) break;
+    count += 1;
+  }
+  return [texts.slice(0, count), texts.slice(count)];
 }
 
 /** A part of an error as text. What a handler throws may be anything, also something that throws when it is read. */

@@ -6,6 +6,7 @@ import { after, before, test } from "node:test";
 import {
   BadRequestError,
   LeaseLostError,
+  PutOff,
   Reject,
   Retry,
   Worker,
@@ -251,12 +252,68 @@ test("a wrong queue name, no handler, and a second run are errors at once", asyn
   await running;
 });
 
+test("a handler discovers as many tasks as a sitemap has, and a wrong one costs only itself", async () => {
+  const { client } = taskd;
+  await client.insert({ queue: "sitemap", key: "root", maxAttempts: 1 });
+  const lines: string[] = [];
+  const logger = { ...SILENT, warn: (line: string) => lines.push(line) };
+  const count = 50_000;
+  const handler: Handler = (task) => {
+    for (let n = 0; n < count; n += 1) task.discover({ queue: "links", key: `http://example.org/${String(n)}` });
+    task.discover({ queue: "links", key: "x".repeat(5000) }, { queue: "links", key: "NaN", payload: NaN });
+    task.discover({ queue: "links", key: "http://example.org/0" });
+  };
+  await withWorker({ queue: "sitemap", logger }, handler, async () => {
+    await allAre(client, "sitemap", "COMPLETED", 1);
+    await until("all links are tasks", async () => {
+      const { pending = 0, queued = 0 } = (await client.queues()).find(({ queue }) => queue === "links") ?? {};
+      return pending + queued === count;
+    });
+  });
+  assert.match(lines.join("\n"), /2 discovered tasks are not stored; the first: payload cannot be written as JSON/);
+});
+
+test("a task is put off at no cost", async () => {
+  const { client } = taskd;
+  const { id = "" } = await client.insert({ queue: "off", key: "k", maxAttempts: 1 });
+  let times = 0;
+  const handler: Handler = () => {
+    times += 1;
+    if (times < 4) throw new PutOff("the site is busy", { after: "200ms" });
+  };
+  await withWorker({ queue: "off" }, handler, async (worker) => {
+    await allAre(client, "off", "COMPLETED", 1);
+    await until("all is reported", () => worker.stats.completed === 1);
+    assert.deepEqual([worker.stats.returned, worker.stats.rejected], [3, 0]);
+  });
+  assert.equal((await client.getTask(id)).attempts, 0);
+});
+
+test("a task has a deadline", async () => {
+  const { client } = taskd;
+  await client.insert({ queue: "deadlines", key: "root", finishWithin: "1h" });
+  const soon = (): Date => new Date(Date.now() + 500);
+  const handler: Handler = (task) => {
+    task.discover({ queue: "late", key: "found within", finishWithin: "500ms" });
+    task.discover({ queue: "late", key: "found by", deadline: soon() });
+  };
+  await withWorker({ queue: "deadlines" }, handler, async () => {
+    await allAre(client, "deadlines", "COMPLETED", 1);
+  });
+  await client.insert({ queue: "late", key: "within", finishWithin: 500 });
+  await client.insert({ queue: "late", key: "by", deadline: soon().toISOString() });
+  const dead = await allAre(client, "late", "DEAD", 4);
+  assert.match((await client.getTask(dead[0]?.id ?? "")).reason ?? "", /^the deadline of /);
+  const both = client.insert({ queue: "late", key: "both", deadline: soon(), finishWithin: "1s" });
+  await assert.rejects(both, /deadline and finish_within are both given/);
+});
+
 test("a report that taskd does not read does not hold up the others", async () => {
   const { client } = taskd;
   const keys = Array.from({ length: 40 }, (_, n) => String(n));
   await client.insertBatch(keys.map((key) => ({ queue: "mixed", key, maxAttempts: 1 })));
   const handler: Handler = (task) => {
-    // The key is too long: taskd refuses the completion.
+    // The key is too long: this costs only the discovered task.
     if (Number(task.key) % 10 === 0) task.discover({ key: "x".repeat(5000) });
     // Half a character is no text.
     return Number(task.key) % 10 === 1 ? "\uD800" : "fine";
@@ -265,7 +322,7 @@ test("a report that taskd does not read does not hold up the others", async () =
     await until("all tasks have ended", async () => {
       const { tasks } = await client.listPage({ queue: "mixed" });
       const count = (status: string): number => tasks.filter((task) => task.status === status).length;
-      return count("COMPLETED") === 32 && count("DEAD") === 8;
+      return count("COMPLETED") === 36 && count("DEAD") === 4;
     });
   });
 });
