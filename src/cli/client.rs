@@ -1,9 +1,9 @@
 //! The common part of the commands that call a running taskd: its address, a connection, and which errors pass.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use backon::ExponentialBuilder;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use clap::Args;
 use taskd_client::Client;
 use tonic::{
@@ -16,7 +16,7 @@ use super::{
     probe::{self, speaks_other},
     trust::{self, Token, Trust},
 };
-use crate::config::without_password;
+use crate::config::{Time, without_password};
 
 /// The address of taskd's gRPC port, and the way to call it.
 #[derive(Args)]
@@ -34,7 +34,31 @@ pub(super) struct Server {
 
     #[command(flatten)]
     trust: Trust,
+
+    #[command(flatten)]
+    waiting: Waiting,
 }
+
+/// How long a command waits for a taskd that is not there yet.
+#[derive(Args, Clone, Copy, Default)]
+pub(super) struct Waiting {
+    /// Wait this long for taskd if it cannot be reached at the start [default: do not wait]
+    #[arg(long, value_name = "TIME")]
+    wait_for_server: Option<Time>,
+}
+
+impl Waiting {
+    /// When to wait no longer.
+    pub(super) fn deadline(self) -> Option<Instant> {
+        let time = self.wait_for_server?;
+        Instant::now().checked_add(time.0)
+    }
+}
+
+/// taskd cannot be reached. Later it may be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unreachable(String);
 
 /// A connection that sends the token with each call.
 pub(super) type Taskd = InterceptedService<Channel, Token>;
@@ -46,18 +70,36 @@ impl Server {
     }
 
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
-        connect(&self.grpc, &self.trust).await
+        self.patiently(async || connect(&self.grpc, &self.trust).await).await
+    }
+
+    /// Tries again while taskd cannot be reached, for as long as `--wait-for-server` says.
+    async fn patiently<T>(&self, connect: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let deadline = self.waiting.deadline();
+        let mut waits = WAITS.build();
+        loop {
+            match connect().await {
+                Err(error) if error.is::<Unreachable>() && deadline.is_some_and(|end| Instant::now() < end) => {
+                    tokio::time::sleep(waits.next().unwrap_or_default()).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// Connects for calls that may take any time. Pings find out whether taskd is still there.
     pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
-        connect_within(&self.grpc, &self.trust, None).await
+        self.patiently(async || connect_within(&self.grpc, &self.trust, None).await).await
     }
 
     /// Connects to the first of several addresses that answers.
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Taskd> {
         // A client of all addresses calls any of them later.
         self.trust.suits(&self.grpc)?;
+        self.patiently(async || self.connect_to_first().await).await
+    }
+
+    async fn connect_to_first(&self) -> anyhow::Result<Taskd> {
         let mut first = None;
         for address in self.grpc.split(',') {
             match connect(address, &self.trust).await {
@@ -151,9 +193,9 @@ async fn connect_within(url: &str, trust: &Trust, within: Option<Duration>) -> a
             return anyhow::anyhow!(why);
         }
         let cause = anyhow::Error::from(error).root_cause().to_string();
-        anyhow::anyhow!(
+        anyhow::Error::new(Unreachable(format!(
             "cannot reach taskd at {shown}: {cause}; is it running there? --grpc (TASKD_GRPC_URL) names another place"
-        )
+        )))
     })?;
     match speaks_other(endpoint.uri()).await {
         None => {}

@@ -1,9 +1,10 @@
 //! GET requests to the HTTP port of a taskd, over a new connection each time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, Bytes, to_bytes};
+use backon::BackoffBuilder as _;
 use clap::Args;
 use hyper::{Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
@@ -12,7 +13,10 @@ use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;
 use url::Url;
 
-use super::{client, trust::Trust};
+use super::{
+    client::{self, Waiting},
+    trust::Trust,
+};
 use crate::config::without_password;
 
 const MOST_BYTES: usize = 64 << 20;
@@ -34,11 +38,15 @@ pub(super) struct HttpServer {
 
     #[command(flatten)]
     trust: Trust,
+
+    #[command(flatten)]
+    waiting: Waiting,
 }
 
 impl HttpServer {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
-        HttpPort::new("--server (TASKD_HTTP_URL)", &self.server, self.trust.clone())
+        let port = HttpPort::new("--server (TASKD_HTTP_URL)", &self.server, self.trust.clone())?;
+        Ok(HttpPort { deadline: self.waiting.deadline(), ..port })
     }
 }
 
@@ -54,6 +62,8 @@ pub(super) struct HttpPort {
     flag: &'static str,
     trust: Trust,
     is_tls: bool,
+    /// Until then a port that cannot be reached is tried again.
+    deadline: Option<Instant>,
 }
 
 impl HttpPort {
@@ -66,7 +76,7 @@ impl HttpPort {
         let is_tls = parsed.scheme() == "https";
         let port = parsed.port_or_known_default().with_context(wrong)?;
         let name = host.trim_matches(['[', ']']).to_owned();
-        Ok(Self { url: shown, host: format!("{host}:{port}"), name, flag, trust, is_tls })
+        Ok(Self { url: shown, host: format!("{host}:{port}"), name, flag, trust, is_tls, deadline: None })
     }
 
     /// The mistake behind an answer that taskd does not give.
@@ -76,9 +86,19 @@ impl HttpPort {
 
     /// The status and the body of the answer.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        self.wait_until_reachable().await;
         match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
             Ok(answer) => answer,
             Err(_) => bail!("{}{path} does not answer", self.url),
+        }
+    }
+
+    /// Returns when the port can be reached, or the wait for it is over.
+    async fn wait_until_reachable(&self) {
+        let Some(deadline) = self.deadline else { return };
+        let mut waits = client::WAITS.build();
+        while Instant::now() < deadline && TcpStream::connect(&self.host).await.is_err() {
+            tokio::time::sleep(waits.next().unwrap_or_default()).await;
         }
     }
 

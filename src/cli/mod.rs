@@ -311,6 +311,18 @@ mod tests {
     }
 
     #[test]
+    fn all_commands_of_a_server_can_wait_for_it() {
+        fn check(command: &clap::Command, path: &str) -> usize {
+            let path = format!("{path} {}", command.get_name());
+            let has = |name: &str| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+            let calls = (has("grpc") || has("server")) && !path.contains("bench");
+            assert_eq!(has("wait-for-server"), calls, "{path}");
+            usize::from(calls) + command.get_subcommands().map(|command| check(command, &path)).sum::<usize>()
+        }
+        assert!(check(&Cli::command(), "") > 10);
+    }
+
+    #[test]
     fn pipelines_run_and_nothing_is_refused() {
         let run = parse(&["--pipelines", "all"]);
         assert!(matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4));

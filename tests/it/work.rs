@@ -257,6 +257,148 @@ async fn a_command_discovers_tasks_in_two_ways() {
     assert_eq!(daemon.lease_all("w", "other", 1).await[0]["key"], "c");
 }
 
+/// As many links as a sitemap may have, and lines that are wrong.
+const SITEMAP: usize = 50_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_discovers_more_than_a_completion_has_is_done_and_wrong_lines_cost_only_themselves() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "root"})]).await;
+    let work = Work::new(&daemon, &[ONCE, &["--discover-fd", "--discover-queue", "found"]].concat());
+    let script = work.script(&format!(
+        "{{ echo '{{\"kee\": 1}}'; echo '{{]'; seq -f 'http://example.org/%.0f' {SITEMAP}\n\
+         head -c 5000 /dev/zero | tr '\\0' x; echo; echo '{{\"queue\": \"a b\", \"key\": \"c\"}}'; }} >&3; echo done"
+    ));
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    assert_eq!(outcomes(&lines), [("root", "completed", "")]);
+    let notes: Vec<&str> = lines.iter().filter_map(|line| line["reason"].as_str()).collect();
+    assert!(notes.iter().any(|note| note.starts_with("2 discovered tasks are not stored; the first: line 1: ")));
+    // These were inserted, as they came behind the first 10,000.
+    assert!(notes.iter().any(|note| note.starts_with("2 discovered tasks are not stored; the first: key has 5000")));
+    assert_eq!(result(&daemon, &ids[0]).await["result"], "done");
+    until("all links are tasks", async || daemon.unfinished("found").await == SITEMAP as u64).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_discovers_more_than_a_completion_has_is_done() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "root"})]).await;
+    let client = Client::new(daemon.grpc()).unwrap();
+    let notes = Arc::<Mutex<Vec<String>>>::default();
+    let worker = Worker::new("w", ["q"]).on_event({
+        let notes = notes.clone();
+        move |event| {
+            if let taskd_client::Event::NotStored { task, reason } = event {
+                notes.lock().unwrap().push(format!("{}: {reason}", task.key()));
+            }
+        }
+    });
+    let stop = worker.stop();
+    let handler = async |_: Task<()>| {
+        let mut found: Vec<NewTask> = (0..20_000).map(|n| NewTask::new("found", n.to_string())).collect();
+        found.insert(15_000, NewTask::new("found", vec![b'k'; 5000]));
+        found.push(NewTask::new("found", "0"));
+        Ok::<_, Failure>(Done::text("done").discover(found))
+    };
+    let done = async {
+        until("it is completed", async || daemon.queue("q").await["completed"] == 1).await;
+        stop.drain();
+    };
+    let (summary, ()) = tokio::join!(worker.run(&client, handler), done);
+    assert_eq!(summary.unwrap().completed, 1);
+    let note = "root: 1 discovered task is not stored: key has 5000 bytes; at most 4096";
+    assert_eq!(*notes.lock().unwrap(), [note]);
+    until("all links are tasks", async || daemon.unfinished("found").await == 20_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_may_not_insert_says_so_and_tries_once() {
+    let daemon = Daemon::start("auth = \"tokens\"\n", &[]).await;
+    let token = |name: &str, roles: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        let args = ["token", "create", name, "--roles", roles, "--data-dir"];
+        let output = command.args(args).arg(daemon.data()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let (all, own) = (token("all", "admin"), token("own", "work"));
+    let client = |token: String| Client::builder([daemon.grpc()]).token(token.parse().unwrap()).build().unwrap();
+    let (all, own) = (client(all), client(own));
+    until("the token is known", async || all.insert([NewTask::new("q", "root")]).await.is_ok()).await;
+    let worker = Worker::new("w", ["q"]);
+    let stop = worker.stop();
+    let handler = async |_: Task<()>| {
+        Ok::<_, Failure>(Done::new().discover((0..20_000).map(|n| NewTask::new("found", n.to_string()))))
+    };
+    let reasons = Arc::<Mutex<Vec<String>>>::default();
+    let worker = worker.on_event({
+        let reasons = reasons.clone();
+        move |event| {
+            if let taskd_client::Event::Ended { reason, .. } = event {
+                reasons.lock().unwrap().push(reason.to_owned());
+                stop.drain();
+            }
+        }
+    });
+    let summary = worker.run(&own, handler).await.unwrap();
+    assert_eq!(summary.rejected, 1);
+    let reasons = reasons.lock().unwrap();
+    assert!(reasons[0].contains("this call needs insert"), "{reasons:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_puts_its_task_off_at_no_cost() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    let ids = daemon.insert(&["says", "default"].map(|key| json!({"queue": "q", "key": key}))).await;
+    let work = Work::new(&daemon, &[ONCE, &["--put-off", "2s"]].concat());
+    let script = work.script("echo >> $1; [ $(wc -l < $1) = 3 ] && exit 0; [ $1 = says ] && echo 1s; exit 75");
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let [put_off, done] = [("given_back", "exit code 75"), ("completed", "")];
+    let of = |key: &'static str, (status, reason): (&'static str, &'static str)| (key, status, reason);
+    let want = ["default", "says"].map(|key| [of(key, done), of(key, put_off), of(key, put_off)]);
+    assert_eq!(outcomes(&lines), want.concat());
+    for id in ids {
+        let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
+        assert_eq!(task["attempts"], 0, "{task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_wait_for_their_server_if_asked_to() {
+    let mut daemon = Daemon::start("", &[]).await;
+    daemon.kill9();
+    let (grpc, http) = (daemon.grpc(), daemon.http());
+    let command = |args: &[&str], stdin: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), stdin.as_bytes()).unwrap();
+        child
+    };
+    let wait = ["--wait-for-server", "5m"];
+    let refused = command(&["insert", "--queue", "q", "--grpc", &grpc], "a\n").wait_with_output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "the default is unchanged: {refused:?}");
+    let short = ["insert", "--queue", "q", "--grpc", &grpc, "--wait-for-server", "1s"];
+    let refused = command(&short, "a\n").wait_with_output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "a wait has an end: {refused:?}");
+    let calls = [
+        command(&[&["insert", "--queue", "q", "--grpc", &grpc][..], &wait].concat(), "a\n"),
+        command(&[&["tasks", "--queue", "q", "--grpc", &grpc][..], &wait].concat(), ""),
+        command(&[&["stats", "--server", &http][..], &wait].concat(), ""),
+        command(
+            &[&["work", "--queue", "q", "--grpc", &grpc, "--exit-when-idle", "1s"][..], &wait, &["--", "true"]]
+                .concat(),
+            "",
+        ),
+    ];
+    daemon.start_again();
+    daemon.ready().await;
+    for child in calls {
+        let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_is_kept_within_bounds() {
     let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
@@ -533,12 +675,27 @@ async fn site() -> String {
         routing::get,
     };
     let page = |text: &'static str| get(async move || Html(text));
+    fn raw(text: &str) -> header::HeaderValue {
+        header::HeaderValue::from_bytes(text.as_bytes()).unwrap()
+    }
     let router = Router::new()
         .route("/", page("<a href=\"two.html\">2</a> <a href=\"/gone\">gone</a> <a href=\"mailto:a@b\">m</a>"))
         .route("/two.html", page("<a href=\"/\">1</a> <a href=\"/moved#x\">m</a> <a href=\"big.bin\">b</a>"))
         .route("/moved", get(async || Redirect::permanent("/two.html")))
         .route("/round", get(async || Redirect::temporary("/round")))
         .route("/big.bin", get(async || vec![0_u8; 100_000]))
+        .route("/start", get(async || (StatusCode::FOUND, [(header::LOCATION, raw("/café?q=ü"))])))
+        .route("/caf%C3%A9", get(async || ([(header::CONTENT_TYPE, raw("text/ä"))], "found")))
+        .route(
+            "/limited",
+            get({
+                let asked = Arc::<std::sync::atomic::AtomicU32>::default();
+                async move || match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+                    0..6 => (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response(),
+                    _ => "at last".into_response(),
+                }
+            }),
+        )
         .route("/busy", get(async || (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response()));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -575,6 +732,31 @@ async fn urls_are_checked() {
     assert_eq!((&results[3]["truncated"], &results[3]["content_length"]), (&json!(true), &json!(100_000)));
     assert_eq!(results[0]["content_type"], "text/html; charset=utf-8");
     assert!(results[0]["seconds"].as_f64().unwrap() > 0.0 && results[0]["tls_expires_at"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_follows_a_location_that_is_not_ascii() {
+    let (daemon, site) = (Daemon::start("", &[]).await, site().await);
+    let ids = daemon.insert(&[json!({"queue": "q", "key": format!("{site}/start")})]).await;
+    Work::new(&daemon, &[ONCE, &["--http-check"]].concat()).run(&[]).await;
+    let found = result(&daemon, &ids[0]).await["result"].take();
+    assert_eq!((&found["status"], &found["content_type"]), (&json!(200), &json!("text/ä")), "{found}");
+    assert_eq!(found["final_url"], format!("{site}/caf%C3%A9?q=%C3%BC"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_asks_to_wait_costs_no_attempt() {
+    let (daemon, site) = (Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await, site().await);
+    let ids = daemon.insert(&[json!({"queue": "q", "key": format!("{site}/limited")})]).await;
+    let lines = Work::new(&daemon, &[ONCE, &["--http-check"]].concat()).run(&[]).await;
+    let statuses: Vec<&str> = outcomes(&lines).iter().map(|(_, status, _)| *status).collect();
+    assert_eq!(
+        statuses,
+        ["completed", "given_back", "given_back", "given_back", "given_back", "given_back", "given_back"]
+    );
+    assert_eq!(result(&daemon, &ids[0]).await["result"]["status"], 200);
+    let (_, task) = daemon.get(&format!("/v1/tasks/{}", ids[0])).await;
+    assert_eq!(task["attempts"], 0, "{task}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

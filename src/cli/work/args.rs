@@ -31,6 +31,8 @@ TASKD_ATTEMPT, TASKD_HEADER_<NAME> and TRACEPARENT, and no TASKD_TOKEN.
 Exit code of the command:
   0         the task is done; stdout is its result
   --dead-code (65)  counts as max_attempts failures: a task for one worker is dead
+  --put-off-code (75)  no failure: the task comes again after --put-off (10s), or after the time, such as 90s, that is
+            the last line of stdout
   others    the attempt failed; the end of stderr is the reason. taskd tries again after the backoff
 
 A command that takes longer than --timeout, or writes more than --max-output, is killed with all that it started \
@@ -109,6 +111,15 @@ pub(super) struct Commands {
     #[arg(long, value_name = "CODE", default_value_t = 65, conflicts_with = "http_check")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub(super) dead_code: u8,
+
+    /// Exit code of a command that means: not now. No failure counts, and the task comes again later
+    #[arg(long, value_name = "CODE", default_value_t = 75, conflicts_with = "http_check")]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..))]
+    pub(super) put_off_code: u8,
+
+    /// How much later, unless the last line of stdout is a time
+    #[arg(long, value_name = "TIME", default_value = "10s", conflicts_with = "http_check")]
+    pub(super) put_off: Time,
 
     /// The most that a command may write to stdout
     #[arg(long, value_name = "SIZE", default_value = "1MiB", conflicts_with = "http_check")]

@@ -34,9 +34,10 @@ use uuid::Uuid;
 use super::{
     args::Work,
     capture::{self, Excess},
-    found,
+    found::{self, Found},
+    show::Show,
 };
-use crate::cli::print::say;
+use crate::{cli::print::say, config::Time};
 
 /// Between the polite signal and the last one; and how long a process that was left behind may hold an output open.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -44,7 +45,9 @@ pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(1);
 /// The end of stderr that becomes the reason.
 const REASON_BYTES: usize = 1000;
-const FOUND_BYTES: u64 = 8 << 20;
+const FOUND_BYTES: u64 = 32 << 20;
+/// A task that is put off does not come again at once.
+const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 /// The descriptor on which a command names discovered tasks.
 const FOUND_FD: i32 = 3;
 
@@ -54,6 +57,8 @@ pub(super) struct Plan {
     has_file: bool,
     timeout: Duration,
     dead_code: u8,
+    put_off_code: u8,
+    put_off: Duration,
     max_output: u64,
     is_json: bool,
     has_found: bool,
@@ -73,6 +78,8 @@ impl Plan {
             command,
             timeout: args.timeout.0,
             dead_code: wants.dead_code,
+            put_off_code: wants.put_off_code,
+            put_off: wants.put_off.0,
             max_output: wants.max_output.0,
             is_json: wants.json_result,
             has_found: wants.discover_fd,
@@ -104,15 +111,15 @@ impl Plan {
 }
 
 /// Runs the command of a task. A command that starts for no task ends the worker.
-pub(super) async fn run(plan: Arc<Plan>, stop: Stop, task: Task) -> Result<Done, Failure> {
-    let done = work(&plan, &task).await;
+pub(super) async fn run(plan: Arc<Plan>, stop: Stop, show: Arc<Show>, task: Task) -> Result<Done, Failure> {
+    let done = work(&plan, &show, &task).await;
     if plan.unusable().is_some() {
         stop.drain();
     }
     done
 }
 
-async fn work(plan: &Plan, task: &Task) -> Result<Done, Failure> {
+async fn work(plan: &Plan, show: &Show, task: &Task) -> Result<Done, Failure> {
     if task.key_bytes().contains(&0) {
         return Err(Failure::new("the key has a zero byte, which no command takes").never_again());
     }
@@ -122,7 +129,7 @@ async fn work(plan: &Plan, task: &Task) -> Result<Done, Failure> {
     if ended.met_a_signal_at_its_start() {
         ended = run_once(plan, task, file).await?;
     }
-    finish(plan, task, &ended)
+    finish(plan, show, task, &ended)
 }
 
 /// A command that has ended.
@@ -281,7 +288,7 @@ fn environment(task: &Task) -> Vec<(OsString, OsString)> {
     all
 }
 
-fn finish(plan: &Plan, task: &Task, ended: &Ended) -> Result<Done, Failure> {
+fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, Failure> {
     let Ended { status, stdout, stderr, named, .. } = ended;
     if !status.success() {
         let said = String::from_utf8_lossy(stderr);
@@ -291,13 +298,22 @@ fn finish(plan: &Plan, task: &Task, ended: &Ended) -> Result<Done, Failure> {
             None => status.to_string(),
         };
         let failure = Failure::new(if said.is_empty() { how } else { format!("{how}: {said}") });
-        let is_dead = status.code() == Some(plan.dead_code.into());
-        return Err(if is_dead { failure.never_again() } else { failure });
+        let is_code = |code: u8| status.code() == Some(code.into());
+        return Err(if is_code(plan.dead_code) {
+            failure.never_again()
+        } else if is_code(plan.put_off_code) {
+            failure.put_off(asked_wait(stdout).unwrap_or(plan.put_off).max(SHORTEST_WAIT))
+        } else {
+            failure
+        });
     }
     let (result, lines) = found::split(stdout, plan.prefix.as_deref());
     let queue = plan.queue.as_deref().unwrap_or(task.queue());
     let named = named.split(|byte| *byte == b'\n');
-    let discovered = found::read(lines.into_iter().chain(named), queue).map_err(Failure::new)?;
+    let discovered = Found::read(lines.into_iter().chain(named), queue);
+    if let Some(complaint) = discovered.complaint() {
+        show.not_stored(task, &complaint);
+    }
     let done = if plan.is_json {
         let value: &serde_json::value::RawValue = serde_json::from_slice(&result)
             .map_err(|error| Failure::new(format!("its output is not JSON: {error}")))?;
@@ -308,7 +324,14 @@ fn finish(plan: &Plan, task: &Task, ended: &Ended) -> Result<Done, Failure> {
             Err(error) => Done::bytes(Bytes::from(error.into_bytes())),
         }
     };
-    Ok(done.discover(discovered))
+    Ok(done.discover(discovered.tasks))
+}
+
+/// The wait that a command asks for in the last line of its output, if that is a time.
+fn asked_wait(stdout: &[u8]) -> Option<Duration> {
+    let text = std::str::from_utf8(stdout).ok()?;
+    let time: Time = text.lines().last()?.trim().parse().ok()?;
+    Some(time.0)
 }
 
 /// The process group of a command. Nothing of it survives the handler, also if that is dropped.

@@ -5,23 +5,44 @@ use taskd_client::NewTask;
 
 use crate::{ingress::json, wire::pb};
 
-/// taskd takes as many of one completion.
-const MOST: usize = 10_000;
+/// The tasks of the lines, and what is wrong with the others.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) tasks: Vec<NewTask>,
+    wrong: usize,
+    first_wrong: String,
+}
 
-/// Reads lines: each is a key of `queue`, or a task in JSON. The error is the first wrong line.
-pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, queue: &str) -> Result<Vec<NewTask>, String> {
-    let mut tasks = Vec::new();
-    for (number, line) in lines.enumerate() {
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.is_empty() {
-            continue;
+impl Found {
+    /// Reads lines: each is a key of `queue`, or a task in JSON. A line that is wrong costs only itself.
+    pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, queue: &str) -> Self {
+        let mut found = Self::default();
+        for (number, line) in lines.enumerate() {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            if line.is_empty() {
+                continue;
+            }
+            match task(line, queue) {
+                Ok(task) => found.tasks.push(task),
+                Err(why) => {
+                    if found.wrong == 0 {
+                        found.first_wrong = format!("line {}: {why}", number + 1);
+                    }
+                    found.wrong += 1;
+                }
+            }
         }
-        if tasks.len() == MOST {
-            return Err(format!("it discovered more than {MOST} tasks"));
-        }
-        tasks.push(task(line, queue).map_err(|why| format!("discovered line {}: {why}", number + 1))?);
+        found
     }
-    Ok(tasks)
+
+    /// What to say of the lines that are wrong, if there are any.
+    pub(super) fn complaint(&self) -> Option<String> {
+        match self.wrong {
+            0 => None,
+            1 => Some(format!("1 discovered task is not stored: {}", self.first_wrong)),
+            wrong => Some(format!("{wrong} discovered tasks are not stored; the first: {}", self.first_wrong)),
+        }
+    }
 }
 
 fn task(line: &[u8], queue: &str) -> Result<NewTask, String> {
@@ -53,13 +74,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_keys_or_tasks() {
-        let lines = [&b"http://a/"[..], b"", b"b\r", br#"{"queue":"other","key":"c"}"#, br#"{"key":"d"}"#];
-        let tasks = read(lines.into_iter(), "q").unwrap();
+    fn lines_are_keys_or_tasks_and_a_wrong_one_costs_only_itself() {
+        let lines = [&b"http://a/"[..], b"", b"{]", b"b\r", br#"{"queue":"other","key":"c"}"#, br#"{"key":"d"}"#];
+        let found = Found::read(lines.into_iter(), "q");
         let want = [("q", "http://a/"), ("q", "b"), ("other", "c"), ("q", "d")];
-        assert_eq!(tasks, want.map(|(queue, key)| NewTask::new(queue, key)));
-        let wrong = read([&b"a"[..], b"{]"].into_iter(), "q").unwrap_err();
-        assert!(wrong.starts_with("discovered line 2: "), "{wrong}");
+        assert_eq!(found.tasks, want.map(|(queue, key)| NewTask::new(queue, key)));
+        let said = found.complaint().unwrap();
+        assert!(said.starts_with("1 discovered task is not stored: line 3: "), "{said}");
+        let found = Found::read([&b"{]"[..], b"{}{", b"a"].into_iter(), "q");
+        let said = found.complaint().unwrap();
+        assert!(said.starts_with("2 discovered tasks are not stored; the first: line 1: "), "{said}");
+        assert!(Found::read([&b"a"[..]].into_iter(), "q").complaint().is_none());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod gate;
 mod hop;
+mod put_offs;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,11 +22,9 @@ use url::Url;
 use self::{
     gate::Gates,
     hop::{Answer, Hop, is_of_own_network},
+    put_offs::{PutOffs, within_bounds},
 };
 use super::args::Checks;
-
-/// The longest wait that a server may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 pub(super) struct Checker {
     is_head: bool,
@@ -34,6 +33,7 @@ pub(super) struct Checker {
     timeout: Duration,
     gates: Gates,
     hop: Hop,
+    put_offs: PutOffs,
 }
 
 /// The result of a task.
@@ -54,7 +54,7 @@ struct Checked<'a> {
     /// There was more.
     truncated: bool,
     content_length: Option<u64>,
-    content_type: Option<&'a str>,
+    content_type: Option<String>,
     server: SocketAddr,
     tls_expires_at: Option<&'a str>,
 }
@@ -78,7 +78,7 @@ impl Checker {
     pub(super) fn new(checks: &Checks, timeout: Duration) -> anyhow::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let user_agent = HeaderValue::from_str(&checks.user_agent);
+        let user_agent = HeaderValue::from_bytes(checks.user_agent.as_bytes());
         ensure!(user_agent.is_ok(), "--user-agent {:?} is no value of a header", checks.user_agent);
         let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
         Ok(Self {
@@ -88,6 +88,7 @@ impl Checker {
             timeout,
             gates: Gates::new(checks.per_host.into(), checks.host_delay.0),
             hop: Hop { tls: Arc::new(tls), user_agent: user_agent?, most_bytes: checks.max_body.0 },
+            put_offs: PutOffs::default(),
         })
     }
 
@@ -119,7 +120,15 @@ impl Checker {
         }
     }
 
-    async fn follow(&self, first: Url) -> Result<Done, Failure> {
+    /// The host asks to wait: the check is put off, at no cost. A host that asks for it again and again fails attempts.
+    fn put_off(&self, task: &str, failure: Failure, asked: Duration) -> Failure {
+        match self.put_offs.next(task, asked) {
+            Some(wait) => failure.put_off(wait),
+            None => failure.again_after(within_bounds(asked)),
+        }
+    }
+
+    async fn follow(&self, task: &str, first: Url) -> Result<Done, Failure> {
         // A site outside must not make the check ask servers inside.
         let mut sent_by = None;
         let mut method = if self.is_head { Method::HEAD } else { Method::GET };
@@ -134,10 +143,10 @@ impl Checker {
             }
             if let Some(wait) = answer.asks_to_wait() {
                 let failure = Failure::new(format!("{url}: {} with Retry-After", answer.status));
-                return Err(failure.again_after(wait.min(LONGEST_WAIT)));
+                return Err(self.put_off(task, failure, wait));
             }
             if let Some(target) = answer.redirect() {
-                let to = url.join(target).ok().filter(is_http);
+                let to = url.join(&target).ok().filter(is_http);
                 let to = to.ok_or_else(|| Failure::new(format!("{url}: a redirect to {target:?}")).never_again())?;
                 if redirects.len() == usize::from(self.redirects) {
                     return Err(Failure::new(format!("{first}: more than {} redirects", self.redirects)).never_again());
@@ -147,6 +156,7 @@ impl Checker {
                 sent_by = Some(answer.server.ip()).filter(|ip| !is_of_own_network(*ip));
                 continue;
             }
+            self.put_offs.forget(task);
             return Ok(Done::json(&Checked {
                 url: first.as_str(),
                 status: answer.status.as_u16(),
@@ -171,7 +181,7 @@ pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done,
     let key = task.key();
     let url = Url::parse(&key).ok().filter(is_http);
     let url = url.ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
-    checker.follow(url).await
+    checker.follow(task.id(), url).await
 }
 
 fn is_http(url: &Url) -> bool {

@@ -39,7 +39,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let (stop, mut gave_up) = (worker.stop(), None);
     let mut hangup = app::hangups().context("cannot listen for SIGHUP")?;
     let worked = async {
-        let worked = handler.work(worker, &client).await;
+        let worked = handler.work(worker, &client, &show).await;
         worked.map_err(|error| refused(&error))
     };
     let idle = async {
@@ -112,11 +112,12 @@ impl Handler {
         Ok(Self::Command(Arc::new(Plan::new(args)?)))
     }
 
-    async fn work(&self, worker: Worker, client: &Client) -> Result<taskd_client::Summary, Error> {
+    async fn work(&self, worker: Worker, client: &Client, show: &Arc<Show>) -> Result<taskd_client::Summary, Error> {
         match self {
             Self::Command(plan) => {
-                let (plan, stop) = (plan.clone(), worker.stop());
-                worker.run(client, move |task| command::run(plan.clone(), stop.clone(), task)).await
+                let (plan, stop, show) = (plan.clone(), worker.stop(), show.clone());
+                let run = move |task| command::run(plan.clone(), stop.clone(), show.clone(), task);
+                worker.run(client, run).await
             }
             Self::HttpCheck(checker) => {
                 let checker = checker.clone();

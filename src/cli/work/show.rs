@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::HumanCount;
 use serde_json::{Value, json};
-use taskd_client::{Ended, Error, Event, Summary};
+use taskd_client::{Ended, Error, Event, Summary, TaskInfo};
 use tokio::time::sleep;
 
 use super::output::{Output, Said};
@@ -95,6 +95,7 @@ impl Show {
                 }
                 self.draw(&state, &task.key());
             }
+            Event::NotStored { task, reason } => self.not_stored(task, reason),
             Event::Away(error) => {
                 state.fails(error, Instant::now());
                 if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
@@ -109,6 +110,17 @@ impl Show {
                 self.say("draining", &what);
             }
             _ => {}
+        }
+    }
+
+    /// Some tasks that a handler discovered are wrong, and not stored.
+    pub(super) fn not_stored(&self, task: &TaskInfo, reason: &str) {
+        if self.is_json {
+            self.line(&json!({
+                "event": "not_stored", "id": task.id(), "queue": task.queue(), "key": task.key(), "reason": reason,
+            }));
+        } else {
+            self.output.say(Said::Above(format!("{}: {}", printable(&task.key()), printable(reason))));
         }
     }
 

@@ -47,27 +47,29 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn redirect(&self) -> Option<&str> {
+    /// The target of a redirect. Bytes that are not ASCII are percent-encoded, as curl does it.
+    pub(super) fn redirect(&self) -> Option<String> {
         let is_redirect = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
-        self.text(header::LOCATION).filter(|_| is_redirect)
+        self.headers.get(header::LOCATION).filter(|_| is_redirect).map(ascii)
     }
 
     /// The wait that a busy server asks for.
     pub(super) fn asks_to_wait(&self) -> Option<Duration> {
         let is_busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        wait(self.text(header::RETRY_AFTER).filter(|_| is_busy)?, SystemTime::now())
+        wait(&self.text(header::RETRY_AFTER).filter(|_| is_busy)?, SystemTime::now())
     }
 
     pub(super) fn content_length(&self) -> Option<u64> {
         self.text(header::CONTENT_LENGTH)?.parse().ok()
     }
 
-    pub(super) fn content_type(&self) -> Option<&str> {
+    pub(super) fn content_type(&self) -> Option<String> {
         self.text(header::CONTENT_TYPE)
     }
 
-    fn text(&self, name: HeaderName) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
+    /// The value of a header, with marks in place of what is not UTF-8.
+    fn text(&self, name: HeaderName) -> Option<String> {
+        self.headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
     }
 }
 
@@ -147,6 +149,19 @@ impl Hop {
         }
         Ok((bytes, false))
     }
+}
+
+/// The value with each byte that is not ASCII percent-encoded.
+fn ascii(value: &HeaderValue) -> String {
+    let mut text = String::new();
+    for byte in value.as_bytes() {
+        if byte.is_ascii() {
+            text.push(char::from(*byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
 }
 
 /// True for an address of a network that one installs oneself: only servers there may lead to others there.
@@ -395,6 +410,22 @@ mod tests {
         let own = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
         let (_, peer) = listener.accept().await.unwrap();
         assert_eq!(peer, own.local_addr().unwrap());
+    }
+
+    #[test]
+    fn a_location_is_followed_whatever_its_bytes_are() {
+        let base = Url::parse("http://example.org/start").unwrap();
+        let cases: [(&[u8], &str); 5] = [
+            (b"/cafe", "http://example.org/cafe"),
+            ("/café?q=ü#é".as_bytes(), "http://example.org/caf%C3%A9?q=%C3%BC#%C3%A9"),
+            (b"/caf\xe9", "http://example.org/caf%E9"),
+            ("/caf%C3%A9".as_bytes(), "http://example.org/caf%C3%A9"),
+            ("http://bücher.example/".as_bytes(), "http://xn--bcher-kva.example/"),
+        ];
+        for (bytes, want) in cases {
+            let target = ascii(&HeaderValue::from_bytes(bytes).unwrap());
+            assert_eq!(base.join(&target).unwrap().as_str(), want);
+        }
     }
 
     #[test]
