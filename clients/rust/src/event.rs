@@ -30,6 +30,9 @@ pub(crate) fn say_on_stderr() -> Tell {
         Event::Ended { task, ended: Ended::Rejected, reason, .. } => {
             say(&format!("rejected: {reason} (task {:?}, {})", task.key(), task.id()));
         }
+        Event::NotStored { task, reason } => {
+            say(&format!("not stored: {reason} (task {:?}, {})", task.key(), task.id()));
+        }
         Event::Started(_) | Event::Ended { .. } | Event::Draining(_) => {}
     })
 }
