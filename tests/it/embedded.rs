@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{PATIENCE, kill9_process_of, until};
+use crate::support::{self, PATIENCE, kill9_process_of, until};
 
 /// A data folder in which a test starts servers one after the other.
 struct Folder {
@@ -94,7 +94,7 @@ impl Watched {
 
 async fn try_get(url: &str) -> redis::RedisResult<Option<String>> {
     let client = redis::Client::open(url)?;
-    client.get_multiplexed_async_connection().await?.get("key").await
+    support::redis::connect(&client).await?.get("key").await
 }
 
 async fn get(url: &str) -> Option<String> {
@@ -102,8 +102,7 @@ async fn get(url: &str) -> Option<String> {
 }
 
 async fn set(url: &str, value: &str) {
-    let client = redis::Client::open(url).expect("a url");
-    let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut conn = support::redis::patient(url).await;
     conn.set::<_, _, ()>("key", value).await.expect("SET is answered");
 }
 

@@ -64,9 +64,10 @@ pub(crate) fn kill9_process_of(file: &Path, folder: &Path) {
     }
 }
 
-/// A client whose calls end.
+/// A client whose calls end. It keeps no idle connection: on a busy machine taskd may close one for its silence just
+/// when the next call goes out on it.
 pub(crate) fn http_client() -> reqwest::Client {
-    reqwest::Client::builder().timeout(PATIENCE).build().unwrap()
+    reqwest::Client::builder().timeout(PATIENCE).pool_max_idle_per_host(0).build().unwrap()
 }
 
 /// Waits until `condition` holds, for [`PATIENCE`], or for twice that where a look takes so long.
