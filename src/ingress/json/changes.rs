@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::tally::Tally,
-    AtMost, Unread,
+    AtMost, Nested, Unread,
     jobs::{MAX_IDS, chosen},
     object,
     search::Filter,
@@ -19,7 +19,7 @@ use crate::model::{ChangeTasks, RequeueTasks, Update};
 #[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter, and priority or replicas")]
 pub(in crate::ingress) struct UpdateTasks {
     ids: AtMost<String, MAX_IDS>,
-    filter: Option<Filter>,
+    filter: Option<Nested<Filter>>,
     /// Only count.
     dry_run: bool,
     yes: bool,
@@ -33,7 +33,7 @@ pub(in crate::ingress) struct UpdateTasks {
 #[schemars(rename = "RequeueTasks")]
 pub(in crate::ingress) struct Requeue {
     ids: AtMost<String, MAX_IDS>,
-    filter: Option<Filter>,
+    filter: Option<Nested<Filter>>,
     /// Only count.
     dry_run: bool,
     yes: bool,

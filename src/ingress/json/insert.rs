@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, Tally},
-    Unread,
+    Nested, Unread,
     backoff::Backoff,
     first_byte, headers, item,
     text::{Instant, Priority, Time},
@@ -51,7 +51,7 @@ pub(in crate::ingress) struct NewTask<'a> {
     lease_duration: Option<Time>,
     /// Failures until the task is dead.
     max_attempts: Option<u32>,
-    backoff: Option<Backoff>,
+    backoff: Option<Nested<Backoff>>,
     #[serde(default, deserialize_with = "headers::<_, MAX_HEADERS>")]
     #[schemars(with = "HashMap<String, String>", extend("maxProperties" = MAX_HEADERS))]
     headers: HashMap<String, String>,
@@ -195,7 +195,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         finish_within: task.finish_within.map(|time| time.0),
         lease_duration: task.lease_duration.map(|time| time.0),
         max_attempts: task.max_attempts,
-        backoff: task.backoff.map(Into::into),
+        backoff: task.backoff.map(|Nested(backoff)| backoff.into()),
         headers: task.headers,
         traceparent: task.traceparent,
         idempotency_key: task.idempotency_key,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     super::tally::Tally,
-    AtMost, Unread, object,
+    AtMost, Nested, Unread, object,
     search::{Filter, ShownFilter},
     text::Instant,
     work::ItemAnswer,
@@ -26,7 +26,7 @@ pub(super) const MAX_IDS: usize = 1000;
 #[schemars(rename = "ChangeTasks")]
 pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
-    filter: Option<Filter>,
+    filter: Option<Nested<Filter>>,
     /// Only count.
     dry_run: bool,
     yes: bool,
@@ -41,7 +41,7 @@ pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<
 /// The tasks of a request.
 pub(super) fn chosen(
     ids: AtMost<String, MAX_IDS>,
-    filter: Option<Filter>,
+    filter: Option<Nested<Filter>>,
     dry_run: bool,
     yes: bool,
     tally: &mut Tally<'_>,
@@ -49,7 +49,7 @@ pub(super) fn chosen(
     for _ in &ids.0 {
         tally.item()?;
     }
-    let filter = filter.map(Filter::read).transpose();
+    let filter = filter.map(|Nested(filter)| filter.read()).transpose();
     Ok(filter.and_then(|filter| ChangeTasks::new(ids.0, filter, dry_run, yes)))
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::tally::Tally,
-    AtMost, Key, Unread, object, query,
+    AtMost, Key, Nested, Unread, object, query,
     text::Instant,
     value::{EncodingName, Shown, Value},
 };
@@ -52,7 +52,7 @@ struct Filter {
 #[schemars(rename = "ChangeLetters")]
 pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
-    filter: Option<Filter>,
+    filter: Option<Nested<Filter>>,
     /// Only count.
     dry_run: bool,
     yes: bool,
@@ -112,7 +112,7 @@ pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<
     for _ in &ids.0 {
         tally.item()?;
     }
-    let by_filter = filter.map(|filter| pages(filter, limit, &cursor)).transpose();
+    let by_filter = filter.map(|Nested(filter)| pages(filter, limit, &cursor)).transpose();
     let chosen = by_filter.and_then(|pages| ChosenLetters::new(ids.0, pages));
     Ok(chosen.map(|chosen| ChangeLetters { chosen, dry_run, yes }))
 }

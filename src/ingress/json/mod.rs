@@ -33,7 +33,10 @@ use serde_json::value::RawValue;
 
 pub(super) use self::text::Instant;
 use super::{MESSAGE, tally::Excess};
-use crate::{api::shorten, config::in_field};
+use crate::{
+    api::{ECHO, shorten},
+    config::in_field,
+};
 
 /// The reason why taskd reads nothing of a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -104,7 +107,10 @@ fn headers<'de, D: Deserializer<'de>, const N: usize>(deserializer: D) -> Result
 
         fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
             let mut headers = HashMap::new();
-            while let Some((name, value)) = entries.next_entry()? {
+            while let Some((name, value)) = entries.next_entry::<String, _>()? {
+                if headers.contains_key(&name) {
+                    return Err(de::Error::custom(format_args!("duplicate field `{}`", shorten(&name, ECHO))));
+                }
                 headers.insert(name, value);
                 if headers.len() > N {
                     return Err(de::Error::custom(format_args!("more than {N} headers")));
@@ -114,6 +120,31 @@ fn headers<'de, D: Deserializer<'de>, const N: usize>(deserializer: D) -> Result
         }
     }
     deserializer.deserialize_map(Headers::<N>)
+}
+
+/// An object within another one. serde alone would also take an array, field by field.
+#[derive(JsonSchema)]
+#[schemars(transparent)]
+struct Nested<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Nested<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfObjects<D>(D);
+
+        impl<'de, D: Deserializer<'de>> Deserializer<'de> for OfObjects<D> {
+            type Error = D::Error;
+
+            fn deserialize_any<V: de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+                self.0.deserialize_map(visitor)
+            }
+
+            serde::forward_to_deserialize_any! {
+                bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+                unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+            }
+        }
+        T::deserialize(OfObjects(deserializer)).map(Self)
+    }
 }
 
 /// Reads an object. serde alone would also take an array, field by field.
@@ -228,7 +259,152 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::{Value, json};
+
+    use super::{
+        testing::{share, tally},
+        *,
+    };
+
+    /// Reads a body. An error is that of the request, or the first one of its parts.
+    type Read = fn(&Bytes) -> Result<(), String>;
+
+    fn first_error<T, E: ToString>(parts: impl IntoIterator<Item = Result<T, E>>) -> Result<(), String> {
+        parts.into_iter().find_map(Result::err).map_or(Ok(()), |error| Err(error.to_string()))
+    }
+
+    fn items<T>(parts: Vec<Result<T, crate::model::ItemAnswer>>) -> Result<(), String> {
+        first_error(parts.into_iter().map(|item| item.map_err(|answer| answer.error)))
+    }
+
+    /// Every body of the API, with each object that it may have.
+    fn bodies() -> Vec<(Value, Read)> {
+        let backoff = json!({"kind": "linear", "initial": "1s", "maximum": "9s", "jitter": 0.1, "give_up_after": "1h"});
+        let task =
+            json!({"queue": "q", "key": "k", "payload": {"a": {"b": 1}}, "headers": {"h": "v"}, "backoff": backoff});
+        let get = json!({"worker": "w", "queues": ["q"], "max_tasks": 1});
+        let lease = json!({"id": "1", "lease_token": "t"});
+        let completion = json!({"id": "1", "lease_token": "t", "result": {"r": 1}, "discovered": [task]});
+        let extension = json!({"id": "1", "lease_token": "t", "by": "1m"});
+        let filter = json!({"queue": "q", "headers": {"h": "v"}});
+        let with = |list: &str, items: &Value| json!({"worker": "w", "session": "s", list: [items]});
+        let of_worker = |list: &str, items: &Value| json!({"worker": "w", list: [items]});
+        let session = json!({"worker": "w", "session": "s"});
+        let completing = json!({"worker": "w", "completions": [completion], "next": get});
+        vec![
+            (task.clone(), |body| insert::new_task(body).map(drop)),
+            (json!([task]), |body| {
+                let tasks = insert::new_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                first_error(tasks.tasks)
+            }),
+            (get, |body| work::get_tasks(body).map(drop).map_err(|error| error.to_string())),
+            (completing, |body| {
+                items(work::completions(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.items)
+            }),
+            (of_worker("rejections", &lease), |body| {
+                items(work::rejections(body, &mut tally(&share())).map_err(|error| error.to_string())?.items)
+            }),
+            (of_worker("extensions", &extension), |body| {
+                items(work::extensions(body, &mut tally(&share())).map_err(|error| error.to_string())?.items)
+            }),
+            (json!({"worker": "w", "queues": ["q"]}), |body| {
+                sessions::open_session(body).map(drop).map_err(|error| error.to_string())
+            }),
+            (session.clone(), |body| sessions::want_tasks(body).map(drop).map_err(|error| error.to_string())),
+            (session, |body| sessions::session_call(body).map(drop).map_err(|error| error.to_string())),
+            (with("completions", &completion), |body| {
+                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                items(report.completions)
+            }),
+            (with("rejections", &lease), |body| {
+                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                items(report.rejections)
+            }),
+            (with("extensions", &extension), |body| {
+                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                items(report.extensions)
+            }),
+            (json!({"filter": filter, "dry_run": true}), |body| {
+                jobs::change(body, &mut tally(&share())).map_err(|error| error.to_string())?.map(drop)
+            }),
+            (json!({"filter": filter, "dry_run": true, "priority": "high"}), |body| {
+                changes::update(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.map(drop)
+            }),
+            (json!({"filter": filter, "dry_run": true, "to": "w"}), |body| {
+                changes::requeue(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.map(drop)
+            }),
+            (json!({"filter": {"queue": "q"}, "dry_run": true}), |body| {
+                letters::change(body, &mut tally(&share())).map_err(|error| error.to_string())?.map(drop)
+            }),
+            (json!({"queue": "q"}), |body| fsck::request(body).map(drop).map_err(|error| error.to_string())),
+        ]
+    }
+
+    /// The places of the objects of a body. Payloads and results are any JSON.
+    fn objects(value: &Value, at: String, found: &mut Vec<String>) {
+        match value {
+            Value::Object(members) => {
+                for (name, value) in members.iter().filter(|(name, _)| !["payload", "result"].contains(&&***name)) {
+                    objects(value, format!("{at}/{name}"), found);
+                }
+                found.push(at);
+            }
+            Value::Array(items) => {
+                for (place, value) in items.iter().enumerate() {
+                    objects(value, format!("{at}/{place}"), found);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn an_array_is_no_object() {
+        let mut tried = 0;
+        for (body, read) in bodies() {
+            read(&Bytes::from(body.to_string())).unwrap_or_else(|error| panic!("{error}: {body}"));
+            let mut places = Vec::new();
+            objects(&body, String::new(), &mut places);
+            // An array of tasks is a body, too.
+            for place in places.into_iter().filter(|place| !place.is_empty()) {
+                for values in [true, false] {
+                    let mut wrong = body.clone();
+                    let object = wrong.pointer_mut(&place).unwrap();
+                    let members = object.as_object().unwrap().values().cloned().collect::<Vec<_>>();
+                    *object = json!(if values { members } else { Vec::new() });
+                    let error = read(&Bytes::from(wrong.to_string())).expect_err(&wrong.to_string());
+                    assert!(error.contains("expected a"), "{error:?} should say what is expected: {wrong}");
+                    tried += 1;
+                }
+            }
+            let array = json!(body.as_object().map(|members| members.values().collect::<Vec<_>>()));
+            if array.is_array() {
+                read(&Bytes::from(array.to_string())).expect_err(&array.to_string());
+            }
+        }
+        assert!(tried > 40, "{tried} objects");
+    }
+
+    #[test]
+    fn a_name_that_is_there_twice_is_refused() {
+        let mut tried = 0;
+        for (body, read) in bodies() {
+            let mut places = Vec::new();
+            objects(&body, String::new(), &mut places);
+            for place in places {
+                // The first name of the object comes again at its end.
+                let mut marked = body.clone();
+                let object = marked.pointer_mut(&place).unwrap().as_object_mut().unwrap();
+                let (name, value) = object.iter().next().map(|(name, value)| (name.clone(), value.clone())).unwrap();
+                object.insert("~".into(), json!(null));
+                let twice = marked.to_string().replacen("\"~\":null", &format!("{}:{value}", json!(name)), 1);
+                let error = read(&Bytes::from(twice.clone())).expect_err(&twice);
+                assert!(error.contains(&format!("duplicate field `{name}`")), "{error}: {twice}");
+                tried += 1;
+            }
+        }
+        assert!(tried > 40, "{tried} objects");
+    }
 
     #[test]
     fn a_list_ends_before_it_is_too_long() {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, MAX_QUEUES, Tally},
-    AtMost, Key, Unread, insert, item, object,
+    AtMost, Key, Nested, Unread, insert, item, object,
     text::{Instant, Time},
     value::{self, EncodingName, Shown, Value},
 };
@@ -100,7 +100,7 @@ pub(in crate::ingress) struct CompleteTasks<'a> {
     #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
     /// Leases the worker tasks that are there, in the same call. It does not wait, and has no worker of its own.
-    next: Option<GetTasks>,
+    next: Option<Nested<GetTasks>>,
 }
 
 /// A worker's report of tasks that it gives back.
@@ -153,7 +153,7 @@ pub(in crate::ingress) type Completions = (Batch<model::Completion>, Option<mode
 pub(in crate::ingress) fn completions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Completions, Unread> {
     let CompleteTasks { worker, completions, next } = object(body)?;
     let batch = batch(worker, &completions.0, tally, |text, tally| completion(body, text, tally))?;
-    Ok((batch, next.map(Into::into)))
+    Ok((batch, next.map(|Nested(next)| next.into())))
 }
 
 /// Reads the tasks that a worker gives back.
