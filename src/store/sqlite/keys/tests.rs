@@ -1,15 +1,19 @@
 use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
+use futures::{FutureExt as _, future::ready};
 use proptest::{
     prelude::{Just, Strategy, any},
     prop_oneof,
     test_runner::{Config, TestRunner},
 };
 
-use super::{Keys, Known as Filter};
+use super::{
+    super::{Backend as _, Connection, Work},
+    Keys, Known as Filter,
+};
 use crate::{
     config::Settings,
-    model::{Encoding, LeaseNumber, NewTask, StoredStatus, TaskId, validate},
+    model::{Encoding, KeyHash, LeaseNumber, NewTask, StoredStatus, TaskId, validate},
     store::{Inserted, KeyOwners as _, NewRow, Settlement, Store as _, Unpublished, sqlite::SqliteStore},
 };
 
@@ -217,4 +221,23 @@ fn the_row_of_an_undone_transaction_is_not_the_last_one() {
     assert_eq!(last, db.query_row("SELECT MAX(seq) FROM new_keys", (), |row| row.get::<_, i64>(0)).unwrap());
     let recent = keys.recent(&[pair(1).0, pair(2).0]);
     assert_eq!((recent.owners.len(), recent.others.len()), (1, 1));
+}
+
+/// Of a thousand new keys, the filter takes three for keys of earlier tasks. Only `seen` knows.
+#[tokio::test]
+async fn a_new_key_is_new_also_if_the_filter_takes_it_for_an_old_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("taskd.db")).await;
+    let hashes: Vec<KeyHash> = (0..20).map(|key| row(key).task.key_hash).collect();
+    let hit = Work::new(hashes, |connection: &mut Connection, hashes: &Vec<KeyHash>| {
+        connection.keys.known.add(hashes[..10].iter());
+        let doubtful = connection.keys.recent(hashes).others;
+        ready(Ok(doubtful)).boxed()
+    });
+    let doubtful = store.database().transact(&hit).await.unwrap();
+    assert_eq!(doubtful.len(), 10, "the filter has the first ten keys, and no others");
+    let mut known = Known::new();
+    insert(&store, 0..20, &mut known).await;
+    // Each key is known once it has a task.
+    insert(&store, 0..20, &mut known).await;
 }
