@@ -41,8 +41,8 @@ use self::{
 };
 use crate::{
     config::{Enrich, Queues, Settings},
-    model::{QueueName, TaskRow},
-    runtime::LastSaid,
+    model::{PayloadCheck, PayloadSchema, QueueName, TaskRow},
+    runtime::{LastSaid, compute},
     telemetry::metrics::{self, Skipped},
 };
 
@@ -60,8 +60,8 @@ struct Endpoints {
     longest: Duration,
 }
 
-/// A check of an answer about a task.
-pub type Check<'a> = &'a (dyn Fn(&TaskRow, &Change) -> Result<(), String> + Send + Sync);
+/// A check of an answer about a task. Returns the schema that the new payload must fit, if there are both.
+pub type Check<'a> = &'a (dyn Fn(&TaskRow, &Change) -> Result<Option<PayloadSchema>, String> + Send + Sync);
 
 impl Enrichment {
     pub fn new(settings: &Settings) -> Self {
@@ -177,7 +177,7 @@ impl Endpoint {
         deadline: Instant,
     ) -> Vec<Option<Verdict>> {
         match self.ask(queue, rows, deadline).await {
-            Ok(Some(verdicts)) => self.judge(queue, rows, verdicts, check),
+            Ok(Some(verdicts)) => self.judge(queue, rows, verdicts, check).await,
             Ok(None) if rows.len() > 1 => {
                 let (first, second) = rows.split_at(rows.len() / 2);
                 let mut verdicts = Box::pin(self.verdicts(queue, first, check, deadline)).await;
@@ -196,32 +196,47 @@ impl Endpoint {
     }
 
     /// Drops the verdicts that are wrong. Their tasks go on without.
-    fn judge(
+    async fn judge(
         &self,
         queue: &QueueName,
         rows: &[&TaskRow],
         verdicts: Vec<ReadVerdict>,
         check: Check<'_>,
     ) -> Vec<Option<Verdict>> {
-        let mut judged = Vec::with_capacity(verdicts.len());
-        let mut enriched = 0;
-        let mut rejected = 0;
-        let mut first_mistake = None;
+        let mut payloads = PayloadCheck::default();
+        let mut checked = Vec::with_capacity(verdicts.len());
         for (place, (row, verdict)) in rows.iter().zip(verdicts).enumerate() {
-            let checked = match verdict {
+            let verdict = match verdict {
                 Ok(Verdict::Change(change)) => match check(row, &change) {
-                    Ok(()) => Ok(Verdict::Change(change)),
+                    Ok(schema) => {
+                        if let (Some(schema), Some((payload, encoding))) = (schema, &change.payload) {
+                            payloads.add(place, &schema, payload, *encoding);
+                        }
+                        Ok(Verdict::Change(change))
+                    }
                     Err(why) => Err(format!("tasks[{place}]: {why}")),
                 },
                 other => other,
             };
-            match &checked {
+            checked.push(verdict);
+        }
+        let payloads = compute(payloads, PayloadCheck::advance_quickly, PayloadCheck::advance).await;
+        for (place, misfit) in payloads.misfits() {
+            // Only the log says why an answer is wrong.
+            checked[place] = Err(format!("tasks[{place}]: {}", misfit.logged));
+        }
+        let mut judged = Vec::with_capacity(checked.len());
+        let mut enriched = 0;
+        let mut rejected = 0;
+        let mut first_mistake = None;
+        for verdict in checked {
+            match &verdict {
                 Ok(Verdict::Change(_)) => enriched += 1,
                 Ok(Verdict::Reject(_)) => rejected += 1,
                 Err(why) if first_mistake.is_none() => first_mistake = Some(why.clone()),
                 Err(_) => {}
             }
-            judged.push(checked.ok());
+            judged.push(verdict.ok());
         }
         metrics::enrichment_done(queue.as_str(), enriched, rejected);
         if let Some(why) = first_mistake {

@@ -1,11 +1,20 @@
 //! JSON Schemas of payloads.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+mod document;
+#[cfg(test)]
+mod hostile;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
+use self::document::{Document, Payload, Stopped};
 use super::{
     Encoding,
     json::{self, Fault},
@@ -16,8 +25,16 @@ use super::{
 const MAX_MISFIT_BYTES: usize = 500;
 /// The most bytes of a compiled pattern. Some short patterns (`(x{1000}){1000}`) would take gigabytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
-/// Payloads of more bytes than this keep a thread busy for a millisecond and more.
-const LARGE_BYTES: usize = 64 << 10;
+/// The most steps of the check of a payload, beside those for its bytes. A step is one look at a value of it.
+const MOST_STEPS: u64 = 500_000;
+/// The most steps for each byte of the payload.
+const STEPS_PER_BYTE: u64 = 100;
+/// The most bytes of payloads that a thread checks which serves others: reading them takes some ten microseconds.
+const QUICK_BYTES: usize = 16 << 10;
+/// The most steps of these checks together, less than a millisecond. Most payloads need one for a few of their bytes.
+const QUICK_STEPS: u64 = 20_000;
+/// How many steps a thread of its own takes before others have their turn.
+const STEPS_OF_TURN: u64 = 10_000_000;
 
 /// A compiled schema. Clones share it.
 #[derive(Clone)]
@@ -25,7 +42,7 @@ pub struct PayloadSchema(Arc<Compiled>);
 
 struct Compiled {
     text: String,
-    validator: Validator,
+    validator: Validator<Payload>,
 }
 
 impl PayloadSchema {
@@ -36,7 +53,7 @@ impl PayloadSchema {
     pub fn compile(text: &str) -> Result<Self, String> {
         let schema: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
         let patterns = PatternOptions::regex().size_limit(MAX_PATTERN_BYTES);
-        let validator = jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
+        let validator = jsonschema::options_for::<Payload>().offline().with_pattern_options(patterns).build(&schema);
         match validator {
             Ok(validator) => Ok(Self(Arc::new(Compiled { text: schema.to_string(), validator }))),
             Err(error) => {
@@ -54,35 +71,60 @@ impl PayloadSchema {
         &self.0.text
     }
 
-    /// The first reason why a payload does not fit, and its place as a JSON pointer. `None`: it fits.
+    /// The most steps that the check of a payload takes.
+    fn most_steps(payload: &[u8]) -> u64 {
+        MOST_STEPS + STEPS_PER_BYTE * payload.len() as u64
+    }
+
+    /// Returns the first reason why a payload does not fit, and its place as a JSON pointer. `None`: it fits.
     ///
-    /// Text counts as a JSON string, and no payload as `null`.
+    /// Text counts as a JSON string, and no payload as `null`. Time and memory are bounded by the size of the payload,
+    /// whatever the schema is.
     pub fn misfit(&self, payload: &[u8], encoding: Encoding) -> Option<Misfit> {
-        let value = match encoding {
-            Encoding::Text => match std::str::from_utf8(payload) {
-                Ok(text) => Value::String(text.to_owned()),
-                Err(_) => return Some(not_json("it is not UTF-8")),
-            },
-            _ if payload.is_empty() => Value::Null,
-            Encoding::Json => match serde_json::from_slice(payload) {
-                Ok(value) => value,
-                Err(error) => return Some(not_read(payload, &error)),
-            },
-            Encoding::Bytes | Encoding::Unknown => return Some(not_json("its payload_encoding is BYTES")),
+        self.misfit_within(payload, encoding, Self::most_steps(payload)).0.unwrap_or_else(|| Some(endless(payload)))
+    }
+
+    /// The same with fewer steps, and the steps that were taken. The outer `None`: they were not enough.
+    fn misfit_within(&self, payload: &[u8], encoding: Encoding, most: u64) -> (Option<Option<Misfit>>, u64) {
+        let document = match encoding {
+            Encoding::Text => std::str::from_utf8(payload).map(Document::text).map_err(|_| not_json("it is not UTF-8")),
+            _ if payload.is_empty() => Ok(Document::null()),
+            Encoding::Json => Document::read(payload).map_err(|error| not_read(payload, &error)),
+            Encoding::Bytes | Encoding::Unknown => Err(not_json("its payload_encoding is BYTES")),
         };
-        // This is faster than a search for the first error.
-        if self.0.validator.is_valid(&value) {
-            return None;
+        let document = match document {
+            Ok(document) => document,
+            Err(misfit) => return (Some(Some(misfit)), 0),
+        };
+        if let Some(name) = document.repeated_name() {
+            return (Some(Some(repeated(name))), 0);
         }
-        let error = self.0.validator.iter_errors(&value).next()?;
-        let place = match error.instance_path().as_str() {
-            "" => "the payload".to_owned(),
-            pointer => format!("payload at {}", shortened(&pointer)),
-        };
-        let says = format!("{place} does not fit the queue's payload_schema: {}", shortened(&error));
-        // The payload's own names and values are left out.
-        let rule = shortened(&error.schema_path().as_str());
-        Some(Misfit { says, logged: format!("the payload does not fit the queue's payload_schema at {rule}") })
+        let (is_valid, steps) = document.check(most, |payload| self.0.validator.is_valid(payload));
+        match is_valid {
+            Ok(true) => (Some(None), steps),
+            Ok(false) => (Some(Some(self.explain(&document, most))), steps),
+            Err(Stopped::OutOfSteps) => (None, steps),
+            Err(Stopped::Panicked(why)) => (Some(Some(failed(&why))), steps),
+        }
+    }
+
+    /// Looks for the place of a misfit.
+    fn explain<'a>(&self, document: &'a Document<'a>, most: u64) -> Misfit {
+        let found = document.explain(most, |payload| {
+            let error = self.0.validator.validate(payload).err()?;
+            let place = match error.instance_path().as_str() {
+                "" => "the payload".to_owned(),
+                pointer => format!("payload at {}", shortened(&pointer)),
+            };
+            let says = format!("{place} does not fit the queue's payload_schema: {}", shortened(&error));
+            // The payload's own names and values are left out.
+            let rule = shortened(&error.schema_path().as_str());
+            Some(Misfit { says, logged: format!("the payload does not fit the queue's payload_schema at {rule}") })
+        });
+        found.ok().flatten().unwrap_or_else(|| {
+            let says = "the payload does not fit the queue's payload_schema; finding the place would take too long";
+            Misfit { says: says.to_owned(), logged: says.to_owned() }
+        })
     }
 }
 
@@ -104,6 +146,31 @@ fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
         }
         _ => not_json(&error.to_string()),
     }
+}
+
+/// A reader may take the first of two equal names, or the last.
+fn repeated(name: &str) -> Misfit {
+    let why = "is there twice in one object; with a payload_schema each name is there once";
+    Misfit {
+        says: format!("the payload's name {} {why}", shortened(&format_args!("{name:?}"))),
+        logged: format!("a name of the payload {why}"),
+    }
+}
+
+/// A check that is given up.
+fn endless(payload: &[u8]) -> Misfit {
+    let (steps, bytes) = (PayloadSchema::most_steps(payload), payload.len());
+    let says = format!(
+        "holding the payload against the queue's payload_schema takes more than {steps} steps for its {bytes} bytes: \
+         parts of the schema that refer to themselves twice make it so"
+    );
+    Misfit { logged: says.clone(), says }
+}
+
+/// A check that failed.
+fn failed(why: &str) -> Misfit {
+    let says = "taskd failed to hold the payload against the queue's payload_schema".to_owned();
+    Misfit { logged: format!("{says}: {}", shortened(&why)), says }
 }
 
 fn not_json(why: &str) -> Misfit {
@@ -149,26 +216,54 @@ fn shortened(text: &impl fmt::Display) -> String {
 /// Payloads that wait to be held against the schemas of their queues.
 #[derive(Default)]
 pub struct PayloadCheck {
-    payloads: Vec<(usize, PayloadSchema, Bytes, Encoding)>,
+    waiting: VecDeque<(usize, PayloadSchema, Bytes, Encoding)>,
+    bytes: usize,
+    misfits: HashMap<usize, Misfit>,
 }
 
 impl PayloadCheck {
     /// Adds a payload. Its place in the caller's list names it.
     pub fn add(&mut self, place: usize, schema: &PayloadSchema, payload: &Bytes, encoding: Encoding) {
-        self.payloads.push((place, schema.clone(), payload.clone(), encoding));
+        self.bytes += payload.len();
+        self.waiting.push_back((place, schema.clone(), payload.clone(), encoding));
     }
 
-    /// True if the check is not for a thread that serves others.
-    pub fn is_large(&self) -> bool {
-        self.payloads.iter().map(|(_, _, payload, _)| payload.len()).sum::<usize>() > LARGE_BYTES
+    /// Checks small payloads that need few steps, less than a millisecond for all. True: all are checked.
+    pub fn advance_quickly(&mut self) -> bool {
+        if self.bytes <= QUICK_BYTES {
+            self.advance_within(QUICK_STEPS);
+        }
+        self.waiting.is_empty()
+    }
+
+    /// Checks payloads for one turn, and at least one of them. True: all are checked.
+    pub fn advance(&mut self) -> bool {
+        let first = self.waiting.front().map_or(0, |(_, _, payload, _)| PayloadSchema::most_steps(payload));
+        self.advance_within(STEPS_OF_TURN.max(first));
+        self.waiting.is_empty()
+    }
+
+    /// Checks payloads until the next one needs more steps than are left, and may have them.
+    fn advance_within(&mut self, mut left: u64) {
+        while let Some((place, schema, payload, encoding)) = self.waiting.front() {
+            let most = PayloadSchema::most_steps(payload);
+            let (misfit, steps) = schema.misfit_within(payload, *encoding, most.min(left));
+            let misfit = match misfit {
+                Some(misfit) => misfit,
+                None if most <= left => Some(endless(payload)),
+                None => return,
+            };
+            left = left.saturating_sub(steps);
+            if let Some(misfit) = misfit {
+                self.misfits.insert(*place, misfit);
+            }
+            self.waiting.pop_front();
+        }
     }
 
     /// The payloads that do not fit, by place.
     pub fn misfits(self) -> HashMap<usize, Misfit> {
-        let payloads = self.payloads.into_iter();
-        payloads
-            .filter_map(|(place, schema, payload, encoding)| Some((place, schema.misfit(&payload, encoding)?)))
-            .collect()
+        self.misfits
     }
 }
 
@@ -273,12 +368,13 @@ mod tests {
     }
 
     #[test]
-    fn large_payloads_are_told_apart() {
+    fn large_payloads_and_long_checks_are_not_quick() {
         let mut check = PayloadCheck::default();
         check.add(3, &page(), &"{}".into(), Encoding::Json);
-        assert!(!check.is_large());
-        check.add(5, &page(), &vec![b' '; LARGE_BYTES].into(), Encoding::Json);
-        assert!(check.is_large());
+        assert!(check.advance_quickly());
+        check.add(5, &page(), &vec![b' '; QUICK_BYTES].into(), Encoding::Json);
+        assert!(!check.advance_quickly());
+        assert!(check.advance());
         let mut places: Vec<usize> = check.misfits().into_keys().collect();
         places.sort_unstable();
         assert_eq!(places, [3, 5]);

@@ -2,17 +2,34 @@
 
 use std::panic;
 
-/// Computes in a thread for blocking work if `is_large`, otherwise at once.
-pub async fn compute<T: Send + 'static>(is_large: bool, work: impl FnOnce() -> T + Send + 'static) -> T {
-    if !is_large {
-        return work();
+use tokio::sync::Semaphore;
+
+/// How many threads compute at a time, for all callers.
+const THREADS: usize = 2;
+
+static TURNS: Semaphore = Semaphore::const_new(THREADS);
+
+/// Computes `quickly` at once, and what that leaves in turns of `slowly`, in a thread for blocking work. Both answer
+/// whether the work is done.
+///
+/// A turn is short, so that work with many turns does not keep out the work of others.
+pub async fn compute<W: Send + 'static>(mut work: W, quickly: fn(&mut W) -> bool, slowly: fn(&mut W) -> bool) -> W {
+    let mut is_done = quickly(&mut work);
+    while !is_done {
+        let turn = TURNS.acquire().await;
+        let computing = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let is_done = slowly(&mut work);
+            (work, is_done)
+        });
+        (work, is_done) = match computing.await {
+            Ok(advanced) => advanced,
+            // Nobody cancels it: a runtime that ends does not poll this any more.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => panic::resume_unwind(panic),
+                Err(_) => std::future::pending().await,
+            },
+        };
     }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        // Nobody cancels it: a runtime that ends does not poll this any more.
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
-    }
+    work
 }

@@ -29,7 +29,7 @@ use crate::{
     traces::metric,
 };
 
-const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 
 /// A figure of `/proc/<pid>/status`, in bytes.
 fn memory(daemon: &Daemon, name: &str) -> usize {
@@ -39,7 +39,7 @@ fn memory(daemon: &Daemon, name: &str) -> usize {
 }
 
 /// Runs `call`, and measures the peak of taskd's memory above what it was before.
-async fn peak_of<T>(daemon: &Daemon, call: impl Future<Output = T>) -> (T, usize) {
+pub(crate) async fn peak_of<T>(daemon: &Daemon, call: impl Future<Output = T>) -> (T, usize) {
     // Forgets the peak until now.
     fs::write(format!("/proc/{}/clear_refs", daemon.pid()), "5").unwrap();
     let before = memory(daemon, "VmRSS");

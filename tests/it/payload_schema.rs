@@ -1,10 +1,19 @@
 //! JSON Schemas of queues, in a running taskd: inserts, workers' discoveries, letters, and schemas that are wrong.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, fs, process::Command};
 
+use futures::future::{join, join_all};
 use serde_json::{Value, json};
+use taskd::wire::pb;
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    ingress_limits::{MIB, peak_of},
+    support::{daemon::Daemon, until},
+};
+
+/// What taskd says of a payload whose object has the name `url` twice.
+const TWICE: &str = "the payload's name \"url\" is there twice in one object; with a payload_schema each name is there \
+                     once";
 
 const CONFIG: &str = r#"
 [queues.pages]
@@ -33,6 +42,189 @@ async fn letters(daemon: &Daemon, kind: &str, count: usize) -> Vec<Value> {
     })
     .await;
     letters
+}
+
+/// Puts a completion on the bus, with what it discovered: a process that does not know the schema took it.
+async fn report(daemon: &Daemon, leased: &Value, discovered: &[(&str, &str, String)]) {
+    let task = |(queue, key, payload): &(&str, &str, String)| pb::NewTask {
+        queue: (*queue).into(),
+        key: (*key).to_owned().into(),
+        payload: payload.clone().into(),
+        payload_encoding: pb::Encoding::Json.into(),
+        ..Default::default()
+    };
+    let discovered = discovered.iter().map(task).collect();
+    let completed = pb::Completed { worker: "w2".into(), discovered, ..Default::default() };
+    let id: taskd::model::TaskId = leased["id"].as_str().unwrap().parse().unwrap();
+    let report = pb::Report {
+        task_id: id.as_bytes().to_vec().into(),
+        what: Some(pb::report::What::Completed(completed)),
+        at_unix_ms: 1,
+    };
+    let batch = pb::ReportBatch { queue: "q".into(), reports: vec![report], ..Default::default() };
+    let value = prost::Message::encode_to_vec(&batch);
+    let _: String =
+        redis::AsyncCommands::xadd(&mut daemon.redis().await, "taskd:{bus}:task-results:0", "*", &[("v", value)])
+            .await
+            .unwrap();
+}
+
+/// A schema as one writes it for a tree of expressions, with a union of three types of nodes.
+fn tree(union: &str) -> String {
+    let node = |name: &str| {
+        json!({
+            "type": "object",
+            "properties": {"type": {"const": name}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "required": ["type"],
+        })
+    };
+    let nodes = ["and", "or", "not"].map(node);
+    json!({"$ref": "#/$defs/node", "$defs": {"node": {union: nodes}}}).to_string()
+}
+
+/// A schema whose levels have two forms each: a payload of some depth would take for ever.
+fn endless() -> String {
+    let level = |level: usize| {
+        let next = json!({"$ref": format!("#/$defs/{}", level + 1)});
+        let forms = json!([{"not": {"not": next}}, {"allOf": [next]}]);
+        (level.to_string(), json!({"properties": {"child": {"anyOf": forms}}}))
+    };
+    let mut defs: serde_json::Map<String, Value> = (0..40).map(level).collect();
+    defs.insert("40".into(), json!({"type": "string"}));
+    json!({"$ref": "#/$defs/0", "$defs": defs}).to_string()
+}
+
+fn recursive() -> String {
+    format!(
+        "[queues.any]\npayload_schema = '{}'\n[queues.one]\npayload_schema = '{}'\n\
+         [queues.endless]\npayload_schema = '{}'\n{CONFIG}",
+        tree("anyOf"),
+        tree("oneOf"),
+        endless(),
+    )
+}
+
+/// Nodes in each other: all are of the type `inner`, and the last one is of the type `leaf`.
+fn nodes(depth: usize, inner: &str, leaf: &str) -> Value {
+    (1..depth).fold(json!({"type": leaf}), |node, _| json!({"type": inner, "children": [node]}))
+}
+
+fn children(depth: usize) -> Value {
+    (1..depth).fold(json!({}), |node, _| json!({"child": node}))
+}
+
+#[tokio::test]
+async fn a_recursive_payload_is_answered_in_one_line_and_holds_nobody_up() {
+    let mut daemon = Daemon::start(&recursive(), &[]).await;
+    let mut tasks = Vec::new();
+    for queue in ["any", "one"] {
+        for depth in [1, 8, 9, 10, 11, 12, 13, 18, 30, 59] {
+            for (inner, leaf) in [("bad", "bad"), ("or", "bad"), ("or", "not")] {
+                tasks.push(json!({"queue": queue, "payload": nodes(depth, inner, leaf)}));
+            }
+        }
+    }
+    tasks.push(json!({"queue": "any", "payload": nodes(100, "bad", "bad")}));
+    tasks.push(json!({"queue": "endless", "payload": children(60)}));
+    let fits = |task: &Value| task["payload"].to_string().contains("\"not\"");
+    let calls = tasks.iter().map(|task| async {
+        let (status, answer) = daemon.post("/v1/tasks", task).await;
+        let error = answer["detail"].as_str().or(answer["results"][0]["error"].as_str()).unwrap_or_default().to_owned();
+        assert_eq!(status, if fits(task) { 200 } else { 422 }, "{answer}: {task}");
+        error
+    });
+    let probes = async {
+        for _ in 0..20 {
+            assert_eq!(daemon.get("/healthz").await.0, 200);
+        }
+    };
+    let ((errors, ()), memory) = peak_of(&daemon, join(join_all(calls), probes)).await;
+    for (task, error) in tasks.iter().zip(errors) {
+        let want = match task["queue"].as_str().unwrap() {
+            "endless" => "holding the payload against the queue's payload_schema takes more than ",
+            _ if fits(task) => "",
+            _ if task["payload"].to_string().len() > 2000 => "payload has arrays and objects more than 120 deep",
+            _ => "the payload does not fit the queue's payload_schema: {",
+        };
+        assert!(error.starts_with(want), "{error:?} should say {want:?}: {task}");
+        assert!(error.lines().count() <= 1 && error.len() < 1200, "{error}");
+    }
+    assert!(memory < 150 * MIB, "{} MiB", memory / MIB);
+    assert!(daemon.stop().await.success());
+}
+
+/// Whatever a report has discovered, it is settled: what does not fit becomes a letter, and all else is stored.
+#[tokio::test]
+async fn a_discovery_whose_check_would_not_end_costs_only_itself() {
+    let mut daemon = Daemon::start(&recursive(), &["--pipelines", "discovery,fanout,watchdog,tasks"]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "a"}), json!({"queue": "q", "key": "b"})]).await;
+    let leased = daemon.lease_all("w", "q", 2).await;
+    let wrong = [
+        json!({"queue": "any", "key": "bad", "payload": nodes(50, "or", "bad")}),
+        json!({"queue": "endless", "key": "bad", "payload": children(60)}),
+    ];
+    for task in &wrong {
+        let done = json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"], "discovered": [task]});
+        let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [done]})).await;
+        assert_eq!(answer["results"][0]["status"], "INVALID", "{answer}");
+        assert!(answer["results"][0]["error"].as_str().unwrap().starts_with("discovered[0]: "), "{answer}");
+    }
+
+    let late = [
+        ("any", "deep", nodes(59, "bad", "bad").to_string()),
+        ("any", "mistake", nodes(59, "or", "bad").to_string()),
+        ("any", "fits", nodes(59, "or", "and").to_string()),
+        ("endless", "endless", children(60).to_string()),
+        ("pages", "twice", "{\"url\":\"x\",\"url\":\"y\"}".to_owned()),
+        ("pages", "fits", "{\"url\":\"x\"}".to_owned()),
+    ];
+    report(&daemon, &leased[1], &late).await;
+    let lettered = async |daemon: &Daemon| {
+        let (_, answer) = daemon.get("/v1/dead-letters?kind=discovered").await;
+        let letters = answer["letters"].as_array().unwrap();
+        letters.iter().map(|letter| letter["key"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>()
+    };
+    let all = ["deep", "endless", "mistake", "twice"].map(str::to_owned);
+    until("the letters are there", async || lettered(&daemon).await == BTreeSet::from(all.clone())).await;
+    let fits = async |daemon: &Daemon| daemon.unfinished("pages").await + daemon.unfinished("any").await;
+    until("the others are stored", async || fits(&daemon).await == 2).await;
+    // Nothing of it comes again.
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    daemon.insert(&[json!({"queue": "q", "key": "c"})]).await;
+    assert_eq!(daemon.work_once("w", "q").await.len(), 1);
+    assert_eq!((lettered(&daemon).await, fits(&daemon).await), (BTreeSet::from(all), 2));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn names_that_come_twice_are_refused_where_there_is_a_schema() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let insert = async |queue: &str, rest: &str| {
+        let body = format!("[{{\"queue\":\"{queue}\",{rest}}}]");
+        let (_, answer) = daemon.post_text("/v1/tasks", "application/json", body).await;
+        (answer["results"][0]["status"].clone(), answer["results"][0]["error"].as_str().unwrap_or_default().to_owned())
+    };
+    let twice = "\"payload\":{\"url\":\"file:///etc/passwd\",\"url\":\"https://x\"}";
+    let (status, error) = insert("pages", twice).await;
+    assert_eq!((&status, &error[..]), (&json!("REJECTED"), TWICE));
+    let (status, error) = insert("q", twice).await;
+    assert_eq!((&status, &error[..]), (&json!("CREATED"), ""), "without a schema a payload is the sender's");
+    let (status, error) = insert("q", "\"headers\":{\"a\":\"1\",\"a\":\"2\"}").await;
+    assert_eq!((&status, &error[..]), (&json!("REJECTED"), "headers: duplicate field `a`"));
+    let (status, error) = insert("q", "\"backoff\":[\"linear\",\"1s\",\"10s\",0.1,\"1h\"]").await;
+    assert_eq!(status, json!("REJECTED"));
+    assert!(error.starts_with("backoff: invalid type: sequence, expected a backoff"), "{error}");
+
+    let leased = daemon.lease_all("w", "q", 1).await.remove(0);
+    let (id, token) = (&leased["id"], &leased["lease_token"]);
+    let done = format!(
+        "{{\"worker\":\"w\",\"completions\":[{{\"id\":{id},\"lease_token\":{token},\
+         \"discovered\":[{{\"queue\":\"pages\",{twice}}}]}}]}}"
+    );
+    let (_, answer) = daemon.post_text("/v1/tasks:complete", "application/json", done).await;
+    assert_eq!(answer["results"][0]["error"], format!("discovered[0]: {TWICE}"), "{answer}");
+    assert!(daemon.stop().await.success());
 }
 
 #[tokio::test]
@@ -108,31 +300,9 @@ async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_become
     let error = "discovered[1]: the payload does not fit the queue's payload_schema: \"url\" is a required property";
     assert_eq!((&answer["results"][0]["status"], &answer["results"][0]["error"]), (&json!("INVALID"), &json!(error)));
 
-    // A process that does not know the schema took the completion.
-    let report = |key: &str, payload: &str| taskd::wire::pb::NewTask {
-        queue: "pages".into(),
-        key: key.to_owned().into(),
-        payload: payload.to_owned().into(),
-        payload_encoding: taskd::wire::pb::Encoding::Json.into(),
-        ..Default::default()
-    };
-    let completed = taskd::wire::pb::Completed {
-        worker: "w2".into(),
-        discovered: vec![report("late", "{\"url\": [\"a secret\"]}"), report("fits", "{\"url\": \"x\"}")],
-        ..Default::default()
-    };
-    let id: taskd::model::TaskId = leased[1]["id"].as_str().unwrap().parse().unwrap();
-    let report = taskd::wire::pb::Report {
-        task_id: id.as_bytes().to_vec().into(),
-        what: Some(taskd::wire::pb::report::What::Completed(completed)),
-        at_unix_ms: 1,
-    };
-    let batch = taskd::wire::pb::ReportBatch { queue: "q".into(), reports: vec![report], ..Default::default() };
-    let value = prost::Message::encode_to_vec(&batch);
-    let _: String =
-        redis::AsyncCommands::xadd(&mut daemon.redis().await, "taskd:{bus}:task-results:0", "*", &[("v", value)])
-            .await
-            .unwrap();
+    let late =
+        [("pages", "late", "{\"url\": [\"a secret\"]}".to_owned()), ("pages", "fits", "{\"url\": \"x\"}".to_owned())];
+    report(&daemon, &leased[1], &late).await;
     let letter = letters(&daemon, "discovered", 1).await.remove(0);
     assert_eq!((&letter["key"], &letter["parent_id"]), (&json!("late"), &leased[1]["id"]));
     assert!(letter["reason"].as_str().unwrap().contains("a secret"), "{letter}");

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     enrichment::{Change, Enrichment, Verdict},
     model::{
-        NewTask, QueueName, TaskRow,
+        NewTask, PayloadSchema, QueueName, TaskRow,
         validate::{self, NOT_ENRICHED},
     },
     pipelines::context::Context,
@@ -102,8 +102,8 @@ pub(super) async fn enrich_discovered(
     Ok(unstored)
 }
 
-/// The task as the change makes it must be as valid as any other.
-fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) -> Result<(), String> {
+/// The task as the change makes it must be as valid as any other. Returns the schema that its new payload must fit.
+fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) -> Result<Option<PayloadSchema>, String> {
     let queue = row.queue.as_str();
     let mut task = NewTask::from(row);
     task.headers.extend(change.headers.clone());
@@ -112,12 +112,7 @@ fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) ->
     }
     // The endpoint is not at fault for a deadline that passes meanwhile.
     validate::check(&task, &context.settings.task_rules(queue).for_accepted(), now_unix_ms)?;
-    let schema = context.settings.payload_schema(queue).filter(|_| change.payload.is_some());
-    match schema.and_then(|schema| schema.misfit(&task.payload, task.payload_encoding)) {
-        // Only the log says why an answer is wrong.
-        Some(misfit) => Err(misfit.logged),
-        None => Ok(()),
-    }
+    Ok(context.settings.payload_schema(queue).cloned())
 }
 
 fn apply(change: Change, row: &mut TaskRow) {

@@ -21,7 +21,7 @@ pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<u
             check.add(place, schema, &task.payload, task.payload_encoding);
         }
     }
-    compute(check.is_large(), || check.misfits()).await
+    compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits()
 }
 
 /// Takes the discovered tasks whose payloads do not fit out of the reports.
@@ -35,7 +35,7 @@ pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]
             check.add(place, schema, &row.payload, row.payload_encoding);
         }
     }
-    let mut misfits = compute(check.is_large(), || check.misfits()).await;
+    let mut misfits = compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits();
     if misfits.is_empty() {
         return Vec::new();
     }

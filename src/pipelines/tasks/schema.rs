@@ -20,7 +20,8 @@ pub(super) async fn check(settings: &Settings, items: &mut [Item<Completion>], m
             }
         }
     }
-    let mut misfits: Vec<_> = compute(check.is_large(), || check.misfits()).await.into_iter().collect();
+    let mut misfits: Vec<_> =
+        compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits().into_iter().collect();
     // Backwards, so that the first mistake of an item stays.
     misfits.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
     for (number, misfit) in misfits {
