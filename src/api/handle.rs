@@ -4,7 +4,12 @@ use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use super::{access::Authentication, error::Error, reader::Reader, waits::{Wait, Waits}};
+use super::{
+    access::Authentication,
+    error::Error,
+    reader::Reader,
+    waits::{Wait, Waits},
+};
 use crate::{
     model::{Access, Caller, Role},
     pipelines::{changing::Changing, discovery, tasks},

@@ -44,6 +44,8 @@ impl Api {
         let tasks = self.tasks()?;
         let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
         self.may_call(caller, &mut call).await?;
+        // Before the session wants anything.
+        let _wait = (!wait.is_zero()).then(|| self.waits.call(&caller.access)).transpose()?;
         let shared = tasks.want_shared(&call, want).await?;
         // The session may have other queues than a moment ago.
         access::reaches_session(caller, shared.queues())?;
@@ -53,7 +55,6 @@ impl Api {
             let valid = self.authentication.still_valid(caller).map_err(|denied| denied.to_string());
             valid.and_then(|()| room(bytes)).map_err(tasks::Error::Full)
         };
-        let _wait = (!wait.is_zero()).then(|| self.waits.call(&caller.access)).transpose()?;
         let next = tasks.next_shared(shared, wait, room);
         let next = counted(Method::Get, next, |(next, _)| next.leases.tasks.is_empty());
         // A stop ends the wait, and so does the end of the token: the dropped call gives back what it leased.

@@ -21,11 +21,7 @@ pub struct Waits {
 
 impl Default for Waits {
     fn default() -> Self {
-        Self {
-            calls: Shares::new(MOST),
-            tasks: Shares::new(MOST_TASKS),
-            new_queues: Shares::new(MOST_NEW_QUEUES),
-        }
+        Self { calls: Shares::new(MOST), tasks: Shares::new(MOST_TASKS), new_queues: Shares::new(MOST_NEW_QUEUES) }
     }
 }
 
@@ -36,6 +32,11 @@ pub struct Wait {
 }
 
 impl Waits {
+    /// The calls that wait now.
+    pub fn held(&self) -> usize {
+        self.calls.held()
+    }
+
     /// Counts a call that waits.
     pub(super) fn call(&self, access: &Access) -> Result<Wait, Error> {
         let call = self.calls.take(access, 1).map_err(|no_share| refusal(no_share, "calls wait"))?;
@@ -97,7 +98,8 @@ mod tests {
         let waits = Waits::default();
         let (mine, other) = (of_token(1, "a.*"), of_token(2, "b.*"));
         let mut held: Vec<Wait> = (0..50).map(|_| waits.of_tasks(&mine, 1_000).unwrap()).collect();
-        let said = "tasks are watched already, 50000 for this token, which is half of all in this process; try again later";
+        let said =
+            "tasks are watched already, 50000 for this token, which is half of all in this process; try again later";
         assert_eq!(why(waits.of_tasks(&mine, 1)), said);
         held.push(waits.call(&mine).unwrap());
         held.extend((0..50).map(|_| waits.of_tasks(&other, 1_000).unwrap()));

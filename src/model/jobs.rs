@@ -5,7 +5,8 @@ use std::{fmt, str::FromStr};
 use uuid::Uuid;
 
 use super::{
-    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName};
+    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName,
+};
 
 /// The change that a job makes to each of its tasks. SQL keeps the text.
 #[derive(Clone, Debug, PartialEq, Eq)]

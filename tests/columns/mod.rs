@@ -20,4 +20,5 @@ pub(crate) mod jobs;
 mod live_changes;
 mod pauses;
 mod search;
+mod shares;
 mod streams;

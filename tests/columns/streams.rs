@@ -15,7 +15,7 @@ use super::access::{TOKENS, post, taskd, token};
 use crate::{
     column,
     support::{
-        session::{Worker, opening, seconds, try_channel},
+        session::{Worker, long_opening, opening, seconds, try_channel},
         until,
     },
 };
@@ -184,5 +184,66 @@ async fn a_token_binds_its_sessions_and_its_end_is_theirs() {
     let get = json!({"worker": "v", "queues": ["q"], "wait": "60s"});
     let (_, answer) = post(&daemon, "/v1/tasks:get", &admin, get).await;
     assert_eq!(answer["tasks"][0]["attempt"], 1, "{answer}");
+    assert!(daemon.stop().await.success());
+}
+
+/// The claims of streams whose token was revoked a moment ago: a stream looks at its token now and then only.
+#[tokio::test]
+async fn a_claim_that_waited_while_its_token_was_revoked_gives_its_tasks_back() {
+    const STREAMS: usize = 6;
+    let mut daemon = column::start(&format!("{TOKENS}[queues.q]\nlease = \"10m\""), &[]).await;
+    let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
+    let own = token(&daemon, "own", &["--roles", "work"]).await;
+    let mut workers = Vec::new();
+    for number in 0..STREAMS {
+        let open = long_opening(&format!("w{number}"), 1);
+        workers.push(Worker::open_with(daemon.grpc_port(), open, Some(&own)).await.unwrap());
+    }
+    assert_eq!(taskd(&daemon, &["token", "revoke", "own"]).0, 0);
+    until("the token is revoked", async || post(&daemon, "/v1/tasks:get", &own, json!({})).await.0 == 401).await;
+    let tasks: Vec<Value> = (0..STREAMS).map(|n| json!({"queue": "q", "key": n.to_string()})).collect();
+    assert_eq!(post(&daemon, "/v1/tasks", &admin, Value::from(tasks)).await.0, 200);
+    for mut worker in workers {
+        let status = loop {
+            match worker.read().await {
+                Ok(frame) => assert!(frame.expect("it ends with an error").tasks.is_empty()),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), tonic::Code::Unauthenticated);
+    }
+    let mut keys = BTreeSet::new();
+    while keys.len() < STREAMS {
+        let get = json!({"worker": "v", "queues": ["q"], "max_tasks": STREAMS, "wait": "60s"});
+        let (_, answer) = post(&daemon, "/v1/tasks:get", &admin, get).await;
+        for task in answer["tasks"].as_array().unwrap() {
+            assert_eq!(task["attempt"], 1, "{task}");
+            assert!(keys.insert(task["key"].as_str().unwrap().to_owned()), "{task}");
+        }
+    }
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_lease_that_nobody_asked_to_keep_ends_at_its_time() {
+    let mut daemon = column::start("[queues.q]\nlease = \"2s\"\nbackoff = [\"0s\"]", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    let mut worker = Worker::open(daemon.grpc_port(), long_opening("w", 1)).await.unwrap();
+    let tasks = worker.tasks(1).await;
+    worker.start(&tasks).await;
+    // The worker lives, says so, and reports nothing.
+    let beats = async {
+        let mut beats = tokio::time::interval(std::time::Duration::from_millis(100));
+        loop {
+            beats.tick().await;
+            worker.send(pb::WorkerFrame::default()).await;
+        }
+    };
+    let leased = tokio::select! {
+        leased = daemon.lease("v", "q", 1, "60s") => leased,
+        () = beats => unreachable!("they go on"),
+    };
+    assert_eq!(leased[0]["key"], "k", "{leased:?}");
+    assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::LeaseLost]);
     assert!(daemon.stop().await.success());
 }

@@ -32,6 +32,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
             query: None,
             changing: None,
             authentication: Authentication::Open,
+            waits: taskd::api::Waits::default(),
             stop: stop.clone(),
         }),
         tls: None,

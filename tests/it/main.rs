@@ -70,6 +70,7 @@ mod spent;
 mod starts;
 mod stderr;
 mod store_sqlite;
+mod strangers;
 mod streams;
 mod streams_random;
 mod tasks_service;

@@ -47,6 +47,7 @@ fn api_of(tasks: tasks::Handle) -> Api {
         query: None,
         changing: None,
         authentication: Authentication::Open,
+        waits: taskd::api::Waits::default(),
         stop: CancellationToken::new(),
     }
 }

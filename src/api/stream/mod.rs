@@ -54,7 +54,7 @@ impl Api {
         tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
         access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
         let (want, keeps, takes_over) = (open.want, open.keep_leases, open.takeover);
-        let opened = tasks.open_session(&open, access::is_one_worker(&caller)).map_err(Error::from)?;
+        let opened = tasks.open_session(&open, &caller.access, access::is_one_worker(&caller)).map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);
         let opening = async {
             if takes_over {

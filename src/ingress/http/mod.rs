@@ -74,14 +74,8 @@ pub async fn serve(listener: TcpListener, state: State) {
         wrap: |cut| Box::new(cut),
         stop,
     };
-    let door = Door {
-        name: "HTTP",
-        answering,
-        max_connections,
-        strangers_stay,
-        is_valid,
-        without_room: Some(without_room),
-    };
+    let door =
+        Door { name: "HTTP", answering, max_connections, strangers_stay, is_valid, without_room: Some(without_room) };
     listener::serve(listener, door).await;
 }
 
@@ -307,6 +301,7 @@ async fn render_metrics(call: Call) -> Answer {
     let Call { state, caller, headers, .. } = &call;
     state.api.may_read_metrics(caller)?;
     metrics::requests_held(state.budget.held());
+    metrics::waiting_calls(state.api.waits.held());
     metrics::process();
     let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let (kind, text) = match accepted.contains("application/openmetrics-text") {

@@ -21,8 +21,8 @@ use crate::{
     bus::Topic,
     enrichment::Enrichment,
     model::{
-        DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName,
-        Scope, StoredStatus, TaskId, TaskRow,
+        DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName, Scope,
+        StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{admission::Room, context::Context},

@@ -5,7 +5,12 @@ use std::sync::{Arc, atomic::AtomicUsize};
 use tokio_util::sync::CancellationToken;
 
 use super::{error::Error, forward::Reported, sessions::registry::Sessions};
-use crate::{config::Settings, model::WorkerName, queue::WorkerQueue, store::Store};
+use crate::{
+    config::Settings,
+    model::{Shares, WorkerName},
+    queue::WorkerQueue,
+    store::Store,
+};
 
 /// The service's entry for its callers. Cheap to clone.
 #[derive(Clone)]
@@ -18,6 +23,8 @@ pub struct Handle {
     /// The start of the next look, so that no shard is always the last.
     pub(super) turn: Arc<AtomicUsize>,
     pub(super) sessions: Arc<Sessions>,
+    /// The sessions with streams, by their tokens.
+    pub(super) session_shares: Shares,
     pub(super) stop: CancellationToken,
 }
 

@@ -19,7 +19,7 @@ pub use self::{
     sessions::{Attached, Cut, Opened, Reports, Shared, SharedTasks, heartbeat},
 };
 use self::{forward::Reported, sessions::registry::Sessions};
-use crate::{bus::Bus, config::Settings, queue::Queue, runtime::Supervisor, store::Store};
+use crate::{bus::Bus, config::Settings, model::Shares, queue::Queue, runtime::Supervisor, store::Store};
 
 /// Starts the service.
 pub fn start(
@@ -38,7 +38,8 @@ pub fn start(
         queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;
     });
     let stop = supervisor.stop_token();
-    let handle = Handle { queue, store, settings, reported, turn, sessions, stop };
+    let session_shares = Shares::new(settings.limits.max_sessions);
+    let handle = Handle { queue, store, settings, reported, turn, sessions, session_shares, stop };
     sessions::start(&handle, supervisor);
     handle
 }

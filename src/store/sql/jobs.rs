@@ -23,7 +23,9 @@ use super::{
 };
 use crate::{
     config::EventQueues,
-    model::{Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName},
+    model::{
+        Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName,
+    },
     store::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
 };
 

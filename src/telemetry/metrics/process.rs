@@ -12,6 +12,7 @@ pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
 pub const CERTIFICATE_EXPIRES: &str = "taskd_tls_certificate_expires_timestamp_seconds";
 pub const DENIED_CALLS: &str = "taskd_denied_calls_total";
 pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
+pub const WAITING_CALLS: &str = "taskd_waiting_calls";
 pub const REFUSED_CONNECTIONS: &str = "taskd_refused_connections_total";
 pub const BUILD_INFO: &str = "taskd_build_info";
 
@@ -38,6 +39,7 @@ pub(super) fn describe() {
         Unit::Bytes,
         "Bytes of the request_budget that requests in hand and answers on their way take"
     );
+    describe_gauge!(WAITING_CALLS, Unit::Count, "Calls that wait for tasks, ends, events or lines");
     describe_counter!(REFUSED_CONNECTIONS, Unit::Count, "Connections beyond max_connections, by protocol");
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
 }
@@ -86,6 +88,11 @@ pub fn refused_connection(protocol: Protocol) {
 /// Bytes of the request budget that are taken.
 pub fn requests_held(bytes: usize) {
     gauge!(REQUESTS_HELD).set(bytes as f64);
+}
+
+/// The calls that wait, now.
+pub fn waiting_calls(count: usize) {
+    gauge!(WAITING_CALLS).set(count as f64);
 }
 
 /// The system's figures of this process: memory, CPU, descriptors.

@@ -2,7 +2,8 @@
 
 use taskd::{
     model::{
-        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName,
+        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus,
+        WorkerName,
     },
     store::{AddedJob, MOST_JOBS, Retried, Store},
 };

@@ -48,7 +48,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{GetTasks, ItemAnswer, OpenSession, QueueName, ShardId, TaskId, WorkerName},
+    model::{Access, GetTasks, ItemAnswer, NoShare, OpenSession, QueueName, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
@@ -112,12 +112,12 @@ impl Handle {
     }
 
     /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other worker.
-    pub fn open_session(&self, open: &OpenSession, is_own: bool) -> Result<Opened, Error> {
+    pub fn open_session(&self, open: &OpenSession, access: &Access, is_own: bool) -> Result<Opened, Error> {
         let plan = self.plan(open)?;
         let worker = plan.claim.worker.clone();
         Ok(match self.resume(&worker, open, &plan) {
             Some(attached) => Opened { attached, resumed: true },
-            None => Opened { attached: self.open_anew(plan, open, is_own)?, resumed: false },
+            None => Opened { attached: self.open_anew(plan, open, access, is_own)?, resumed: false },
         })
     }
 
@@ -161,7 +161,7 @@ impl Handle {
         Some(attached)
     }
 
-    fn open_anew(&self, plan: Plan, open: &OpenSession, is_own: bool) -> Result<Attached, Error> {
+    fn open_anew(&self, plan: Plan, open: &OpenSession, access: &Access, is_own: bool) -> Result<Attached, Error> {
         let worker = plan.claim.worker.clone();
         if !open.session.is_empty() {
             WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
@@ -170,6 +170,15 @@ impl Handle {
         // A takeover is a way out for a worker that has too many.
         let of_worker = is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
         let room = Room { of_process, of_worker };
+        let share = self.session_shares.take(access, 1).map_err(|no_share| {
+            let most = no_share.most();
+            Error::Full(match no_share {
+                NoShare::OfAll(_) => format!("{most} sessions are open here (max_sessions); try again later"),
+                NoShare::OfToken(_) => {
+                    format!("{most} sessions of this token are open here, half of max_sessions; close some")
+                }
+            })
+        })?;
         let now_unix_ms = self.queue.announcer().now_unix_ms();
         let opened = self.sessions.add(worker.clone(), now_unix_ms, room, |id| Session::open(id, worker.clone(), plan));
         let why = |crowded| match crowded {
@@ -179,7 +188,9 @@ impl Handle {
                  max_sessions): close some, or take over (takeover)"
             ),
         };
-        opened.map_err(|crowded| Error::Full(why(crowded)))
+        let opened = opened.map_err(|crowded| Error::Full(why(crowded)))?;
+        opened.session.hold_share(share);
+        Ok(opened)
     }
 
     /// The most items of a frame.

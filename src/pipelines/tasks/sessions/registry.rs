@@ -120,6 +120,7 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, session: &Session) {
+        session.give_share_back();
         let mut sessions = self.by_id.lock();
         sessions.remove(&(session.worker.clone(), session.id));
         metrics::sessions(sessions.len());

@@ -16,7 +16,7 @@ use super::{
     order::TookOver,
 };
 use crate::{
-    model::{ItemAnswer, ItemStatus, LeasedTask, QueueName, TaskId, WorkerName},
+    model::{ItemAnswer, ItemStatus, LeasedTask, QueueName, Share, TaskId, WorkerName},
     queue::{self, Claim, Code, Started},
     telemetry::metrics::SessionEnd,
 };
@@ -56,6 +56,8 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// There are ended leases to tell.
     notify: Notify,
+    /// Of all sessions, until the session ends.
+    share: Mutex<Option<Share>>,
 }
 
 struct State {
@@ -112,7 +114,8 @@ impl Session {
         let (away_since, took_over, end) = (None, None, None);
         let (demand, stream, its_cut) = (0, 1, cut.clone());
         let state = State { plan, book, demand, ended, stream, cut: its_cut, away_since, took_over, end };
-        let session = Arc::new(Self { id, worker, state: Mutex::new(state), notify: Notify::new() });
+        let session =
+            Arc::new(Self { id, worker, state: Mutex::new(state), notify: Notify::new(), share: Mutex::default() });
         (Arc::clone(&session), Attached { session, stream: 1, cut })
     }
 
@@ -153,6 +156,16 @@ impl Session {
         let Some(since) = state.away_since else { return false };
         state.drop_lapsed(now);
         state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
+    }
+
+    /// Keeps the session's share of all sessions.
+    pub(super) fn hold_share(&self, share: Share) {
+        *self.share.lock() = Some(share);
+    }
+
+    /// Gives the share back: the session has ended, even if somebody still knows it.
+    pub(super) fn give_share_back(&self) {
+        drop(self.share.lock().take());
     }
 
     /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker, which was away, has
