@@ -23,7 +23,7 @@ local load, save, ST, AT, drop_past_end
 
 -- The records of one call of complete have one time: each time is read once, as in finals.lua.
 local records, times = redis.call('HMGET', RECORDS, unpack(first, 1, same)), {}
-local before, forgotten, kept, changed = now - tonumber(ARGV[3]), {}, {}, {}
+local before, forgotten, kept, changed, loaded = now - tonumber(ARGV[3]), {}, {}, {}, {}
 for i = 1, same do
   local record, is_old, leaves = records[i], true, false
   local form = record and string.byte(record)
@@ -38,10 +38,12 @@ for i = 1, same do
     end
   elseif record then
     if not load then load, save, ST, AT, drop_past_end = make_records() end
-    local t = load(record)
+    -- A task that was sent again twice may have two entries here, and both count down.
+    local t = loaded[first[i]] or load(record)
     is_old, leaves = not t or t[AT] <= before, t and t[ST] == 'L'
     if drop_past_end(t) then
       leaves = true
+      loaded[first[i]] = t
       changed[#changed + 1], changed[#changed + 2] = first[i], save(t)
     end
   end

@@ -104,6 +104,22 @@ impl Shard<'_> {
 }
 
 #[tokio::test]
+async fn forget_counts_down_each_of_two_past_ends_of_a_task() {
+    let f = Fixture::new().await;
+    // Between the naming and the forgetting it was sent again twice: ["L", 1, 0, [], [], [], 0, 0, [], [], 2, false, 2]
+    let record = rmp_serde::to_vec(&serde_json::json!(["L", 1, 0, [], [], [], 0, 0, [], [], 2, false, 2]));
+    f.seed("HSET", "records", &[&id('a'), &record.expect("packed")]).await;
+    f.seed("RPUSH", "finals", &[&id('a'), &id('a')]).await;
+    let forget = |call: &mut Call| {
+        call.arg("11").arg(0).arg([id('a'), id('a')].concat());
+    };
+    assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,0,[],[],2]"#]);
+    assert_eq!(state.get("finals"), None);
+}
+
+#[tokio::test]
 async fn the_list_has_each_final_task_once_and_each_past_end_until_all_are_gone() {
     let f = Fixture::new().await;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[11; 32]);
