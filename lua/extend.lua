@@ -10,9 +10,8 @@ local known = by_taskd and ARGV[#ARGV] ~= '' and cmsgpack.unpack(ARGV[#ARGV])
 for a = 2, #ARGV - 4, 5 do
   local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
   local code = held(record_of(id), ARGV[a + 1], grant, ARGV[a + 3])
-  -- An uneven deadline ends half a millisecond before the one that the session knows (lib/lease.lua).
   local deadline = code == OK and known and tonumber(redis.call('ZSCORE', LEASES, id .. grant) or 0)
-  local stays = deadline and math.ceil(deadline) ~= known[(a + 3) / 5]
+  local stays = deadline and was_extended(deadline, known[(a + 3) / 5])
   if code == OK and not stays then
     -- Its length does not tell any more when it was claimed (lib/lease.lua).
     redis.call('ZADD', LEASES, now + by - 0.5, id .. grant)

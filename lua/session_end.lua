@@ -1,5 +1,6 @@
 -- Ends the leases of a session that ended, so that other workers get the tasks at once. Only a lease with the deadline
--- that the session knows ends: another one was extended elsewhere since, and its worker goes on with it there.
+-- that the session knows ends: another one was extended elsewhere since, and its worker goes on with it there. A lower
+-- one that no extension wrote comes from a clock that stepped back.
 --
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis   ARGV[7] reason
@@ -17,9 +18,8 @@ for a = 8, #ARGV, 7 do
   local id, grant, outcome = ARGV[a], ARGV[a + 2], 0
   local record = record_of(id)
   local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
-  -- An uneven deadline ends half a millisecond before the one that the worker was told (lib/lease.lua).
   local deadline = code == OK and tonumber(redis.call('ZSCORE', LEASES, id .. grant) or 0)
-  if code == OK and math.ceil(deadline) ~= tonumber(ARGV[a + 4]) then
+  if code == OK and was_extended(deadline, tonumber(ARGV[a + 4])) then
     code = LEASE_LOST
   elseif code == OK then
     local cost, delay = 1, nil

@@ -11,6 +11,14 @@ local function remove_pair(list, i)
   table.remove(list, i)
 end
 
+-- Whether a lease with this deadline was extended since its session learned the deadline `known` (ms). An extension
+-- writes an uneven deadline, which ends half a millisecond before the one that the worker was told (lib/lease.lua). A
+-- whole one that is lower was moved by clamp(), because the clock stepped back.
+local function was_extended(deadline, known)
+  if deadline > 0 and deadline < known and deadline % 1 == 0 then return false end
+  return math.ceil(deadline) ~= known
+end
+
 -- Checks a token (generation and grant) against the task's record, as Redis has it.
 -- Returns OK, the record, the place of the lease in t[HELD] | another code, and the record if it can be read.
 local function held(record, token_generation, grant, worker)

@@ -110,6 +110,68 @@ async fn a_lease_that_is_no_longer_the_sessions_stays_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_lease_that_a_clock_set_back_has_moved_ends_with_its_session() {
+    // Its session knows a deadline of 30 s from NOW. The clock stepped back by 3 s, and `expire` moved the lease.
+    let known = NOW + 30_000;
+    let moved = NOW + 27_000;
+    let seed = async |f: &Fixture, deadline: String| {
+        f.held('a', "w", 1).await;
+        f.seed("ZADD", "leases", &[deadline.as_bytes(), &lease('a', 1)]).await;
+    };
+    let f = Fixture::new().await;
+    seed(&f, moved.to_string()).await;
+    let keep = |call: &mut Call| {
+        // msgpack [known]
+        let packed = rmp_serde::to_vec(&[known]).expect("packed");
+        call.arg(id('a')).arg("7").arg(1).arg("w").arg(60_000).arg(packed);
+    };
+    let kept = flat(f.run(&scripts::EXTEND, keep).await.expect("extend"));
+    assert_eq!(kept, ["1", &(NOW + 60_000).to_string()], "the process of its session keeps it");
+    let f = Fixture::new().await;
+    seed(&f, moved.to_string()).await;
+    assert_eq!(f.ended(&[('a', 1, "w", known, 0)]).await, ["1", "1"]);
+    // An extension by another way, to an earlier or a later time.
+    for extended in [moved, known + 1] {
+        let f = Fixture::new().await;
+        seed(&f, format!("{}.5", extended - 1)).await;
+        assert_eq!(f.ended(&[('a', 1, "w", known, 0)]).await, ["3", "0"]);
+        assert_eq!(flat(f.run(&scripts::EXTEND, keep).await.expect("extend")), ["1", "0"]);
+    }
+}
+
+/// Only the generation of the token is another one.
+#[tokio::test]
+async fn a_token_of_an_earlier_life_of_the_shard_ends_and_extends_nothing() {
+    for record in ["h1:w".as_bytes(), b"m\x02\x01\x00\nw\th1\n"] {
+        let f = Fixture::new().await;
+        f.held('a', "w", 1).await;
+        f.seed("HSET", "records", &[&id('a'), record]).await;
+        let before = f.state().await;
+        for mode in ["retry", "never", "release", "put_off", "rest"] {
+            let reject = |call: &mut Call| {
+                call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x32"[..]).arg(1000);
+                call.arg(id('a')).arg("6").arg(1).arg("w").arg(mode).arg("50").arg("no reason").arg("");
+            };
+            let answer = flat(f.run(&scripts::REJECT, reject).await.expect("reject"));
+            assert_eq!(answer, ["3", "0"], "{mode}");
+        }
+        for started in 0..3 {
+            let end = |call: &mut Call| {
+                call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x32"[..]).arg(1000).arg("over");
+                call.arg(id('a')).arg("6").arg(1).arg("w").arg(NOW).arg(started).arg("");
+            };
+            let answer = flat(f.run(&scripts::SESSION_END, end).await.expect("session_end"));
+            assert_eq!(answer, ["3", "0"], "{started}");
+        }
+        let extend = |call: &mut Call| {
+            call.arg(id('a')).arg("6").arg(1).arg("w").arg(5000);
+        };
+        assert_eq!(flat(f.run(&scripts::EXTEND, extend).await.expect("extend")), ["3", "0"]);
+        assert_eq!(f.state().await, before);
+    }
+}
+
+#[tokio::test]
 async fn a_second_end_does_nothing_and_a_full_outbox_gets_no_history() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
