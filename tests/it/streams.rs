@@ -470,6 +470,95 @@ async fn the_shortest_leases_are_kept_as_well() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test]
+async fn leases_are_not_kept_for_a_session_that_did_not_ask() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"3s\"\nbackoff = [\"0s\"]", &[]).await;
+    insert(&daemon, 0, 1).await;
+    let mut worker = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
+    let tasks = worker.tasks(1).await;
+    // It lives, and reports nothing.
+    let leased = {
+        let mut other = Box::pin(daemon.lease("other", "q", 1, "60s"));
+        loop {
+            match timeout(Duration::from_millis(500), &mut other).await {
+                Ok(leased) => break leased,
+                Err(_) => drop(worker.ask(pb::WorkerFrame::default()).await.unwrap()),
+            }
+        }
+    };
+    assert_eq!((&leased[0]["id"], &leased[0]["attempt"]), (&json!(tasks[0].id), &json!(2)));
+    assert_eq!(worker.complete(&tasks, 0).await, [ItemStatus::LeaseLost]);
+    worker.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+/// A worker that adds up what was granted and takes off its tasks never has less than nothing.
+#[tokio::test]
+async fn tasks_come_behind_the_answer_that_grants_them() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let ids = insert(&daemon, 0, 1).await;
+    let strange = daemon.lease("other", "q", 1, "30s").await.remove(0);
+    assert_eq!(strange["id"], json!(ids[0]));
+    let token = strange["lease_token"].as_str().unwrap().to_owned();
+    for round in 0..40 {
+        insert(&daemon, 10 * round + 1, 10 * round + 3).await;
+        waiting(&daemon, 2).await;
+        let mut worker = Worker::open(daemon.grpc_port(), opening("w", 0)).await.unwrap();
+        // SQL is asked about another worker's tokens, so the first answer takes longer than the second.
+        let wrong = pb::Completion { id: ids[0].clone(), lease_token: token.clone(), ..Default::default() };
+        let completions = vec![wrong; 1000];
+        worker.send(pb::WorkerFrame { number: 1, completions, want: 1, ..Default::default() }).await;
+        tokio::time::sleep(Duration::from_millis(2 + round as u64 % 20)).await;
+        worker.send(pb::WorkerFrame { number: 2, want: 1, ..Default::default() }).await;
+        let (mut granted, mut got, mut answers) = (0, 0, 0);
+        while got < 2 || answers < 2 {
+            let frame = worker.read().await.unwrap().expect("a frame");
+            if let Some(answer) = &frame.answer {
+                granted += answer.granted as usize;
+                answers += 1;
+            }
+            got += frame.tasks.len();
+            assert!(got <= granted, "{got} tasks, and {granted} granted in round {round}");
+        }
+        let tasks = std::mem::take(&mut worker.tasks);
+        assert_eq!(worker.complete_from(2, &tasks).await, [ItemStatus::Ok; 2]);
+        worker.close().await;
+    }
+    assert!(daemon.stop().await.success());
+}
+
+/// Clients know a lease by its task: an answer about the earlier lease would end the new one for them.
+#[tokio::test]
+async fn a_task_comes_again_behind_the_answer_to_its_rejection() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k", "max_attempts": 100})]).await;
+    let mut worker = Worker::open(daemon.grpc_port(), opening("w", 2)).await.unwrap();
+    let no_delay = Some(prost_types::Duration { seconds: 0, nanos: 0 });
+    for number in 1..=9_u64 {
+        let task = worker.tasks(1).await.remove(0);
+        let rejection = pb::Rejection {
+            id: task.id.clone(),
+            lease_token: task.lease_token.clone(),
+            delay: no_delay,
+            ..Default::default()
+        };
+        // taskd answers the frame when it has dealt with these, too, and offers the task before.
+        let extension = pb::Extension { id: task.id, lease_token: task.lease_token, by: seconds(60) };
+        let (rejections, extensions) = (vec![rejection], vec![extension; 1000 - 1]);
+        worker.send(pb::WorkerFrame { number, rejections, extensions, want: 1, ..Default::default() }).await;
+        loop {
+            let frame = worker.read().await.unwrap().expect("a frame");
+            assert!(frame.tasks.is_empty() || frame.answer.is_some(), "it comes before the answer {number}");
+            if let Some(answer) = frame.answer {
+                assert_eq!(answer.rejections[0].status(), ItemStatus::Ok);
+                break;
+            }
+        }
+    }
+    worker.close().await;
+    assert!(daemon.stop().await.success());
+}
+
 /// The allotments in a part of Redis.
 async fn allotted(daemon: &Daemon) -> Vec<String> {
     redis::cmd("KEYS").arg("taskd:{sessions:5}:of:*").query_async(&mut daemon.redis().await).await.unwrap()

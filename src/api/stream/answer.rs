@@ -14,6 +14,7 @@ use super::{
 use crate::{
     api::Error,
     model::{FrameAnswer, TaskdFrame, WorkerFrame},
+    pipelines::tasks::Reports,
 };
 
 impl<'a> Streaming<'a> {
@@ -33,13 +34,14 @@ impl<'a> Streaming<'a> {
         if frame.items() == 0 {
             let is_asked = frame.number != 0;
             match self.tasks.want(self.attached, want) {
-                Some(granted) if is_asked => {
-                    answer.granted = granted;
-                    let answered = Answered { answer, want: 0, early: 0, surrenders, is_asked };
+                Some(early) if is_asked => {
+                    // The worker knows of it when the answer is sent, and tasks may wait for an earlier one.
+                    self.untold.fetch_add(early, Ordering::Relaxed);
+                    let answered = Answered { answer, want: 0, early, surrenders, is_asked, reports: 0 };
                     self.answers.push(async move { Ok(answered) }.boxed());
                 }
                 Some(_) => {}
-                None => self.want_more(Answered { answer, want, early: 0, surrenders, is_asked }),
+                None => self.want_more(Answered { answer, want, early: 0, surrenders, is_asked, reports: 0 }),
             }
             return Ok(());
         }
@@ -47,10 +49,12 @@ impl<'a> Streaming<'a> {
         self.untold.fetch_add(early, Ordering::Relaxed);
         let want = want - early;
         let (api, caller, attached) = (self.api, self.caller, self.attached);
+        let noted = Reports::of(&frame.completions, &frame.rejections, &frame.extensions);
+        let reports = self.reporting.begin(noted.ids());
         let report = async move {
             let _room = room;
-            let answer = api.report_frame(caller, attached, frame, answer).await?;
-            Ok(Answered { answer, want, early, surrenders, is_asked: true })
+            let answer = api.report_frame(caller, attached, frame, noted, answer).await?;
+            Ok(Answered { answer, want, early, surrenders, is_asked: true, reports })
         };
         self.answers.push(report.boxed());
         Ok(())
@@ -59,7 +63,7 @@ impl<'a> Streaming<'a> {
     /// Sends the answer to a frame. A `want` that found no room before counts from now on: the tasks that the frame
     /// reported have made room.
     pub(super) async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
-        let Answered { mut answer, want, early, surrenders, is_asked } = answered;
+        let Answered { mut answer, want, early, surrenders, is_asked, reports } = answered;
         if surrenders == self.surrenders.load(Ordering::Relaxed) {
             self.is_late &= self.untold.fetch_sub(early, Ordering::Relaxed) > early;
             answer.granted += early;
@@ -67,7 +71,7 @@ impl<'a> Streaming<'a> {
                 match self.tasks.want(self.attached, want) {
                     Some(granted) => answer.granted += granted,
                     None => {
-                        self.want_more(Answered { answer, want, early: 0, surrenders, is_asked });
+                        self.want_more(Answered { answer, want, early: 0, surrenders, is_asked, reports });
                         return Ok(());
                     }
                 }
@@ -76,17 +80,19 @@ impl<'a> Streaming<'a> {
         if !is_asked {
             return Ok(());
         }
-        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
+        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await?;
+        self.reporting.end(reports);
+        Ok(())
     }
 
     /// Asks other processes for a part of the worker's cap, before the answer to a frame.
     fn want_more(&self, answered: Answered) {
         let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
         let more = async move {
-            let Answered { mut answer, want, surrenders: then, is_asked, .. } = answered;
+            let Answered { mut answer, want, surrenders: then, is_asked, reports, .. } = answered;
             let still = || surrenders.load(Ordering::Relaxed) == then;
             answer.granted += tasks.want_more(attached, want, still).await;
-            Ok(Answered { answer, want: 0, early: 0, surrenders: then, is_asked })
+            Ok(Answered { answer, want: 0, early: 0, surrenders: then, is_asked, reports })
         };
         self.answers.push(more.boxed());
     }

@@ -42,6 +42,8 @@ pub(super) struct Answered {
     pub(super) early: u32,
     pub(super) surrenders: u64,
     pub(super) is_asked: bool,
+    /// The number of its reports in [`super::serve::Streaming::reporting`]; 0: it has none.
+    pub(super) reports: u64,
 }
 
 /// Tasks that wait for the answer which tells the worker of their demand.

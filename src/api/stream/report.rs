@@ -20,10 +20,10 @@ impl Api {
         caller: &Caller,
         attached: &Attached,
         frame: WorkerFrame,
+        reports: Reports,
         mut answer: FrameAnswer,
     ) -> Result<FrameAnswer, StreamEnd> {
         let WorkerFrame { completions, rejections, extensions, .. } = frame;
-        let reports = Reports::of(&completions, &rejections, &extensions);
         let worker = attached.worker();
         let completed = answers(worker, completions, async |batch| self.complete(caller, batch).await);
         answer.completions = completed.await?;

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     api::Api,
-    model::{Caller, SessionClosing, TaskdFrame, WorkerFrame},
+    model::{Caller, SessionClosing, TaskId, TaskdFrame, WorkerFrame},
     pipelines::tasks::{self, Attached, Handle, Leases, heartbeat},
 };
 
@@ -64,6 +64,8 @@ pub(super) struct Streaming<'a> {
     pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// Demand of which the worker does not know yet: an answer under way tells it.
     pub(super) untold: Arc<AtomicU32>,
+    /// The tasks of the reports whose answers are not sent.
+    pub(super) reporting: Reporting,
     /// Tasks that a claim brought, until the worker knows of so much demand.
     pub(super) held: Option<Held>,
     /// The answer took too long, and the tasks that waited for it went back.
@@ -81,6 +83,30 @@ pub(super) struct Streaming<'a> {
     keeps: bool,
     /// Since when the process stops.
     closing: Option<Instant>,
+}
+
+/// The tasks of reports under way, by the number of their frame.
+#[derive(Default)]
+pub(super) struct Reporting {
+    frames: Vec<(u64, Vec<TaskId>)>,
+    /// The number of the last frame, counted from 1.
+    last: u64,
+}
+
+impl Reporting {
+    pub(super) fn begin(&mut self, tasks: Vec<TaskId>) -> u64 {
+        self.last += 1;
+        self.frames.push((self.last, tasks));
+        self.last
+    }
+
+    pub(super) fn end(&mut self, frame: u64) {
+        self.frames.retain(|(number, _)| *number != frame);
+    }
+
+    fn has(&self, task: TaskId) -> bool {
+        self.frames.iter().any(|(_, tasks)| tasks.contains(&task))
+    }
 }
 
 type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
@@ -111,6 +137,7 @@ impl<'a> Streaming<'a> {
             answered,
             claim,
             untold: Arc::default(),
+            reporting: Reporting::default(),
             held: None,
             is_late: false,
             keeping,
@@ -131,7 +158,10 @@ impl<'a> Streaming<'a> {
         let mut alarm = pin!(sleep_until(self.look_at().into()));
         let attached = self.attached;
         loop {
-            self.pass_on_held().await?;
+            // Answers that are ready say of which demand the worker knows.
+            if self.answered.is_empty() {
+                self.pass_on_held().await?;
+            }
             self.stand_claim();
             let at = self.look_at().into();
             if at < alarm.deadline() {
@@ -237,10 +267,15 @@ impl<'a> Streaming<'a> {
         self.pass_on_held().await
     }
 
-    /// Sends the tasks that a claim brought, if the worker knows of so much demand.
+    /// Sends the tasks that a claim brought, if the worker knows of so much demand, and waits for no answer about one of
+    /// them: clients know a lease by its task, and would take that answer for the end of the new lease.
     async fn pass_on_held(&mut self) -> Result<(), StreamEnd> {
-        let told = self.told() as usize;
-        let Some(Held { leases, place, room, .. }) = self.held.take_if(|held| held.leases.tasks.len() <= told) else {
+        let (told, reporting) = (self.told() as usize, &self.reporting);
+        let may_go = |held: &mut Held| {
+            let tasks = &held.leases.tasks;
+            tasks.len() <= told && !tasks.iter().any(|task| reporting.has(task.id))
+        };
+        let Some(Held { leases, place, room, .. }) = self.held.take_if(may_go) else {
             return Ok(());
         };
         let before = self.frame();

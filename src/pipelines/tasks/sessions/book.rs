@@ -240,6 +240,15 @@ impl Reports {
             extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
         }
     }
+
+    /// The tasks of all reports.
+    pub fn ids(&self) -> Vec<TaskId> {
+        let ids = |reported: &[Reported<()>]| reported.iter().filter_map(|one| Some(one.lease.as_ref()?.0)).collect();
+        let mut all: Vec<TaskId> = ids(&self.completions);
+        all.extend::<Vec<_>>(ids(&self.rejections));
+        all.extend(self.extensions.iter().filter_map(|one| Some(one.lease.as_ref()?.0)));
+        all
+    }
 }
 
 /// The new length of an extended lease.
