@@ -236,6 +236,11 @@ impl Notes {
         }
     }
 
+    /// Whether there are grants to report.
+    pub(super) fn has_delivered(&self) -> bool {
+        !self.delivered.lock().is_empty()
+    }
+
     /// Grants to report now.
     pub(super) fn take_delivered(&self) -> Vec<u64> {
         let mut delivered = self.delivered.lock();

@@ -24,7 +24,6 @@ mod tests;
 use std::{
     collections::{BTreeMap, HashSet},
     future::Future,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -70,12 +69,22 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     supervisor.spawn_loop("tasks/sessions", handle.clone(), |handle, cx| async move {
         while cx.pause(LOOK_EVERY).await {
             let now = Instant::now();
-            let is_gone = |session: &Arc<Session>| session.is_away_since(now);
-            let gone: Vec<_> = handle.sessions.all().into_iter().filter(is_gone).collect();
-            future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
-            let away: Vec<_> = handle.sessions.all().into_iter().filter(|session| session.is_away()).collect();
-            cx.beat();
-            future::join_all(away.iter().map(|session| handle.keep(session, true))).await;
+            // Each on its own: a shard that does not answer holds up the sessions that have leases there, and no others.
+            // The end of a session waits for the extension of its leases, because it needs the deadlines that Redis has.
+            for session in handle.sessions.all().into_iter().filter(|session| session.is_away()) {
+                if !session.begins_away_step() {
+                    continue;
+                }
+                let stepping = handle.clone();
+                let step = async move {
+                    match session.is_away_since(now) {
+                        true => stepping.end_session(&session, SessionEnd::Away).await,
+                        false => stepping.keep(&session, true).await,
+                    }
+                    session.ends_away_step();
+                };
+                handle.sessions.streams.spawn(step);
+            }
             cx.beat();
             handle.tell_takeovers_again(now);
             cx.beat();

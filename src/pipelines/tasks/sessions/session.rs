@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashSet,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -58,6 +61,8 @@ pub(super) struct Session {
     notify: Notify,
     /// Of all sessions, until the session ends.
     share: Mutex<Option<Share>>,
+    /// While it has no stream: its leases are being extended, or it ends.
+    is_in_away_step: AtomicBool,
 }
 
 struct State {
@@ -114,8 +119,14 @@ impl Session {
         let (away_since, took_over, end) = (None, None, None);
         let (demand, stream, its_cut) = (0, 1, cut.clone());
         let state = State { plan, book, demand, ended, stream, cut: its_cut, away_since, took_over, end };
-        let session =
-            Arc::new(Self { id, worker, state: Mutex::new(state), notify: Notify::new(), share: Mutex::default() });
+        let session = Arc::new(Self {
+            id,
+            worker,
+            state: Mutex::new(state),
+            notify: Notify::new(),
+            share: Mutex::default(),
+            is_in_away_step: AtomicBool::default(),
+        });
         (Arc::clone(&session), Attached { session, stream: 1, cut })
     }
 
@@ -230,6 +241,15 @@ impl Session {
             state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), leases.status)));
             self.notify.notify_one();
         }
+    }
+
+    /// Marks the start of a step for a session without a stream; false, if one is under way.
+    pub(super) fn begins_away_step(&self) -> bool {
+        !self.is_in_away_step.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn ends_away_step(&self) {
+        self.is_in_away_step.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn leases_to_keep(&self, now: Instant) -> Vec<(TaskId, Held)> {
