@@ -1,6 +1,7 @@
 -- Leases tasks to workers. Each request takes what its worker may have, from the worker's pointer towards the head of
 -- the lanes. It passes (moves the pointer beyond) spent elements, and tasks that the worker has completed or holds. It
--- stops at a bound of the request or the call. Spent elements at the tail leave the lane and raise C.
+-- stops at a bound of the request or the call. Spent elements at the tail leave the lane and raise C. It does not pass a
+-- task from which the worker rests, because nothing offers the task to it once more; it takes what comes behind.
 --
 -- ARGV[2] elements to look at in this call, at most 2,000
 -- ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
@@ -12,13 +13,14 @@
 -- Returns {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
 --       | {generation, 0} no task for any request, and asking again at once brings none
+--       | {generation, 3} the same, and one of the workers rests from a task: asking again in a moment brings some
 --       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left}
 --   grant: of the first request with tasks. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
---   left: the priorities of which lanes have elements now, as peek.lua answers them
+--   left: the priorities of which lanes have elements now, as peek.lua answers them; and 8 if a worker rests from a task
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
 local T, C, P = #KEYS - 20, #KEYS - 19, #KEYS - 18
@@ -132,11 +134,13 @@ local function read(i, lane, at)
   end
 end
 
+-- include lib/clock.lua
 -- Decides about a record that is not in one of the forms that are text. The functions for records are made only where
 -- one is met: each costs every call that makes it.
 local function make_judge()
   -- include lib/record.lua
-  -- Returns the record to be when the worker takes the task, whether the element is spent then, the attempt.
+  -- Returns the record to be when the worker takes the task, whether the element is spent then, the attempt, whether
+  -- the worker rests from the task.
   return function(id, element, worker, grant)
     local t = load(records[id])
     if not t then
@@ -146,7 +150,8 @@ local function make_judge()
     end
     local rest = left(t)
     if rest <= 0 or not is_offer(t, element) then return nil, true end
-    if bar(t, worker) then return nil, false end
+    local why = bar(t, worker, now)
+    if why then return nil, false, nil, why == 'rests' end
     table.insert(t[HELD], worker)
     table.insert(t[HELD], grant)
     return save(t), rest == 1, t[FAILS] + 1
@@ -154,14 +159,14 @@ local function make_judge()
 end
 local judge
 
-local granted, counts, with_more = {}, {}, {}
+local granted, counts, with_more, any_rests = {}, {}, {}, false
 for r = 1, #workers do
   local worker, ask = workers[r], asks[r]
   local most, is_full, has_more = ask.most, false, false
   local weigh, weight = weigh_all or most * big > ask.bytes, 0
   -- One that passes many tasks leaves their part of the budget to those behind it.
   local part = math.max(most, math.floor(budget / (#workers - r + 1)))
-  local before, grant, held, name = #taken, nil, nil, nil
+  local before, grant, held, name, rests_any = #taken, nil, nil, nil, false
 
   -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. The
   -- turn moves on each twenty claims: workers that come in turn all get it. A caller with several shards chooses the
@@ -189,9 +194,14 @@ for r = 1, #workers do
       local at = math.max(lane.passed[worker] or lane.stored[worker] or 0, lane.gone)
       -- C was lost where a pointer lies beyond the head. A pointer is only a cursor.
       if at > lane.length then at = lane.gone end
-      local at_tail = at == lane.gone
+      -- The first element from which the worker rests: its pointer stays there.
+      local at_tail, stays = at == lane.gone, nil
       while #taken - before < most and at < lane.length do
-        if budget <= 0 or part <= 0 then has_more = true break end
+        -- A worker that rests would look at the same elements again.
+        if budget <= 0 or part <= 0 then
+          has_more = not rests_any
+          break
+        end
         local id = lane.ids[at + 1]
         if not id then
           read(i, lane, at)
@@ -199,7 +209,7 @@ for r = 1, #workers do
         end
         local record = records[id]
         -- The record to be when the worker takes the task, whether the element is spent afterwards, the attempt.
-        local after, is_spent, attempt = nil, true, 1
+        local after, is_spent, attempt, rests = nil, true, 1, false
         if record == '1' then
           after = held
         elseif record then
@@ -225,7 +235,7 @@ for r = 1, #workers do
             end
           elseif form ~= 104 and form ~= 102 and form ~= 101 then
             judge = judge or make_judge()
-            after, is_spent, attempt = judge(id, lane.elements[at + 1], worker, grant)
+            after, is_spent, attempt, rests = judge(id, lane.elements[at + 1], worker, grant)
           end
         end
         if after and weigh then
@@ -238,6 +248,7 @@ for r = 1, #workers do
           end
           weight, call_bytes = weight + size, call_bytes - size
         end
+        if rests then stays, rests_any = stays or at, true end
         budget, at = budget - 1, at + 1
         if after then
           local place = #taken + 1
@@ -247,16 +258,16 @@ for r = 1, #workers do
         end
         if at_tail and is_spent then lane.gone = at else at_tail, part = false, part - 1 end
       end
-      lane.passed[worker] = at
+      lane.passed[worker] = stays or at
     end
   end
   counts[r], granted[r] = #taken - before, grant
   if #taken > before then grants = grants + 1 end
   if has_more then with_more[#with_more + 1] = r end
+  any_rests = any_rests or rests_any
 end
 
 -- Bodies, leases, records.
--- include lib/clock.lua
 local fields, bodies = {}, {}
 if #taken > 0 then
   local unread, places = {}, {}
@@ -382,5 +393,6 @@ if lost_open > 0 then
   redis.call('HINCRBY', COUNTERS, 'open', -lost_open)
   redis.call('HINCRBY', COUNTERS, 'open_bytes', -lost_bytes)
 end
-if #taken == 0 and #with_more == 0 then return {generation, 0} end
+if #taken == 0 and #with_more == 0 then return {generation, any_rests and 3 or 0} end
+if any_rests then priorities = priorities + 8 end
 return {generation, 0, now, first_grant + 1, table.concat(taken), bodies, counts, with_more, attempts, priorities}

@@ -13,13 +13,20 @@ local function shown(list) if #list > 0 then return list end end
 local function decoded(id, record)
   local t = load(record)
   if not t then return {id = hex(id), unreadable = hex(string.sub(record, 1, 64))} end
-  local credited, held, failed, log = {}, {}, {}, {}
+  local credited, held, failed, rests, log = {}, {}, {}, {}, {}
   for i = 1, #t[CREDITED], 2 do credited[#credited + 1] = t[CREDITED][i] end
   for i = 1, #t[HELD], 2 do
     held[#held + 1] = {worker = t[HELD][i], grant = t[HELD][i + 1],
       expires_ms = whole(redis.call('ZSCORE', LEASES, id .. t[HELD][i + 1]))}
   end
-  for i = 1, #(t[FAILED] or {}), 2 do failed[#failed + 1] = {worker = t[FAILED][i], failures = t[FAILED][i + 1]} end
+  for i = 1, #(t[FAILED] or {}), 2 do
+    local name, value = t[FAILED][i], t[FAILED][i + 1]
+    if string.byte(name) == 9 then
+      rests[#rests + 1] = {worker = string.sub(name, 2), until_ms = value}
+    else
+      failed[#failed + 1] = {worker = name, failures = value}
+    end
+  end
   for i = 1, #(t[LOG] or {}), 3 do
     log[#log + 1] = {at_ms = t[LOG][i], worker = t[LOG][i + 1], reason = t[LOG][i + 2]}
   end
@@ -29,7 +36,8 @@ local function decoded(id, record)
   end
   return {id = hex(id), status = t[ST], num = t[NUM], failures = t[FAILS], left = left(t), offer = t[OFFER] or 0,
     epoch = t[EPOCH] or 0, final_at_ms = t[AT] > 0 and t[AT] or nil, body_bytes = redis.call('HSTRLEN', BODIES, id),
-    credited = shown(credited), held = shown(held), waits = shown(waits), failed = shown(failed), log = shown(log)}
+    credited = shown(credited), held = shown(held), waits = shown(waits), failed = shown(failed), log = shown(log),
+    rests = #rests > 0 and rests or nil}
 end
 
 -- The first members of a sorted set, by time. A member is an id and a grant, or a grant alone.

@@ -63,5 +63,5 @@ if left(t) > 0 then
   end
 end
 answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {},
-  bar(t, worker) or '', before, before_worker, t[RESERVED] or {}}
+  bar(t, worker, now) or '', before, before_worker, t[RESERVED] or {}}
 return answer

@@ -4,13 +4,29 @@
 -- ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis
 -- then per item 8 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason, failed attempt
---   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered, or not started) counts
---   none and offers the task at once
+--   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers the
+--   task at once | 'put_off' counts none and waits for the delay | 'rest' (not started) counts none and offers the task
+--   at once, but to this worker only after the delay
 --   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, dead 0|1}; lib/held.lua names the codes
 math.randomseed(tonumber(ARGV[2]))
 local policy = cmsgpack.unpack(ARGV[5])
 local answers, offered, failed = {}, false, {}
+
+-- The worker rests from the task. Rests that are over leave the record, and of too many the first.
+local MOST_RESTS = 16
+local function rest(t, worker, until_ms)
+  local list, rests = {}, {}
+  for i = 1, #(t[FAILED] or {}), 2 do
+    local name, value = t[FAILED][i], t[FAILED][i + 1]
+    local to = string.byte(name) == 9 and rests or list
+    if to == list or value > now and name ~= '\t' .. worker then to[#to + 1], to[#to + 2] = name, value end
+  end
+  rests[#rests + 1], rests[#rests + 2] = '\t' .. worker, until_ms
+  for i = math.max(1, #rests - 2 * MOST_RESTS + 1), #rests do list[#list + 1] = rests[i] end
+  t[OFFER], t[FAILED] = t[OFFER] or 0, list
+end
+
 for a = 7, #ARGV, 8 do
   local id, grant, mode, dead = ARGV[a], ARGV[a + 2], ARGV[a + 4], 0
   local record = record_of(id)
@@ -21,6 +37,11 @@ for a = 7, #ARGV, 8 do
     if mode == 'release' then
       cost, delay = 0, 0
       redis.call('ZREM', UNDELIVERED, grant)
+    elseif mode == 'put_off' then
+      cost = 0
+    elseif mode == 'rest' then
+      rest(t, ARGV[a + 3], now + delay)
+      cost, delay = 0, 0
     end
     local outcome = reject(id, t, at, cost, delay, policy, ARGV[a + 6])
     redis.call('HSET', RECORDS, id, save(t))

@@ -20,6 +20,8 @@
 -- FAILED counts where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
 -- that one worker alone cannot kill it. Where a task was requeued away from a worker, at any NUM, that is REFUSED, too,
 -- and a second pair behind says how often it had failed. LOG holds the last failures.
+-- FAILED also has the workers that rest from the task, behind a tab, which no name has, and until when (ms): they gave
+-- it back before they had started it, and others come first.
 -- RESERVED names the only worker that may get the task, and until when (ms).
 -- PAST counts the entries of the list of final records that are of earlier ends of the task: a task that is sent again
 -- leaves them there, because each search for one would pass the whole list. They stand ahead of the entry of its own
@@ -152,7 +154,13 @@ local function is_refused(t, worker)
   return at and t[FAILED][at + 1] == REFUSED
 end
 
--- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, explain.lua tells it.
+-- Until when the worker rests from the task (ms); 0: it does not.
+local function rests_until(t, worker)
+  local at = t[FAILED] and find_worker(t[FAILED], '\t' .. worker)
+  return at and t[FAILED][at + 1] or 0
+end
+
+-- Why the worker may not get the task at `now` (ms); nil where it may. claim.lua decides by this answer, explain.lua tells it.
 -- For the forms that are text, claim.lua comes to the same answer by itself.
 --   'completed'  the worker has completed it
 --   'final'      the task is over   'holds' the worker holds a replica
@@ -160,7 +168,8 @@ end
 --   'reserved'   it is reserved for another worker
 --   'scheduled'  its time has not come
 --   'backoff'    all replicas that are left wait for their backoff   'leased' other workers hold all that are left
-local function bar(t, worker)
+--   'rests'      the worker gave it back a moment ago, and others come first
+local function bar(t, worker, now)
   if find_worker(t[CREDITED], worker) then return 'completed' end
   if t[ST] ~= 'L' then return 'final' end
   if find_worker(t[HELD], worker) then return 'holds' end
@@ -168,6 +177,7 @@ local function bar(t, worker)
   if t[RESERVED] and t[RESERVED][1] ~= worker then return 'reserved' end
   if t[WAIT][1] == '' then return 'scheduled' end
   if left(t) <= 0 then return #t[HELD] == 0 and 'backoff' or 'leased' end
+  if rests_until(t, worker) > now then return 'rests' end
 end
 
 -- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a new task's first element. Each

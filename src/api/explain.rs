@@ -293,6 +293,9 @@ impl Facts {
                 (WorkerReason::ReservedForAnother, says, Some(until).filter(|until| (1..queue::NEVER).contains(until)))
             }
             Bar::Scheduled => (WorkerReason::NotDue, "its time has not come".to_owned(), first_due),
+            Bar::Rests => {
+                (WorkerReason::InBackoff, format!("{worker} gave it back a moment ago, and others come first"), None)
+            }
             Bar::Backoff => (WorkerReason::InBackoff, "it waits for its next attempt".to_owned(), first_due),
             Bar::Leased => {
                 let says = format!("{}, and no replica is left", self.holders());

@@ -12,14 +12,14 @@ use super::{
     history::History,
     keys::ShardKeys,
     notes::Notes,
-    types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
+    types::{Claim, Code, Completion, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
     wire::{bytes, ms, number},
 };
 use crate::{
     model::LeaseToken,
     redis_pool::{Batch, Call, Redis, Script, scripts},
     runtime::Clock,
-    wire::frame_report,
+    wire::{self, frame_report},
 };
 
 /// Elements that one claim looks at, at most, before it answers `more`.
@@ -171,9 +171,17 @@ fn read_grants(
     for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
         let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
         let mut delivery = Delivery { worker, leases: Vec::new(), shard, notes, release };
-        let tasks = claimed.next_request(&delivery.shard, lease)?;
+        let mut tasks = claimed.next_request(&delivery.shard, lease)?;
+        let is_overdue = |task: &Leased| wire::deadline_of(&task.body).is_some_and(|at| at <= claimed.now_unix_ms);
+        let overdue: Vec<Leased> = match tasks.iter().any(is_overdue) {
+            true => tasks.extract_if(.., |task| is_overdue(task)).collect(),
+            false => Vec::new(),
+        };
+        let overdue_count = overdue.len();
+        delivery.put_off(overdue);
         delivery.leases = tasks.iter().map(|task| (task.id, task.token.clone())).collect();
-        granted.push(Granted { tasks, more: claimed.has_more(place), delivery });
+        let more = claimed.has_more(place);
+        granted.push(Granted { tasks, more, overdue: overdue_count, again_soon: claimed.again_soon, delivery });
     }
     Ok(granted)
 }

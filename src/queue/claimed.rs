@@ -13,6 +13,8 @@ use crate::model::{LeaseToken, ShardId, TaskId};
 
 /// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
+/// Beside the priorities that have elements: a worker rests from a task.
+const RESTS: u8 = 8;
 
 #[derive(Default)]
 pub(super) struct Claimed {
@@ -33,6 +35,8 @@ pub(super) struct Claimed {
     pub(super) tells_time: bool,
     /// The priorities that have elements, as a peek answers them; `None`: not known.
     pub(super) left: Option<u8>,
+    /// Claims pause, or one of the workers rests from a task: nothing wakes the callers when that is over.
+    pub(super) again_soon: bool,
     /// The call found all lanes empty, and wrote nothing.
     pub(super) wrote_nothing: bool,
 }
@@ -41,9 +45,11 @@ impl Claimed {
     pub(super) fn read(answer: Value) -> Result<Self> {
         let mut parts = items(answer)?.into_iter();
         let generation = number(parts.next())?;
-        let is_empty = number::<u8>(parts.next())? == 2;
+        let kind = number::<u8>(parts.next())?;
         if parts.len() == 0 {
-            return Ok(Self { generation, left: is_empty.then_some(0), wrote_nothing: is_empty, ..Self::default() });
+            let (is_empty, again_soon) = (kind == 2, matches!(kind, 1 | 3));
+            let left = is_empty.then_some(0);
+            return Ok(Self { generation, left, again_soon, wrote_nothing: is_empty, ..Self::default() });
         }
         let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
@@ -52,9 +58,23 @@ impl Claimed {
         let (bodies, counts) = (list()?, list()?);
         let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
-        let left = Some(number(Some(next()?))?);
+        let left: u8 = number(Some(next()?))?;
+        let again_soon = left & RESTS != 0;
+        let left = Some(left & !RESTS);
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
-        Ok(Self { generation, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, left, ..Self::default() })
+        Ok(Self {
+            generation,
+            now_unix_ms,
+            grant,
+            ids,
+            bodies,
+            counts,
+            with_more,
+            attempts,
+            left,
+            again_soon,
+            ..Self::default()
+        })
     }
 
     /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).

@@ -1,6 +1,6 @@
 //! The answer to a claim, on its way to the worker.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc;
 
@@ -18,6 +18,10 @@ pub struct Granted {
     pub tasks: Vec<Leased>,
     /// The scan ended at its bound: ask again before waiting.
     pub more: bool,
+    /// How many tasks were left out because their deadline has passed. Others may be behind them.
+    pub overdue: usize,
+    /// Nothing wakes the caller when there is more for it, so ask again in a moment.
+    pub again_soon: bool,
     pub delivery: Delivery,
 }
 
@@ -53,7 +57,22 @@ pub struct Delivery {
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
 }
 
+/// How long a task whose deadline has passed stays away from workers, unless the watchdog ends it before.
+const OVERDUE_FOR: Duration = Duration::from_secs(5);
+
 impl Delivery {
+    /// Gives back tasks of this grant whose deadline has passed, at no cost. The watchdog ends them.
+    pub(super) fn put_off(&self, overdue: Vec<Leased>) {
+        if overdue.is_empty() {
+            return;
+        }
+        let back = overdue.into_iter().map(|Leased { id, token, .. }| {
+            let mode = RejectMode::PutOff(OVERDUE_FOR);
+            Rejection { id, token, worker: self.worker.clone(), mode, reason: String::new() }
+        });
+        drop(self.release.send((self.shard.clone(), back.collect())));
+    }
+
     /// The worker has the leases: their failures count from now on.
     pub fn delivered(mut self) {
         if let Some((_, token)) = self.leases.first() {

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     model::{Offset, ShardId, TaskStatus},
     redis_pool::{Call, scripts},
+    wire::without_deadline,
 };
 
 /// Shards of one call, at most.
@@ -131,7 +132,12 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
     let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
     call.arg(offsets).arg(most_replicas).arg(u8::from(again)).arg(tasks.len());
     for task in tasks {
-        call.arg(task.id.as_bytes()).arg(&task.body[..]);
+        call.arg(task.id.as_bytes());
+        // A task that was sent again has no deadline. Its body may be an earlier one, which has one.
+        match task.epoch {
+            0 => call.arg(&task.body[..]),
+            _ => call.arg(&without_deadline(&task.body)[..]),
+        };
     }
     for (place, task) in tasks.iter().enumerate() {
         let is_alike = task.replicas == most_replicas && task.not_before_unix_ms == 0 && task.epoch == 0;

@@ -92,6 +92,8 @@ pub enum Bar {
     Backoff,
     /// Other workers hold all replicas that are left.
     Leased,
+    /// The worker gave the task back a moment ago, and others come first.
+    Rests,
 }
 
 /// The bound at which a shard gives no worker anything.
@@ -209,6 +211,7 @@ fn bar(text: &str) -> Result<Option<Bar>> {
         "scheduled" => Bar::Scheduled,
         "backoff" => Bar::Backoff,
         "leased" => Bar::Leased,
+        "rests" => Bar::Rests,
         other => return Err(Error::Answer(format!("a bar {other:?}"))),
     }))
 }

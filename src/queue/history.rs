@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use super::types::{RejectMode, Rejection};
+use super::types::Rejection;
 use crate::{
     model::{AttemptState, FailedAttempt},
     wire,
@@ -37,7 +37,7 @@ impl History {
 
     /// A rejected attempt as `lua/reject.lua` takes it. Empty: there is nothing to report.
     pub(super) fn rejected(&self, rejection: &Rejection) -> Vec<u8> {
-        if !self.is_on() || rejection.mode == RejectMode::Release {
+        if !self.is_on() || rejection.mode.is_free() {
             return Vec::new();
         }
         let token = &rejection.token;

@@ -159,17 +159,27 @@ pub enum RejectMode {
     Retry(Option<Duration>),
     /// As many failures as one replica may have.
     Never,
-    /// No failure: the lease was not delivered, or its worker has not started. Offered again at once.
+    /// No failure: the lease was not delivered. Offered again at once.
     Release,
+    /// No failure: the task is offered again after this time.
+    PutOff(Duration),
+    /// No failure: the worker has not started. Others may have the task at once, and this worker after this time.
+    Rest(Duration),
 }
 
 impl RejectMode {
+    /// True if it counts no failure.
+    pub fn is_free(self) -> bool {
+        matches!(self, Self::Release | Self::PutOff(_) | Self::Rest(_))
+    }
+
     /// The script offers the task again at once. A backoff of zero does so as well, and this does not know it.
     pub(super) fn is_at_once(self) -> bool {
         match self {
             Self::Retry(delay) => delay.is_some_and(|delay| delay.as_millis() == 0),
             Self::Never => false,
-            Self::Release => true,
+            Self::PutOff(delay) => delay.as_millis() == 0,
+            Self::Release | Self::Rest(_) => true,
         }
     }
 }

@@ -68,31 +68,39 @@ impl Wakes {
         self.0.lock()
     }
 
+    /// Notifies the callers that wait for the queue, outside of the lock.
+    fn notify(&self, queue: &QueueName, notify: impl FnOnce(&Arc<Waiting>)) {
+        let Some(waiting) = self.lock().get(queue).cloned() else { return };
+        notify(&waiting);
+        drop(waiting);
+        // The last waiter may have gone meanwhile, and left the name because of this use of it.
+        self.forget_unused(&mut self.lock(), queue);
+    }
+
+    /// Forgets a queue for which nobody waits.
+    fn forget_unused(&self, map: &mut HashMap<QueueName, Arc<Waiting>>, queue: &QueueName) {
+        if map.get(queue).is_some_and(|waiting| Arc::strong_count(waiting) == 1) {
+            map.remove(queue);
+        }
+    }
+
     /// Wakes all callers that wait for the queue.
     pub fn wake(&self, queue: &QueueName) {
-        let waiting = self.lock().get(queue).cloned();
-        if let Some(waiting) = waiting {
-            waiting.notify.notify_waiters();
-        }
+        self.notify(queue, |waiting| waiting.notify.notify_waiters());
     }
 
     /// Wakes one caller, with a baton.
     pub(super) fn wake_one(&self, queue: &QueueName) {
-        let waiting = self.lock().get(queue).cloned();
-        if let Some(waiting) = waiting {
-            waiting.give_batons(1);
-        }
+        self.notify(queue, |waiting| waiting.give_batons(1));
     }
 
     /// Wakes some callers, with batons; all of them where they are few, and then nobody needs to pass anything on.
     fn wake_some(&self, queue: &QueueName) {
-        let waiting = self.lock().get(queue).cloned();
-        let Some(waiting) = waiting else { return };
         // Without the map and this function.
-        match Arc::strong_count(&waiting).saturating_sub(2) > HEIRS {
+        self.notify(queue, |waiting| match Arc::strong_count(waiting).saturating_sub(2) > HEIRS {
             true => waiting.give_batons(HEIRS),
             false => waiting.notify.notify_waiters(),
-        }
+        });
     }
 
     /// Wakes all callers, after a time in which wakes may have been missed.
@@ -178,17 +186,17 @@ impl Waiter {
         self.waiting.iter().map(|waiting| waiting.listen()).collect()
     }
 
-    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look before.
-    /// Answers the queues that were woken; none when the time is over.
+    /// Runs `look` and, if it found nothing, waits for a wake that came after the look before, at most as long as it
+    /// says. Answers the queues that were woken; none when the time is over.
     pub async fn look_then_wait<'a, T>(
         &'a self,
         listening: &mut Listening<'a>,
-        look: impl Future<Output = Option<T>>,
-        limit: Duration,
+        look: impl Future<Output = Result<T, Duration>>,
     ) -> Result<T, Vec<QueueName>> {
-        if let Some(found) = look.await {
-            return Ok(found);
-        }
+        let limit = match look.await {
+            Ok(found) => return Ok(found),
+            Err(limit) => limit,
+        };
         let numbered = listening.iter_mut().enumerate().map(|(number, heard)| heard.as_mut().map(move |()| number));
         let Ok((first, _, rest)) = tokio::time::timeout(limit, futures::future::select_all(numbered)).await else {
             return Err(Vec::new());
@@ -250,9 +258,7 @@ impl Drop for Waiter {
         let mut map = self.wakes.lock();
         self.waiting.clear();
         for queue in &self.queues {
-            if map.get(queue).is_some_and(|waiting| Arc::strong_count(waiting) == 1) {
-                map.remove(queue);
-            }
+            self.wakes.forget_unused(&mut map, queue);
         }
     }
 }
@@ -269,8 +275,8 @@ mod tests {
 
     /// Waits for a wake, after a look that found nothing.
     async fn woken(waiter: &Waiter) -> Batons {
-        let nothing = std::future::ready(None::<()>);
-        waiter.take_batons(&waiter.look_then_wait(&mut waiter.listen(), nothing, LONG).await.unwrap_err())
+        let nothing = std::future::ready(Err::<(), _>(LONG));
+        waiter.take_batons(&waiter.look_then_wait(&mut waiter.listen(), nothing).await.unwrap_err())
     }
 
     #[tokio::test]
@@ -307,12 +313,21 @@ mod tests {
         assert_eq!(waiters[0].waiting[0].batons.load(Ordering::SeqCst), 0);
     }
 
+    #[test]
+    fn a_name_without_a_waiter_is_forgotten_though_a_wake_was_using_it() {
+        let wakes = Arc::<Wakes>::default();
+        let mut waiter = Some(wakes.waiter(&[queue("q")]));
+        // The waiter goes away in the middle of the wake.
+        wakes.notify(&queue("q"), |_| drop(waiter.take()));
+        assert!(!wakes.is_awaited(&queue("q")));
+    }
+
     #[tokio::test]
     async fn between_two_looks_a_caller_hears_the_wakes_of_its_other_queues() {
         let wakes = Arc::<Wakes>::default();
         let waiter = wakes.waiter(&[queue("a"), queue("b")]);
         let mut listening = waiter.listen();
-        let mut next = async || waiter.look_then_wait(&mut listening, std::future::ready(None::<()>), LONG).await;
+        let mut next = async || waiter.look_then_wait(&mut listening, std::future::ready(Err::<(), _>(LONG))).await;
         wakes.wake(&queue("a"));
         assert_eq!(next().now_or_never(), Some(Err(vec![queue("a")])));
         wakes.wake(&queue("b"));

@@ -39,7 +39,7 @@ impl WorkerQueue {
             Err(Error::NoGeneration) => {
                 let (notes, release) = (Arc::clone(&shard.notes), self.release());
                 let delivery = Delivery { worker, leases: Vec::new(), shard: shard.id.clone(), notes, release };
-                Ok(Granted { tasks: Vec::new(), more: false, delivery })
+                Ok(Granted { tasks: Vec::new(), more: false, overdue: 0, again_soon: false, delivery })
             }
             other => {
                 if let Ok(granted) = &other
@@ -111,6 +111,8 @@ impl WorkerQueue {
                     RejectMode::Retry(Some(delay)) => ("retry", delay.as_millis().to_string()),
                     RejectMode::Never => ("never", String::new()),
                     RejectMode::Release => ("release", String::new()),
+                    RejectMode::PutOff(delay) => ("put_off", delay.as_millis().to_string()),
+                    RejectMode::Rest(rest) => ("rest", rest.as_millis().to_string()),
                 };
                 call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
                 call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());

@@ -50,14 +50,22 @@ impl From<NewBackoff> for pb::Backoff {
     }
 }
 
-/// Puts the backoff of a task before the fields of its body, where the scripts look for it. Most tasks have none.
+/// Puts the backoff and the deadline of a task before the fields of its body, where scripts and claims look for them.
+/// Most tasks have neither.
 ///
 /// The limit in time of the backoff counts from the time at which the task may first be claimed. An older taskd carries
-/// the backoff along, and skips it where it reads the body.
-pub(super) fn put_before(body: &pb::TaskBody, backoff: Option<Backoff>, first_due_unix_ms: i64) -> Vec<u8> {
-    let Some(backoff) = backoff else { return body.encode_to_vec() };
-    let packed = backoff.packed(backoff.gives_up_unix_ms(first_due_unix_ms));
-    let first = pb::TaskBody { backoff: packed.to_vec().into(), ..Default::default() };
+/// both along, and skips them where it reads the body.
+pub(super) fn put_before(
+    body: &pb::TaskBody,
+    backoff: Option<Backoff>,
+    first_due_unix_ms: i64,
+    deadline_unix_ms: i64,
+) -> Vec<u8> {
+    if backoff.is_none() && deadline_unix_ms == 0 {
+        return body.encode_to_vec();
+    }
+    let packed = backoff.map(|backoff| backoff.packed(backoff.gives_up_unix_ms(first_due_unix_ms)).to_vec());
+    let first = pb::TaskBody { backoff: packed.unwrap_or_default().into(), deadline_unix_ms, ..Default::default() };
     let mut bytes = BytesMut::with_capacity(first.encoded_len() + body.encoded_len());
     bytes.put_slice(&first.encode_to_vec());
     bytes.put_slice(&body.encode_to_vec());
@@ -71,7 +79,7 @@ mod tests {
     #[test]
     fn a_body_without_a_backoff_has_no_byte_more() {
         let body = pb::TaskBody { key: "k".into(), replicas: 1, ..Default::default() };
-        assert_eq!(put_before(&body, None, 1_000), body.encode_to_vec());
+        assert_eq!(put_before(&body, None, 1_000, 0), body.encode_to_vec());
     }
 
     #[test]
@@ -79,7 +87,7 @@ mod tests {
         let (kind, give_up_after_ms) = (BackoffKind::Linear, 3_000);
         let backoff = Backoff { kind, initial_ms: 1_000, maximum_ms: 2_000, jitter_percent: 50, give_up_after_ms };
         let body = pb::TaskBody { key: "k".into(), replicas: 1, ..Default::default() };
-        let bytes = put_before(&body, Some(backoff), 1_000);
+        let bytes = put_before(&body, Some(backoff), 1_000, 0);
         let expected: [&[u8]; 6] =
             [&[0x7a, 18, 2], &[0, 0, 3, 232], &[0, 0, 7, 208], &[50], &4_000_u64.to_be_bytes(), &body.encode_to_vec()];
         assert_eq!(bytes, expected.concat());

@@ -9,6 +9,11 @@ use crate::model::{Encoding, Priority, TaskBody, TaskId, TaskRow, TraceContext};
 /// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with `struct.unpack('>BI4I4', …)`:
 /// priority, max_attempts, lease in milliseconds. A backoff follows as the first field of the body.
 const HEAD: usize = 9;
+/// The key of the field of the backoff, and the bytes of the field.
+const BACKOFF_KEY: u8 = (15 << 3) | 2;
+const BACKOFF_FIELD: usize = 20;
+/// The key of the field of the deadline: number 16, eight bytes.
+const DEADLINE_KEY: &[u8] = &[0x81, 0x01];
 
 /// NUM and priority as a body has them. Those of most tasks take no byte.
 fn in_body(replicas: u32, priority: Priority) -> (u32, i32) {
@@ -30,14 +35,15 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
         traceparent: traceparent.to_owned(),
         replicas,
         priority,
-        // `backoff::put_before` has it.
+        // `backoff::put_before` has them.
         backoff: Bytes::new(),
+        deadline_unix_ms: 0,
     }
 }
 
 pub(super) fn encoded_body(row: &TaskRow, traceparent: &str) -> Vec<u8> {
     let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
-    backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms)
+    backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms, row.deadline_unix_ms)
 }
 
 /// The bytes that Redis keeps of a task until it is final.
@@ -75,6 +81,29 @@ pub fn with_body_values(blob: &Bytes, replicas: u32, priority: Priority) -> Byte
     changed.freeze()
 }
 
+/// The place of the deadline in the bytes of [`body_blob`]: it stands behind the head, or behind the backoff.
+fn deadline_at(blob: &[u8]) -> Option<usize> {
+    let at = match blob.get(HEAD) {
+        Some(&BACKOFF_KEY) => HEAD + BACKOFF_FIELD,
+        _ => HEAD,
+    };
+    (blob.get(at..at + DEADLINE_KEY.len())? == DEADLINE_KEY).then_some(at)
+}
+
+/// The deadline in the bytes of [`body_blob`]. Without decoding them: each claim asks for each of its tasks.
+pub fn deadline_of(blob: &[u8]) -> Option<i64> {
+    let at = deadline_at(blob)? + DEADLINE_KEY.len();
+    let bytes = blob.get(at..at + size_of::<i64>())?;
+    Some(i64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+/// The bytes of [`body_blob`] of a task that was sent again: it has no deadline.
+pub fn without_deadline(blob: &Bytes) -> Bytes {
+    let Some(at) = deadline_at(blob) else { return blob.clone() };
+    let behind = (at + DEADLINE_KEY.len() + size_of::<i64>()).min(blob.len());
+    [&blob[..at], &blob[behind..]].concat().into()
+}
+
 /// Reads the bytes of [`body_blob`] of a task, for the answer to a claim.
 pub fn read_body(id: TaskId, blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
     let body = pb::TaskBody::decode(blob.slice(HEAD.min(blob.len())..))?;
@@ -95,6 +124,7 @@ pub fn read_body(id: TaskId, blob: &Bytes) -> Result<TaskBody, prost::DecodeErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Backoff, BackoffKind};
 
     #[test]
     fn num_and_priority_of_most_tasks_take_no_byte_of_a_body() {
@@ -105,6 +135,34 @@ mod tests {
             let blob = body_blob(&pb::PipelineRecord { body: body.into(), ..Default::default() });
             let read = read_body(TaskId::new(), &blob).unwrap();
             assert_eq!((read.replicas, read.priority), (num, of));
+        }
+    }
+
+    #[test]
+    fn a_deadline_is_found_in_a_body_and_taken_out_of_it() {
+        let body = pb::TaskBody { key: "k".into(), payload: vec![7; 300].into(), replicas: 3, ..Default::default() };
+        let backoff = Backoff {
+            kind: BackoffKind::Linear,
+            initial_ms: 1_000,
+            maximum_ms: 2_000,
+            jitter_percent: 50,
+            give_up_after_ms: 0,
+        };
+        for backoff in [None, Some(backoff)] {
+            let blob_with = |deadline| blob(1, 2, 3, &backoff::put_before(&body, backoff, 0, deadline));
+            let with = blob_with(1_700_000_000_123);
+            assert_eq!(deadline_of(&with), Some(1_700_000_000_123));
+            assert_eq!(deadline_of(&blob_with(0)), None);
+            assert_eq!(without_deadline(&with), blob_with(0));
+            assert_eq!(without_deadline(&blob_with(0)), blob_with(0));
+            let changed = with_body_values(&with, 5, Priority::Low);
+            assert_eq!(deadline_of(&changed), Some(1_700_000_000_123));
+            assert_eq!(read_body(TaskId::new(), &changed).unwrap().replicas, 5);
+            for length in 0..with.len() {
+                let cut = with.slice(..length);
+                assert!(deadline_of(&cut).is_none_or(|at| at == 1_700_000_000_123));
+                assert!(without_deadline(&cut).len() <= length);
+            }
         }
     }
 

@@ -17,7 +17,7 @@ mod search;
 mod session;
 pub mod time;
 
-pub use body::{blob_of_row, body_blob, body_values, read_body, with_body_values};
+pub use body::{blob_of_row, body_blob, body_values, deadline_of, read_body, with_body_values, without_deadline};
 pub use call::task_status;
 pub use events::{
     event_record, insert_wait, kept_events, numbered_event, read_event_record, read_kept_events, read_status_changes,

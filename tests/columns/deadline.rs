@@ -105,6 +105,30 @@ async fn everywhere(daemon: &Daemon, within: Duration) -> Option<Vec<(&'static s
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_deadline_has_passed_is_not_given_out() {
+    let daemon = column::start(CONFIG, &[]).await;
+    let task = |n: usize| json!({"queue": "late", "key": format!("late {n}"), "finish_within": "300ms"});
+    let mut ids = Vec::new();
+    for n in 0..20 {
+        ids.extend(daemon.insert(&[task(n)]).await);
+        // The deadline counts from a moment before the answer.
+        tokio::time::sleep(Duration::from_millis(330)).await;
+        assert_eq!(daemon.lease("w", "late", 10, "0s").await, [Value::Null; 0], "{n}");
+    }
+    // Those behind it are.
+    let late: Vec<_> = (20..40).map(task).collect();
+    ids.extend(daemon.insert(&late).await);
+    let open = daemon.insert(&[json!({"queue": "late", "key": "open"})]).await;
+    tokio::time::sleep(Duration::from_millis(330)).await;
+    let leased = daemon.lease("w", "late", 1, "30s").await;
+    assert_eq!(leased[0]["id"], open[0]);
+    for id in &ids {
+        let task = is_dead(&daemon, id).await;
+        assert!(task["attempts"].as_u64().unwrap_or(0) == 0, "it was never given out: {task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_dead_when_its_deadline_passes_wherever_it_is() {
     let mut found = None;
     for seconds in [4, 15, 45] {

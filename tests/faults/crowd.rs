@@ -526,7 +526,7 @@ impl Worker {
     async fn reject(&mut self, leases: &[Lease], retry: bool) {
         let not_started = retry && self.dice.chance(25);
         let delays = [None, Some("0s"), Some("150ms")];
-        let delay = *self.dice.pick(if not_started { &delays[..2] } else { &delays });
+        let delay = *self.dice.pick(&delays);
         let one = |lease: &Lease| {
             let (id, token) = (&lease.id, &lease.token);
             let mut one = json!({"id": id, "lease_token": token, "reason": "no", "retry": retry});

@@ -397,7 +397,7 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
         let is_woken = AtomicBool::new(false);
         let wait = async {
             let (forever, mut listening) = (Duration::from_secs(3600), waiter.listen());
-            let woken = within("a wake", waiter.look_then_wait::<()>(&mut listening, async { None }, forever)).await;
+            let woken = within("a wake", waiter.look_then_wait::<()>(&mut listening, async { Err(forever) })).await;
             assert_eq!(woken, Err(vec![QueueName::new(name).expect("a name")]));
             is_woken.store(true, Ordering::Relaxed);
         };

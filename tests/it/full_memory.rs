@@ -1,5 +1,8 @@
 //! A Redis at its `maxmemory`: what gives memory back still works, and taskd comes back by itself.
 
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream::FuturesUnordered};
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 
@@ -76,6 +79,32 @@ async fn is_refused(daemon: &Daemon) -> bool {
 
 async fn completed(daemon: &Daemon) -> u64 {
     daemon.queue("q").await["completed"].as_u64().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_ask_while_redis_is_full_for_a_moment_get_their_tasks() {
+    let redis = PrivateRedis::start(&[]);
+    let daemon = Daemon::start(CONFIG, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, 100).await;
+    // At full memory a shard has at most this many leases out.
+    assert_eq!(daemon.lease("holder", "q", 20, "0s").await.len(), 20);
+    let mut all = FuturesUnordered::new();
+    assert_eq!(redis.run(&["config", "set", "maxmemory", "1"]), "OK");
+    for n in 0..10 {
+        let (daemon, worker) = (&daemon, format!("w{n}"));
+        all.push(async move { daemon.lease(&worker, "q", 1, "50s").await });
+    }
+    // The guard, which looks once a second, does not have to see it.
+    tokio::select! {
+        _ = all.next() => {}
+        () = tokio::time::sleep(Duration::from_millis(300)) => {}
+    }
+    assert_eq!(redis.run(&["config", "set", "maxmemory", "0"]), "OK");
+    let room_again = Instant::now();
+    while let Some(leased) = all.next().await {
+        assert_eq!(leased.len(), 1, "after {:?}", room_again.elapsed());
+    }
+    assert!(room_again.elapsed() < Duration::from_secs(30), "{:?}", room_again.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -142,6 +142,39 @@ async fn lease(process: &Process, shard: &ShardId) -> Vec<Leased> {
 }
 
 #[tokio::test]
+async fn a_task_lives_until_its_deadline() {
+    let fixture = Fixture::start_with(|settings| settings.queues.default.lease = 10 * HOUR).await;
+    let (settings, process) = (&fixture.state.settings, watchdog(&fixture));
+    process.fanout(settings, &fixture.supervisor);
+    // Far from each other, so that the time which the test takes makes no difference.
+    let within = |minutes: u32| {
+        let finish_within = Some(minutes * MINUTE);
+        NewTask { queue: "q".into(), key: minutes.to_string().into(), finish_within, ..Default::default() }
+    };
+    let stored = fixture.discovery.insert(vec![within(60), within(75), within(90)]).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    until("the tasks wait", async || process.queue.stats(&shard).await.unwrap_or_default().open == 3).await;
+    let leased = lease(&process, &shard).await;
+    assert_eq!(leased.len(), 3);
+    let live = async || process.queue.stats(&shard).await.unwrap().live;
+    // One page of the watchdog has all that are due: when the first task is dead, it has decided about the others.
+    fixture.clock.advance(74 * MINUTE);
+    until("the first one is dead", async || live().await < 3).await;
+    let complete = async |id: TaskId| {
+        let token = leased.iter().find(|task| task.id == id).unwrap().token.clone();
+        let completion = Completion { id, token, worker: WorkerName::new("w").unwrap(), report: "report".into() };
+        process.queue.worker.complete(completion).await.unwrap()
+    };
+    assert_eq!(complete(ids[0]).await, Code::LeaseLost);
+    assert_eq!(complete(ids[1]).await, Code::Ok, "a minute before its deadline");
+    fixture.clock.advance(17 * MINUTE);
+    until("the last one is dead", async || live().await == 0).await;
+    assert_eq!(complete(ids[2]).await, Code::LeaseLost);
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn leases_backoff_and_grace_end_by_the_clock() {
     // An hour each: the time that the test takes ends none of them.
     let fixture = Fixture::start_with(|settings| {

@@ -189,6 +189,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(RejectMode::Retry(Some(HOUR))),
         1 => Just(RejectMode::Never),
         1 => Just(RejectMode::Release),
+        1 => Just(RejectMode::PutOff(Duration::ZERO)),
+        1 => Just(RejectMode::PutOff(HOUR)),
+        2 => Just(RejectMode::Rest(HOUR)),
     ];
     let weight = prop_oneof![3 => Just(ANY_WEIGHT), 1 => 1..120_usize];
     prop_oneof![

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{FutureExt, StreamExt, poll};
+use futures::{FutureExt, StreamExt, poll, stream::FuturesUnordered};
 use taskd::{
     model::{ItemStatus, QueueName, TaskId},
     queue::{Queue, Waiter},
@@ -154,9 +154,44 @@ async fn an_enqueue_that_fails_leaves_the_workers_waiting() {
     workers.iter().for_each(|worker| worker.abort());
 }
 
+#[tokio::test]
+async fn a_claim_that_fails_behind_an_enqueue_leaves_no_worker_waiting() {
+    let service = start().await;
+    let worker = || {
+        let service = Arc::clone(&service);
+        async move {
+            loop {
+                // An error ends a call, and the worker asks again.
+                match service.get(&["q"], 1, 3600).await {
+                    Ok(leased) => break leased[0].id,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        }
+    };
+    let mut workers = FuturesUnordered::from_iter([tokio::spawn(worker()), tokio::spawn(worker())]);
+    until("a worker looks", async || service.queue.wakes().is_awaited(&shard("q").queue)).await;
+    until("it found nothing", async || service.queue.shards_of(&shard("q").queue)[0].is_drained()).await;
+    // Only claims look at pointers.
+    let pointers = ["hr", "h", "mr", "m", "lr", "l"].map(|lane| format!("t:{{q:0}}:{lane}:P"));
+    for key in &pointers {
+        service.redis("SET", &[key.as_str(), "no hash"]).await;
+    }
+    let client = redis::Client::open(service.redis_url()).unwrap();
+    let mut lines = client.get_async_monitor().await.unwrap().into_on_message::<String>();
+    let new = task(TaskId::new(), 2, 2);
+    service.queue.enqueuer.enqueue(&shard("q"), &alone(&new)).await.unwrap();
+    while next_script(&mut lines).await != "claim" {}
+    for key in &pointers {
+        service.redis("DEL", &[key.as_str()]).await;
+    }
+    assert_eq!(within("the task", workers.next()).await.unwrap().unwrap(), new.id);
+    workers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 async fn woken(waiter: &Waiter) {
     waiter
-        .look_then_wait::<()>(&mut waiter.listen(), std::future::ready(None), Duration::from_secs(3600))
+        .look_then_wait::<()>(&mut waiter.listen(), std::future::ready(Err(Duration::from_secs(3600))))
         .await
         .unwrap_err();
 }

@@ -1,6 +1,9 @@
 //! The tasks service over a real queue, without the pipelines around it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::poll;
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -291,7 +294,7 @@ impl Service {
         self.server.url()
     }
 
-    async fn redis(&self, command: &str, args: &[&str]) {
+    pub(crate) async fn redis(&self, command: &str, args: &[&str]) {
         redis::cmd(command).arg(args).query_async::<redis::Value>(&mut self.redis.conn()).await.unwrap();
     }
 
@@ -347,26 +350,42 @@ async fn a_report_larger_than_the_bus_takes_is_invalid() {
 }
 
 #[tokio::test]
-async fn a_task_that_has_not_started_goes_back_at_once_and_at_no_cost() {
+async fn a_task_that_has_not_started_goes_back_at_no_cost_to_others_first() {
     let service = Service::start(&["q"]).await;
-    let give_back = async |leased: &LeasedTask, retry, delay| {
+    let give_back = async |worker: &str, leased: &LeasedTask, retry, delay| {
         let rejection = Rejection { reason: String::new(), retry, delay, not_started: true };
-        service.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)
+        let items = Batch { worker: worker.into(), items: vec![item(leased, rejection)] };
+        service.api.reject(&CALLER, items).await.unwrap().remove(0)
     };
-    // More often than it may fail.
-    for _ in 0..6 {
-        let leased = service.lease("q").await;
+    let get_by = async |worker: &str, wait_s| {
+        let (worker, queues, wait) = (worker.into(), vec!["q".into()], Duration::from_secs(wait_s));
+        let get = GetTasks { worker, queues, max_tasks: 1, wait, ..Default::default() };
+        service.api.get(&CALLER, Ok(get)).await.unwrap().deliver()
+    };
+    // More often than it may fail, and each time by another worker.
+    for n in 0..6 {
+        let worker = format!("w{n}");
+        let leased = get_by(&worker, 0).await.remove(0);
         assert_eq!(leased.token.attempt, 1);
-        for (retry, delay) in [(false, None), (true, Some(Duration::from_secs(1)))] {
-            let answer = give_back(&leased, retry, delay).await;
-            assert_eq!(answer.status, ItemStatus::Invalid);
-            assert!(answer.error.starts_with("not_started goes with neither"), "{}", answer.error);
-        }
-        assert_eq!(give_back(&leased, true, Some(Duration::ZERO)).await.status, ItemStatus::Ok);
-        assert_eq!(give_back(&leased, true, None).await.status, ItemStatus::LeaseLost);
+        let answer = give_back(&worker, &leased, false, None).await;
+        assert_eq!(answer.status, ItemStatus::Invalid);
+        assert!(answer.error.starts_with("not_started does not go with"), "{}", answer.error);
+        assert_eq!(give_back(&worker, &leased, true, Some(Duration::ZERO)).await.status, ItemStatus::Ok);
+        assert_eq!(give_back(&worker, &leased, true, None).await.status, ItemStatus::LeaseLost);
     }
-    assert_eq!(service.reject(&service.lease("q").await, 0).await.status, ItemStatus::Ok);
-    assert_eq!(service.lease("q").await.token.attempt, 2);
+    // If nobody else asks, it comes back a moment later: nothing else wakes the caller.
+    let leased = get_by("w", 0).await.remove(0);
+    let given_back = Instant::now();
+    assert_eq!(give_back("w", &leased, true, None).await.status, ItemStatus::Ok);
+    let leased = get_by("w", 60).await.remove(0);
+    assert_eq!(leased.token.attempt, 1);
+    assert!(given_back.elapsed() > Duration::from_millis(900), "{:?}", given_back.elapsed());
+    assert!(given_back.elapsed() < Duration::from_secs(30), "{:?}", given_back.elapsed());
+    // With a delay it waits for everybody, and costs nothing either.
+    assert_eq!(give_back("w", &leased, true, Some(Duration::from_secs(3600))).await.status, ItemStatus::Ok);
+    assert!(get_by("v", 0).await.is_empty());
+    let stats = service.queue.stats(&shard("q")).await.unwrap();
+    assert_eq!((stats.delayed, stats.open), (1, 0));
     service.stop().await;
 }
 

@@ -30,6 +30,11 @@ const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// The most queues that one call may name.
 const MAX_QUEUES: usize = 100;
+/// How long a call waits at most after a look behind which no wake comes: claims were refused because Redis or an outbox
+/// was full, or its worker rests from a task.
+const AGAIN_SOON: Duration = Duration::from_secs(1);
+/// The tasks whose deadline has passed that one look puts off. There are more only while nobody ends them.
+const MOST_OVERDUE: usize = 1000;
 /// The shards that one call asks at once.
 const PEEKS_AT_ONCE: usize = 64;
 
@@ -67,11 +72,24 @@ struct Found {
     error: Option<Error>,
     /// At least one shard answered.
     any_asked: bool,
+    /// Tasks that were left out because their deadline has passed.
+    overdue: usize,
+    /// Nothing wakes the call when a shard has something for it.
+    again_soon: bool,
 }
 
 impl Found {
     fn new(claim: Claim) -> Self {
-        Self { claim, granted: Vec::new(), tasks: 0, bytes: 0, error: None, any_asked: false }
+        Self {
+            claim,
+            granted: Vec::new(),
+            tasks: 0,
+            bytes: 0,
+            error: None,
+            any_asked: false,
+            overdue: 0,
+            again_soon: false,
+        }
     }
 
     fn is_enough(&self) -> bool {
@@ -144,16 +162,20 @@ impl Handle {
                 batons.pass_on(!found.granted.is_empty(), is_empty);
                 // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
-                (!wait_on).then_some(found)
+                match wait_on {
+                    false => Ok(found),
+                    true if found.again_soon => Err(left.min(AGAIN_SOON)),
+                    true => Err(left),
+                }
             });
             let found = tokio::select! {
-                found = waiter.look_then_wait(&mut listening, look, left) => found,
+                found = waiter.look_then_wait(&mut listening, look) => found,
                 () = self.stopped_while_waiting(is_last) => Err(queues.to_vec()),
             };
             match found {
                 Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
                 Ok(found) => return Ok(leases(found.granted, &claim.worker, since)),
-                // Only woken queues have something new. At the deadline the call asks all once more.
+                // Only woken queues have something new. When the time is over, the call asks all once more.
                 Err(woken) if woken.is_empty() => queues.clone_into(&mut look_at),
                 Err(woken) => {
                     batons = waiter.take_batons(&woken);
@@ -238,11 +260,17 @@ impl Handle {
             match self.queue.claim(shard, found.rest(priority)).await {
                 Ok(granted) => {
                     found.any_asked = true;
-                    let more = granted.more;
+                    found.again_soon |= granted.again_soon;
+                    found.overdue += granted.overdue;
+                    let more = granted.more || granted.overdue > 0;
                     if !granted.is_empty() {
                         found.add(shard, granted);
                     }
                     if !more || found.is_enough() {
+                        return;
+                    }
+                    if found.overdue >= MOST_OVERDUE {
+                        found.again_soon = true;
                         return;
                     }
                 }

@@ -29,6 +29,9 @@ const MAX_REASON_BYTES: usize = 4096;
 /// The longest delay of a rejection. A time that no clock can show would never come.
 const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// How long a worker waits for a task that it gave back before it had started. Others may have it at once.
+const REST: Duration = Duration::from_secs(1);
+
 /// The completions of one shard, with their places.
 type Group = (ShardId, Vec<usize>, Arc<[queue::Completion]>);
 
@@ -156,9 +159,9 @@ impl Handle {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             let answers = self.queue.reject(&shard, &items, backoff).await?;
             let outcome = |(item, (code, is_dead)): (&queue::Rejection, _)| match (item.mode, is_dead) {
-                (RejectMode::Release, _) => (code, Rejected::Returned),
-                (RejectMode::Retry(_) | RejectMode::Never, true) => (code, Rejected::Dead),
-                (RejectMode::Retry(_) | RejectMode::Never, false) => (code, Rejected::Retried),
+                (mode, _) if mode.is_free() => (code, Rejected::Returned),
+                (_, true) => (code, Rejected::Dead),
+                (_, false) => (code, Rejected::Retried),
             };
             Ok(items.iter().zip(answers).map(outcome).collect())
         });
@@ -201,11 +204,14 @@ fn rejection(
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
-    if not_started && (!retry || delay.is_some_and(|delay| !delay.is_zero())) {
-        return Err("not_started goes with neither \"retry\": false nor a delay: the task is offered at once".into());
+    if not_started && !retry {
+        return Err("not_started does not go with \"retry\": false: the task counts no failure".into());
     }
     let mode = match (not_started, retry) {
-        (true, _) => RejectMode::Release,
+        (true, _) => match delay.filter(|delay| delay.as_millis() > 0) {
+            Some(delay) => RejectMode::PutOff(delay),
+            None => RejectMode::Rest(REST),
+        },
         (false, true) => RejectMode::Retry(delay),
         (false, false) => RejectMode::Never,
     };

@@ -2285,6 +2285,9 @@ pub struct TaskBody {
     /// Stands before all other fields, where the scripts look for it: `wire::backoff`.
     #[prost(bytes = "bytes", tag = "15")]
     pub backoff: ::prost::bytes::Bytes,
+    /// Of a task that has a deadline; stands behind the backoff, before all other fields: claims look for it there.
+    #[prost(sfixed64, tag = "16")]
+    pub deadline_unix_ms: i64,
 }
 /// Topic `task-results`: reports of shards, those of each in order. Its partition is that of the shards.
 #[derive(Clone, PartialEq, ::prost::Message)]

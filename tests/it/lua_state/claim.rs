@@ -45,6 +45,77 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
     );
 }
 
+/// The answer to one claim by each worker at this time.
+async fn claimed_at(f: &Fixture, now: i64, workers: &[&str]) -> Vec<String> {
+    let mut call = f.keys.call(&scripts::CLAIM, Some(now));
+    claim(&mut call, &workers.iter().map(|worker| (*worker, 1)).collect::<Vec<_>>());
+    flat(call.run(&mut f.redis.conn()).await.expect("claim"))
+}
+
+#[tokio::test]
+async fn a_worker_that_gives_a_task_back_rests_from_it_and_takes_others() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HSET", "counters", &[b"grants", b"1"]).await;
+    let rest = |call: &mut Call| super::report::reject(call, 'a', 1, "w", "rest", "1000");
+    assert_eq!(flat(f.run(&scripts::REJECT, rest).await.expect("reject")), ["1", "0"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [format!(r#"a=["L",1,0,[],[],[],0,1,["\tw",{}]]"#, NOW + 1000)]);
+    assert_eq!((&state["mr:T"][..], state.get("delayed")), (&["1/1/a".to_owned()][..], None));
+    assert_eq!(claimed_at(&f, NOW + 999, &["w"]).await, ["7", "3"], "it rests, and asks again soon");
+    assert_eq!(f.state().await.get("mr:P"), None, "its pointer stays");
+
+    // What comes behind is for it, and leaves its pointer where it was.
+    f.waiting('b', 1, b"1").await;
+    let got = claimed_at(&f, NOW + 999, &["w"]).await;
+    assert_eq!((&got[4..6], got.last().unwrap().as_str()), (&["b".to_owned(), "body2".to_owned()][..], "10"));
+    // Its rest is over. Another one would have had the task before.
+    let got = claimed_at(&f, NOW + 1000, &["w"]).await;
+    assert_eq!((got[4].as_str(), got.last().unwrap().as_str()), ("a", "0"));
+}
+
+#[tokio::test]
+async fn others_get_a_task_at_once_from_which_a_worker_rests() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.run(&scripts::REJECT, |call| super::report::reject(call, 'a', 1, "w", "rest", "1000")).await.expect("reject");
+    let got = claimed_at(&f, NOW, &["w", "v"]).await;
+    assert_eq!((got[4].as_str(), &got[6..8]), ("a", &["0".to_owned(), "1".to_owned()][..]));
+    // It gives it back, too: both rest, each as long as it said.
+    f.run(&scripts::REJECT, |call| super::report::reject(call, 'a', 1, "v", "rest", "500")).await.expect("reject");
+    assert_eq!(claimed_at(&f, NOW + 499, &["w", "v"]).await, ["7", "3"]);
+    assert_eq!(claimed_at(&f, NOW + 500, &["w", "v"]).await[6..8], ["0", "1"]);
+}
+
+#[tokio::test]
+async fn a_record_keeps_the_last_rests() {
+    let f = Fixture::new().await;
+    f.held('a', "w0", 1).await;
+    f.seed("HSET", "counters", &[b"grants", b"1"]).await;
+    for n in 0..40 {
+        let worker = format!("w{n}");
+        let rest = |call: &mut Call| super::report::reject(call, 'a', n + 1, &worker, "rest", "1000");
+        assert_eq!(flat(f.run(&scripts::REJECT, rest).await.expect("reject")), ["1", "0"], "{n}");
+        let next = format!("w{}", n + 1);
+        let got = claimed_at(&f, NOW, &[&next]).await;
+        assert_eq!(got[4], "a", "{next}");
+    }
+    let records = f.state().await["records"].concat();
+    assert_eq!(records.matches("\\tw").count(), 16, "{records}");
+}
+
+#[tokio::test]
+async fn a_task_that_is_put_off_waits_at_no_cost() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let put_off = |call: &mut Call| super::report::reject(call, 'a', 1, "w", "put_off", "60000");
+    assert_eq!(flat(f.run(&scripts::REJECT, put_off).await.expect("reject")), ["1", "0"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [r#"a=["L",1,0,["1"],[],[],0]"#]);
+    assert_eq!(state["delayed"], [format!("a1={}", NOW + 60_000)]);
+    assert_eq!((state.get("mr:T"), state.get("outbox")), (None, None));
+}
+
 #[tokio::test]
 async fn claim_of_an_empty_shard_writes_nothing() {
     let f = Fixture::new().await;

@@ -168,7 +168,7 @@ async fn complete_credits_distinct_workers_until_there_are_num() {
     );
 }
 
-fn reject(call: &mut Call, letter: char, grant: u64, worker: &str, mode: &str, delay: &str) {
+pub(super) fn reject(call: &mut Call, letter: char, grant: u64, worker: &str, mode: &str, delay: &str) {
     // msgpack [1000]
     call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\xcd\x03\xe8"[..]).arg(1000);
     call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg(delay).arg("no reason").arg("");

@@ -79,6 +79,8 @@ pub(super) struct Task {
     /// Failures that count, by worker; only of tasks for several. `None` bars the worker: it has failed too often, or
     /// the task was taken from it. The first pair of a worker counts.
     pub(super) failed: Vec<(String, Option<u32>)>,
+    /// Workers that gave it back before they had started. In a test their rest does not end.
+    pub(super) resting: BTreeSet<String>,
     /// Only this worker may get it; `Some(true)`: for ever.
     pub(super) reserved: Option<(String, bool)>,
     /// It was reserved, or sent again: its record never has a short form again.
@@ -114,6 +116,7 @@ impl Task {
             scheduled: waits,
             failures: 0,
             failed: Vec::new(),
+            resting: BTreeSet::new(),
             reserved: None,
             has_epoch: record.epoch > 0,
             lowered: false,
@@ -136,6 +139,15 @@ impl Task {
     }
 
     pub(super) fn open_to(&self, worker: &str) -> bool {
+        self.would_be_open_to(worker) && !self.resting.contains(worker)
+    }
+
+    /// Only the rest of the worker is in its way.
+    pub(super) fn rests(&self, worker: &str) -> bool {
+        self.would_be_open_to(worker) && self.resting.contains(worker)
+    }
+
+    fn would_be_open_to(&self, worker: &str) -> bool {
         let may = !self.is_barred(worker) && self.reserved.as_ref().is_none_or(|(only, _)| only == worker);
         self.left() > 0 && may && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
     }
@@ -566,7 +578,7 @@ impl Model {
         let mut holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
         let failures = match mode {
-            RejectMode::Release => 0,
+            RejectMode::Release | RejectMode::PutOff(_) | RejectMode::Rest(_) => 0,
             RejectMode::Retry(_) => 1,
             RejectMode::Never => task.max_attempts,
         };
@@ -574,6 +586,9 @@ impl Model {
         if task.reserved.as_ref().is_some_and(|(only, _)| *only == holder.0) && task.is_barred(&holder.0) {
             task.reserved = None;
             holder.0 = ANYBODY.to_owned();
+        }
+        if matches!(mode, RejectMode::Rest(_)) {
+            task.resting.insert(holder.0.clone());
         }
         if mode == RejectMode::Release {
             // taskd gives back all of a grant.
@@ -596,8 +611,8 @@ impl Model {
             return true;
         }
         let at_once = match mode {
-            RejectMode::Release => true,
-            RejectMode::Retry(Some(delay)) => delay.is_zero(),
+            RejectMode::Release | RejectMode::Rest(_) => true,
+            RejectMode::Retry(Some(delay)) | RejectMode::PutOff(delay) => delay.is_zero(),
             RejectMode::Retry(None) | RejectMode::Never => match task.backoff {
                 Own::AtOnce => true,
                 Own::Hours => false,

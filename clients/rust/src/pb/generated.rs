@@ -640,8 +640,9 @@ pub struct Rejection {
     /// Instead of the backoff.
     #[prost(message, optional, tag = "5")]
     pub delay: ::core::option::Option<::prost_types::Duration>,
-    /// The worker has not started the task: no failure counts, and the task is offered again at once. With `retry` false
-    /// or a `delay` above 0 beside it, the item is INVALID.
+    /// The worker has not started the task, or cannot do it now: no failure counts. With a `delay` above 0 the task waits
+    /// that long. Without one, others may have it at once, and this worker a second later. With `retry` false the item is
+    /// INVALID.
     #[prost(bool, tag = "6")]
     pub not_started: bool,
 }
