@@ -70,3 +70,15 @@ def test_two_crawlers_fetch_each_page_once(taskd: Taskd, queue: str, site: tuple
         "bytes": len(PAGES["/site/deep/c.html"]),
         "links": 2,
     }
+
+
+def test_each_run_crawls_the_site_again(taskd: Taskd, site: tuple[str, Counter[str]]) -> None:
+    url, visits = site
+    command = [sys.executable, str(ROOT / "examples" / "crawl.py"), url, "--address", taskd.address]
+    for _ in range(2):
+        crawler = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+        assert crawler.stdout.startswith(f"{len(PAGES)} pages, "), crawler
+        # A site that is in trouble is no mistake of the program.
+        assert "Traceback" not in crawler.stderr
+        assert f"crawling {url} in the queue crawl-" in crawler.stderr
+    assert visits["/site/"] == 2

@@ -36,13 +36,25 @@ def test_the_worker_and_its_tests() -> None:
 
 def test_the_worker_of_the_documents() -> None:
     (code,) = re.findall(r"```python\n(from taskd.*?)```", (ROOT / "docs" / "workers.md").read_text(), re.DOTALL)
+    assert code == example("worker.run()")
     names: dict[str, Any] = {}
     exec(code.replace("worker.run()", ""), names)
     source = MockSource()
-    source.insert("demo", "a", payload=[1])
+    source.insert("demo", "root", payload={"depth": 2})
+    source.insert("demo", "without a payload")
     source.run(names["worker"])
-    assert source.result("a") == {"payload": [1]}
-    assert source.task("a/child").queue == "found"
+    assert source.result("root/1/0") == source.result("without a payload") == "done"
+    assert len(source.discovered) == 6
+
+
+def test_a_worker_says_where_it_takes_tasks(taskd: Taskd, program: Callable[..., Program], tmp_path: Path) -> None:
+    code = example("worker.run()").replace("127.0.0.1:7601", taskd.address)
+    logs = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    for name, text in (("plain.py", code), ("logs.py", logs + code)):
+        (tmp_path / name).write_text(text)
+        worker = program(str(tmp_path / name))
+        worker.says(f" takes tasks of demo from {taskd.address}\n")
+        assert worker.said().count("takes tasks of") == 1
 
 
 def test_the_typed_worker() -> None:

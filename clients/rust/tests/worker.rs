@@ -628,3 +628,16 @@ async fn an_address_of_no_use_is_told_at_once() {
     let error = nobody.insert([NewTask::new("q", "k")]).await.unwrap_err();
     assert!(error.may_pass() && error.to_string().contains("127.0.0.1:1"), "{error}");
 }
+
+#[tokio::test]
+async fn a_payload_may_be_absent() {
+    let page = NewTask::new("q", "page").json(&Page { depth: 2 }).unwrap();
+    let mock = Mock::new([page, NewTask::new("q", "none"), NewTask::new("q", "text").text("no JSON")]);
+    let handler = async |task: Task<Option<Json<Page>>>| {
+        let depth = task.payload.as_ref().map(|page| page.depth);
+        Done::json(&depth)
+    };
+    worker().run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((mock.result("q", "page").unwrap(), mock.result("q", "none").unwrap()), ("2".into(), "null".into()));
+    assert!(mock.dead("q", "text").unwrap().starts_with("the payload is not as expected: "));
+}
