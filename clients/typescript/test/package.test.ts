@@ -18,7 +18,11 @@ test("the packed package works in a project of its own, and has its types", asyn
       cwd: ROOT,
     });
     const [packed] = JSON.parse(stdout) as { filename: string; files: { path: string }[] }[];
-    assert.ok(packed?.files.every(({ path }) => /^(dist|proto|src)\/|^(package\.json|README\.md|LICENSE-(APACHE|MIT))$/.test(path)));
+    assert.ok(
+      packed?.files.every(({ path }) =>
+        /^(dist|proto|src)\/|^(package\.json|README\.md|LICENSE-(APACHE|MIT))$/.test(path),
+      ),
+    );
     const modules = join(folder, "node_modules", "@taskd", "client");
     await mkdir(modules, { recursive: true });
     await run("tar", ["-xzf", join(folder, packed?.filename ?? ""), "-C", modules, "--strip-components=1"]);
