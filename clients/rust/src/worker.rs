@@ -26,7 +26,7 @@ pub struct Worker {
     queues: Vec<String>,
     wait: Duration,
     is_polling: bool,
-    /// Nobody asked for the events, so the worker says the most important ones on stderr.
+    /// True if nobody asked for the events. The worker then prints the most important ones on stderr.
     says: bool,
     pub(crate) options: Options,
 }
