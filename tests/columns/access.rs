@@ -586,3 +586,41 @@ async fn a_token_lists_and_changes_letters_of_its_queues_only() {
     assert_eq!((&acts["acts"][0]["who"], &acts["acts"][0]["what"]), (&json!("acme"), &json!("retry dead letter")));
     assert!(acts["acts"][0]["on"].as_str().unwrap().starts_with(&ids[0]), "{acts}");
 }
+
+#[tokio::test]
+async fn a_new_token_works_with_the_next_call() {
+    let daemon = column::start(TOKENS, &[]).await;
+    for number in 0..20 {
+        let (code, stdout, stderr) = taskd(&daemon, &["token", "create", &format!("t{number}"), "--roles", "read"]);
+        assert_eq!(code, 0, "{stderr}");
+        let token = stdout.trim_end();
+        let status = if number % 2 == 0 {
+            call(&daemon, Method::GET, "/v1/queues", Some(token), Value::Null).await.0
+        } else {
+            let channel = Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap();
+            let code = grpc_code(&channel, "taskd.v1.Discovery/ListTasks", Some(token)).await;
+            if code == Code::Ok { 200 } else { panic!("{number}: {code:?}") }
+        };
+        assert_eq!(status, 200, "{number}");
+    }
+}
+
+#[tokio::test]
+async fn strangers_with_made_up_tokens_keep_no_new_token_out() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let stranger = async || {
+        let (status, answer) = call(&daemon, Method::GET, "/v1/queues", Some("taskd_made_up"), Value::Null).await;
+        assert_eq!(status, 401, "{answer}");
+    };
+    // More than may wait at a time.
+    let crowd = async || drop(futures::future::join_all((0..200).map(|_| stranger())).await);
+    let honest = async || {
+        let (code, stdout, stderr) = taskd(&daemon, &["token", "create", "honest", "--roles", "read"]);
+        assert_eq!(code, 0, "{stderr}");
+        until("taskd knows the token", async || {
+            call(&daemon, Method::GET, "/v1/queues", Some(stdout.trim_end()), Value::Null).await.0 == 200
+        })
+        .await;
+    };
+    tokio::join!(crowd(), honest());
+}

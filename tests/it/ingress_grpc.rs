@@ -85,6 +85,25 @@ async fn an_insert_into_a_full_queue_is_told_to_try_later() {
 }
 
 #[tokio::test]
+async fn reflection_answers_programs_that_know_only_its_older_version() {
+    use tonic_reflection::pb::v1alpha::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let (channel, _server) = start(idle_state(|_| {})).await;
+    let question = MessageRequest::ListServices(String::new());
+    let question = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let questions = futures::stream::iter([question]);
+    let answer = ServerReflectionClient::new(channel).server_reflection_info(questions).await.unwrap();
+    let answer = answer.into_inner().message().await.unwrap().unwrap();
+    let Some(MessageResponse::ListServicesResponse(listed)) = answer.message_response else { panic!("{answer:?}") };
+    let names: Vec<_> = listed.service.iter().map(|service| service.name.as_str()).collect();
+    for name in ["taskd.v1.Discovery", "taskd.v1.Tasks", "taskd.v1.Operator", "grpc.health.v1.Health"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+}
+
+#[tokio::test]
 async fn reflection_is_within_the_budget_of_all_requests() {
     // A question that is refused ends the stream.
     for (budget, want) in [(0, false), (64 << 10, true)] {

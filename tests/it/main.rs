@@ -24,6 +24,7 @@ mod decoders;
 mod discoveries;
 mod discovery_insert;
 mod discovery_results;
+mod docs;
 mod embedded;
 mod event_topic;
 mod events;

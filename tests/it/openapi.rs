@@ -105,6 +105,37 @@ async fn every_named_schema_is_there_and_used() {
     }
 }
 
+/// All schemas of a document that have a default, with their places.
+fn defaults(value: &Value, place: &str, found: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(object) => {
+            if object.contains_key("default") && (object.contains_key("type") || object.contains_key("$ref")) {
+                found.push((place.to_owned(), value.clone()));
+            }
+            for (name, value) in object {
+                defaults(value, &format!("{place}/{name}"), found);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| defaults(value, place, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn every_default_is_a_value_that_its_schema_allows() {
+    let document = document(Auth::None).await;
+    let mut found = Vec::new();
+    defaults(&document, "", &mut found);
+    assert!(found.iter().any(|(place, _)| place == "/components/schemas/NewTask/properties/key"), "{found:?}");
+    for (place, schema) in found {
+        let value = schema["default"].clone();
+        let mut whole = schema.clone();
+        whole["components"] = document["components"].clone();
+        let validator = jsonschema::validator_for(&whole).unwrap_or_else(|error| panic!("{place}: {error}"));
+        assert!(validator.is_valid(&value), "{place}: {schema}");
+    }
+}
+
 #[tokio::test]
 async fn the_schemas_say_what_the_readers_take() {
     let document = document(Auth::None).await;
@@ -154,7 +185,9 @@ async fn a_limit_has_the_bounds_that_it_says() {
 async fn the_page_loads_nothing_from_elsewhere() {
     let url = start(Auth::Tokens).await;
     let index = get(&url, "/").await.text().await.unwrap();
-    for path in ["/openapi.json", "/docs/", "/v1/jobs/{id}:stop", "/v1/queues/{queue}:pause, :resume"] {
+    for path in
+        ["grpcurl -plaintext", "/openapi.json", "/docs/", "/v1/jobs/{id}:stop", "/v1/queues/{queue}:pause, :resume"]
+    {
         assert!(index.contains(path), "{index}");
     }
     // The redirect leads to the page.

@@ -30,7 +30,7 @@ const HOME: &str = "\x1b[H";
 const END: &str = "\x1b[J";
 
 /// A command on a terminal of its own.
-struct Terminal {
+pub(crate) struct Terminal {
     child: Child,
     /// The keys go in here. It keeps the terminal open, too.
     keys: File,
@@ -40,7 +40,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(Some(&size), None).unwrap();
         let (keys, side) = (File::from(pty.master), File::from(pty.slave));
@@ -61,7 +61,7 @@ impl Terminal {
         Self { child, keys, side, written }
     }
 
-    fn written(&self) -> String {
+    pub(crate) fn written(&self) -> String {
         self.written.lock().unwrap().clone()
     }
 
@@ -87,11 +87,11 @@ impl Terminal {
         !tcgetattr(&self.side).unwrap().local_flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO)
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
     }
 
-    async fn end(&mut self) -> ExitStatus {
+    pub(crate) async fn end(&mut self) -> ExitStatus {
         let mut ended = None;
         until("the command ends", async || {
             ended = self.child.try_wait().unwrap();
