@@ -58,7 +58,7 @@ impl Waiting {
 /// taskd cannot be reached. Later it may be.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Unreachable(String);
+pub(super) struct Unreachable(pub(super) String);
 
 /// A connection that sends the token with each call.
 pub(super) type Taskd = InterceptedService<Channel, Token>;

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use url::Url;
 
 use super::{
-    client::{self, Waiting},
+    client::{self, Unreachable, Waiting},
     trust::Trust,
 };
 use crate::config::without_password;
@@ -84,20 +84,22 @@ impl HttpPort {
         format!("{} does not answer as taskd does; is that taskd's HTTP port?", self.url)
     }
 
-    /// The status and the body of the answer.
+    /// The status and the body of the answer. While `--wait-for-server` lasts, a taskd that cannot be reached, or is not
+    /// ready yet, is asked again.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        self.wait_until_reachable().await;
-        match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
-            Ok(answer) => answer,
-            Err(_) => bail!("{}{path} does not answer", self.url),
-        }
-    }
-
-    /// Returns when the port can be reached, or the wait for it is over.
-    async fn wait_until_reachable(&self) {
-        let Some(deadline) = self.deadline else { return };
         let mut waits = client::WAITS.build();
-        while Instant::now() < deadline && TcpStream::connect(&self.host).await.is_err() {
+        loop {
+            let answer = match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
+                Ok(answer) => answer,
+                Err(_) => bail!("{}{path} does not answer", self.url),
+            };
+            let may_pass = match &answer {
+                Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
+                Err(error) => error.is::<Unreachable>(),
+            };
+            if !may_pass || self.deadline.is_none_or(|deadline| Instant::now() >= deadline) {
+                return answer;
+            }
             tokio::time::sleep(waits.next().unwrap_or_default()).await;
         }
     }
@@ -110,7 +112,8 @@ impl HttpPort {
                 "{url} does not answer as taskd's HTTP port does; {flag} names that one (7600), with https:// for TLS"
             )
         };
-        let socket = TcpStream::connect(&self.host).await.with_context(unreachable)?;
+        let socket = TcpStream::connect(&self.host).await;
+        let socket = socket.map_err(|error| anyhow::Error::new(Unreachable(format!("{}: {error}", unreachable()))))?;
         let mut driver = JoinSet::new();
         let mut sender = if self.is_tls {
             let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;

@@ -34,7 +34,7 @@ fn wrong() -> Vec<(String, &'static str, bool)> {
         (task(json!({"traceparent": "x"})), "traceparent", true),
         (task(json!({"headers": {"": "x"}})), "a header has an empty name", true),
         (task(json!({"headers": {"h": "a\nb"}})), "contains a control character", true),
-        (task(json!({"headers": many})), "1001 headers; at most 1000", true),
+        (task(json!({"headers": many})), "more than 1000 headers", false),
         (task(json!({"priority": "urgent"})), "priority", false),
         (task(json!({"kee": 1})), "unknown field `kee`", false),
         (task(json!({"key": 7})), "key", false),

@@ -88,7 +88,7 @@ test("payloads, results and discovered tasks stay what they are", async () => {
   const seen: unknown[] = [];
   const handler: Handler = (task) => {
     if (task.key === "0") task.discover(found);
-    // taskd refuses this one, over HTTP.
+    // taskd stores no such task; the completion goes over HTTP.
     if (task.key === "1" && task.attempt === 1) task.discover({ key: "new", fields: { a_new_field: 1 } });
     seen.push([task.key, task.payload]);
     return task.payload;

@@ -101,8 +101,8 @@ impl<'m> Reports<'m> {
         })
     }
 
-    /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
-    /// changed since, and a later version may have written it.
+    /// Makes a row of a discovered task; one that is wrong becomes a letter. The completion counted nevertheless, and
+    /// its answer named the task, unless settings have changed since or a later version wrote it.
     fn row(
         &mut self,
         context: &Context,

@@ -157,14 +157,16 @@ pub(super) async fn send(
     let known = known(context, &keys).await?;
     let at_unix_ms = context.clock.now_unix_ms();
     let (mut letters, mut names) = (Vec::new(), Vec::new());
+    // One line for each parent: a page may have thousands of wrong links.
+    let mut lines: BTreeMap<TaskId, (usize, String)> = BTreeMap::new();
     for Unstored { parent, task, values, key, why, reason, logged } in unstored {
         let name = (parent, task.queue.clone(), task.key.clone());
         if key.is_some_and(|(_, hash)| known.contains(&hash)) || sent.has(&name) {
             continue;
         }
         names.push(name);
-        let logged = logged.as_ref().unwrap_or(&reason);
-        tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {logged}");
+        let line = lines.entry(parent).or_insert_with(|| (0, logged.unwrap_or_else(|| reason.clone())));
+        line.0 += 1;
         metrics::discovery_lettered(why, 1);
         letters.push(DeadLetter {
             reason,
@@ -175,6 +177,15 @@ pub(super) async fn send(
             parent_id: Some(parent),
             ..Default::default()
         });
+    }
+    for (parent, (count, first)) in lines {
+        match count {
+            1 => tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {first}"),
+            _ => tracing::warn!(
+                %parent,
+                "{count} tasks that {parent} discovered go to dead-letters; the first: {first}"
+            ),
+        }
     }
     context.letters.send(letters).await?;
     names.iter().for_each(|(_, queue, _)| tally.rejected(queue));
