@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::{Value, json};
-use taskd_client::{Client, Done, Failure, NewTask, Task, Worker};
+use taskd_client::{Awaited, Client, Done, Failure, InsertedAs, NewTask, Task, Worker, pb::TaskStatus};
 
 use crate::support::{PATIENCE, daemon::Daemon, until};
 
@@ -636,9 +636,9 @@ async fn the_crate_inserts_and_works_with_a_server_that_is_away_beside_it() {
     let tasks = || (0..1200).map(|number| NewTask::new("q", number.to_string()).json(&number).unwrap());
     let inserted = client.insert(tasks()).await.unwrap();
     assert_eq!(inserted.len(), 1200);
-    assert!(inserted.iter().all(|one| one.status == taskd_client::InsertedAs::Created && !one.id.is_empty()));
+    assert!(inserted.iter().all(|one| one.status == InsertedAs::Created && !one.id.is_empty()));
     let again = client.insert(tasks()).await.unwrap();
-    assert!(again.iter().all(|one| one.status == taskd_client::InsertedAs::Duplicate));
+    assert!(again.iter().all(|one| one.status == InsertedAs::Duplicate));
     let worker = Worker::new("w", ["q"]).concurrency(50).prefetch(50).wait(Duration::from_secs(1));
     let stop = worker.stop();
     let handler = async |task: Task<taskd_client::Json<u32>>| {
@@ -655,13 +655,45 @@ async fn the_crate_inserts_and_works_with_a_server_that_is_away_beside_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_crate_inserts_and_waits_for_results_and_deadlines() {
+    let daemon = Daemon::start("", &[]).await;
+    let client = Client::new(daemon.grpc()).unwrap();
+    let worker = Worker::new("w", ["q"]);
+    let stop = worker.stop();
+    let handler = async |task: Task<()>| Ok::<_, Failure>(Done::text(task.key().into_owned()));
+    let tasks = [
+        NewTask::new("q", "done"),
+        NewTask::new("q", vec![b'k'; 5000]),
+        // Nobody works on this one.
+        NewTask::new("other", "dead").finish_within(Duration::from_millis(500)),
+    ];
+    let inserts = async {
+        let ended = client.insert_and_wait(tasks.clone(), PATIENCE).await.unwrap();
+        let again = client.insert_and_wait(tasks[..1].to_vec(), PATIENCE).await.unwrap().remove(0);
+        stop.drain();
+        (ended, again)
+    };
+    let (summary, (ended, again)) = tokio::join!(worker.run(&client, handler), inserts);
+    assert_eq!(summary.unwrap().completed, 1);
+    assert!(!ended.iter().any(Awaited::is_open), "{ended:?}");
+    let inserted = [ended[0].inserted.status, ended[1].inserted.status, again.inserted.status];
+    assert_eq!(inserted, [InsertedAs::Created, InsertedAs::Rejected, InsertedAs::Duplicate]);
+    assert_eq!([ended[0].status, ended[2].status], [TaskStatus::Completed, TaskStatus::Dead]);
+    for one in [&ended[0], &again] {
+        assert_eq!(one.results[0].result, "done");
+    }
+    let open = client.insert_and_wait([NewTask::new("other", "open")], Duration::from_millis(100)).await.unwrap();
+    assert!(open[0].is_open(), "{open:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_crate_inserts_tasks_apart_that_are_too_large_together() {
     let limits = "max_payload_bytes = \"1MiB\"\nmax_result_bytes = \"1MiB\"\nmax_request_bytes = \"1MiB\"\n";
     let daemon = Daemon::start(limits, &[]).await;
     let client = Client::new(daemon.grpc()).unwrap();
     let task = |n: usize| NewTask::new("q", n.to_string()).bytes(vec![0; if n == 2 { 2 << 20 } else { 400 << 10 }]);
     let inserted = client.insert((0..6).map(task)).await.unwrap();
-    let rejected: Vec<bool> = inserted.iter().map(|one| one.status == taskd_client::InsertedAs::Rejected).collect();
+    let rejected: Vec<bool> = inserted.iter().map(|one| one.status == InsertedAs::Rejected).collect();
     assert_eq!(rejected, [false, false, true, false, false, false], "{inserted:?}");
     assert_eq!(daemon.unfinished("q").await, 5);
 }

@@ -51,6 +51,7 @@ mod surplus;
 mod task;
 mod token;
 mod unary;
+mod waiting;
 mod worker;
 
 /// Their examples are compiled.
@@ -75,5 +76,6 @@ pub use self::{
     task::{FromPayload, Json, Task, TaskInfo},
     token::Token,
     unary::Unary,
+    waiting::Awaited,
     worker::Worker,
 };

@@ -52,7 +52,7 @@ export interface WorkerStats {
   taken: number;
   completed: number;
   rejected: number;
-  /** Tasks that went back by a report because no handler had begun when the worker stopped. */
+  /** Tasks that went back by a report, at no cost: no handler had begun when the worker stopped, or it put them off. */
   returned: number;
   /** Reports that did not count: the lease had ended, or the task was cancelled. */
   lost: number;
