@@ -53,7 +53,7 @@ impl Client {
             return Err(Error::Options(format!("{count} tasks in an insert that waits; at most {MOST_TASKS}")));
         }
         let began = Instant::now();
-        let inserted = self.insert(tasks.iter().cloned()).await?;
+        let inserted = self.insert(tasks.clone()).await?;
         let mut awaited: Vec<Awaited> = inserted.into_iter().map(Awaited::new).collect();
         let mut waits = WAITS.build();
         loop {
