@@ -1,5 +1,7 @@
 //! Reading tasks, results and queues.
 
+use std::collections::VecDeque;
+
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -47,21 +49,18 @@ impl Api {
         explain.instrument(span("explain", caller)).await
     }
 
-    /// The results of a task, and the room that `room` gives for their bytes before they are read.
-    pub async fn results<R, E: From<Error>>(
-        &self,
-        caller: &Caller,
-        id: &str,
-        room: impl FnOnce(usize) -> Result<R, E>,
-    ) -> Result<(Vec<TaskResult>, R), E> {
+    /// The results of a task, which are read page by page.
+    pub async fn results(&self, caller: &Caller, id: &str) -> Result<ResultPages, Error> {
         let (id, query) = (task_id(id)?, self.query()?);
         let read = async {
             if !caller.access.reaches_everything() {
                 query.queue_of(caller, id).await?;
             }
-            let room = room(query.results_bytes(id).await?)?;
-            let results = query.results(id).await?.ok_or(Error::NoSuchTask(id))?;
-            Ok((results, room))
+            let sizes = query.store().result_sizes(id).await?;
+            if sizes.is_empty() && query.store().task(id).await?.is_none() {
+                return Err(Error::NoSuchTask(id));
+            }
+            Ok(ResultPages::new(query.clone(), id, sizes))
         };
         read.instrument(span("results", caller)).await
     }
@@ -90,6 +89,67 @@ impl Api {
 
     pub(super) fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
+    }
+}
+
+/// The results of a task, the earliest first. A page has one result, or several that are small.
+pub struct ResultPages {
+    reader: Reader,
+    id: TaskId,
+    pages: VecDeque<Vec<String>>,
+    largest: usize,
+    bytes: usize,
+}
+
+impl ResultPages {
+    /// The bytes of a page of small results.
+    const PAGE_BYTES: usize = 1 << 20;
+    const MOST_ON_PAGE: usize = 100;
+    /// What a result has beside its bytes and its worker, about.
+    const BESIDE: usize = 128;
+
+    fn new(reader: Reader, id: TaskId, sizes: Vec<(String, usize)>) -> Self {
+        let mut pages: VecDeque<Vec<String>> = VecDeque::new();
+        let mut of_page = 0;
+        let mut largest = 0;
+        let mut bytes = 0;
+        for (worker, size) in sizes {
+            let size = size + worker.len() + Self::BESIDE;
+            let fits = of_page + size <= Self::PAGE_BYTES;
+            match pages.back_mut().filter(|page| fits && page.len() < Self::MOST_ON_PAGE) {
+                Some(page) => {
+                    page.push(worker);
+                    of_page += size;
+                }
+                None => {
+                    pages.push_back(vec![worker]);
+                    of_page = size;
+                }
+            }
+            largest = largest.max(of_page);
+            bytes += size;
+        }
+        Self { reader, id, pages, largest, bytes }
+    }
+
+    /// The bytes of the largest page, about.
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
+    /// The bytes of all pages, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Reads the next page. A result that was removed meanwhile is left out.
+    pub async fn next(&mut self) -> Result<Option<Vec<TaskResult>>, Error> {
+        let Some(workers) = self.pages.pop_front() else { return Ok(None) };
+        Ok(Some(self.reader.store().results_of(self.id, &workers).await?))
     }
 }
 

@@ -48,7 +48,7 @@ impl Reader {
 
     /// The bytes that [`Self::results`] would have.
     pub(super) async fn results_bytes(&self, id: TaskId) -> Result<usize, Error> {
-        Ok(self.store.results_bytes(id).await?)
+        Ok(self.store.result_sizes(id).await?.into_iter().map(|(_, bytes)| bytes).sum())
     }
 
     /// `None`: no such task.

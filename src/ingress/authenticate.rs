@@ -2,7 +2,7 @@
 
 use axum::http::{Extensions, HeaderMap, header};
 
-use super::standing::Standing;
+use super::{budget::Share, standing::Standing};
 use crate::{
     api::{Api, Error},
     model::{Caller, Client, Role},
@@ -19,6 +19,9 @@ pub(super) async fn authenticate(
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let access = api.authenticate(authorization, role).await?;
     let client: &Client = extensions.get().expect("the connection gives each request its client");
+    if let Some(share) = extensions.get::<Share>() {
+        share.belongs_to(&access);
+    }
     let caller = Caller { client: *client, access };
     let standing: &Standing = extensions.get().expect("the connection gives each request its standing");
     standing.called_by(&caller.access).map_err(Error::ManyConnections)?;

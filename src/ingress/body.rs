@@ -15,7 +15,13 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::budget::{NoRoom, Share};
+use super::{
+    budget::{NoRoom, Share},
+    messages::Messages,
+};
+
+/// The longest time for a message of gRPC, from its first byte on, whatever the time for the whole body is.
+const MESSAGE_TIME: Duration = Duration::from_secs(120);
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -28,6 +34,8 @@ pub(super) enum Cut {
     Stopping,
     #[error("the body, or more of it, was not here after {0:?}")]
     Late(Duration),
+    #[error("a line did not end within {0:?} of its first byte; send shorter lines, or send faster")]
+    LongLine(Duration),
     #[error("the body broke off: {0}")]
     Broken(hyper::Error),
 }
@@ -74,10 +82,14 @@ pub(super) struct Counted {
     share: Share,
     /// Of a call that may stay open: room for the part that came last, until the call wants the next one.
     passing: Option<(Share, usize)>,
+    /// Of gRPC.
+    messages: Option<Messages>,
     stop: CancellationToken,
-    /// `None`: the body may take any time.
+    /// `None`: the body may take any time, but no message of it.
     pace: Option<Pace>,
     end: Instant,
+    /// When the message that is not whole began.
+    message_begun: Option<Instant>,
     /// Set by the first wait.
     waiting: Option<Waiting>,
     /// Turns a cut into an error of the protocol.
@@ -88,7 +100,10 @@ pub(super) struct Counted {
 /// The ends of the wait for the next part.
 struct Waiting {
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    alarm: Pin<Box<Sleep>>,
+    /// `None` until something has an end.
+    alarm: Option<Pin<Box<Sleep>>>,
+    /// When the last part came, or the wait began.
+    heard: Instant,
 }
 
 impl Counted {
@@ -97,13 +112,25 @@ impl Counted {
         unread: Unread,
         share: Share,
         passing: Option<Share>,
+        messages: Option<Messages>,
         stop: CancellationToken,
         pace: Option<Pace>,
         wrap: fn(Cut) -> BoxError,
     ) -> Self {
-        let end = Instant::now() + pace.map_or(Duration::ZERO, |pace| pace.whole);
-        let (inner, passing) = (Some(inner), passing.map(|share| (share, 0)));
-        Self { inner, unread, share, passing, stop, pace, end, waiting: None, wrap, is_cut: false }
+        Self {
+            inner: Some(inner),
+            unread,
+            share,
+            passing: passing.map(|share| (share, 0)),
+            messages,
+            stop,
+            pace,
+            end: Instant::now() + pace.map_or(Duration::ZERO, |pace| pace.whole),
+            message_begun: None,
+            waiting: None,
+            wrap,
+            is_cut: false,
+        }
     }
 
     fn cut(&mut self, why: Cut) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -113,21 +140,82 @@ impl Counted {
 
     /// The reason to stop waiting for the next part.
     fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
-        let (stop, deadline) = (&self.stop, self.deadline());
+        let stop = &self.stop;
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
             stopped: Box::pin(stop.clone().cancelled_owned()),
-            alarm: Box::pin(sleep_until(deadline)),
+            alarm: None,
+            heard: Instant::now(),
         });
         if waiting.stopped.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Cut::Stopping);
         }
-        let Some(pace) = self.pace else { return Poll::Pending };
-        ready!(waiting.alarm.as_mut().poll(cx));
-        Poll::Ready(Cut::Late(if Instant::now() < self.end { pace.silence } else { pace.whole }))
+        let of_message = self.message_begun.map(|begun| (begun + MESSAGE_TIME, MESSAGE_TIME));
+        let of_body = self.pace.map(|pace| (self.end, pace.whole));
+        let of_part = self.pace.map(|pace| (waiting.heard + pace.silence, pace.silence));
+        let Some((end, time)) = [of_message, of_body, of_part].into_iter().flatten().min() else {
+            return Poll::Pending;
+        };
+        let alarm = waiting.alarm.get_or_insert_with(|| Box::pin(sleep_until(end)));
+        if alarm.deadline() != end {
+            alarm.as_mut().reset(end);
+        }
+        ready!(alarm.as_mut().poll(cx));
+        Poll::Ready(Cut::Late(time))
     }
 
-    fn deadline(&self) -> Instant {
-        self.pace.map_or(self.end, |pace| self.end.min(Instant::now() + pace.silence))
+    /// Counts a part of the body.
+    fn count(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        if let Some((share, held)) = &mut self.passing {
+            *held = bytes;
+            share.grow(bytes)?;
+        }
+        self.share.grow(bytes)
+    }
+
+    /// Waits for the next part of the body.
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+        let Poll::Ready(part) = Pin::new(inner).poll_frame(cx) else {
+            let why = ready!(self.poll_waiting(cx));
+            return Poll::Ready(Some(Err(why)));
+        };
+        if let Some(waiting) = &mut self.waiting {
+            waiting.heard = Instant::now();
+        }
+        let counted = part.map(|part| {
+            let frame = part.map_err(Cut::Broken)?;
+            self.count(frame.data_ref().map_or(0, Bytes::len))?;
+            Ok(frame)
+        });
+        Poll::Ready(counted)
+    }
+
+    /// Waits for the next bytes that gRPC may have.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        loop {
+            let Some(messages) = &mut self.messages else { return self.poll_part(cx) };
+            if let Some(bytes) = messages.next() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            let part = ready!(self.poll_part(cx)?);
+            let Some(messages) = &mut self.messages else { return Poll::Ready(part.map(Ok)) };
+            match part.map(Frame::into_data) {
+                Some(Ok(bytes)) => {
+                    let next = messages.take(bytes);
+                    if messages.is_whole() {
+                        self.message_begun = None;
+                    } else {
+                        self.message_begun.get_or_insert_with(Instant::now);
+                    }
+                    if let Some(bytes) = next {
+                        return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                    }
+                }
+                Some(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                None if messages.is_empty() => return Poll::Ready(None),
+                None => messages.end(),
+            }
+        }
     }
 }
 
@@ -142,38 +230,22 @@ impl Body for Counted {
         if let Some((share, held)) = &mut self.passing {
             share.shrink(std::mem::take(held));
         }
-        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
-        match Pin::new(inner).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                let passes = self.passing.as_mut().map_or(Ok(()), |(share, held)| {
-                    *held = bytes;
-                    share.grow(bytes)
-                });
-                if let Err(no_room) = passes.and_then(|()| self.share.grow(bytes)) {
-                    return self.cut(no_room.into());
-                }
-                let deadline = self.deadline();
-                if let Some(waiting) = &mut self.waiting {
-                    waiting.alarm.as_mut().reset(deadline);
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(Some(Err(error))) => self.cut(Cut::Broken(error)),
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => {
-                let why = ready!(self.poll_waiting(cx));
-                self.cut(why)
-            }
+        match ready!(self.poll_message(cx)) {
+            Some(Err(why)) => self.cut(why),
+            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
+            None => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(Body::is_end_stream)
+        self.messages.as_ref().is_none_or(Messages::is_empty) && self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+        match (&self.inner, &self.messages) {
+            (Some(inner), None) => inner.size_hint(),
+            _ => SizeHint::default(),
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::model::{self, Access, NoShare, Shares};
 
 /// The bytes of one unit of the budget.
 const UNIT: usize = 1 << 10;
@@ -18,45 +19,64 @@ const SMALL: usize = 64 << 10;
 pub(super) const WAITING_TASK: usize = 512;
 /// The part of the budget that larger requests leave: a worker's report gets through beside large uploads.
 const KEPT_FOR_SMALL: usize = 8;
+/// The part of the budget that one answer counts as at most.
+const MOST_OF_ANSWER: usize = 4;
 
 /// A request does not fit beside the others in hand.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("the requests in hand have {0} bytes, all that they may have (request_budget); try again later")]
-pub struct NoRoom(usize);
+pub enum NoRoom {
+    #[error("the requests in hand have {0} bytes, all that they may have (request_budget); try again later")]
+    OfAll(usize),
+    #[error(
+        "the requests in hand of this token have {0} bytes, all that a token with a scope or a worker may have: half of \
+         request_budget; try again later"
+    )]
+    OfToken(usize),
+}
 
 /// The budget of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    room: Arc<Semaphore>,
+    shares: Shares,
     bytes: usize,
 }
 
 impl Budget {
     pub fn new(bytes: usize) -> Self {
-        Self { room: Arc::new(Semaphore::new(bytes / UNIT)), bytes }
+        Self { shares: Shares::new(bytes / UNIT), bytes }
     }
 
-    /// An empty share, for a new request.
+    /// An empty share, for a new request. [`Share::belongs_to`] says whose it is.
     pub(super) fn share(&self) -> Share {
-        Share { budget: self.clone(), held: Arc::default() }
+        self.share_of(&Access::Open)
+    }
+
+    fn share_of(&self, access: &Access) -> Share {
+        let held = Held { bytes: 0, units: self.shares.empty(access) };
+        Share { budget: self.clone(), held: Arc::new(Mutex::new(held)) }
+    }
+
+    /// The most bytes that an answer counts as.
+    pub(super) fn most_of_answer(&self) -> usize {
+        self.bytes / MOST_OF_ANSWER
     }
 
     /// Room for an answer, until it is written. A very large answer counts as a quarter of the budget: otherwise it
     /// would never find room.
-    pub(super) fn answer(&self, bytes: usize) -> Result<Share, NoRoom> {
-        let share = self.share();
-        share.grow(bytes.min(self.bytes / 4))?;
+    pub(super) fn answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
+        let share = self.share_of(access);
+        share.grow(bytes.min(self.most_of_answer()))?;
         Ok(share)
     }
 
     /// Room for an answer that must get through beside large requests. A part of a large answer does not count.
-    pub(super) fn small_answer(&self, bytes: usize) -> Result<Share, NoRoom> {
-        self.answer(bytes.min(SMALL))
+    pub(super) fn small_answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
+        self.answer(access, bytes.min(SMALL))
     }
 
     /// The taken bytes.
     pub(super) fn held(&self) -> usize {
-        self.bytes.saturating_sub(self.room.available_permits() * UNIT)
+        self.shares.held() * UNIT
     }
 }
 
@@ -67,38 +87,34 @@ pub(super) struct Share {
     held: Arc<Mutex<Held>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     bytes: usize,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Held {
-    fn units(&self) -> usize {
-        self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
-    }
+    units: model::Share,
 }
 
 impl Share {
+    /// Counts the request as one of this caller. The connection makes the share before it knows who calls, and nothing
+    /// is read of a body before that is known.
+    pub(super) fn belongs_to(&self, access: &Access) {
+        let mut held = self.held.lock();
+        let mut units = self.budget.shares.empty(access);
+        if units.grow(held.units.units()).is_ok() {
+            held.units = units;
+        }
+    }
+
     /// Takes room for more bytes.
     pub(super) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
         let mut held = self.held.lock();
         let total = held.bytes + bytes;
-        let more = total.div_ceil(UNIT).saturating_sub(held.units());
+        let more = total.div_ceil(UNIT).saturating_sub(held.units.units());
         if more > 0 {
-            let room = &self.budget.room;
-            let kept = if total > SMALL { self.budget.bytes / UNIT / KEPT_FOR_SMALL } else { 0 };
-            let no_room = NoRoom(self.budget.bytes);
-            // Other requests may take room meanwhile, so the kept part has about its size.
-            if room.available_permits() < more + kept {
-                return Err(no_room);
-            }
-            let more = u32::try_from(more).map_err(|_| no_room)?;
-            let permit = Arc::clone(room).try_acquire_many_owned(more).map_err(|_| no_room)?;
-            match &mut held.permit {
-                Some(all) => all.merge(permit),
-                none => *none = Some(permit),
-            }
+            let kept = |most: usize| if total > SMALL { most / KEPT_FOR_SMALL } else { 0 };
+            held.units.grow_leaving(more, kept).map_err(|no_share| match no_share {
+                NoShare::OfAll(_) => NoRoom::OfAll(self.budget.bytes),
+                NoShare::OfToken(units) => NoRoom::OfToken(units * UNIT),
+            })?;
         }
         held.bytes = total;
         Ok(())
@@ -123,29 +139,45 @@ impl Share {
 
     /// The bytes for which this request alone would find room.
     pub(super) fn left(&self) -> usize {
+        let held = self.held.lock();
         let units = self.budget.bytes / UNIT;
-        let most = (units - units / KEPT_FOR_SMALL) * UNIT;
-        most.saturating_sub(self.held.lock().bytes)
+        let most = (units - units / KEPT_FOR_SMALL).min(held.units.most()) * UNIT;
+        most.saturating_sub(held.bytes)
     }
 
     /// Moves what it holds into a share of its own. A stream does so for each of its messages.
     pub(super) fn part(&self) -> Self {
-        let held = std::mem::take(&mut *self.held.lock());
-        Self { budget: self.budget.clone(), held: Arc::new(Mutex::new(held)) }
+        let mut held = self.held.lock();
+        let part = Held { bytes: std::mem::take(&mut held.bytes), units: held.units.split_off() };
+        Self { budget: self.budget.clone(), held: Arc::new(Mutex::new(part)) }
     }
 
     /// Gives room back. A request may be answered part by part.
     pub(super) fn shrink(&self, bytes: usize) {
         let mut held = self.held.lock();
         held.bytes = held.bytes.saturating_sub(bytes);
-        let less = held.units() - held.bytes.div_ceil(UNIT).min(held.units());
-        drop(held.permit.as_mut().and_then(|permit| permit.split(less)));
+        let less = held.units.units().saturating_sub(held.bytes.div_ceil(UNIT));
+        held.units.shrink(less);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{AccessToken, Secret};
+
+    fn token(queues: &str) -> Access {
+        let token = AccessToken {
+            name: queues.to_owned(),
+            roles: "insert".parse().unwrap(),
+            scope: queues.parse().unwrap(),
+            worker: None,
+            calls_per_second: None,
+            created_unix_ms: 0,
+            expires_unix_ms: None,
+        };
+        Access::ByToken(Secret::new().unwrap().hash(), Arc::new(token))
+    }
 
     #[test]
     fn room_is_taken_as_a_request_grows_and_returns_with_its_end() {
@@ -153,7 +185,7 @@ mod tests {
         let (first, second) = (budget.share(), budget.share());
         first.grow(32 << 10).unwrap();
         first.grow(10).unwrap();
-        assert_eq!(second.grow(32 << 10), Err(NoRoom(64 << 10)));
+        assert_eq!(second.grow(32 << 10), Err(NoRoom::OfAll(64 << 10)));
         first.shrink(1 << 10);
         second.grow(32 << 10).unwrap();
         drop(second);
@@ -163,11 +195,35 @@ mod tests {
     #[test]
     fn an_answer_that_is_larger_than_all_finds_room_when_there_is_some() {
         let budget = Budget::new(1 << 20);
-        let answers: Vec<_> = (0..3).map(|_| budget.answer(100 << 20).unwrap()).collect();
-        assert!(budget.answer(100 << 20).is_err());
-        budget.answer(1 << 10).unwrap();
+        let answers: Vec<_> = (0..3).map(|_| budget.answer(&Access::Open, 100 << 20).unwrap()).collect();
+        assert!(budget.answer(&Access::Open, 100 << 20).is_err());
+        budget.answer(&Access::Open, 1 << 10).unwrap();
         drop(answers);
-        budget.answer(100 << 20).unwrap();
+        budget.answer(&Access::Open, 100 << 20).unwrap();
+    }
+
+    #[test]
+    fn a_restricted_token_has_half_and_others_have_the_rest() {
+        let budget = Budget::new(1 << 20);
+        let (mine, other) = (token("a.*"), token("b.*"));
+        let bodies: Vec<_> = (0..2).map(|_| budget.share()).collect();
+        bodies.iter().for_each(|body| body.belongs_to(&mine));
+        assert_eq!(bodies[0].left(), 512 << 10, "a token that has nothing else in hand has all of its half");
+        bodies[0].grow(400 << 10).unwrap();
+        let half = NoRoom::OfToken(512 << 10);
+        assert_eq!(bodies[1].grow(100 << 10), Err(half));
+        assert!(half.to_string().contains("half of request_budget"), "{half}");
+        bodies[1].grow(48 << 10).unwrap();
+        assert_eq!(budget.answer(&mine, 200 << 10).err(), Some(half));
+        // What is small gets through beside what is large.
+        let small = budget.answer(&mine, 60 << 10).unwrap();
+        assert_eq!(budget.answer(&mine, 60 << 10).err(), Some(half));
+        let part = bodies[0].part();
+        drop(small);
+        assert_eq!(budget.held(), 448 << 10);
+        budget.answer(&other, 256 << 10).unwrap();
+        drop(part);
+        bodies[0].grow(300 << 10).unwrap();
     }
 
     #[test]

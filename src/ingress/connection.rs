@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{self, Future},
+    future::Future,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -37,7 +37,8 @@ use super::{
     body::{BoxError, Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
-    socket::{Socket, WRITE_TIMEOUT},
+    messages::Messages,
+    socket::{LOOK_EVERY, Socket},
     standing::Standing,
     staying::OfConnection,
     tls::Tls,
@@ -55,8 +56,6 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes of the preface that an HTTP/2 client sends first.
 const PREFACE: usize = 24;
-/// The time between two looks at a client: has it begun, and does it take its answers?
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time for the last bytes to an idle client after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -98,6 +97,8 @@ pub(super) struct Answering<H> {
     /// The pace of a request's body; `None`: any.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
     pub(super) stay: fn(&request::Parts) -> Stay,
+    /// The largest message of gRPC; `None`: bodies have no messages.
+    pub(super) max_message: Option<usize>,
     /// Makes the error that a handler finds in a cut body.
     pub(super) wrap: fn(Cut) -> BoxError,
     pub(super) stop: CancellationToken,
@@ -154,7 +155,13 @@ where
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
             let connection = pin!(builder.serve_connection(io, requests));
-            drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, ending).await;
+            let written = Arc::clone(&record);
+            let silence = async move {
+                while !written.has_unread() {
+                    sleep(LOOK_EVERY).await;
+                }
+            };
+            drive(connection, http1::Connection::graceful_shutdown, silence, &record, ending).await;
         }
         Protocol::Grpc => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -169,7 +176,7 @@ where
             let (begun, written) = (Instant::now(), Arc::clone(&record));
             let silence = async move {
                 let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
-                while !is_silent() && !written.has_unread(WRITE_TIMEOUT) {
+                while !is_silent() && !written.has_unread() {
                     sleep(LOOK_EVERY).await;
                 }
             };
@@ -223,7 +230,7 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, handlers, budget, pace, stay, wrap, stop, .. } = &self.answering;
+        let Answering { protocol, handlers, budget, pace, stay, max_message, wrap, stop, .. } = &self.answering;
         let (mut parts, body) = request.into_parts();
         let stay = stay(&parts);
         let is_small = stay == Stay::Small;
@@ -231,7 +238,8 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
         let passing = is_small.then(|| budget.share());
         let (in_hand, unread) = (self.record.begin(!is_small), Unread::default());
         let stop = if stay == Stay::Stream { CancellationToken::new() } else { stop.clone() };
-        let body = Counted::new(body, unread.clone(), share.clone(), passing, stop, pace(&parts), *wrap);
+        let messages = max_message.filter(|_| !is_small).map(Messages::new);
+        let body = Counted::new(body, unread.clone(), share.clone(), passing, messages, stop, pace(&parts), *wrap);
         if is_small {
             parts.extensions.insert(self.staying.clone());
         }

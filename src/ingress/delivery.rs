@@ -24,7 +24,10 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::budget::Share;
+use super::{
+    budget::Share,
+    socket::{LOOK_EVERY, WRITE_TIMEOUT},
+};
 use crate::queue::Delivery;
 
 /// The leases that a response carries to its worker. A drop on the way gives them back.
@@ -89,11 +92,50 @@ pub(super) struct Record {
     in_hand: watch::Sender<usize>,
 }
 
+/// The time in which a client should read all that waits of an answer.
+const ANSWER_TIME: Duration = Duration::from_secs(120);
+/// The bytes of a large answer that a client reads between two looks, however much of it is left.
+const ENOUGH_PER_LOOK: usize = 64 << 10;
+
 /// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client makes room.
 struct Unread {
     pieces: usize,
-    /// The time when the socket last took bytes.
-    moved: Instant,
+    /// The bytes of these pieces that the socket has not taken.
+    waiting: usize,
+    /// The bytes that the socket should take within [`WRITE_TIMEOUT`] after `since`.
+    wanted: usize,
+    since: Instant,
+}
+
+impl Unread {
+    fn new() -> Self {
+        Self { pieces: 0, waiting: 0, wanted: 0, since: Instant::now() }
+    }
+
+    fn piece_waits(&mut self, bytes: usize) {
+        self.pieces += 1;
+        self.waiting += bytes;
+        if self.wanted == 0 {
+            self.ask_for_more();
+        }
+    }
+
+    fn bytes_move(&mut self, count: usize) {
+        self.waiting = self.waiting.saturating_sub(count);
+        self.wanted = self.wanted.saturating_sub(count);
+        if self.wanted == 0 {
+            self.ask_for_more();
+        }
+    }
+
+    /// The time begins again. A single byte is not enough: a client that makes room byte by byte would hold its tasks,
+    /// and room of the budget, for ever.
+    fn ask_for_more(&mut self) {
+        self.since = Instant::now();
+        let looks = WRITE_TIMEOUT.as_secs() / LOOK_EVERY.as_secs();
+        let in_time = self.waiting / usize::try_from(ANSWER_TIME.as_secs() / WRITE_TIMEOUT.as_secs()).unwrap_or(1);
+        self.wanted = in_time.min(ENOUGH_PER_LOOK * usize::try_from(looks).unwrap_or(1)).max(1);
+    }
 }
 
 impl Record {
@@ -107,9 +149,9 @@ impl Record {
         self.carried.load(Ordering::Acquire) > 0
     }
 
-    /// True when the client has taken nothing of an answer for `limit`.
-    pub(super) fn has_unread(&self, limit: Duration) -> bool {
-        self.unread().values().any(|answer| answer.moved.elapsed() >= limit)
+    /// True when the client takes too little of an answer.
+    pub(super) fn has_unread(&self) -> bool {
+        self.unread().values().any(|answer| answer.since.elapsed() >= WRITE_TIMEOUT)
     }
 
     fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
@@ -187,22 +229,24 @@ struct Shipment {
 }
 
 impl Shipment {
-    fn piece_waits(&self) {
+    fn piece_waits(&self, bytes: usize) {
         self.parts.fetch_add(1, Ordering::AcqRel);
-        let (mut unread, moved) = (self.in_hand.record.unread(), Instant::now());
-        unread.entry(self.number).or_insert(Unread { pieces: 0, moved }).pieces += 1;
+        let mut unread = self.in_hand.record.unread();
+        unread.entry(self.number).or_insert_with(Unread::new).piece_waits(bytes);
     }
 
-    fn piece_moves(&self) {
+    fn piece_moves(&self, count: usize) {
         if let Some(answer) = self.in_hand.record.unread().get_mut(&self.number) {
-            answer.moved = Instant::now();
+            answer.bytes_move(count);
         }
     }
 
-    fn piece_leaves(&self) {
+    /// `lost` are the bytes of the piece that the socket did not take.
+    fn piece_leaves(&self, lost: usize) {
         let mut unread = self.in_hand.record.unread();
         if let Some(answer) = unread.get_mut(&self.number) {
             answer.pieces -= 1;
+            answer.waiting = answer.waiting.saturating_sub(lost);
             if answer.pieces == 0 {
                 unread.remove(&self.number);
             }
@@ -299,7 +343,7 @@ pub(super) struct Piece {
 
 impl Piece {
     fn new(bytes: Bytes, shipment: &Arc<Shipment>, cargo: Cargo) -> Self {
-        shipment.piece_waits();
+        shipment.piece_waits(bytes.len());
         if !cargo.deliveries.is_empty() {
             shipment.in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
         }
@@ -333,17 +377,40 @@ impl Buf for Piece {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
-        self.shipment.piece_moves();
+        self.shipment.piece_moves(count);
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.shipment.piece_leaves();
+        self.shipment.piece_leaves(self.bytes.len());
         self.unload();
         match self.bytes.has_remaining() {
             true => self.shipment.part_lost(),
             false => self.shipment.part_left(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_reads_a_part_of_its_answer_in_time() {
+        let mut unread = Unread::new();
+        unread.piece_waits(60 << 20);
+        assert_eq!(unread.wanted, 4 * ENOUGH_PER_LOOK, "of a large answer");
+        let begun = unread.since;
+        unread.bytes_move(1);
+        assert_eq!((unread.wanted, unread.since), (4 * ENOUGH_PER_LOOK - 1, begun), "a byte is not enough");
+        unread.bytes_move(4 * ENOUGH_PER_LOOK);
+        assert_eq!(unread.wanted, 4 * ENOUGH_PER_LOOK);
+        assert!(unread.since > begun);
+        let mut small = Unread::new();
+        small.piece_waits(600);
+        assert_eq!(small.wanted, 100, "a sixth of a small one");
+        small.bytes_move(598);
+        assert_eq!((small.waiting, small.wanted), (2, 1));
     }
 }

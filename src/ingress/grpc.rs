@@ -70,6 +70,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
         budget: state.budget.clone(),
         pace: |head| (stay(head) == Stay::No || is_probe(head.uri.path())).then_some(PACE),
         stay,
+        max_message: Some(state.settings.limits.max_request_bytes),
         wrap: |cut| Box::new(Status::from(cut)),
         stop: state.stop.clone(),
     };
@@ -320,11 +321,11 @@ impl Discovery for Service {
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let (caller, request) = open(request);
         let room = |bytes| {
-            let room = self.0.budget.answer(bytes);
+            let room = self.0.budget.answer(&caller.access, bytes);
             room.map_err(|error| Status::resource_exhausted(error.to_string()))
         };
         let (file, _room) = self.0.api.task_file(&caller, &request.id, room).await?;
-        self.within(file.into())
+        self.within(&caller, file.into())
     }
 
     async fn list_tasks(
@@ -332,7 +333,7 @@ impl Discovery for Service {
         request: Request<pb::ListTasksRequest>,
     ) -> Result<Response<pb::ListTasksResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(self.0.api.list_tasks(&caller, TaskPages::try_from(request)).await?.into())
+        self.within(&caller, self.0.api.list_tasks(&caller, TaskPages::try_from(request)).await?.into())
     }
 
     async fn explain_task(
@@ -355,8 +356,8 @@ impl Discovery for Service {
 
 impl Service {
     /// Counts an answer, which may have megabytes, until it is written.
-    fn within<T: prost::Message>(&self, answer: T) -> Result<Response<T>, Status> {
-        let room = self.0.budget.answer(answer.encoded_len());
+    fn within<T: prost::Message>(&self, caller: &Caller, answer: T) -> Result<Response<T>, Status> {
+        let room = self.0.budget.answer(&caller.access, answer.encoded_len());
         let room = room.map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let mut response = Response::new(answer);
         response.extensions_mut().insert(room);
@@ -369,7 +370,7 @@ impl From<Cut> for Status {
         match cut {
             Cut::NoRoom(_) => Self::resource_exhausted(cut.to_string()),
             Cut::Stopping => Self::unavailable(cut.to_string()),
-            Cut::Late(_) => Self::deadline_exceeded(cut.to_string()),
+            Cut::Late(_) | Cut::LongLine(_) => Self::deadline_exceeded(cut.to_string()),
             Cut::Broken(error) => Self::from_error(error.into()),
         }
     }

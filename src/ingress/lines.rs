@@ -1,9 +1,11 @@
 //! A stream of bytes as lines.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures::{FutureExt as _, Stream, StreamExt as _};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::{
     codec::{Decoder, FramedRead},
     io::StreamReader,
@@ -38,7 +40,8 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
     /// lines, and of blank ones.
     pub fn new(stream: S, max: usize, dropped: impl FnMut(usize) + Send + 'static) -> Self {
         let dropped = Box::new(dropped);
-        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0, dropped };
+        let begun = Arc::default();
+        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0, begun, dropped };
         Self { lines: FramedRead::with_capacity(StreamReader::new(stream), decoder, READ_BYTES), failed: None }
     }
 
@@ -67,6 +70,11 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
         Ok(batch)
     }
 
+    /// When the line began whose end has not come.
+    pub(super) fn begun(&self) -> Arc<Mutex<Option<Instant>>> {
+        Arc::clone(&self.lines.decoder().begun)
+    }
+
     /// The bytes of all lines that were returned since the last call.
     pub fn take_consumed(&mut self) -> usize {
         std::mem::take(&mut self.lines.decoder_mut().consumed)
@@ -90,6 +98,7 @@ struct LineDecoder {
     /// The beginning of this line was dropped.
     is_too_long: bool,
     consumed: usize,
+    begun: Arc<Mutex<Option<Instant>>>,
     dropped: Box<dyn FnMut(usize) + Send>,
 }
 
@@ -98,6 +107,7 @@ impl LineDecoder {
     fn take(&mut self, buffer: &mut BytesMut, length: usize, end: usize) -> Option<Line> {
         self.number += 1;
         self.searched = 0;
+        *self.begun.lock() = None;
         let mut text = buffer.split_to(length).freeze();
         buffer.advance(end);
         if self.number == 1 {
@@ -135,6 +145,9 @@ impl Decoder for LineDecoder {
             (self.dropped)(std::mem::take(&mut self.searched));
             buffer.clear();
         }
+        if self.is_too_long || !buffer.is_empty() {
+            self.begun.lock().get_or_insert_with(Instant::now);
+        }
         Ok(None)
     }
 
@@ -151,13 +164,9 @@ impl Decoder for LineDecoder {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    };
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use futures::stream;
-    use parking_lot::Mutex;
 
     use super::*;
 
@@ -223,6 +232,25 @@ mod tests {
         }
         assert_eq!((consumed, dropped.load(Relaxed)), (vec![4, 5, 0, 3], 21));
         assert_eq!(*seen.lock(), [0, 2, 2, 12, 17, 20], "before each chunk");
+    }
+
+    #[tokio::test]
+    async fn a_line_begins_with_its_first_byte() {
+        let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(8);
+        let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 4, drop);
+        let begun = lines.begun();
+        // Each part, and whether a line has begun then. The last but one is too long.
+        for (part, has_begun) in
+            [("\n", false), ("a", true), ("b", true), ("\n", false), ("\nx\n12345", true), ("6", true)]
+        {
+            sender.send(Ok(part.into())).await.unwrap();
+            while lines.next_batch(2).now_or_never().is_some() {}
+            assert_eq!(begun.lock().is_some(), has_begun, "{part:?}");
+        }
+        let first = *begun.lock();
+        sender.send(Ok("7".into())).await.unwrap();
+        assert!(lines.next_batch(2).now_or_never().is_none());
+        assert_eq!(*begun.lock(), first, "it does not begin again with each byte");
     }
 
     #[tokio::test]

@@ -17,6 +17,7 @@ pub mod json;
 pub mod lines;
 mod listener;
 mod measure;
+mod messages;
 mod refused;
 mod socket;
 mod standing;

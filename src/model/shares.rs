@@ -52,9 +52,14 @@ impl Shares {
 
     /// Takes `units` for a caller until the returned share is dropped.
     pub fn take(&self, access: &Access, units: usize) -> Result<Share, NoShare> {
-        let mut share = Share { shares: self.clone(), token: access.restricted(), units: 0 };
+        let mut share = self.empty(access);
         share.grow(units)?;
         Ok(share)
+    }
+
+    /// A share of a caller that holds nothing yet.
+    pub fn empty(&self, access: &Access) -> Share {
+        Share { shares: self.clone(), token: access.restricted(), units: 0 }
     }
 
     /// The units that all callers hold now.
@@ -83,14 +88,24 @@ pub struct Share {
 impl Share {
     /// Takes more units. On an error the share stays as it was.
     pub fn grow(&mut self, units: usize) -> Result<(), NoShare> {
+        self.grow_leaving(units, |_| 0)
+    }
+
+    /// Takes more units, and leaves `kept` of the bound to smaller calls. It also leaves `kept` of a restricted token's
+    /// half, unless this share is all that the token holds. On an error the share stays as it was.
+    pub fn grow_leaving(&mut self, units: usize, kept: impl Fn(usize) -> usize) -> Result<(), NoShare> {
         let bound = &*self.shares.0;
         let most_of_token = self.shares.most_of_token(self.token.as_ref());
         let mut held = bound.held.lock();
         let of_token = self.token.map(|token| held.by_token.get(&token).copied().unwrap_or_default());
-        if of_token.is_some_and(|held| held.saturating_add(units) > most_of_token) {
+        let is_too_much = |of_token: usize| {
+            let kept = if of_token > self.units { kept(most_of_token) } else { 0 };
+            of_token.saturating_add(units).saturating_add(kept) > most_of_token
+        };
+        if of_token.is_some_and(is_too_much) {
             return Err(NoShare::OfToken(most_of_token));
         }
-        if held.by_all.saturating_add(units) > bound.most {
+        if held.by_all.saturating_add(units).saturating_add(kept(bound.most)) > bound.most {
             return Err(NoShare::OfAll(bound.most));
         }
         if let (Some(token), Some(of_token)) = (self.token, of_token)
@@ -140,6 +155,17 @@ impl Share {
 
     pub fn units(&self) -> usize {
         self.units
+    }
+
+    /// The most units that its caller may hold at a time.
+    pub fn most(&self) -> usize {
+        self.shares.most_of_token(self.token.as_ref())
+    }
+
+    /// Moves all units into a new share of the same caller.
+    pub fn split_off(&mut self) -> Self {
+        let units = std::mem::take(&mut self.units);
+        Self { shares: self.shares.clone(), token: self.token, units }
     }
 }
 
@@ -211,6 +237,26 @@ mod tests {
         assert_eq!(shares.held(), 2);
         drop(share);
         assert!(shares.held() == 0 && shares.0.held.lock().by_token.is_empty());
+    }
+
+    #[test]
+    fn a_large_call_leaves_a_part_to_small_ones() {
+        let shares = Shares::new(16);
+        let eighth = |most: usize| most / 8;
+        let mine = token("a.*");
+        let mut alone = shares.empty(&mine);
+        alone.grow_leaving(8, eighth).unwrap();
+        alone.shrink(4);
+        let mut second = shares.empty(&mine);
+        assert_eq!(second.grow_leaving(4, eighth), Err(NoShare::OfToken(8)));
+        second.grow_leaving(3, eighth).unwrap();
+        let mut moved = second.split_off();
+        assert_eq!((second.units(), moved.units(), moved.most()), (0, 3, 8));
+        moved.grow(1).unwrap();
+        let mut other = shares.empty(&Access::Open);
+        assert_eq!(other.grow_leaving(7, eighth), Err(NoShare::OfAll(16)));
+        other.grow_leaving(6, eighth).unwrap();
+        assert_eq!(shares.held(), 14);
     }
 
     #[test]

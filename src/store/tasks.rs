@@ -37,8 +37,12 @@ pub trait TaskReads: Send + Sync {
     /// The results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>>;
 
-    /// The bytes of all results of a task.
-    async fn results_bytes(&self, id: TaskId) -> Result<usize>;
+    /// The workers with a result of a task, in the order of [`Self::results`], each with the bytes of the result.
+    async fn result_sizes(&self, id: TaskId) -> Result<Vec<(String, usize)>>;
+
+    /// The results of these workers, in the order of [`Self::results`]. The workers are few: they stand in one
+    /// statement.
+    async fn results_of(&self, id: TaskId, workers: &[String]) -> Result<Vec<TaskResult>>;
 
     /// Counts per queue and status, of `queues` or of every queue that ever was. May leave out zeros. A wrong count
     /// below zero is zero here.

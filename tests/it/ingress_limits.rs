@@ -25,6 +25,7 @@ use tonic_reflection::pb::v1::{
 };
 
 use crate::{
+    columns::access::{post, token},
     support::{daemon::Daemon, until},
     traces::metric,
 };
@@ -227,9 +228,15 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
 
 /// Begins a request of a little more than so many bytes, and sends no more than them.
 async fn unfinished(port: u16, bytes: usize) -> TcpStream {
+    unfinished_of(port, "", bytes).await
+}
+
+async fn unfinished_of(port: u16, token: &str, bytes: usize) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    client.write_all(format!("{head}{}\r\n\r\n[", bytes + MIB).as_bytes()).await.unwrap();
+    let authorization = if token.is_empty() { String::new() } else { format!("authorization: Bearer {token}\r\n") };
+    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    let head = format!("{head}{authorization}content-length: {}\r\n\r\n[", bytes + MIB);
+    client.write_all(head.as_bytes()).await.unwrap();
     // It is refused when it finds no room.
     client.write_all(&vec![b' '; bytes]).await.ok();
     client
@@ -417,28 +424,70 @@ async fn a_request_that_never_fits_is_not_told_to_come_again() {
     assert!(daemon.stop().await.success());
 }
 
-/// Asks for tasks over HTTP/2, with room for `window` bytes of the answer. It answers pings and reads nothing. Its
-/// future ends with the connection.
-async fn deaf_over_http2(port: u16, window: u32) -> impl Future<Output = ()> {
+/// A call over HTTP/2 that has sent its head, and the rest of its connection.
+struct Http2Call {
+    answer: h2::client::ResponseFuture,
+    body: h2::SendStream<Bytes>,
+    sender: h2::client::SendRequest<Bytes>,
+    connection: tokio::task::JoinHandle<()>,
+}
+
+/// Begins a call whose answers find room for `window` bytes.
+async fn call_over_http2(port: u16, window: u32, method: &str) -> Http2Call {
     let socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let mut client = h2::client::Builder::new();
     let (sender, connection) = client.initial_window_size(window).handshake::<_, Bytes>(socket).await.unwrap();
-    let connection = tokio::spawn(connection);
-    let get = pb::GetTasksRequest { worker: "deaf".into(), queues: vec!["q".into()], ..Default::default() };
-    let mut message = vec![0];
-    message.put_u32(u32::try_from(get.encoded_len()).unwrap());
-    get.encode(&mut message).unwrap();
-    let request = Request::post("http://localhost/taskd.v1.Tasks/GetTasks")
+    let connection = tokio::spawn(async move { drop(connection.await) });
+    let mut sender = sender.ready().await.unwrap();
+    let (answer, body) = sender.send_request(grpc_head(method), false).unwrap();
+    Http2Call { answer, body, sender, connection }
+}
+
+fn grpc_head(method: &str) -> Request<()> {
+    Request::post(format!("http://localhost{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())
-        .unwrap();
-    let (answer, mut body) = sender.ready().await.unwrap().send_request(request, false).unwrap();
-    body.send_data(message.into(), true).unwrap();
+        .unwrap()
+}
+
+/// A message as gRPC sends it.
+fn framed(message: &impl prost::Message) -> Bytes {
+    let mut framed = vec![0];
+    framed.put_u32(u32::try_from(message.encoded_len()).unwrap());
+    message.encode(&mut framed).unwrap();
+    framed.into()
+}
+
+/// Asks for tasks over HTTP/2, with room for `window` bytes of the answer. It answers pings and reads nothing. Its
+/// future ends with the connection.
+async fn deaf_over_http2(port: u16, window: u32) -> impl Future<Output = ()> {
+    let Http2Call { answer, mut body, connection, .. } =
+        call_over_http2(port, window, "/taskd.v1.Tasks/GetTasks").await;
+    let get = pb::GetTasksRequest { worker: "deaf".into(), queues: vec!["q".into()], ..Default::default() };
+    body.send_data(framed(&get), true).unwrap();
     async move {
         let answer = answer.await;
         drop(connection.await);
         drop(answer);
+    }
+}
+
+/// As a client that makes room for one more byte every second or so.
+async fn byte_by_byte_over_http2(port: u16) -> impl Future<Output = usize> {
+    let Http2Call { answer, mut body, connection, .. } = call_over_http2(port, 1, "/taskd.v1.Tasks/GetTasks").await;
+    let get = pb::GetTasksRequest { worker: "deaf".into(), queues: vec!["q".into()], ..Default::default() };
+    body.send_data(framed(&get), true).unwrap();
+    async move {
+        let mut answer = answer.await.unwrap().into_body();
+        let mut bytes = 0;
+        while let Some(Ok(some)) = answer.data().await {
+            bytes += some.len();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            answer.flow_control().release_capacity(some.len()).unwrap();
+        }
+        connection.await.unwrap();
+        bytes
     }
 }
 
@@ -463,6 +512,352 @@ async fn a_grpc_answer_that_nobody_reads_ends_its_connection() {
     assert!(held_bytes(&daemon).await < payload.len());
     assert!(watch.message().now_or_never().is_none(), "it goes on");
     drop(watch);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_grpc_answer_that_is_read_byte_by_byte_ends_its_connection() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"10m\"", &[]).await;
+    let payload = "x".repeat(900 << 10);
+    let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
+    daemon.insert(&(0..2).map(task).collect::<Vec<_>>()).await;
+    until("all wait", async || daemon.queue("q").await["queued"] == 2).await;
+    let slow = byte_by_byte_over_http2(daemon.grpc_port()).await;
+    let bytes = tokio::time::timeout(Duration::from_secs(100), slow).await.expect("taskd ends its connection");
+    assert!(bytes < 1000, "{bytes}");
+    until("its room is free", async || held_bytes(&daemon).await < 64 << 10).await;
+    let tasks = daemon.lease_all("other", "q", 2).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1), "what was not read is no attempt");
+    assert!(daemon.stop().await.success());
+}
+
+/// Begins a chunked body of lines.
+async fn lines(port: u16) -> TcpStream {
+    let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n\
+                transfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    client
+}
+
+async fn chunk(client: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::Result<()> {
+    client.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).await?;
+    client.write_all(bytes).await?;
+    client.write_all(b"\r\n").await
+}
+
+/// Calls `drip` every few seconds until it fails, or taskd has ended the call.
+async fn dripping<T>(ended: impl Future<Output = T>, mut drip: impl AsyncFnMut() -> bool) -> T {
+    let drips = async {
+        while drip().await {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+        }
+        std::future::pending().await
+    };
+    let either = async {
+        tokio::select! {
+            ended = ended => ended,
+            ended = drips => ended,
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(300), either).await.expect("taskd ends it")
+}
+
+#[tokio::test]
+async fn a_line_that_does_not_end_is_cut_and_a_stream_of_lines_is_not() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let mut long = lines(daemon.http_port()).await;
+    chunk(&mut long, &vec![b'x'; 4 * MIB]).await.unwrap();
+    until("the line has room", async || held_bytes(&daemon).await >= 4 * MIB).await;
+    let mut honest = lines(daemon.http_port()).await;
+    let mut sent = 0;
+    let (mut answer, mut rest) = long.split();
+    let mut read = Vec::new();
+    let ended = dripping(answer.read_to_end(&mut read), async || {
+        sent += 1;
+        // Each of its lines takes a while.
+        let line = json!({"queue": "q", "key": sent.to_string()}).to_string();
+        let (begin, end) = line.split_at(8);
+        chunk(&mut honest, begin.as_bytes()).await.unwrap();
+        chunk(&mut honest, format!("{end}\n").as_bytes()).await.unwrap();
+        chunk(&mut rest, b"x").await.is_ok()
+    });
+    // taskd may reset the connection behind its answer: it has not read the last byte.
+    drop(ended.await);
+    let read = String::from_utf8_lossy(&read);
+    assert!(read.starts_with("HTTP/1.1 408 "), "{read}");
+    assert!(read.contains("a line did not end within 120s of its first byte"), "{read}");
+    drop(long);
+    until("its room is free", async || held_bytes(&daemon).await < MIB).await;
+    honest.write_all(b"0\r\n\r\n").await.unwrap();
+    let mut answers = String::new();
+    honest.read_to_string(&mut answers).await.unwrap();
+    assert_eq!(answers.matches("CREATED").count(), sent, "{answers}");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_message_of_a_stream_that_does_not_end_is_cut() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let Http2Call { answer, mut body, sender, connection } =
+        call_over_http2(daemon.grpc_port(), 1 << 20, "/taskd.v1.Tasks/StreamTasks").await;
+    let timeout = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+    let open = pb::OpenSession { worker: "w".into(), queues: vec!["q".into()], timeout, ..Default::default() };
+    body.send_data(framed(&pb::WorkerFrame { open: Some(open), ..Default::default() }), false).unwrap();
+    let mut answer = answer.await.unwrap().into_body();
+    assert!(answer.data().await.unwrap().is_ok(), "the session is open");
+    let large = [&[0][..], &(8u32 << 20).to_be_bytes(), &vec![7; 4 * MIB]].concat();
+    body.send_data(large.into(), false).unwrap();
+    until("the message has room", async || held_bytes(&daemon).await >= 4 * MIB).await;
+    let ended = async {
+        while answer.data().await.is_some_and(|data| data.is_ok()) {}
+        answer.trailers().await
+    };
+    let trailers = dripping(ended, async || body.send_data(vec![7].into(), false).is_ok()).await;
+    let trailers = trailers.unwrap().expect("the stream ends with a status");
+    assert_eq!(trailers["grpc-status"], "4", "{trailers:?}");
+    until("its room is free", async || held_bytes(&daemon).await < MIB).await;
+    drop((sender, body));
+    connection.abort();
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_token_with_a_scope_holds_half_of_the_budget() {
+    let mut daemon = Daemon::start("auth = \"tokens\"\nrequest_budget = \"80MiB\"", &[]).await;
+    let scoped = token(&daemon, "scoped", &["--roles", "insert,read", "--queues", "a.*"]).await;
+    let other = token(&daemon, "other", &["--roles", "insert", "--queues", "b.*"]).await;
+    let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
+    let held = async || {
+        let request = crate::support::http_client().get(format!("{}/metrics", daemon.http())).bearer_auth(&admin);
+        let metrics = request.send().await.unwrap().text().await.unwrap();
+        let held = metrics.lines().find_map(|line| line.strip_prefix("taskd_requests_held_bytes "));
+        held.unwrap().parse::<usize>().unwrap()
+    };
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(unfinished_of(daemon.http_port(), &scoped, 24 * MIB).await);
+    }
+    until("it has what it may have", async || (24 * MIB..=40 * MIB).contains(&held().await)).await;
+    let task = json!({"queue": "a.x", "key": "small"});
+    assert_eq!(post(&daemon, "/v1/tasks", &scoped, task).await.0, 200, "what is small finds room");
+    let large = async |queue: &str, token: &str| {
+        let payload = Bytes::from(vec![b'x'; 900 << 10]);
+        let task = |n: usize| {
+            let (queue, key) = (queue.to_owned(), n.to_string().into());
+            pb::NewTask { queue, key, payload: payload.clone(), ..Default::default() }
+        };
+        let tasks = (0..20).map(task).collect();
+        let mut request = tonic::Request::new(pb::InsertTasksRequest { tasks, ..Default::default() });
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await
+    };
+    let status = large("a.x", &scoped).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    assert!(status.message().contains("half of request_budget; try again later"), "{}", status.message());
+    large("b.x", &other).await.unwrap();
+    // A token without a scope may use all.
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        all.push(unfinished_of(daemon.http_port(), &admin, 20 * MIB).await);
+    }
+    until("another token has the rest", async || held().await >= 60 * MIB).await;
+    drop((clients, all));
+    until("their room is free again", async || held().await < MIB).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn announced_bytes_take_no_address_space() {
+    // 300 bodies and 300 messages of 32 MiB have 19 GiB.
+    let mut daemon = Daemon::start_with_descriptors("-v 6291456", "").await;
+    let before = memory(&daemon, "VmSize");
+    let mut clients = Vec::new();
+    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: 33554432\r\n\r\n";
+    for _ in 0..300 {
+        let mut client = TcpStream::connect(("127.0.0.1", daemon.http_port())).await.unwrap();
+        client.write_all(head.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    let announced = Bytes::from([&[0][..], &(32u32 << 20).to_be_bytes(), b"some"].concat());
+    let mut first = call_over_http2(daemon.grpc_port(), 1 << 20, "/taskd.v1.Discovery/InsertTasks").await;
+    first.body.send_data(announced.clone(), false).unwrap();
+    let mut calls = Vec::new();
+    for _ in 1..300 {
+        let mut sender = first.sender.clone().ready().await.unwrap();
+        let (answer, mut body) = sender.send_request(grpc_head("/taskd.v1.Discovery/InsertTasks"), false).unwrap();
+        body.send_data(announced.clone(), false).unwrap();
+        calls.push((answer, body));
+    }
+    for n in 0..50 {
+        daemon.insert(&[json!({"queue": "q", "key": n.to_string()})]).await;
+    }
+    until("all messages have begun", async || held_bytes(&daemon).await >= 300 << 10).await;
+    let more = memory(&daemon, "VmSize").saturating_sub(before);
+    assert!(more < 1 << 30, "{} MiB of address space", more >> 20);
+    drop((clients, calls, first));
+    assert!(daemon.stop().await.success());
+}
+
+/// Reads answers to the end, each on a connection of its own and all at once. Answers their bytes and the peak of
+/// taskd's memory.
+async fn read_at_once(daemon: &Daemon, requests: Vec<reqwest::RequestBuilder>) -> (Vec<Bytes>, usize) {
+    let read = async |request: reqwest::RequestBuilder| {
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.bytes().await.unwrap()
+    };
+    peak_of(daemon, join_all(requests.into_iter().map(read))).await
+}
+
+#[tokio::test]
+async fn answers_that_grow_as_json_are_written_piece_by_piece() {
+    const COUNT: usize = 16;
+    let config = "request_budget = \"64MiB\"\n[queues.q]\nlease = \"10m\"";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let text = "\u{1}".repeat(MIB - 1000);
+    // As JSON each byte has six.
+    let whole = COUNT * text.len() * 6;
+    let new = pb::NewTask {
+        queue: "r".into(),
+        key: "many".into(),
+        replicas: u32::try_from(COUNT).unwrap(),
+        ..Default::default()
+    };
+    let insert = pb::InsertTasksRequest { tasks: vec![new], ..Default::default() };
+    let mut inserts = DiscoveryClient::new(channel(&daemon).await);
+    let id = inserts.insert_tasks(insert).await.unwrap().into_inner().results.remove(0).id;
+    let mut tasks = TasksClient::new(channel(&daemon).await);
+    for n in 0..COUNT {
+        let worker = format!("w{n}");
+        let wait = Some(prost_types::Duration { seconds: 30, nanos: 0 });
+        let get = pb::GetTasksRequest { worker: worker.clone(), queues: vec!["r".into()], wait, ..Default::default() };
+        let task = tasks.get_tasks(get).await.unwrap().into_inner().tasks.remove(0);
+        let completion = pb::Completion {
+            id: task.id,
+            lease_token: task.lease_token,
+            result: text.clone().into(),
+            result_encoding: pb::Encoding::Text.into(),
+            ..Default::default()
+        };
+        let report = pb::CompleteTasksRequest { worker, completions: vec![completion], next: None };
+        let answer = tasks.complete_tasks(report).await.unwrap().into_inner();
+        assert_eq!(answer.results[0].status(), pb::ItemStatus::Ok);
+    }
+    let path = format!("/v1/tasks/{id}");
+    until("all results are stored", async || daemon.get(&path).await.1["results"] == COUNT).await;
+    let get = |path: &str| crate::support::http_client().get(format!("{}{path}", daemon.http()));
+    let post =
+        |path: &str, body: &Value| crate::support::http_client().post(format!("{}{path}", daemon.http())).json(body);
+    let results = || get(&format!("{path}/results"));
+    let (answers, peak) = read_at_once(&daemon, vec![results(), results(), results()]).await;
+    assert!(answers.iter().all(|answer| answer.len() > whole), "{:?}", answers.iter().map(Bytes::len).max());
+    assert!(peak <= 96 * MIB, "three lists of results took {} MiB", peak >> 20);
+    let first: Value = serde_json::from_slice(&answers[0]).unwrap();
+    let workers = first["results"].as_array().unwrap();
+    assert_eq!(workers.len(), COUNT);
+    assert!(workers.iter().all(|result| result["result"] == text && result["result_encoding"] == "text"));
+    drop(answers);
+
+    let again = json!({"queue": "r", "key": "many", "replicas": COUNT});
+    let wait = post("/v1/tasks?wait=30s", &again);
+    let (answers, peak) = read_at_once(&daemon, vec![wait]).await;
+    assert!(answers[0].len() > whole, "{}", answers[0].len());
+    assert!(peak <= 96 * MIB, "an insert that waited took {} MiB", peak >> 20);
+    drop(answers);
+
+    for n in 0..3 * COUNT {
+        let task = pb::NewTask {
+            queue: "q".into(),
+            key: n.to_string().into(),
+            payload: text.clone().into(),
+            payload_encoding: pb::Encoding::Text.into(),
+            ..Default::default()
+        };
+        inserts.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }).await.unwrap();
+    }
+    until("all wait", async || daemon.queue("q").await["queued"] == 3 * COUNT).await;
+    let most = 64 * MIB;
+    let ask = json!({"worker": "w", "queues": ["q"], "max_tasks": COUNT, "max_bytes": most});
+    let asks = (0..3).map(|_| post("/v1/tasks:get", &ask)).collect();
+    let (answers, peak) = read_at_once(&daemon, asks).await;
+    assert!(answers.iter().all(|answer| answer.len() > whole / 2), "{:?}", answers.iter().map(Bytes::len).min());
+    assert!(peak <= 160 * MIB, "three answers with tasks took {} MiB", peak >> 20);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn every_answer_with_large_payloads_has_them_as_they_came() {
+    let config = "max_payload_bytes = \"4MiB\"\nmax_result_bytes = \"4MiB\"\n[queues.q]\nlease = \"10m\"";
+    let mut daemon = Daemon::start(config, &[]).await;
+    // Larger than 1 MiB each, of every kind.
+    let values = [
+        json!({"payload": "\u{1}é\"\\𝄞".repeat(300_000)}),
+        json!({"payload": {"list": vec!["ü"; 400_000]}}),
+        json!({"payload_base64": format!("{}/w==", "////".repeat(500_000))}),
+    ];
+    let insert = async |round: &str| {
+        for (n, value) in values.iter().enumerate() {
+            let mut task = value.clone();
+            task["queue"] = json!("q");
+            task["key"] = json!(format!("{round}{n}"));
+            daemon.insert(&[task]).await;
+        }
+        until("all wait", async || daemon.queue("q").await["queued"] == values.len()).await;
+    };
+    let check = |answer: &Value| {
+        let tasks = answer["tasks"].as_array().unwrap();
+        assert_eq!(tasks.len(), values.len());
+        for task in tasks {
+            let key = task["key"].as_str().unwrap();
+            let value = &values[key[key.len() - 1..].parse::<usize>().unwrap()];
+            for name in ["payload", "payload_base64"] {
+                assert!(task[name] == value[name], "{name} of {key}");
+            }
+        }
+        tasks.clone()
+    };
+    insert("get").await;
+    let ask = json!({"worker": "w", "queues": ["q"], "max_tasks": 10, "max_bytes": 60 * MIB});
+    let leased = check(&daemon.post("/v1/tasks:get", &ask).await.1);
+    insert("next").await;
+    let mut completions = Vec::new();
+    for task in &leased {
+        let mut completion = json!({"id": task["id"], "lease_token": task["lease_token"]});
+        for name in ["payload", "payload_base64"] {
+            if !task[name].is_null() {
+                completion[name.replace("payload", "result")] = task[name].clone();
+            }
+        }
+        completions.push(completion);
+    }
+    let mut next = ask.clone();
+    next.as_object_mut().unwrap().remove("worker");
+    let report = json!({"worker": "w", "completions": completions, "next": next});
+    let (_, answer) = daemon.post("/v1/tasks:complete", &report).await;
+    assert!(answer["results"].as_array().unwrap().iter().all(|result| result["status"] == "OK"));
+    let leased_next = check(&answer);
+    assert_eq!(daemon.complete("w", &leased_next).await, ["OK"; 3]);
+    insert("want").await;
+    let open = json!({"worker": "w", "queues": ["q"], "want": 10, "max_bytes": 60 * MIB});
+    let session = daemon.post("/v1/sessions:open", &open).await.1["session"].clone();
+    let wanted = daemon.post("/v1/sessions:want", &json!({"worker": "w", "session": session, "wait": "30s"})).await.1;
+    assert_eq!(wanted["in_hand"], 3, "{:.300}", wanted.to_string());
+    check(&wanted);
+    for task in &leased {
+        let path = format!("/v1/tasks/{}/results", task["id"].as_str().unwrap());
+        until("the result is stored", async || {
+            let answer = daemon.get(&path).await.1;
+            answer["results"].as_array().is_some_and(|results| results.len() == 1)
+        })
+        .await;
+        let answer = daemon.get(&path).await.1;
+        for name in ["payload", "payload_base64"] {
+            let result = &answer["results"][0][name.replace("payload", "result")];
+            assert!(*result == task[name], "{name} of {}", task["key"]);
+        }
+    }
     assert!(daemon.stop().await.success());
 }
 

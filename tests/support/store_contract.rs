@@ -559,7 +559,8 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
     let answers = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap().answers;
     assert_eq!(answers, vec![settled(Completed); 20]);
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
-    assert_eq!(store.results_bytes(batch[19].task.id).await.unwrap(), payload.len());
+    let sizes = store.result_sizes(batch[19].task.id).await.unwrap();
+    assert_eq!(sizes, [("w".to_owned(), payload.len())]);
 }
 
 pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Database) {
@@ -623,6 +624,12 @@ pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &imp
     assert_eq!(detail_of(&*store, &child).await, detail(&child));
     let expected = [("a", false), ("b", false), ("c", false), ("d", true)];
     assert_eq!(store.results(row.task.id).await.unwrap(), expected.map(|(worker, surplus)| result_of(worker, surplus)));
+    let sizes = store.result_sizes(row.task.id).await.unwrap();
+    let workers: Vec<&str> = sizes.iter().map(|(worker, _)| &worker[..]).collect();
+    assert_eq!(workers, expected.map(|(worker, _)| worker));
+    let some = ["d", "gone", "a"].map(str::to_owned);
+    let expected = [expected[0], expected[3]].map(|(worker, surplus)| result_of(worker, surplus));
+    assert_eq!(store.results_of(row.task.id, &some).await.unwrap(), expected);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
 }
 

@@ -61,6 +61,7 @@ pub(in crate::ingress) async fn refuse(
         budget,
         pace: |_| Some(PACE),
         stay: |head| if may_stay_at(head.uri.path()) { Stay::Small } else { Stay::No },
+        max_message: None,
         wrap: |cut| Box::new(Status::from(cut)),
         stop,
     };

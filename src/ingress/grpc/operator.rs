@@ -15,7 +15,7 @@ use crate::{
 impl Operator for Service {
     async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
         let (caller, request) = open(request);
-        self.within(self.0.api.books(&caller, &request.queue).await?.into())
+        self.within(&caller, self.0.api.books(&caller, &request.queue).await?.into())
     }
 
     async fn retry_tasks(
@@ -30,7 +30,7 @@ impl Operator for Service {
     async fn list_jobs(&self, request: Request<pb::ListJobsRequest>) -> Result<Response<pb::ListJobsResponse>, Status> {
         let (caller, pb::ListJobsRequest { limit, before }) = open(request);
         let jobs = self.0.api.jobs(&caller, Some(&before), limit).await?;
-        self.within(pb::ListJobsResponse { jobs: results(jobs) })
+        self.within(&caller, pb::ListJobsResponse { jobs: results(jobs) })
     }
 
     async fn get_job(&self, request: Request<pb::GetJobRequest>) -> Result<Response<pb::Job>, Status> {
@@ -45,7 +45,7 @@ impl Operator for Service {
 
     async fn fsck(&self, request: Request<pb::FsckRequest>) -> Result<Response<pb::FsckResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(self.0.api.fsck(&caller, request.into()).await?.into())
+        self.within(&caller, self.0.api.fsck(&caller, request.into()).await?.into())
     }
 
     async fn list_dead_letters(
@@ -53,7 +53,7 @@ impl Operator for Service {
         request: Request<pb::ListDeadLettersRequest>,
     ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
+        self.within(&caller, self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
     }
 
     async fn get_dead_letter(
@@ -61,7 +61,7 @@ impl Operator for Service {
         request: Request<pb::GetDeadLetterRequest>,
     ) -> Result<Response<pb::Letter>, Status> {
         let (caller, request) = open(request);
-        self.within(self.0.api.letter(&caller, &request.id).await?.into())
+        self.within(&caller, self.0.api.letter(&caller, &request.id).await?.into())
     }
 
     async fn retry_dead_letters(
@@ -85,7 +85,10 @@ impl Operator for Service {
     async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
         let (caller, request) = open(request);
         let before = Some(&request.before[..]);
-        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, request.limit).await?) })
+        self.within(
+            &caller,
+            pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, request.limit).await?) },
+        )
     }
 
     async fn change_tasks(

@@ -31,7 +31,8 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
     let (out, sent) = mpsc::channel(WAITING);
     let (say_end, end) = oneshot::channel();
     let (api, budget) = (Arc::clone(&state.api), state.budget.clone());
-    let room: FindRoom = Arc::new(move |bytes| match budget.answer(bytes) {
+    let access = caller.access.clone();
+    let room: FindRoom = Arc::new(move |bytes| match budget.answer(&access, bytes) {
         Ok(room) => Ok(Box::new(room) as _),
         Err(error) => Err(error.to_string()),
     });

@@ -9,7 +9,7 @@ use super::{
     stream::{self, Frames},
 };
 use crate::{
-    model::{GetTasks, OpenSession, WantTasks},
+    model::{Caller, GetTasks, OpenSession, WantTasks},
     pipelines::tasks::{Leases, SharedTasks},
     queue::Delivery,
     telemetry::metrics,
@@ -26,7 +26,7 @@ impl Tasks for Service {
         let (caller, request) = open(request);
         let is_default = request.max_bytes == 0;
         let Leases { tasks, deliveries } = self.0.api.get(&caller, GetTasks::try_from(request)).await?;
-        self.leased(pb::GetTasksResponse { tasks: results(tasks) }, deliveries, is_default)
+        self.leased(&caller, pb::GetTasksResponse { tasks: results(tasks) }, deliveries, is_default)
     }
 
     async fn complete_tasks(
@@ -48,7 +48,7 @@ impl Tasks for Service {
         }
         let answer = pb::CompleteTasksResponse { tasks: results(tasks), ..plain.clone() };
         // Without room for the tasks their leases go back. The reports are taken.
-        self.leased(answer, deliveries, is_default).or_else(|_no_room| Ok(Response::new(plain)))
+        self.leased(&caller, answer, deliveries, is_default).or_else(|_no_room| Ok(Response::new(plain)))
     }
 
     async fn reject_tasks(
@@ -89,7 +89,7 @@ impl Tasks for Service {
     ) -> Result<Response<pb::WantTasksResponse>, Status> {
         give_room_back(&request);
         let (caller, request) = open(request);
-        let room = |bytes| self.0.budget.answer(bytes).map_err(|no_room| no_room.to_string());
+        let room = |bytes| self.0.budget.answer(&caller.access, bytes).map_err(|no_room| no_room.to_string());
         let (next, room) = self.0.api.want_tasks(&caller, WantTasks::try_from(request), room).await?;
         let SharedTasks { leases: Leases { tasks, deliveries }, granted, pending } = next;
         let (tasks, demand, in_hand) = (results(tasks), pending.demand, pending.in_hand);
@@ -146,12 +146,13 @@ impl Service {
     /// An answer with leases, which its connection confirms or gives back.
     fn leased<T: prost::Message>(
         &self,
+        caller: &Caller,
         answer: T,
         deliveries: Vec<Delivery>,
         is_default: bool,
     ) -> Result<Response<T>, Status> {
         let bytes = answer.encoded_len();
-        let mut response = self.within(answer)?;
+        let mut response = self.within(caller, answer)?;
         if is_default && bytes > TAKEN_BY_DEFAULT {
             metrics::grpc_oversized_answer();
         }

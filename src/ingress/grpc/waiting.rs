@@ -33,13 +33,13 @@ impl Service {
             return Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }));
         };
         let bytes = tasks.len() * WAITING_TASK;
-        let (stored, room) = (|| share.become_answer(bytes), |bytes| self.0.budget.answer(bytes).ok());
+        let (stored, room) = (|| share.become_answer(bytes), |bytes| self.0.budget.answer(&caller.access, bytes).ok());
         let max_bytes = if max_bytes == 0 { RESULT_BYTES } else { usize::try_from(max_bytes).unwrap_or(usize::MAX) };
         let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, max_bytes, stored, room).await?;
         let mut answer = pb::InsertTasksResponse { results: results(awaited) };
         drop(room);
         let bytes = cut(&mut answer, max_bytes.saturating_add(BESIDE));
-        let room = self.0.budget.answer(bytes);
+        let room = self.0.budget.answer(&caller.access, bytes);
         if room.is_err() {
             // The tasks are stored: the caller hears so.
             answer.results.iter_mut().for_each(|one| one.results.clear());

@@ -1,51 +1,150 @@
-//! Answers that are lists.
+//! Answers that may be large. Each takes its room of the budget before its memory, until it is written.
+
+use std::{collections::HashMap, io};
 
 use axum::{
+    body::Body,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use http_body::Body as _;
+use futures::{Stream, stream};
 use serde::Serialize;
 
 use super::{
-    super::{Budget, delivery::Deliveries, json, tally::Excess},
+    super::{
+        Budget,
+        budget::{NoRoom, Share},
+        delivery::Deliveries,
+        json::{
+            self,
+            large::{Entry, list as large_list},
+            work,
+        },
+        tally::Excess,
+    },
+    call::Call,
     problem::Problem,
 };
 use crate::{
-    model::{ItemAnswer, LeasedTask},
+    api,
+    model::{Access, ItemAnswer, LeasedTask},
     pipelines::tasks::Leases,
 };
 
 pub(super) type Answer = Result<Response, Problem>;
 
+/// The bytes of payloads or results from which on an answer is written piece by piece. In JSON they may be six times as
+/// many.
+pub(super) const LARGE: usize = 1 << 20;
+
 pub(super) fn item_answers(answers: Vec<ItemAnswer>) -> Answer {
     list("results", answers.iter().map(json::work::ItemAnswer::from))
 }
 
-/// Counts an answer, which may have megabytes, until it is written.
-pub(super) fn within(budget: &Budget, mut answer: Response) -> Answer {
-    let bytes = answer.body().size_hint().exact().unwrap_or_default();
-    let room = budget.answer(usize::try_from(bytes).unwrap_or(usize::MAX));
-    let room = room.map_err(|error| Problem::later(StatusCode::TOO_MANY_REQUESTS, error))?;
-    answer.extensions_mut().insert(room);
-    Ok(answer)
+/// A text that takes room as it grows.
+struct Counted {
+    text: Vec<u8>,
+    room: Share,
+    /// The most that an answer counts as.
+    most: usize,
+    counted: usize,
+    no_room: Option<NoRoom>,
 }
 
-/// An answer with leases, which its connection confirms or gives back.
-pub(super) fn leased(budget: &Budget, leased: Leases, write: impl FnOnce(&[LeasedTask]) -> Answer) -> Answer {
+impl io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = self.text.len() + bytes.len();
+        if length > self.text.capacity() {
+            let capacity = length.max(2 * self.text.capacity());
+            let more = capacity.min(self.most).saturating_sub(self.counted);
+            if let Err(no_room) = self.room.grow(more) {
+                self.no_room = Some(no_room);
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            self.counted += more;
+            self.text.reserve_exact(capacity - self.text.len());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An answer whose room grows with it.
+pub(super) fn within(call: &Call, answer: &impl Serialize) -> Answer {
+    within_budget(&call.state.budget, &call.caller.access, answer)
+}
+
+pub(super) fn within_budget(budget: &Budget, access: &Access, answer: &impl Serialize) -> Answer {
+    let room = budget.answer(access, 0).map_err(Excess::from)?;
+    let mut written = Counted { text: Vec::new(), room, most: budget.most_of_answer(), counted: 0, no_room: None };
+    if let Err(error) = serde_json::to_writer(&mut written, answer) {
+        return Err(written.no_room.map_or_else(|| unwritten(&error), |no_room| Excess::from(no_room).into()));
+    }
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], written.text).into_response();
+    response.extensions_mut().insert(written.room);
+    Ok(response)
+}
+
+/// A list whose room grows with it.
+pub(super) fn list_within<T: Serialize>(
+    call: &Call,
+    name: &'static str,
+    entries: impl IntoIterator<Item = T>,
+) -> Answer {
+    let entries: Vec<T> = entries.into_iter().collect();
+    within(call, &HashMap::from([(name, entries)]))
+}
+
+/// An object whose list is written entry by entry, while the client reads. `room` is that of the largest page.
+pub(super) fn streamed<T: Send + 'static>(
+    head: Entry,
+    name: &str,
+    pages: impl Stream<Item = Result<Vec<T>, api::Error>> + Send + Unpin + 'static,
+    entry: fn(T) -> Entry,
+    room: Share,
+) -> Response {
+    let body = Body::from_stream(large_list(head, name, pages, entry));
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    response.extensions_mut().insert(room);
+    response
+}
+
+/// The pages of what is in memory already.
+pub(super) fn one_page<T: Send>(entries: Vec<T>) -> impl Stream<Item = Result<Vec<T>, api::Error>> + Send + Unpin {
+    stream::iter([Ok(entries)])
+}
+
+/// An answer with leases, which its connection confirms or gives back. `head` begins it, and `write` writes all of it.
+pub(super) fn leased(
+    call: &Call,
+    leased: Leases,
+    head: impl FnOnce() -> Entry,
+    write: impl FnOnce(&[LeasedTask]) -> Answer,
+) -> Answer {
     let Leases { tasks, deliveries } = leased;
     // The room comes before the JSON.
-    let room = budget.answer(tasks.iter().map(LeasedTask::weight).sum()).map_err(Excess::from)?;
-    let answer = write(&tasks)?;
-    drop((tasks, room));
-    let mut answer = within(budget, answer)?;
+    let bytes = tasks.iter().map(LeasedTask::weight).sum();
+    let room = call.state.budget.answer(&call.caller.access, bytes).map_err(Excess::from)?;
+    let mut answer = if bytes > LARGE {
+        streamed(head(), "tasks", one_page(tasks), work::large, room)
+    } else {
+        let answer = write(&tasks)?;
+        drop((tasks, room));
+        answer
+    };
     answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
 }
 
 pub(super) fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> Answer {
-    let text = json::list(name, entries).map_err(|error| {
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write the answer: {error}"))
-    })?;
+    let text = json::list(name, entries).map_err(|error| unwritten(&error))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+fn unwritten(error: &serde_json::Error) -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write the answer: {error}"))
 }

@@ -1,6 +1,6 @@
 //! Events of tasks as Server-Sent Events, and inserts that wait.
 
-use std::{convert::Infallible, time::Duration};
+use std::{collections::HashMap, convert::Infallible, time::Duration};
 
 use axum::{
     body::Body,
@@ -18,9 +18,10 @@ use super::{
             self,
             events::{End, Event},
             insert::NewTasks,
+            large::Entry,
         },
     },
-    answer::{Answer, list, within},
+    answer::{Answer, LARGE, list, one_page, streamed, within_budget},
     call::Call,
     problem::Problem,
     request::Id,
@@ -104,17 +105,27 @@ pub(super) async fn insert_and_wait(call: Call, asked: NewTasks, wait: Duration)
     let Call { state, caller, share, .. } = call;
     let NewTasks { tasks, is_single } = asked;
     let bytes = tasks.len() * WAITING_TASK;
-    let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(bytes).ok());
+    let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(&caller.access, bytes).ok());
     let (mut awaited, room) = state.api.insert_and_wait(&caller, tasks, wait, usize::MAX, stored, room).await?;
     let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
-    let answer = list("results", awaited.iter().map(json::events::AwaitedTask::from))?;
-    drop(room);
-    let answer = match within(&state.budget, answer) {
-        Ok(answer) => answer,
-        // The tasks are stored: the caller hears so.
-        Err(_) => {
-            awaited.iter_mut().for_each(|one| one.results.clear());
-            list("results", awaited.iter().map(json::events::AwaitedTask::from))?
+    let results = awaited.iter().flat_map(|one| &one.results);
+    let bytes: usize = results.map(|result| result.result.len() + result.worker.len()).sum();
+    let answer = match room {
+        Some(room) if bytes > LARGE => {
+            streamed(Entry::new(&serde_json::json!({})), "results", one_page(awaited), json::events::large, room)
+        }
+        room => {
+            let results = || awaited.iter().map(json::events::AwaitedTask::from).collect::<Vec<_>>();
+            let answer = within_budget(&state.budget, &caller.access, &HashMap::from([("results", results())]));
+            drop(room);
+            match answer {
+                Ok(answer) => answer,
+                // The tasks are stored: the caller hears so.
+                Err(_) => {
+                    awaited.iter_mut().for_each(|one| one.results.clear());
+                    list("results", awaited.iter().map(json::events::AwaitedTask::from))?
+                }
+            }
         }
     };
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })

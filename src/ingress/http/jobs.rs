@@ -4,7 +4,7 @@ use axum::{Json, response::IntoResponse};
 
 use super::{
     super::json,
-    answer::{Answer, list, within},
+    answer::{Answer, list_within},
     call::Call,
     problem::Problem,
     request::{Id, Page},
@@ -13,7 +13,7 @@ use super::{
 pub(super) async fn get_jobs(call: Call) -> Answer {
     let Page { before, limit } = call.fields()?;
     let jobs = call.state.api.jobs(&call.caller, before.as_deref(), limit).await?;
-    within(&call.state.budget, list("jobs", jobs.iter().map(json::jobs::Job::from))?)
+    list_within(&call, "jobs", jobs.iter().map(json::jobs::Job::from))
 }
 
 pub(super) async fn get_job(Id(id): Id, call: Call) -> Answer {

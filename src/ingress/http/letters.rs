@@ -11,12 +11,12 @@ use super::{
 
 pub(super) async fn get_letters(call: Call) -> Answer {
     let page = call.state.api.letters(&call.caller, json::letters::pages_of_query(call.query())).await?;
-    within(&call.state.budget, Json(json::letters::Page::from(&page)).into_response())
+    within(&call, &json::letters::Page::from(&page))
 }
 
 pub(super) async fn get_letter(Id(id): Id, call: Call) -> Answer {
     let letter = call.state.api.letter(&call.caller, &id).await?;
-    within(&call.state.budget, Json(json::letters::Letter::from(&letter)).into_response())
+    within(&call, &json::letters::Letter::from(&letter))
 }
 
 pub(super) async fn retry_letters(mut call: Call) -> Answer {

@@ -34,7 +34,7 @@ use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
 
 use self::{
-    answer::{Answer, item_answers, leased, list},
+    answer::{Answer, item_answers, leased, list, list_within, within},
     call::Call,
     problem::{Problem, Refusal},
     request::pace,
@@ -71,6 +71,7 @@ pub async fn serve(listener: TcpListener, state: State) {
         budget,
         pace,
         stay: |_| Stay::No,
+        max_message: None,
         wrap: |cut| Box::new(cut),
         stop,
     };
@@ -274,17 +275,20 @@ async fn get_tasks(mut call: Call) -> Answer {
     // The call may wait, and its body is gone.
     call.share.become_answer(0);
     let leases = call.state.api.get(&call.caller, Ok(request)).await?;
-    leased(&call.state.budget, leases, |tasks| list("tasks", tasks.iter().map(json::work::LeasedTask::from)))
+    let head = || json::large::Entry::new(&serde_json::json!({}));
+    leased(&call, leases, head, |tasks| list_within(&call, "tasks", tasks.iter().map(json::work::LeasedTask::from)))
 }
 
 async fn complete_tasks(mut call: Call) -> Answer {
     let (batch, next) = call.counted(json::work::completions).await?;
-    let Call { state: State { api, budget, .. }, caller, .. } = &call;
+    let Call { state: State { api, .. }, caller, .. } = &call;
     let Some(next) = next else { return item_answers(api.complete(caller, batch).await?) };
     let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
     // Without room for the tasks their leases go back. The reports are taken.
-    let answer = |tasks: &[LeasedTask]| Ok(Json(json::work::Completed::new(&answers, tasks)).into_response());
-    leased(budget, leases, answer).or_else(|_no_room| answer(&[]))
+    let head = || json::work::Completed::before_tasks(&answers);
+    let answer = |tasks: &[LeasedTask]| within(&call, &json::work::Completed::new(&answers, tasks));
+    leased(&call, leases, head, answer)
+        .or_else(|_no_room| Ok(Json(json::work::Completed::new(&answers, &[])).into_response()))
 }
 
 async fn reject_tasks(mut call: Call) -> Answer {
@@ -308,7 +312,7 @@ async fn render_metrics(call: Call) -> Answer {
         true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
         false => ("text/plain; version=0.0.4; charset=utf-8", state.metrics.render()),
     };
-    let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
+    let room = state.budget.small_answer(&caller.access, text.len()).map_err(Excess::from)?;
     let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)

@@ -56,6 +56,9 @@ const IN_FLIGHT: usize = 3;
 /// The silence after which a client counts as gone. A client that sends a part of a line, or a blank one, is not
 /// silent.
 const IDLE: Duration = Duration::from_secs(60);
+/// The time in which a line must end after its first byte. It is that of any other body. Lines of any number may take
+/// any time.
+const LINE_TIME: Duration = Duration::from_secs(120);
 
 /// Answers each line with a line, in order.
 ///
@@ -92,8 +95,8 @@ struct Inserter {
 /// The reason why no line of a batch is stored.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("the requests in hand have all that they may have (request_budget); try again later")]
-    NoRoom,
+    #[error(transparent)]
+    Excess(#[from] Excess),
     #[error(transparent)]
     Api(#[from] api::Error),
 }
@@ -101,7 +104,7 @@ enum Refused {
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::NoRoom => Self::later(StatusCode::TOO_MANY_REQUESTS, refused),
+            Refused::Excess(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, refused),
             Refused::Api(error) => error.into(),
         }
     }
@@ -158,7 +161,10 @@ struct Source {
     lines: Lines<BodyChunks>,
     /// When a part of the body came last.
     heard: Arc<Mutex<Instant>>,
+    /// When the line began whose end has not come.
+    begun: Arc<Mutex<Option<Instant>>>,
     idle: Duration,
+    line_time: Duration,
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
@@ -198,25 +204,30 @@ impl Source {
         let dropped = share.clone();
         let dropped = move |bytes| dropped.shrink(bytes);
         let lines = Lines::new(chunks, settings.limits.max_request_bytes, dropped);
-        Self { lines, heard, idle: IDLE, share, settings, stop, waiting: None }
+        let begun = lines.begun();
+        Self { lines, heard, begun, idle: IDLE, line_time: LINE_TIME, share, settings, stop, waiting: None }
     }
 
     async fn next(&mut self) -> Read {
-        let Self { lines, heard, idle, stop, waiting, .. } = &mut *self;
+        let Self { lines, heard, begun, idle, line_time, stop, waiting, .. } = &mut *self;
         // While taskd was busy it did not listen.
-        *heard.lock() = Instant::now();
+        let now = Instant::now();
+        *heard.lock() = now;
+        if let Some(begun) = &mut *begun.lock() {
+            *begun = now;
+        }
         let batch = async {
             tokio::select! {
                 biased;
                 // Lines that came before the end of the token are answered with it, one by one.
                 batch = lines.next_batch(BATCH) => Come::Lines(batch),
-                () = silence(heard, *idle) => Come::Nothing,
+                late = late(heard, *idle, begun, *line_time) => Come::Late(late),
                 error = revoked(waiting) => Come::Revoked(error),
             }
         };
         match stop.run_until_cancelled(batch).await {
             None => Read::Cut(Cut::Stopping.into()),
-            Some(Come::Nothing) => Read::Cut(Cut::Late(self.idle).into()),
+            Some(Come::Late(late)) => Read::Cut(late.into()),
             Some(Come::Revoked(error)) => Read::Cut(error.into()),
             Some(Come::Lines(Err(error))) => Read::Cut(request::cut_line(error)),
             Some(Come::Lines(Ok(lines))) if lines.is_empty() => Read::End,
@@ -234,7 +245,7 @@ impl Source {
 /// What came first.
 enum Come {
     Lines(Result<Vec<Line>, io::Error>),
-    Nothing,
+    Late(Cut),
     Revoked(api::Error),
 }
 
@@ -246,14 +257,21 @@ async fn revoked(waiting: &mut Option<Waiting>) -> api::Error {
     }
 }
 
-/// Ends when no part of a body has come for so long. A part may be less than a line, or a blank one.
-async fn silence(heard: &Mutex<Instant>, idle: Duration) {
+/// Ends when no part of a body has come for `idle`, or when a line has not ended within `line_time`. A part may be less
+/// than a line, or a blank one.
+async fn late(heard: &Mutex<Instant>, idle: Duration, begun: &Mutex<Option<Instant>>, line_time: Duration) -> Cut {
     loop {
-        let end = *heard.lock() + idle;
-        if Instant::now() >= end {
-            return;
+        let silent = *heard.lock() + idle;
+        let line = begun.lock().map(|begun| begun + line_time);
+        let now = Instant::now();
+        if line.is_some_and(|end| now >= end) {
+            return Cut::LongLine(line_time);
         }
-        sleep_until(end).await;
+        if now >= silent {
+            return Cut::Late(idle);
+        }
+        // A line that begins during the sleep ends later than it.
+        sleep_until(line.map_or(silent, |line| line.min(silent))).await;
     }
 }
 
@@ -312,7 +330,7 @@ impl Batch {
         for place in &open {
             match read(&self.lines[*place], &mut tally) {
                 Ok(item) => items.push(item),
-                Err(_) if items.is_empty() => return Err(Refused::NoRoom),
+                Err(excess) if items.is_empty() => return Err(excess.into()),
                 // The next call takes the rest.
                 Err(_) => break,
             }
@@ -420,10 +438,19 @@ mod tests {
     async fn a_silence_ends_with_the_part_that_was_heard_last() {
         let heard = Mutex::new(Instant::now() + Duration::from_secs(1));
         let last = Instant::now() + Duration::from_millis(1100);
-        let mut silence = Box::pin(silence(&heard, Duration::ZERO));
+        let no_line = Mutex::new(None);
+        let mut silence = Box::pin(late(&heard, Duration::ZERO, &no_line, Duration::ZERO));
         assert!((&mut silence).now_or_never().is_none());
         *heard.lock() = last;
-        silence.await;
+        assert!(matches!(silence.await, Cut::Late(Duration::ZERO)));
         assert!(Instant::now() >= last);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_does_not_end_is_cut_however_often_a_part_of_it_comes() {
+        let heard = Mutex::new(Instant::now() + Duration::from_secs(3600));
+        let begun = Mutex::new(Some(Instant::now()));
+        let line = late(&heard, Duration::from_secs(3600), &begun, Duration::from_millis(10));
+        assert!(matches!(line.await, Cut::LongLine(_)));
     }
 }

@@ -24,6 +24,9 @@ use crate::api::{ECHO, shorten};
 /// The pace of a body that is not NDJSON.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
+/// The most bytes that are allocated before the first of them is here.
+const FIRST_BYTES: usize = 64 << 10;
+
 /// The pace of a request's body. Lines have none; `ndjson` watches them.
 pub(super) fn pace(head: &request::Parts) -> Option<Pace> {
     let is_lines = is_ndjson(&head.headers).unwrap_or(false);
@@ -83,8 +86,8 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    // The system gives memory at the first write: announced bytes that do not come cost nothing.
-    let mut text = BytesMut::with_capacity(announced.unwrap_or_default());
+    // A head may announce bytes that never come, and address space may have a limit. So the buffer doubles as they do.
+    let mut text = BytesMut::with_capacity(announced.unwrap_or_default().min(FIRST_BYTES));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(cut)?;
         if text.len() + chunk.len() > limit {
@@ -119,7 +122,7 @@ impl From<Cut> for Problem {
         match cut {
             Cut::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, cut).and_close(),
             Cut::Stopping => Self::later(StatusCode::SERVICE_UNAVAILABLE, cut).and_close(),
-            Cut::Late(_) => Self::new(StatusCode::REQUEST_TIMEOUT, cut.to_string()).and_close(),
+            Cut::Late(_) | Cut::LongLine(_) => Self::new(StatusCode::REQUEST_TIMEOUT, cut.to_string()).and_close(),
             Cut::Broken(_) => Self::bad_request(cut.to_string()),
         }
     }

@@ -5,9 +5,10 @@ use http_body::Body as _;
 
 use super::{
     super::{delivery::Deliveries, json},
-    answer::Answer,
+    answer::{Answer, LARGE, one_page, streamed},
     call::Call,
 };
+use crate::model::LeasedTask;
 
 pub(super) async fn open_session(mut call: Call) -> Answer {
     let open = call.json(json::sessions::open_session).await?;
@@ -19,16 +20,27 @@ pub(super) async fn want_tasks(mut call: Call) -> Answer {
     let want = call.json(json::sessions::want_tasks).await?;
     // The call may wait, and its body is gone.
     call.share.become_answer(0);
-    let room = |bytes| call.state.budget.answer(bytes).map_err(|no_room| no_room.to_string());
+    let room = |bytes| call.state.budget.answer(&call.caller.access, bytes).map_err(|no_room| no_room.to_string());
     let (mut wanted, room) = call.state.api.want_tasks(&call.caller, Ok(want), room).await?;
-    let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
-    let bytes = answer.body().size_hint().exact().unwrap_or_default();
-    if let Some(room) = room {
-        // The session's book has the tasks, so their answer goes out.
-        room.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
-        answer.extensions_mut().insert(room);
-    }
-    answer.extensions_mut().insert(Deliveries::from(std::mem::take(&mut wanted.leases.deliveries)));
+    let deliveries = std::mem::take(&mut wanted.leases.deliveries);
+    let bytes: usize = wanted.leases.tasks.iter().map(LeasedTask::weight).sum();
+    let mut answer = match room {
+        Some(room) if bytes > LARGE => {
+            let head = json::sessions::before_tasks(&wanted);
+            streamed(head, "tasks", one_page(wanted.leases.tasks), json::work::large, room)
+        }
+        room => {
+            let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
+            let bytes = answer.body().size_hint().exact().unwrap_or_default();
+            if let Some(room) = room {
+                // The session's book has the tasks, so their answer goes out.
+                room.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+                answer.extensions_mut().insert(room);
+            }
+            answer
+        }
+    };
+    answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
 }
 

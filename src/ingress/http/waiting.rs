@@ -46,6 +46,7 @@ impl Waiting {
             budget: budget.clone(),
             pace,
             stay: |_| Stay::No,
+            max_message: None,
             wrap: |cut| Box::new(cut),
             stop: server.stop_token(),
         };

@@ -6,8 +6,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
+    large::Entry,
     query,
-    read::TaskResult,
+    read::{self, TaskResult},
     text::{Instant, Time},
 };
 use crate::{
@@ -64,6 +65,16 @@ pub(in crate::ingress) struct AwaitedTask<'a> {
     /// Of a completed task.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     results: Vec<TaskResult<'a>>,
+}
+
+/// The answer as an entry of a large one.
+pub(in crate::ingress) fn large(mut awaited: model::AwaitedTask) -> Entry {
+    let results = std::mem::take(&mut awaited.results);
+    let mut entry = Entry::new(&AwaitedTask::from(&awaited));
+    if !results.is_empty() {
+        entry.list("results", results.into_iter().map(read::large));
+    }
+    entry.end()
 }
 
 impl<'a> From<&'a model::AwaitedTask> for AwaitedTask<'a> {

@@ -13,6 +13,7 @@ pub(super) mod fsck;
 pub(super) mod history;
 pub mod insert;
 pub mod jobs;
+pub(super) mod large;
 pub mod letters;
 pub(super) mod query;
 pub mod read;

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::{
     Key,
+    large::{Entry, Large},
     text::Instant,
     value::{EncodingName, Shown, Value},
 };
@@ -112,6 +113,15 @@ impl<'a> From<&'a model::TaskResult> for TaskResult<'a> {
             result_encoding: encoding,
         }
     }
+}
+
+/// A result as an entry of a large answer.
+pub(in crate::ingress) fn large(mut row: model::TaskResult) -> Entry {
+    let result = Large::of(std::mem::take(&mut row.result), row.encoding);
+    let fields = TaskResult { result_encoding: result.encoding(), ..TaskResult::from(&row) };
+    let mut entry = Entry::new(&fields);
+    entry.value("result", result);
+    entry.end()
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{MAX_QUEUES, Tally},
-    AtMost, Unread, object,
+    AtMost, Unread,
+    large::Entry,
+    object,
     text::Time,
     work::{self, Completion, Extension, ItemAnswer, LeasedTask, MAX_ITEMS, Rejection},
 };
@@ -180,6 +182,17 @@ pub(in crate::ingress) struct WantedTasks<'a> {
     granted: u32,
     #[serde(flatten)]
     pending: Pending,
+}
+
+/// The fields of an answer before its tasks, which follow.
+pub(in crate::ingress) fn before_tasks(wanted: &tasks::SharedTasks) -> Entry {
+    #[derive(Serialize)]
+    struct Head {
+        granted: u32,
+        #[serde(flatten)]
+        pending: Pending,
+    }
+    Entry::new(&Head { granted: wanted.granted, pending: wanted.pending })
 }
 
 impl<'a> From<&'a tasks::SharedTasks> for WantedTasks<'a> {

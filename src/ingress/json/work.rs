@@ -9,7 +9,9 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, MAX_QUEUES, Tally},
-    AtMost, Key, Nested, Unread, insert, item, object,
+    AtMost, Key, Nested, Unread, insert, item,
+    large::{Entry, Large},
+    object,
     text::{Instant, Time},
     value::{self, EncodingName, Shown, Value},
 };
@@ -275,6 +277,11 @@ impl<'a> Completed<'a> {
         let tasks = Some(tasks.iter().map(LeasedTask::from).collect());
         Self { results: answers.iter().map(ItemAnswer::from).collect(), tasks }
     }
+
+    /// Without tasks, which follow.
+    pub(in crate::ingress) fn before_tasks(answers: &'a [model::ItemAnswer]) -> Entry {
+        Entry::new(&Self { results: answers.iter().map(ItemAnswer::from).collect(), tasks: None })
+    }
 }
 
 /// A task with a lease for the worker.
@@ -324,6 +331,15 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
             priority: body.priority,
         }
     }
+}
+
+/// A task as an entry of a large answer.
+pub(in crate::ingress) fn large(mut task: model::LeasedTask) -> Entry {
+    let payload = Large::of(std::mem::take(&mut task.body.payload), task.body.payload_encoding);
+    let fields = LeasedTask { payload_encoding: payload.encoding(), ..LeasedTask::from(&task) };
+    let mut entry = Entry::new(&fields);
+    entry.value("payload", payload);
+    entry.end()
 }
 
 #[cfg(test)]

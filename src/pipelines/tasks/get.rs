@@ -200,6 +200,8 @@ impl Handle {
             0 => ANSWER_BYTES,
             bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
         };
+        // The budget counts an answer as at most this part of it.
+        let max_bytes = max_bytes.min(limits.request_budget / 4);
         Ok((Claim { worker, max_tasks, max_bytes, is_first: true, lease, priority: None }, wait))
     }
 

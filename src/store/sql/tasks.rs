@@ -32,6 +32,25 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
     ids
 }
 
+const RESULTS: &str = "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ";
+const RESULTS_IN_ORDER: &str = " ORDER BY completed_ms, surplus, worker";
+
+type ResultColumns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
+
+fn results_in_order(rows: Vec<ResultColumns>) -> Result<Vec<TaskResult>> {
+    let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): ResultColumns| {
+        Ok(TaskResult {
+            worker: worker_name(worker)?,
+            result: result.into(),
+            encoding: Encoding::from_number(encoding),
+            attempt: number(attempt)?,
+            completed_unix_ms,
+            surplus: surplus != 0,
+        })
+    };
+    rows.into_iter().map(result).collect()
+}
+
 #[async_trait]
 impl<DB: Backend> TaskReads for SqlStore<DB> {
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
@@ -153,30 +172,27 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
     }
 
     async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
-        let results = Statement::new(
-            "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ",
-        )
-        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
-        .sql(" ORDER BY completed_ms, surplus, worker");
-        type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
-        let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
-            Ok(TaskResult {
-                worker: worker_name(worker)?,
-                result: result.into(),
-                encoding: Encoding::from_number(encoding),
-                attempt: number(attempt)?,
-                completed_unix_ms,
-                surplus: surplus != 0,
-            })
-        };
-        self.sql.read("results", results).await?.into_iter().map(result).collect()
+        let results = Statement::new(RESULTS).append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
+        results_in_order(self.sql.read("results", results.sql(RESULTS_IN_ORDER)).await?)
     }
 
-    async fn results_bytes(&self, id: TaskId) -> Result<usize> {
-        let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE ")
-            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
-        let lengths: Vec<(i64,)> = self.sql.read("results_bytes", lengths).await?;
-        lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
+    async fn result_sizes(&self, id: TaskId) -> Result<Vec<(String, usize)>> {
+        let sizes = Statement::new("SELECT worker, LENGTH(result) FROM results WHERE ")
+            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+            .sql(RESULTS_IN_ORDER);
+        let sizes: Vec<(Vec<u8>, i64)> = self.sql.read("result_sizes", sizes).await?;
+        let size = |(worker, bytes)| Ok((worker_name(worker)?, number(bytes)?));
+        sizes.into_iter().map(size).collect()
+    }
+
+    async fn results_of(&self, id: TaskId, workers: &[String]) -> Result<Vec<TaskResult>> {
+        let workers: Vec<&str> = workers.iter().map(String::as_str).collect();
+        let results = Statement::new(RESULTS)
+            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+            .sql(" AND worker IN ")
+            .list(&workers)
+            .sql(RESULTS_IN_ORDER);
+        results_in_order(self.sql.read("results_of", results).await?)
     }
 
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
