@@ -102,15 +102,22 @@ impl PayloadSchema {
         let (is_valid, steps) = document.check(most, |payload| self.0.validator.is_valid(payload));
         match is_valid {
             Ok(true) => (Some(None), steps),
-            Ok(false) => (Some(Some(self.explain(&document, most))), steps),
+            Ok(false) => {
+                let (misfit, more) = self.explain(&document, most - steps);
+                // With all its steps, a payload is refused also if the place is not found.
+                let is_all = most >= Self::most_steps(payload);
+                let misfit = misfit.or_else(|| is_all.then(nowhere));
+                (misfit.map(Some), steps + more)
+            }
             Err(Stopped::OutOfSteps) => (None, steps),
+            Err(Stopped::OutOfStack) => (Some(Some(too_deep_together())), steps),
             Err(Stopped::Panicked(why)) => (Some(Some(failed(&why))), steps),
         }
     }
 
-    /// Looks for the place of a misfit.
-    fn explain<'a>(&self, document: &'a Document<'a>, most: u64) -> Misfit {
-        let found = document.explain(most, |payload| {
+    /// Looks for the place of a misfit, and returns the steps that this took.
+    fn explain<'a>(&self, document: &'a Document<'a>, most: u64) -> (Option<Misfit>, u64) {
+        let (misfit, steps) = document.explain(most, |payload| {
             let error = self.0.validator.validate(payload).err()?;
             let place = match error.instance_path().as_str() {
                 "" => "the payload".to_owned(),
@@ -121,11 +128,19 @@ impl PayloadSchema {
             let rule = shortened(&error.schema_path().as_str());
             Some(Misfit { says, logged: format!("the payload does not fit the queue's payload_schema at {rule}") })
         });
-        found.ok().flatten().unwrap_or_else(|| {
-            let says = "the payload does not fit the queue's payload_schema; finding the place would take too long";
-            Misfit { says: says.to_owned(), logged: says.to_owned() }
-        })
+        match misfit {
+            Ok(misfit) => (Some(misfit.unwrap_or_else(nowhere)), steps),
+            Err(Stopped::OutOfStack) => (Some(nowhere()), steps),
+            Err(Stopped::OutOfSteps) => (None, steps),
+            Err(Stopped::Panicked(why)) => (Some(failed(&why)), steps),
+        }
     }
+}
+
+/// A misfit whose place is not found.
+fn nowhere() -> Misfit {
+    let says = "the payload does not fit the queue's payload_schema; finding the place would take too long";
+    Misfit { says: says.to_owned(), logged: says.to_owned() }
 }
 
 /// A payload that does not fit.
@@ -165,6 +180,12 @@ fn endless(payload: &[u8]) -> Misfit {
          parts of the schema that refer to themselves twice make it so"
     );
     Misfit { logged: says.clone(), says }
+}
+
+fn too_deep_together() -> Misfit {
+    let says = "holding the payload against the queue's payload_schema needs more memory than a thread has for it: \
+                payload and schema are too deep together";
+    Misfit { says: says.to_owned(), logged: says.to_owned() }
 }
 
 /// A check that failed.

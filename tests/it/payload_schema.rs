@@ -127,9 +127,10 @@ async fn a_recursive_payload_is_answered_in_one_line_and_holds_nobody_up() {
     tasks.push(json!({"queue": "any", "payload": nodes(100, "bad", "bad")}));
     tasks.push(json!({"queue": "endless", "payload": children(60)}));
     let fits = |task: &Value| task["payload"].to_string().contains("\"not\"");
-    let calls = tasks.iter().map(|task| async {
-        let (status, answer) = daemon.post("/v1/tasks", task).await;
-        let error = answer["detail"].as_str().or(answer["results"][0]["error"].as_str()).unwrap_or_default().to_owned();
+    let (calling, fits) = (&daemon, &fits);
+    let calls = tasks.iter().map(|task| async move {
+        let (status, answer) = calling.post("/v1/tasks", task).await;
+        let error = answer["results"][0]["error"].as_str().unwrap_or_default().to_owned();
         assert_eq!(status, if fits(task) { 200 } else { 422 }, "{answer}: {task}");
         error
     });

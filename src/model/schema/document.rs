@@ -24,6 +24,8 @@ use serde_json::{Map, Number, Value};
 
 /// The bytes of a string that one step reads.
 const STEP_BYTES: usize = 16;
+/// The most bytes of stack that a check takes. A thread has twice as much.
+const STACK_BYTES: usize = 1 << 20;
 /// The most of a payload that errors show, in bytes of its text, about. Messages are shorter.
 const SHOWN_BYTES: usize = 2048;
 /// Names that are compared with each other. More are put into a set.
@@ -37,6 +39,8 @@ pub(super) struct Document<'a> {
     /// Each value is followed by its parts, in order. A member of an object is its name as a string, then its value.
     entries: Vec<Entry<'a>>,
     steps: Cell<u64>,
+    /// Where the stack was when the check began.
+    stack: Cell<usize>,
     shows: Cell<Shows>,
     shown: Cell<usize>,
 }
@@ -71,10 +75,14 @@ enum Entry<'a> {
 
 static NULL: Entry<'static> = Entry::Null;
 
+// docs/queues.md says what a payload takes.
+const _: () = assert!(size_of::<Entry<'_>>() <= 32);
+
 /// Why a check gave no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     OutOfSteps,
+    OutOfStack,
     /// The validator panicked.
     Panicked(String),
 }
@@ -97,7 +105,8 @@ impl<'a> Document<'a> {
     }
 
     fn of(entries: Vec<Entry<'a>>) -> Self {
-        Self { entries, steps: Cell::new(0), shows: Cell::new(Shows::All), shown: Cell::new(SHOWN_BYTES) }
+        let (steps, stack) = (Cell::new(0), Cell::new(stack()));
+        Self { entries, steps, stack, shows: Cell::new(Shows::All), shown: Cell::new(SHOWN_BYTES) }
     }
 
     /// Returns a name that one object has twice.
@@ -127,27 +136,29 @@ impl<'a> Document<'a> {
     }
 
     /// Lets the validator look for the first error in at most `most` steps.
-    pub(super) fn explain<T>(&'a self, most: u64, explain: impl FnOnce(Place<'a>) -> T) -> Result<T, Stopped> {
+    pub(super) fn explain<T>(&'a self, most: u64, explain: impl FnOnce(Place<'a>) -> T) -> (Result<T, Stopped>, u64) {
         self.shows.set(Shows::UntilError);
-        self.run(most, explain).0
+        self.run(most, explain)
     }
 
     fn run<T>(&'a self, most: u64, work: impl FnOnce(Place<'a>) -> T) -> (Result<T, Stopped>, u64) {
         self.steps.set(most);
+        self.stack.set(stack());
         self.shown.set(SHOWN_BYTES);
         let root = Place { document: self, at: 0 };
         // Validators keep nothing of a check that ended early.
-        let result = panic::catch_unwind(AssertUnwindSafe(|| work(root))).map_err(|panic| why(&*panic));
+        let result = panic::catch_unwind(AssertUnwindSafe(|| work(root))).map_err(why);
         (result, most - self.steps.get())
     }
 
     fn take_steps(&self, count: usize) {
-        match self.steps.get().checked_sub(count as u64) {
-            Some(left) => self.steps.set(left),
-            None => {
-                self.steps.set(0);
-                panic::resume_unwind(Box::new(Stopped::OutOfSteps));
-            }
+        let Some(left) = self.steps.get().checked_sub(count as u64) else {
+            self.steps.set(0);
+            panic::resume_unwind(Box::new(Stopped::OutOfSteps));
+        };
+        self.steps.set(left);
+        if self.stack.get().abs_diff(stack()) > STACK_BYTES {
+            panic::resume_unwind(Box::new(Stopped::OutOfStack));
         }
     }
 
@@ -167,12 +178,21 @@ impl<'a> Document<'a> {
     }
 }
 
-fn why(panic: &(dyn Any + Send)) -> Stopped {
-    if panic.is::<Stopped>() {
-        return Stopped::OutOfSteps;
+fn why(panic: Box<dyn Any + Send>) -> Stopped {
+    match panic.downcast::<Stopped>() {
+        Ok(stopped) => *stopped,
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            Stopped::Panicked(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default())
+        }
     }
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    Stopped::Panicked(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default())
+}
+
+/// Returns a place of the stack: the validator calls itself for each level of the payload, and each of the schema.
+#[inline]
+fn stack() -> usize {
+    let here = 0_u8;
+    std::ptr::from_ref(std::hint::black_box(&here)).addr()
 }
 
 /// Adds a value and its parts to the list.
@@ -281,8 +301,9 @@ impl<'a> Members<'a> {
     /// The names, at no cost in steps.
     fn names(self) -> impl Iterator<Item = &'a str> {
         let Parts { document, next, end, .. } = self.0;
-        let following = move |place: &usize| Some(document.after(*place + 1));
-        let places = std::iter::successors(Some(next), following).take_while(move |place| *place < end);
+        let is_name = move |place: &usize| *place < end;
+        let following = move |place: &usize| Some(document.after(*place + 1)).filter(is_name);
+        let places = std::iter::successors(Some(next).filter(is_name), following);
         places.map(|place| document.string(place))
     }
 }
