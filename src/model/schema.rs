@@ -174,7 +174,8 @@ fn repeated(name: &str) -> Misfit {
 
 /// A check that is given up.
 fn endless(payload: &[u8]) -> Misfit {
-    let (steps, bytes) = (PayloadSchema::most_steps(payload), payload.len());
+    let steps = PayloadSchema::most_steps(payload);
+    let bytes = payload.len();
     let says = format!(
         "holding the payload against the queue's payload_schema takes more than {steps} steps for its {bytes} bytes: \
          parts of the schema that refer to themselves twice make it so"

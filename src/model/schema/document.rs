@@ -105,8 +105,13 @@ impl<'a> Document<'a> {
     }
 
     fn of(entries: Vec<Entry<'a>>) -> Self {
-        let (steps, stack) = (Cell::new(0), Cell::new(stack()));
-        Self { entries, steps, stack, shows: Cell::new(Shows::All), shown: Cell::new(SHOWN_BYTES) }
+        Self {
+            entries,
+            steps: Cell::new(0),
+            stack: Cell::new(stack()),
+            shows: Cell::new(Shows::All),
+            shown: Cell::new(SHOWN_BYTES),
+        }
     }
 
     /// Returns a name that one object has twice.
@@ -324,7 +329,8 @@ impl<'a> Place<'a> {
 
     /// The value for an error, up to a number of bytes. What is beyond them is left out: no message has it.
     fn shown(&self) -> Value {
-        let (document, left) = (self.document, &self.document.shown);
+        let document = self.document;
+        let left = &document.shown;
         let take = |bytes: usize| left.set(left.get().saturating_sub(bytes));
         take(2);
         match &document.entries[self.at] {
