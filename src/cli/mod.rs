@@ -212,7 +212,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let args: Vec<OsString> = args.into_iter().collect();
     let refuse = |error: clap::Error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
-        _ => Refusal::Usage(mistake::in_one_line(&error, &args)),
+        // It has the user's own words, such as a key that was pasted.
+        _ => Refusal::Usage(ask::printable(&mistake::in_one_line(&error, &args))),
     };
     let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
