@@ -971,6 +971,28 @@ async fn silent(port: u16, count: usize) -> Vec<TcpStream> {
     clients
 }
 
+/// Long polls over HTTP, each on a connection of its own, until there is no room for another connection.
+async fn polls_until_it_is_full(daemon: &Daemon, count: usize) -> Vec<TcpStream> {
+    let body = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
+    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+    let request = format!("{head}{}\r\n\r\n{body}", body.len());
+    let mut polls = silent(daemon.http_port(), count).await;
+    for poll in &mut polls {
+        // Some have made way by then.
+        poll.write_all(request.as_bytes()).await.ok();
+    }
+    until("each connection has had a call", async || {
+        // The request below may have taken the place of a connection whose call was not read yet.
+        let mut poll = silent(daemon.http_port(), 1).await;
+        poll[0].write_all(request.as_bytes()).await.ok();
+        polls.append(&mut poll);
+        let answer = crate::support::http_client().get(format!("{}/v1/queues", daemon.http())).send().await;
+        answer.is_ok_and(|answer| answer.status() == 503)
+    })
+    .await;
+    polls
+}
+
 /// Until the other side has closed it.
 async fn closed(client: &mut TcpStream) {
     let mut rest = Vec::new();
@@ -1004,17 +1026,7 @@ async fn silent_grpc_connections_take_nothing_from_others_and_end() {
 #[tokio::test]
 async fn probes_are_answered_beside_as_many_long_polls_as_there_is_room_for() {
     let mut daemon = Daemon::start_with_descriptors("-n 1024", "").await;
-    let mut polls = silent(daemon.http_port(), 600).await;
-    let body = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
-    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    for poll in &mut polls {
-        // Some are hung up on by then.
-        poll.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.ok();
-    }
-    until("each connection has had a call", async || {
-        daemon.try_get("/v1/queues").await.is_some_and(|(status, _)| status == 503)
-    })
-    .await;
+    let polls = polls_until_it_is_full(&daemon, 600).await;
     for _ in 0..20 {
         // Each on a connection of its own.
         let client = crate::support::http_client();
@@ -1042,18 +1054,8 @@ async fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
 #[tokio::test]
 async fn max_connections_bounds_each_listener() {
     let mut daemon = Daemon::start("max_connections = 16", &[]).await;
-    let mut polls = silent(daemon.http_port(), 20).await;
-    let body = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
-    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    for poll in &mut polls {
-        // Some are hung up on by then.
-        poll.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.ok();
-    }
+    let polls = polls_until_it_is_full(&daemon, 20).await;
     let client = crate::support::http_client();
-    until("it is full", async || {
-        client.get(format!("{}/v1/queues", daemon.http())).send().await.is_ok_and(|answer| answer.status() == 503)
-    })
-    .await;
     let answer = client.get(format!("{}/v1/queues", daemon.http())).send().await.unwrap().text().await.unwrap();
     assert!(answer.contains("16 connections are open, and there may be no more"), "{answer}");
     assert_eq!(client.get(format!("{}/readyz", daemon.http())).send().await.unwrap().status(), 200);
