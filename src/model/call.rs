@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow, UnreadableTask};
+use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow};
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +201,31 @@ pub struct Completion {
     pub unreadable: Vec<Box<UnreadableTask>>,
     /// What is wrong with single discovered tasks, for the answer.
     pub not_stored: NotStored,
+}
+
+/// A task with a value that this version does not know: a later version wrote it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnreadableTask {
+    /// The task without these values.
+    pub task: NewTask,
+    pub values: RecordedValues,
+    pub reason: String,
+}
+
+/// The values of a task that may be unreadable, as its record has them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedValues {
+    pub payload_encoding: i32,
+    pub priority: i32,
+    pub delay: Option<RecordedDuration>,
+    pub lease_duration: Option<RecordedDuration>,
+}
+
+/// A duration that may be negative or out of range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedDuration {
+    pub seconds: i64,
+    pub nanos: i32,
 }
 
 /// The discovered tasks of a completion that are not stored, because each of them is wrong. The completion counts

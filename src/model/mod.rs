@@ -34,7 +34,8 @@ pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, BusBacklog, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
-    LeasedTask, NewTask, NotStored, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
+    LeasedTask, NewTask, NotStored, Protocol, QueueView, RecordedDuration, RecordedValues, Rejection, TaskBody,
+    TaskResult, TaskStatus, TaskView, UnreadableTask,
 };
 pub use causes::in_short;
 pub use changes::{
@@ -51,10 +52,7 @@ pub use letters::{
     LetterPages, LettersChanged, StoredLetter,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
-pub use records::{
-    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
-    UnreadableTask, What,
-};
+pub use records::{Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What};
 pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};

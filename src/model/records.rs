@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Encoding, LeaseNumber, NewTask, QueueName, TaskId};
+use super::{Encoding, LeaseNumber, NewTask, QueueName, TaskId, UnreadableTask};
 
 /// A task on its way from SQL to the queue.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,31 +53,6 @@ pub struct Completed {
 
 /// A discovered task in a report. `Err`: this version cannot read all of it.
 pub type DiscoveredTask = Result<NewTask, Box<UnreadableTask>>;
-
-/// A task with a value that this version does not know: a later version wrote it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UnreadableTask {
-    /// The task without these values.
-    pub task: NewTask,
-    pub values: RecordedValues,
-    pub reason: String,
-}
-
-/// The values of a task that may be unreadable, as its record has them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordedValues {
-    pub payload_encoding: i32,
-    pub priority: i32,
-    pub delay: Option<RecordedDuration>,
-    pub lease_duration: Option<RecordedDuration>,
-}
-
-/// A duration that may be negative or out of range.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordedDuration {
-    pub seconds: i64,
-    pub nanos: i32,
-}
 
 /// The death of a task, decided by a script.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{new_task::proto, pb};
+use crate::{duration::proto, pb};
 
 /// The waits of a task between its attempts, in place of those of its queue.
 ///

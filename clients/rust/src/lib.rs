@@ -33,6 +33,7 @@ mod address;
 mod backoff;
 mod client;
 mod codec;
+mod duration;
 mod error;
 mod event;
 mod extend;

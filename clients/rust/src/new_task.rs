@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde::Serialize;
 
+pub(crate) use crate::duration::proto;
 pub use crate::pb::Priority;
 use crate::{backoff::Backoff, pb};
 
@@ -118,12 +119,6 @@ impl From<pb::NewTask> for NewTask {
     fn from(task: pb::NewTask) -> Self {
         Self(task)
     }
-}
-
-/// A duration as protobuf has it. One that protobuf cannot hold becomes the longest that it can.
-pub(crate) fn proto(duration: Duration) -> prost_types::Duration {
-    let longest = prost_types::Duration { seconds: i64::MAX, nanos: 999_999_999 };
-    duration.try_into().unwrap_or(longest)
 }
 
 #[cfg(test)]
