@@ -179,15 +179,8 @@ pub struct TokenSync {
 impl TokenSync {
     /// Reads for the first time.
     pub async fn start(store: Arc<dyn Store>, occupancy: Occupancy, clock: Clock) -> store::Result<Self> {
-        let mut sync = Self {
-            store,
-            occupancy,
-            known: Arc::default(),
-            lost: Arc::default(),
-            clock,
-            read: None,
-            read_from: None,
-        };
+        let mut sync =
+            Self { store, occupancy, known: Arc::default(), lost: Arc::default(), clock, read: None, read_from: None };
         sync.read().await?;
         Ok(sync)
     }
