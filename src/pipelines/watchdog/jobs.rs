@@ -63,6 +63,9 @@ struct Rest {
 /// When each token expires; `None`: never.
 type Expiries = HashMap<SecretHash, Option<i64>>;
 
+/// The tokens that were read last, and their version.
+type TokensRead = Option<(u64, Arc<Expiries>)>;
+
 #[derive(Clone)]
 pub(super) struct Jobs {
     store: Arc<dyn Store>,
@@ -71,8 +74,7 @@ pub(super) struct Jobs {
     lead: Lead,
     /// Of pages that have their turn again. A process that takes over requeues the whole page once more.
     rests: Arc<Mutex<HashMap<Uuid, Rest>>>,
-    /// The version that was read.
-    tokens: Arc<Mutex<Option<(u64, Arc<Expiries>)>>>,
+    tokens: Arc<Mutex<TokensRead>>,
 }
 
 impl Jobs {
