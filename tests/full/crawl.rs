@@ -1,4 +1,4 @@
-//! The crawl of `examples/crawl.rs` over a real site, compared with a walk that knows nothing of taskd.
+//! The crawl of `examples/crawl` over a real site, compared with a walk that knows nothing of taskd.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,7 +16,7 @@ use url::Url;
 
 use crate::support::{daemon::Daemon, kafka, mariadb::MysqlDatabase, store_contract::Database, until};
 
-#[path = "../../examples/crawl.rs"]
+#[path = "../../examples/crawl/src/main.rs"]
 #[allow(dead_code, reason = "its main is not ours")]
 mod example;
 

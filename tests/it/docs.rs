@@ -411,6 +411,30 @@ async fn a_rust_worker_says_that_its_taskd_is_away() {
     }
 }
 
+/// The units of a build for a release: package, target, features and profile.
+fn units(packages: &[&str]) -> BTreeSet<String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--release", "--locked", "--offline", "--unit-graph", "-Z", "unstable-options"]);
+    cargo.args(packages.iter().flat_map(|package| ["--package", package]));
+    let output = cargo.env("RUSTC_BOOTSTRAP", "1").current_dir(ROOT).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let graph: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let units = graph["units"].as_array().unwrap().iter();
+    let parts = ["pkg_id", "target", "mode", "features", "profile", "platform"];
+    units.map(|unit| parts.map(|part| unit[part].to_string()).join(" ")).collect()
+}
+
+#[test]
+fn the_demo_compiles_nothing_of_taskd_again() {
+    let demo = fs::read_to_string(Path::new(ROOT).join("scripts/demo")).unwrap();
+    let build = demo.lines().find(|line| line.starts_with("cargo build ")).expect("it builds the crawler");
+    let packages: Vec<_> = build.split(" --package ").skip(1).collect();
+    let built = units(&[]);
+    let more: Vec<_> = units(&packages).into_iter().filter(|unit| !built.contains(unit)).collect();
+    let is_crawler = |unit: &String| unit.contains("/examples/crawl#") || unit.contains("#html5gum@");
+    assert!(more.len() == 2 && more.iter().all(is_crawler), "{more:#?}");
+}
+
 #[test]
 fn each_package_has_the_licences() {
     for file in ["LICENSE-MIT", "LICENSE-APACHE"] {

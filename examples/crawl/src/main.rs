@@ -1,7 +1,7 @@
 //! Crawls a site from one URL: a task is a page, its key the page's URL, and what it discovers are the pages it links to.
 //!
 //!     taskd --pipelines all &
-//!     cargo run --release --example crawl -- --url http://127.0.0.1:8000/
+//!     cargo run --release --package taskd-crawl -- --url http://127.0.0.1:8000/
 //!
 //! A worker is a function: it fetches the page of a task, and returns what it found. taskd sends the tasks on a stream. It
 //! knows which URLs it has seen, tries again what failed, and counts; so there is none of it here.
@@ -10,20 +10,32 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io::IsTerminal,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use clap::Parser;
+use html5gum::{Token, Tokenizer};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{
+    Response,
+    body::{Bytes, Incoming},
+    header::{CONTENT_TYPE, LOCATION},
+};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use reqwest::header::CONTENT_TYPE;
-use scraper::{Html, Selector};
 use serde::{Deserialize, Serialize};
 use taskd_client::{Client, Done, Ended, Event, Failure, InsertedAs, NewTask, Task, Worker};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use url::Url;
 
 /// The pages that a worker fetches at a time.
 const PAGES: usize = 8;
+/// The longest fetch of a page.
+const FETCH_WITHIN: Duration = Duration::from_secs(20);
+const MOST_REDIRECTS: usize = 10;
 
 /// Crawls a site with taskd
 #[derive(Parser, Clone)]
@@ -42,11 +54,17 @@ pub(crate) struct Args {
     /// How many different workers fetch each page
     #[arg(long, default_value_t = 1)]
     pub(crate) replicas: u32,
-    #[arg(long, default_value = "crawl")]
+    /// By default one of this run: a key counts once in a queue, for ever
+    #[arg(long, default_value_t = queue_of_this_run())]
     pub(crate) queue: String,
     /// How soon others get the pages of a worker that died
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
+}
+
+fn queue_of_this_run() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("crawl-{}", now.as_secs())
 }
 
 /// The result of a task.
@@ -111,7 +129,7 @@ pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::
     anyhow::ensure!(refused.is_none(), "taskd did not take the first page: {refused:?}");
 
     let (sender, mut reports) = mpsc::unbounded_channel();
-    let site = reqwest::Client::builder().timeout(Duration::from_secs(20)).build()?;
+    let site = Site::new();
     let (mut workers, mut stops) = (JoinSet::new(), Vec::new());
     for number in 1..=args.workers {
         let (name, args, site) = (format!("crawler-{number}"), args.clone(), site.clone());
@@ -152,7 +170,7 @@ pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::
 struct Crawler {
     name: String,
     args: Args,
-    site: reqwest::Client,
+    site: Site,
     reports: mpsc::UnboundedSender<Report>,
     /// The pages whose completion taskd has not answered, by the ids of their tasks.
     pages: Mutex<HashMap<String, Page>>,
@@ -181,25 +199,68 @@ impl Crawler {
     }
 
     async fn fetch(&self, url: &str) -> anyhow::Result<Page> {
-        let response = self.site.get(url).send().await?;
-        let (status, base) = (response.status(), response.url().clone());
-        anyhow::ensure!(!status.is_server_error(), "the site answers {status}");
-        let html = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-        let body = response.bytes().await?;
-        let mut page =
-            Page { status: status.as_u16(), title: String::new(), bytes: body.len(), links: BTreeSet::new() };
-        if html {
-            let document = Html::parse_document(&String::from_utf8_lossy(&body));
-            let select = |selector| Selector::parse(selector).expect("a selector");
-            page.title =
-                document.select(&select("title")).next().map_or_else(String::new, |title| title.text().collect());
-            let anchors = select("a[href]");
-            let links = document.select(&anchors).filter_map(|a| base.join(a.attr("href")?).ok());
+        let (url, status, is_html, body) = timeout(FETCH_WITHIN, self.site.get(Url::parse(url)?)).await??;
+        anyhow::ensure!(status < 500, "the site answers {status}");
+        let mut page = Page { status, title: String::new(), bytes: body.len(), links: BTreeSet::new() };
+        if is_html {
+            let (title, hrefs) = read(&body);
+            page.title = title;
+            let links = hrefs.iter().filter_map(|href| url.join(href).ok());
             let links = links.map(normalised).filter(|link| inside(&self.args.url, link));
             page.links = links.map(String::from).collect();
         }
         Ok(page)
     }
+}
+
+/// A client of the site: HTTP/1 without TLS.
+#[derive(Clone)]
+struct Site(HttpClient<HttpConnector, Empty<Bytes>>);
+
+impl Site {
+    fn new() -> Self {
+        Self(HttpClient::builder(TokioExecutor::new()).build_http())
+    }
+
+    /// Gets a page: its URL after all redirects, the status, whether it is HTML, and the body.
+    async fn get(&self, mut url: Url) -> anyhow::Result<(Url, u16, bool, Bytes)> {
+        for _ in 0..=MOST_REDIRECTS {
+            let answer: Response<Incoming> = self.0.get(url.as_str().parse()?).await?;
+            let status = answer.status();
+            if let Some(to) = answer.headers().get(LOCATION).filter(|_| status.is_redirection()) {
+                url = url.join(to.to_str()?)?;
+                continue;
+            }
+            let kind = answer.headers().get(CONTENT_TYPE);
+            let is_html = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+            let body = answer.into_body().collect().await?.to_bytes();
+            return Ok((url, status.as_u16(), is_html, body));
+        }
+        anyhow::bail!("there are more than {MOST_REDIRECTS} redirects")
+    }
+}
+
+/// The title of a page, and where its links lead.
+fn read(html: &[u8]) -> (String, Vec<String>) {
+    let mut title = String::new();
+    let mut is_title = false;
+    let mut hrefs = Vec::new();
+    for Ok(token) in Tokenizer::new(html) {
+        match token {
+            Token::StartTag(tag) => {
+                is_title = tag.name == b"title" && title.is_empty();
+                if tag.name == b"a"
+                    && let Some(href) = tag.attributes.get(&b"href"[..])
+                {
+                    hrefs.push(String::from_utf8_lossy(href).into_owned());
+                }
+            }
+            Token::EndTag(_) => is_title = false,
+            Token::String(text) if is_title => title.push_str(&String::from_utf8_lossy(&text)),
+            _ => {}
+        }
+    }
+    (title, hrefs)
 }
 
 fn new_task(args: &Args, url: &str) -> NewTask {
@@ -219,14 +280,17 @@ fn inside(site: &Url, url: &Url) -> bool {
 
 /// Until two looks in a row find nothing that waits or is being worked on.
 async fn all_done(args: &Args) -> anyhow::Result<()> {
-    let (http, url) = (reqwest::Client::new(), format!("{}/v1/queues", args.http));
+    let http = Site::new();
+    let url = Url::parse(&args.http)?.join("/v1/queues")?;
     let look = async || {
-        let answer = http.get(&url).send().await?.error_for_status()?.json::<serde_json::Value>().await?;
+        let (_, status, _, body) = timeout(FETCH_WITHIN, http.get(url.clone())).await??;
+        anyhow::ensure!(status == 200, "taskd answers {status}");
+        let answer: serde_json::Value = serde_json::from_slice(&body)?;
         let queue = answer["queues"].as_array().and_then(|all| all.iter().find(|queue| queue["queue"] == args.queue));
         let left = |queue: &serde_json::Value| {
             ["pending", "queued", "assigned", "delayed"].iter().all(|state| queue[*state].as_u64() == Some(0))
         };
-        Ok::<bool, reqwest::Error>(queue.is_some_and(left))
+        anyhow::Ok(queue.is_some_and(left))
     };
     let mut empty = 0;
     while empty < 2 {
