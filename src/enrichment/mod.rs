@@ -42,7 +42,7 @@ use self::{
 use crate::{
     config::{Enrich, Queues, Settings},
     model::{PayloadCheck, PayloadSchema, QueueName, TaskRow},
-    runtime::{LastSaid, compute},
+    runtime::{LastSaid, LogPace, compute},
     telemetry::metrics::{self, Skipped},
 };
 
@@ -148,6 +148,8 @@ struct Endpoint {
     breaker: Breaker,
     /// The last wrong answer in the log.
     logged: Mutex<LastSaid>,
+    /// Bounds the lines about wrong answers: senders of tasks can cause any number of different ones.
+    wrong_answers: LogPace,
 }
 
 impl Endpoint {
@@ -162,6 +164,7 @@ impl Endpoint {
             slots: Semaphore::new(settings.concurrency),
             breaker: Breaker::new(settings.failures, settings.pause),
             logged: Mutex::new(LastSaid::nothing()),
+            wrong_answers: LogPace::new(10, Duration::from_secs(6)),
             patience: settings.timeout.min(longest / 2),
             settings,
         }
@@ -329,7 +332,8 @@ impl Endpoint {
 
     /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the breaker.
     fn log(&self, queue: &QueueName, skipped: Skipped, why: &str) {
-        if skipped == Skipped::Wrong && self.logged.lock().is_news(why) {
+        let is_news = skipped == Skipped::Wrong && self.logged.lock().is_news(why);
+        if is_news && self.wrong_answers.admit(Instant::now().into_std()).is_some() {
             tracing::warn!("a task of queue {queue} goes on without the enrichment of {}: {why}", self.name);
         } else {
             tracing::debug!("tasks of queue {queue} go on without the enrichment of {}: {why}", self.name);
