@@ -5,12 +5,15 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::http::{HeaderMap, StatusCode};
 use bytes::Bytes;
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+    trace_service_server::{TraceService, TraceServiceServer},
+};
 use prost::Message as _;
 use serde_json::{Value, json};
 use sqlx::{Connection, SqliteConnection};
@@ -326,4 +329,57 @@ async fn without_an_endpoint_a_sampled_context_goes_through_unchanged() {
     assert_eq!(leased["traceparent"], context);
     assert!(!leased["lease_token"].as_str().unwrap().contains('-'), "the token has no trace");
     assert!(daemon.stop().await.success());
+}
+
+/// Whoever may insert tasks has only a bounded part of the spans.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_cannot_have_any_number_of_tasks_traced() {
+    const TASKS: usize = 10_000;
+    let (receiver, address) = Receiver::start().await;
+    let endpoint = format!("http://{address}");
+    let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint]).await;
+    let began = Instant::now();
+    let tasks: Vec<Value> = (0..TASKS)
+        .map(|n| json!({"queue": "q", "key": n.to_string(), "traceparent": traceparent(TRACE, true)}))
+        .collect();
+    for some in tasks.chunks(1000) {
+        daemon.insert(some).await;
+    }
+    // A burst, and a thousand for each second that has passed.
+    let most = 1000 * (usize::try_from(began.elapsed().as_secs()).unwrap() + 2);
+    assert!(daemon.stop().await.success());
+    let inserts = receiver.spans().iter().filter(|span| span.name == "insert").count();
+    assert!((1..=most).contains(&inserts), "{inserts} tasks were traced; at most {most} of {TASKS}");
+}
+
+/// A collector that refuses every call, in words that look like a line of the log.
+struct Forger;
+
+#[tonic::async_trait]
+impl TraceService for Forger {
+    async fn export(
+        &self,
+        _: tonic::Request<ExportTraceServiceRequest>,
+    ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
+        Err(tonic::Status::unavailable("bad\n2026-11-28T00:00:00Z  INFO taskd: FORGED\u{202e}\u{9b}1m LINE"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_words_of_a_collector_begin_no_line_of_the_log() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Forger));
+    tokio::spawn(server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)));
+    for format in ["pretty", "json"] {
+        let args = ["--otlp-endpoint", &endpoint, "--trace-sample", "1"];
+        let mut daemon = Daemon::start(&format!("log_format = \"{format}\""), &args).await;
+        insert(&daemon, &json!({"queue": "q", "key": "k"})).await;
+        until("the log has the words", async || daemon.log().contains("FORGED")).await;
+        let log = daemon.log();
+        assert!(!log.lines().any(|line| line.starts_with("2026-11-28T00:00:00Z")), "{format}: {log}");
+        assert!(log.contains("bad\\n2026-11-28T00:00:00Z"), "{format}: {log}");
+        assert!(!log.contains(['\u{202e}', '\u{9b}']), "{format}: {log}");
+        assert!(daemon.stop().await.success());
+    }
 }

@@ -21,7 +21,7 @@ impl Inserts {
         }
         let begun = match task.traceparent.is_empty() {
             true => Begun::root(),
-            false => Begun::child_of(&task.traceparent),
+            false => Begun::child_of_caller(&mut task.traceparent),
         };
         if let Some(begun) = begun {
             task.traceparent = begun.context().to_string();
@@ -77,7 +77,7 @@ impl Discoveries {
             return;
         }
         let begun = match (parent, discovered) {
-            _ if !task.traceparent.is_empty() => Begun::child_of(&task.traceparent),
+            _ if !task.traceparent.is_empty() => Begun::child_of_caller(&mut task.traceparent),
             (Some(parent), TraceDiscovered::Child) => Some(Begun::child(parent)),
             (parent, _) => Begun::root().map(|begun| begun.linked(parent)),
         };

@@ -10,10 +10,12 @@ mod span;
 mod transport;
 
 use std::{
+    num::NonZeroU32,
     sync::OnceLock,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use tokio::sync::mpsc;
 
 pub use self::{
@@ -34,8 +36,13 @@ const QUEUE: usize = 16_384;
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
+/// The tasks in a second, and at once, that callers may have traced in this process. A caller with a right to insert
+/// decides about its own tasks only, and must not fill the queue of spans with them.
+const OF_CALLERS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
+
 /// The process's way to the exporter.
 struct Sink {
+    of_callers: DefaultDirectRateLimiter,
     spans: mpsc::Sender<Span>,
     /// Random numbers below it are sampled, of 2^64.
     sample_below: u64,
@@ -50,7 +57,8 @@ pub fn install(settings: &Traces) -> Result<Option<Exporter>, Error> {
     let (spans, receiver) = mpsc::channel(QUEUE);
     let exporter = Exporter::new(settings, receiver)?;
     let sample_below = (settings.sample * u64::MAX as f64) as u64;
-    let sink = Sink { spans, sample_below, sample_all: settings.sample >= 1.0 };
+    let of_callers = RateLimiter::direct(Quota::per_second(OF_CALLERS));
+    let sink = Sink { of_callers, spans, sample_below, sample_all: settings.sample >= 1.0 };
     SINK.set(sink).map_err(|_| Error::Installed)?;
     Ok(Some(exporter))
 }
@@ -92,6 +100,19 @@ impl Begun {
     /// A child of a sampled context; `None` when it is not sampled, or this process exports nothing.
     pub fn child_of(traceparent: &str) -> Option<Self> {
         let parent = TraceContext::sampled(traceparent).filter(|_| is_on())?;
+        Some(Self::child(parent))
+    }
+
+    /// A child of the sampled context that the sender of a task gave it. Beyond a bound per second the task is not
+    /// traced, and its context says so from now on.
+    pub fn child_of_caller(traceparent: &mut String) -> Option<Self> {
+        let parent = TraceContext::sampled(traceparent)?;
+        let sink = SINK.get()?;
+        if !sink.sample_all && sink.of_callers.check().is_err() {
+            metrics::traces_spans(SpanOutcome::Dropped, 1);
+            *traceparent = TraceContext { flags: parent.flags & !1, ..parent }.to_string();
+            return None;
+        }
         Some(Self::child(parent))
     }
 
