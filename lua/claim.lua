@@ -9,13 +9,15 @@
 -- ARGV[7] how many delivered grants follow: they are no longer undelivered; then the grants
 --         (not where all lanes are empty: a call that finds nothing writes nothing, and nobody waits for the disk)
 -- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
---   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
+--   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all); and perhaps a sixth, the
+--   secret of the call: its grants are then this number and the place of the request among those with tasks, in four
+--   digits
 -- Returns {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
 --       | {generation, 0} no task for any request, and asking again at once brings none
 --       | {generation, 3} the same, and one of the workers rests from a task: asking again in a moment brings some
 --       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left}
---   grant: of the first request with tasks. The next request with tasks has the next grant.
+--   grant: of the first request with tasks, if the call has no secret. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
@@ -46,9 +48,9 @@ for a = first_request, #ARGV, 2 do
   local text = ARGV[a + 1]
   local ask = read_asks[text]
   if not ask then
-    local most, bytes, is_first, lease, priority = string.match(text, '^(%d+) (%d+) (%d) (%d+) (%d)$')
+    local most, bytes, is_first, lease, priority, secret = string.match(text, '^(%d+) (%d+) (%d) (%d+) (%d) ?(%d*)$')
     ask = {most = tonumber(most), bytes = tonumber(bytes), is_first = is_first == '1', lease = tonumber(lease),
-      priority = tonumber(priority)}
+      priority = tonumber(priority), secret = secret}
     read_asks[text] = ask
   end
   workers[#workers + 1], asks[#asks + 1] = ARGV[a], ask
@@ -188,7 +190,9 @@ for r = 1, #workers do
     if lane == nil and filled > 0 then lane = open_lane(i) end
     if lane and lane.length > lane.gone then
       if not grant then
-        grant = string.format('%.0f', grants + 1)
+        -- A grant with a secret has up to 19 digits, more than a number of Lua holds: grants are texts.
+        grant = ask.secret == '' and string.format('%.0f', grants + 1)
+          or ask.secret .. string.format('%04d', grants + 1 - first_grant)
         held = 'h' .. grant .. ':' .. worker
       end
       local at = math.max(lane.passed[worker] or lane.stored[worker] or 0, lane.gone)

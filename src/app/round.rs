@@ -213,6 +213,7 @@ fn shortcut(settings: &Arc<Settings>, bus: &dyn Bus, queue: &Queue, gates: &Gate
 async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
     let Backends { settings, redis, store, process, clock, .. } = backends;
     let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    queue.keep_grants_secret();
     queue.announcer().always_announce(EventQueues::of(&settings.queues));
     if settings.history {
         let times_from = || async { store.lease_times_from().await.map_err(unreadable) };

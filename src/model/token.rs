@@ -17,7 +17,7 @@ pub struct LeaseToken {
     pub shard: ShardId,
     /// The generation of the shard. A shard that Redis lost comes back with the next one.
     pub generation: u64,
-    /// The number of the claim in its shard. All leases of one claim share it.
+    /// The number of the claim in its shard, which nobody can guess. All leases of one claim share it.
     pub grant: u64,
     /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,

@@ -1,9 +1,16 @@
 //! The calls that callers share: each takes what the combiner has gathered.
 
-use std::sync::Arc;
+use std::{
+    fmt::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use redis::Value;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use super::{
     claimed::Claimed,
@@ -44,6 +51,7 @@ pub(super) struct Reach {
     pub(super) keys: ShardKeys,
     pub(super) clock: Clock,
     pub(super) history: Arc<History>,
+    pub(super) secret_grants: Arc<AtomicBool>,
 }
 
 impl Reach {
@@ -81,6 +89,18 @@ pub(super) struct Claiming {
     delivered: Vec<u64>,
     /// The offers before it.
     offers: u64,
+    /// The beginning of its grants, so that nobody guesses the token of another worker's lease.
+    secret: Option<u64>,
+}
+
+/// A random number of 15 digits. With the place of a request in four more digits it is a grant, which SQL keeps as a
+/// signed number of 64 bits.
+fn secret() -> u64 {
+    const LEAST: u64 = 100_000_000_000_000;
+    const RANGE: u64 = 820_000_000_000_000;
+    // Bits of the upper half say the version of the UUID.
+    let random = Uuid::new_v4().as_u64_pair().1;
+    LEAST + (random & (u64::MAX >> 2)) % RANGE
 }
 
 impl Claiming {
@@ -91,7 +111,8 @@ impl Claiming {
         requests: Vec<Claim>,
     ) -> Self {
         let (delivered, offers) = (notes.take_delivered(), notes.offers());
-        Self { reach, notes, release, requests, delivered, offers }
+        let secret = reach.secret_grants.load(Ordering::Relaxed).then(secret);
+        Self { reach, notes, release, requests, delivered, offers, secret }
     }
 
     pub(super) fn call(&self) -> Call {
@@ -105,7 +126,7 @@ impl Claiming {
         call.arg(self.delivered.len()).arg(&self.delivered);
         for (place, request) in self.requests.iter().enumerate() {
             let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
-            call.arg(request.worker.as_str()).arg(ask_text(request, most));
+            call.arg(request.worker.as_str()).arg(ask_text(request, most, self.secret));
         }
         call
     }
@@ -125,9 +146,10 @@ impl Claiming {
             let trickle = self.ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
             answer = trickle.run(&mut self.reach.redis.conn()).await.map_err(Error::from);
         }
-        let Self { reach, notes, release, requests, delivered, offers } = self;
+        let Self { reach, notes, release, requests, delivered, offers, secret } = self;
         let claimed = match answer.and_then(Claimed::read) {
-            Ok(mut claimed) => {
+            Ok(claimed) => {
+                let mut claimed = claimed.with_secret(secret);
                 claimed.tells_time = reach.history.tells_time_at(claimed.now_unix_ms);
                 claimed
             }
@@ -155,10 +177,15 @@ impl Claiming {
 }
 
 /// The wishes of a request, in one text: most requests of a call have the same.
-fn ask_text(request: &Claim, max_tasks: usize) -> String {
+fn ask_text(request: &Claim, max_tasks: usize, secret: Option<u64>) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
-    format!("{max_tasks} {} {} {lease_ms} {priority}", request.max_bytes, u8::from(request.is_first))
+    let mut text = format!("{max_tasks} {} {} {lease_ms} {priority}", request.max_bytes, u8::from(request.is_first));
+    if let Some(secret) = secret {
+        // A `String` takes all that is written.
+        write!(text, " {secret}").ok();
+    }
+    text
 }
 
 fn read_grants(

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::model::{LeaseToken, ShardId, TaskId};
 
+/// The places of requests that a grant with a secret has room for.
+const PLACES: u64 = 10_000;
+
 /// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
 /// Beside the priorities that have elements: a worker rests from a task.
@@ -75,6 +78,14 @@ impl Claimed {
             again_soon,
             ..Self::default()
         })
+    }
+
+    /// The call had this secret, so its grants begin with it.
+    pub(super) fn with_secret(self, secret: Option<u64>) -> Self {
+        match secret {
+            Some(secret) => Self { grant: secret * PLACES + 1, ..self },
+            None => self,
+        }
     }
 
     /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).

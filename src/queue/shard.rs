@@ -1,6 +1,6 @@
 //! One shard as this process knows it.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
@@ -28,12 +28,20 @@ pub(super) struct Process {
     /// Calls under way.
     pub(super) calls: TaskTracker,
     pub(super) history: Arc<History>,
+    /// Grants cannot be guessed.
+    pub(super) secret_grants: Arc<AtomicBool>,
 }
 
 impl Process {
     pub(super) fn reach(&self, shard: &ShardId) -> Reach {
         let keys = ShardKeys::new(self.redis.prefix(), shard);
-        Reach { redis: self.redis.clone(), keys, clock: self.clock.clone(), history: Arc::clone(&self.history) }
+        Reach {
+            redis: self.redis.clone(),
+            keys,
+            clock: self.clock.clone(),
+            history: Arc::clone(&self.history),
+            secret_grants: Arc::clone(&self.secret_grants),
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! The shards that this process knows: the part of the queue that every user sees.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use parking_lot::{Mutex, RwLock};
 use redis::Value;
@@ -69,11 +72,17 @@ impl Shards {
         let (release, released) = mpsc::unbounded_channel();
         let announcer = Announcer::new(redis.clone(), clock.clone());
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
-        let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
+        let (history, secret_grants) = Default::default();
+        let process = Process { redis, clock, release, delivered, awake, calls, history, secret_grants };
         let (wakes, pauses, shards) = Default::default();
         let (released, (notices, _)) = (Mutex::new(Some(released)), broadcast::channel(NOTICES_BEHIND));
         let inner = Inner { process, name, wakes, pauses, announcer, shards, released, notices };
         Self(Arc::new(inner))
+    }
+
+    /// Gives out leases whose tokens nobody can guess. Without this, grants are counted, which a model can foresee.
+    pub fn keep_grants_secret(&self) {
+        self.0.process.secret_grants.store(true, Ordering::Relaxed);
     }
 
     /// Waits for the calls under way.

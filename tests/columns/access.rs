@@ -411,6 +411,60 @@ async fn the_limit_of_a_token_counts_calls_that_it_may_not_make() {
     assert!(answers.contains(&429), "a hundred calls at once are too many");
 }
 
+/// A token with the role `work` may name any worker, but it must have been shown a lease to report it.
+#[tokio::test]
+async fn the_token_of_another_workers_lease_cannot_be_guessed() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let scoped = token(&daemon, "scoped", &["--roles", "work", "--queues", "q"]).await;
+    let task = |n: usize| json!({"queue": "q", "key": n.to_string()});
+    let tasks: Vec<Value> = (0..4).map(task).collect();
+    assert_eq!(post(&daemon, "/v1/tasks", &all, json!(tasks)).await.0, 200);
+    let lease = async |token: &str, worker: &str| {
+        let body = json!({"worker": worker, "queues": ["q"], "max_tasks": 1, "wait": "60s"});
+        let (status, mut answer) = post(&daemon, "/v1/tasks:get", token, body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["tasks"][0].take()
+    };
+    let victims = lease(&all, "victim").await;
+    let own = lease(&scoped, "own").await;
+    let parts = |task: &Value| -> Vec<String> {
+        task["lease_token"].as_str().unwrap().split(':').map(ToOwned::to_owned).collect()
+    };
+    let (victims_parts, own_parts) = (parts(&victims), parts(&own));
+    let grants = [&victims_parts, &own_parts].map(|parts| parts[3].parse::<u64>().unwrap());
+    assert!(grants.iter().all(|grant| *grant > 1_000_000_000_000_000_000), "{grants:?}");
+    assert!(grants[0].abs_diff(grants[1]) > 1000, "{grants:?}");
+    // A few guesses: small numbers, and those beside its own, in the shard of the victim.
+    let near = (0..20).flat_map(|n| [n, grants[1] + n, grants[1] - n]);
+    for guess in near {
+        let token = [&victims_parts[..3], &[guess.to_string(), "1".to_owned()]].concat().join(":");
+        let item = json!({"id": victims["id"], "lease_token": token, "result": "forged"});
+        let body = json!({"worker": "victim", "completions": [item]});
+        let (_, answer) = post(&daemon, "/v1/tasks:complete", &scoped, body).await;
+        assert_eq!(answer["results"][0]["status"], "LEASE_LOST", "{token}: {answer}");
+    }
+    for (token, worker, task) in [(&all, "victim", &victims), (&scoped, "own", &own)] {
+        let item = json!({"id": task["id"], "lease_token": task["lease_token"]});
+        for _ in 0..2 {
+            let body = json!({"worker": worker, "completions": [item]});
+            let (_, answer) = post(&daemon, "/v1/tasks:complete", token, body).await;
+            assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+        }
+    }
+    // SQL keeps such a number, too, and recognises the repeat.
+    until("SQL has the result", async || {
+        let path = format!("/v1/tasks/{}/results", victims["id"].as_str().unwrap());
+        let (_, answer) = call(&daemon, Method::GET, &path, Some(&all), Value::Null).await;
+        answer["results"].as_array().is_some_and(|results| !results.is_empty())
+    })
+    .await;
+    let item = json!({"id": victims["id"], "lease_token": victims["lease_token"]});
+    let (_, answer) =
+        post(&daemon, "/v1/tasks:complete", &all, json!({"worker": "victim", "completions": [item]})).await;
+    assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+}
+
 #[tokio::test]
 async fn refused_calls_leave_a_few_lines_in_the_log() {
     let daemon = column::start(TOKENS, &[]).await;

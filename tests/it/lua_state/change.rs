@@ -546,7 +546,9 @@ async fn a_body_keeps_one_tail_however_often_it_is_changed() {
 #[tokio::test]
 async fn leases_that_end_before_their_time_are_told() {
     let f = Fixture::new().await;
-    for (letter, grant) in [('a', 4), ('b', 5), ('c', 300), ('d', 6)] {
+    // The grants of a call with a secret have 19 digits.
+    let long = [1_000_000_000_000_000_001, 9_199_999_999_999_991_000, 4_294_967_295_999_999_999];
+    for (letter, grant) in [('a', 4), ('b', 5), ('c', 300), ('d', 6), ('f', long[0]), ('g', long[1]), ('h', long[2])] {
         f.held(letter, "w", grant).await;
     }
     let (mut sink, mut messages) = f.redis.pubsub().await.expect("pubsub").split();
@@ -560,6 +562,9 @@ async fn leases_that_end_before_their_time_are_told() {
     f.seed("HSET", "records", &[&id('e'), b"m\x03\x03\x00\nu\th7\nv\th8\nw\th9\n"]).await;
     f.seed("HSET", "bodies", &[&id('e'), &body(2)]).await;
     assert_eq!(f.updated(&[('e', 1, 2, 0)]).await, ["7", "1", "0"]);
+    for letter in ['f', 'g', 'h'] {
+        f.requeued(letter, "all", "", 0).await;
+    }
     let _: redis::Value =
         redis::cmd("PUBLISH").arg("wake").arg("end").query_async(&mut f.redis.conn()).await.expect("publish");
     let mut told = Vec::new();
@@ -570,5 +575,7 @@ async fn leases_that_end_before_their_time_are_told() {
             wake => assert_eq!(wake, b"q"),
         }
     }
-    assert_eq!(told, [lease('a', 4), lease('c', 300), lease('d', 6), lease('e', 9), lease('e', 8)]);
+    let short = [lease('a', 4), lease('c', 300), lease('d', 6), lease('e', 9), lease('e', 8)];
+    let long = [lease('f', long[0]), lease('g', long[1]), lease('h', long[2])];
+    assert_eq!(told, [&short[..], &long].concat());
 }
