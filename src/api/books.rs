@@ -32,10 +32,10 @@ impl Api {
             }
             let mut books = look.books.clone();
             books.queues.retain(|of| is_asked(&of.queue));
-            if let Some(queue) = &queue {
-                if books.queues.is_empty() {
-                    books.queues.push(ledger.of_idle(queue).await?);
-                }
+            if let Some(queue) = &queue
+                && books.queues.is_empty()
+            {
+                books.queues.push(ledger.of_idle(queue).await?);
             }
             Ok::<_, Error>(books)
         }

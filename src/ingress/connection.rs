@@ -36,9 +36,9 @@ use tokio_util::{io::InspectReader, sync::CancellationToken};
 use super::{
     body::{BoxError, Counted, Cut, Pace, Unread},
     budget::Budget,
-    delivery::{Record, Shipped, ship},
+    delivery::{LOOK_EVERY, Record, Shipped, ship},
     messages::Messages,
-    socket::{LOOK_EVERY, Socket},
+    socket::Socket,
     standing::Standing,
     staying::OfConnection,
     tls::Tls,

@@ -24,10 +24,7 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::{
-    budget::Share,
-    socket::{LOOK_EVERY, WRITE_TIMEOUT},
-};
+use super::budget::Share;
 use crate::queue::Delivery;
 
 /// The leases that a response carries to its worker. A drop on the way gives them back.
@@ -92,6 +89,11 @@ pub(super) struct Record {
     in_hand: watch::Sender<usize>,
 }
 
+/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so
+/// the client costs no attempt.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time between two looks at a client: has it begun, and does it take its answers?
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time in which a client should read all that waits of an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// The bytes of a large answer that a client reads between two looks, however much of it is left.

@@ -16,14 +16,9 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutWriter;
 
-use super::delivery::Record;
+use super::delivery::{Record, WRITE_TIMEOUT};
 use crate::queue::Delivery;
 
-/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so
-/// the client costs no attempt.
-pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time between two looks at a client: has it begun, and does it take its answers?
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count as written.
 const UNSENT: u32 = 128 << 10;
 

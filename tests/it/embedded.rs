@@ -299,11 +299,21 @@ async fn a_pid_file_that_names_somebody_else_harms_nobody() {
 async fn a_redis_of_another_folder_on_our_socket_is_left_alone() {
     let (folder, theirs) = (Folder::new(), Folder::new());
     drop(folder.lock());
-    let server = theirs.start().await;
-    std::os::unix::fs::symlink(theirs.path.join("redis.sock"), folder.path.join("redis.sock")).expect("a link");
+    drop(theirs.lock());
+    let socket = folder.path.join("redis.sock");
+    let mut server = std::process::Command::new("redis-server")
+        .args(["--port", "0", "--daemonize", "no", "--unixsocket", socket.to_str().unwrap()])
+        .args(["--dir", theirs.path.to_str().unwrap()])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("redis-server");
+    let url = format!("unix://{}", socket.display());
+    until("the other redis-server answers", async || try_get(&url).await.is_ok()).await;
     let error = RedisServer::start(&folder.lock()).await.expect_err("not ours");
     assert!(matches!(error, Error::Foreign { .. }), "{error}");
-    assert_eq!(get(server.url()).await, None, "it answers as before");
+    assert_eq!(get(&url).await, None, "it answers as before");
+    server.kill().expect("it runs");
+    server.wait().expect("it has ended");
 }
 
 #[test]

@@ -57,7 +57,7 @@ async fn a_final_status_has_its_result_reason_and_letter() {
     assert_eq!(statuses(&answer), ["OK"]);
     let overdue = of("overdue");
     until("the deadline has passed in the queue", async || {
-        let extension = json!({"id": overdue["id"], "lease_token": overdue["lease_token"]});
+        let extension = json!({"id": overdue["id"], "lease_token": overdue["lease_token"], "by": "10m"});
         let (_, answer) = daemon.post("/v1/tasks:extend", &json!({"worker": "w", "extensions": [extension]})).await;
         read(&daemon, "overdue", &ids[2]).await;
         statuses(&answer) == ["LEASE_LOST"]

@@ -215,7 +215,7 @@ async fn names_that_come_twice_are_refused_where_there_is_a_schema() {
     assert_eq!((&status, &error[..]), (&json!("REJECTED"), "headers: duplicate field `a`"));
     let (status, error) = insert("q", "\"backoff\":[\"linear\",\"1s\",\"10s\",0.1,\"1h\"]").await;
     assert_eq!(status, json!("REJECTED"));
-    assert!(error.starts_with("backoff: invalid type: sequence, expected a backoff"), "{error}");
+    assert!(error.starts_with("backoff: ") && error.contains("expected a backoff"), "{error}");
 
     let leased = daemon.lease_all("w", "q", 1).await.remove(0);
     let (id, token) = (&leased["id"], &leased["lease_token"]);

@@ -56,8 +56,8 @@ async fn tasks_that_redis_forgot_in_each_of_several_shards_come_back() {
     let mut redis = daemon.redis().await;
     for shard in 0..4 {
         let key = |name: &str| format!("taskd:{{q:{shard}}}:{name}");
-        let records: usize = redis.hlen(key("records")).await.unwrap();
-        assert!(records > 0, "shard {shard} has none of the tasks");
+        let bodies: usize = redis.hlen(key("bodies")).await.unwrap();
+        assert!(bodies > 0, "shard {shard} has none of the tasks");
         let _: i64 = redis.del(["records", "bodies", "m:T"].map(key).to_vec()).await.unwrap();
         for counter in ["live", "open", "open_bytes"] {
             let _: i64 = redis.hset(key("counters"), counter, 0).await.unwrap();

@@ -74,7 +74,7 @@ impl Surplus {
                 // Another attempt would find as many.
                 Err(error) => {
                     let why =
-                        format!("it discovered more tasks than a completion has, and taskd takes no insert of them");
+                        "it discovered more tasks than a completion has, and taskd takes no insert of them".to_owned();
                     return Err(Failure::new(format!("{why}: {error}")).never_again());
                 }
             }

@@ -146,7 +146,7 @@ impl Jobs {
                 Some(_) => continue,
             };
             if stopped.insert(job.id) {
-                let act = Act::new("taskd", "stop job", &format!("{}: {why}", job.id));
+                let act = Act::at_time(now, "taskd", "stop job", &format!("{}: {why}", job.id));
                 self.store.stop_job(job.id, now, Some(why), &act).await?;
                 tracing::warn!(job = %job.id, "the job {} ({}) stops: {why}", job.id, job.change.of_tasks());
             }

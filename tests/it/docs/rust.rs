@@ -21,6 +21,7 @@ mod here {
     pub(super) struct Client;
 
     impl Client {
+        #[expect(clippy::new_ret_no_self, reason = "it stands for the client of the crate")]
         pub(super) fn new(printed: &str) -> Result<::taskd_client::Client, Error> {
             assert_eq!(printed, "http://127.0.0.1:7601");
             ::taskd_client::Client::new(std::env::var(super::ADDRESS).unwrap())

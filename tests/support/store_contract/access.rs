@@ -88,7 +88,10 @@ pub(crate) async fn old_acts_go_a_few_at_a_time(db: &impl Database) {
     let task = row("q", "k");
     insert_new(&*store, std::slice::from_ref(&task)).await;
     store.settle(&[died(&task)]).await.unwrap();
-    assert_eq!(store.retry_with_acts(&[task.task.id], NOW, "me", "retry").await.unwrap().len(), 1);
+    assert_eq!(
+        store.retry_with_acts(&[task.task.id], i64::try_from(now * 1000).unwrap(), "me", "retry").await.unwrap().len(),
+        1
+    );
     assert_eq!(left().await, 5);
 }
 
