@@ -39,7 +39,7 @@ fn wrong() -> Vec<(String, &'static str, bool)> {
         (task(json!({"kee": 1})), "unknown field `kee`", false),
         (task(json!({"key": 7})), "key", false),
         ("7".to_owned(), "discovered[1]", false),
-        (format!("{{\"queue\":\"found\",\"key\":\"deep\",\"payload\":{deep}}}"), "more than 120 deep", false),
+        (format!("{{\"queue\":\"found\",\"key\":\"deep\",\"payload\":{deep}}}"), "more than 120 deep", true),
         ("{\"queue\":\"found\",\"key\":\"half \\ud800\"}".to_owned(), "discovered[1]", false),
     ]
 }
