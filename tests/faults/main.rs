@@ -23,6 +23,7 @@ mod ledger;
 mod pushed;
 mod servers;
 mod soak;
+mod tenant;
 mod world;
 
 use std::{
@@ -82,6 +83,9 @@ const SCENARIOS: &[Scenario] = &[
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
 
+/// Needs no servers but those that taskd starts.
+const TENANT: &str = "a_hostile_tenant_harms_nobody";
+
 /// When none is given. Any other should pass as well.
 const SEED: u64 = 20_251_121;
 
@@ -91,15 +95,30 @@ fn main() -> ExitCode {
     }
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let with_tenant = chosen(TENANT);
     let chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();
     if std::env::args().any(|word| word == "--list") {
+        if with_tenant {
+            println!("{TENANT}: test");
+        }
         chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
         return ExitCode::SUCCESS;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let seed = std::env::var("TASKD_SEED").map_or(SEED, |seed| seed.parse().expect("TASKD_SEED is a number"));
     println!("\nrunning {} scenarios with seed {seed} (TASKD_SEED={seed} repeats it)", chosen.len());
-    run(&runtime, &chosen, seed)
+    let tenant_passed = !with_tenant || run_tenant(&runtime);
+    let outcome = run(&runtime, &chosen, seed);
+    if tenant_passed { outcome } else { ExitCode::FAILURE }
+}
+
+fn run_tenant(runtime: &tokio::runtime::Runtime) -> bool {
+    println!("scenario {TENANT}");
+    let began = Instant::now();
+    let passed = catch_unwind(AssertUnwindSafe(|| runtime.block_on(tenant::play()))).is_ok();
+    let outcome = if passed { "ok" } else { "FAILED" };
+    println!("    {outcome}, {:.1} s", began.elapsed().as_secs_f64());
+    passed
 }
 
 fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> ExitCode {
