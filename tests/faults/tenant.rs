@@ -77,7 +77,7 @@ pub(crate) async fn play() {
     );
     assert!(peak <= REQUEST_BUDGET + BESIDES, "{} MiB", peak / MIB);
     let (_, queue) = try_get(&daemon, &good, "/v1/queues").await;
-    let queue = queue["queues"].as_array().unwrap().iter().find(|queue| queue["name"] == "good").unwrap().clone();
+    let queue = queue["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == "good").unwrap().clone();
     assert_eq!(queue["dead"], 0, "{queue}");
     assert!(daemon.stop().await.success());
 }
