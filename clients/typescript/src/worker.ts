@@ -357,7 +357,14 @@ export class Worker {
           );
         }),
       ]);
-      if (!held.isOver) await this.#complete(held, result);
+      const [own, surplus] = this.#source.isTaskd === true ? divide(held.discovered) : [held.discovered, []];
+      if (surplus.length > 0 && !held.isOver) {
+        // If the result cannot be written, the attempt fails, and nothing is inserted.
+        completionText(held.task.id, held.task.leaseToken, result, []);
+        await this.#insertSurplus(held, surplus);
+      }
+      // With no await in between, the report asks for the next task in the place of this one.
+      if (!held.isOver) this.#complete(held, result, own);
     } catch (error) {
       if (!held.isOver) this.#reject(held, error);
     } finally {
@@ -368,15 +375,8 @@ export class Worker {
     }
   }
 
-  async #complete(held: Held, result: unknown): Promise<void> {
+  #complete(held: Held, result: unknown, own: readonly string[]): void {
     const { id, leaseToken } = held.task;
-    const [own, surplus] = this.#source.isTaskd === true ? divide(held.discovered) : [held.discovered, []];
-    if (surplus.length > 0) {
-      // If the result cannot be written, the attempt fails, and nothing is inserted.
-      completionText(id, leaseToken, result, []);
-      await this.#insertSurplus(held, surplus);
-      if (held.isOver) return;
-    }
     const { count: wrong, first } = held.notStored;
     if (wrong > 0) {
       const what = wrong === 1 ? "1 discovered task is not stored" : `${String(wrong)} discovered tasks are not stored`;
