@@ -1,6 +1,10 @@
 //! Workers report what became of tasks: completed, rejected, or to be held longer. Each item has its own answer.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future;
 
@@ -39,8 +43,12 @@ impl Handle {
     /// Reports tasks as finished.
     pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
-        schema::check(&self.settings, &mut items, MAX_DISCOVERED).await;
-        let notes = self.note_invalid_discoveries(&mut items);
+        let invalid = self.note_invalid_discoveries(&mut items);
+        schema::note_misfits(&self.settings, &mut items, &invalid, MAX_DISCOVERED).await;
+        let notes: Vec<String> = items
+            .iter()
+            .map(|item| item.report.as_ref().map_or_else(|_| String::new(), |report| report.not_stored.note()))
+            .collect();
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let works = Works::of(&items, |item| (item.id, &item.token, ""));
         let groups: Vec<Group> =
@@ -62,17 +70,14 @@ impl Handle {
         Ok(answers)
     }
 
-    /// Checks the discovered tasks, and returns for each item what its answer says of those that are wrong. The
-    /// completion counts nevertheless, and the pipeline that stores its tasks sends the wrong ones to dead-letters.
-    fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> Vec<String> {
-        let mut notes = Vec::with_capacity(items.len());
-        for item in items {
-            let Ok(report) = &mut item.report else {
-                notes.push(String::new());
-                continue;
-            };
+    /// Notes the discovered tasks that are wrong, and returns their places. The completion counts nevertheless, and the
+    /// pipeline that stores its tasks sends the wrong ones to dead-letters.
+    fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> HashSet<schema::Place> {
+        let mut invalid = HashSet::new();
+        for (place, item) in items.iter_mut().enumerate() {
+            let Ok(report) = &mut item.report else { continue };
             // One with more of them is refused for that.
-            for task in report.discovered.iter_mut().take(MAX_DISCOVERED) {
+            for (index, task) in report.discovered.iter_mut().enumerate().take(MAX_DISCOVERED) {
                 // A completion may be repeated without it.
                 task.idempotency_key.clear();
                 // A deadline that has passed is no mistake: it ends the task, with a letter.
@@ -80,11 +85,11 @@ impl Handle {
                 if let Err(error) = validate::check(task, &rules, 0) {
                     let key = String::from_utf8_lossy(&task.key);
                     report.not_stored.add(|| format!("discovered key {:?}: {error}", shorten(&key, ECHO)));
+                    invalid.insert((place, index));
                 }
             }
-            notes.push(report.not_stored.note());
         }
-        notes
+        invalid
     }
 
     /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as long as SQL has its

@@ -1,31 +1,45 @@
 //! Payloads of discovered tasks that do not fit the schemas of their queues.
 
+use std::collections::HashSet;
+
 use crate::{
     config::Settings,
-    model::{Completion, Item, PayloadCheck},
+    model::{Completion, ECHO, Item, PayloadCheck, shorten},
     runtime::compute,
 };
 
-/// Turns completions that discovered such a task into mistakes: nobody could tell the worker later.
-pub(super) async fn check(settings: &Settings, items: &mut [Item<Completion>], max_discovered: usize) {
-    let (mut check, mut discovered) = (PayloadCheck::default(), Vec::new());
+/// The place of a discovered task: that of its completion in the call, and its own in the completion.
+pub(super) type Place = (usize, usize);
+
+/// Notes the discovered tasks whose payload does not fit. They cost their completions nothing: the pipeline that stores
+/// the others sends them to dead-letters.
+///
+/// Tasks of `known` are wrong for another reason, and are noted already.
+pub(super) async fn note_misfits(
+    settings: &Settings,
+    items: &mut [Item<Completion>],
+    known: &HashSet<Place>,
+    max_discovered: usize,
+) {
+    let mut check = PayloadCheck::default();
+    let mut checked = Vec::new();
     for (place, item) in items.iter().enumerate() {
         let Ok(completion) = &item.report else { continue };
         // A completion with more of them is refused for that.
         for (index, task) in completion.discovered.iter().enumerate().take(max_discovered) {
-            let fits_limit = task.payload.len() <= settings.limits.max_payload_bytes;
-            if let Some(schema) = settings.payload_schema(&task.queue).filter(|_| fits_limit) {
-                check.add(discovered.len(), schema, &task.payload, task.payload_encoding);
-                discovered.push((place, index));
+            if let Some(schema) = settings.payload_schema(&task.queue).filter(|_| !known.contains(&(place, index))) {
+                check.add(checked.len(), schema, &task.payload, task.payload_encoding);
+                checked.push((place, index));
             }
         }
     }
-    let mut misfits: Vec<_> =
-        compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits().into_iter().collect();
-    // Backwards, so that the first mistake of an item stays.
-    misfits.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
+    let check = compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await;
+    let mut misfits: Vec<_> = check.misfits().into_iter().collect();
+    misfits.sort_unstable_by_key(|(number, _)| *number);
     for (number, misfit) in misfits {
-        let (place, index) = discovered[number];
-        items[place].report = Err(format!("discovered[{index}]: {}", misfit.says));
+        let (place, index) = checked[number];
+        let Ok(completion) = &mut items[place].report else { continue };
+        let key = String::from_utf8_lossy(&completion.discovered[index].key);
+        completion.not_stored.add(|| format!("discovered key {:?}: {}", shorten(&key, ECHO), misfit.says));
     }
 }
