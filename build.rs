@@ -1,7 +1,8 @@
-//! Takes the two files of Swagger UI that `/docs/` serves out of the archive of `utoipa-swagger-ui-vendored`.
+//! Takes the two files of Swagger UI that `/docs/` serves out of the archive of
+//! `utoipa-swagger-ui-vendored`.
 //!
-//! The archive has them compressed with deflate, which is what gzip has between its head and its tail. So taskd holds
-//! and serves them as gzip, and nothing unpacks them but the browser.
+//! The archive has them compressed with deflate, which is what gzip has between its head and its
+//! tail. So taskd holds and serves them as gzip, and nothing unpacks them but the browser.
 
 use std::{env, fs, path::Path};
 
@@ -17,17 +18,21 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     for name in FILES {
-        let gzip = entry(name).unwrap_or_else(|| panic!("the archive of Swagger UI has no dist/{name}"));
+        let gzip =
+            entry(name).unwrap_or_else(|| panic!("the archive of Swagger UI has no dist/{name}"));
         fs::write(Path::new(&out).join(format!("{name}.gz")), gzip).expect("OUT_DIR takes files");
     }
 }
 
 /// The file of the archive as gzip.
 fn entry(name: &str) -> Option<Vec<u8>> {
-    let end = ARCHIVE.windows(4).rposition(|bytes| bytes == b"PK\x05\x06")?;
+    let end = ARCHIVE
+        .windows(4)
+        .rposition(|bytes| bytes == b"PK\x05\x06")?;
     let mut at = number(end + 16, 4);
     for _ in 0..number(end + 10, 2) {
-        let (method, packed, name_bytes) = (number(at + 10, 2), number(at + 20, 4), number(at + 28, 2));
+        let (method, packed, name_bytes) =
+            (number(at + 10, 2), number(at + 20, 4), number(at + 28, 2));
         let path = &ARCHIVE[at + 46..][..name_bytes];
         if path.ends_with(format!("/dist/{name}").as_bytes()) && method == DEFLATE {
             // The entry has a head of its own, with a name and extras of other lengths.
@@ -44,5 +49,8 @@ fn entry(name: &str) -> Option<Vec<u8>> {
 
 /// A little-endian number of the archive.
 fn number(at: usize, bytes: usize) -> usize {
-    ARCHIVE[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    ARCHIVE[at..at + bytes]
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | usize::from(*byte))
 }

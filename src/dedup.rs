@@ -1,17 +1,18 @@
-//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id.
-//! A hint: the filter says "seen" only of keys whose task is stored, and SQL decides about the rest. So an entry may be
-//! missing at any time, and a crash loses nothing.
+//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node),
+//! key hash → task id. A hint: the filter says "seen" only of keys whose task is stored, and SQL
+//! decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
 //!
-//! A database that is set back (a restored backup, a replica that took over and lacked the end) loses stored tasks that
-//! the filter knows. So Redis also keeps the last task of each of the last [`BATCHES`] batches; of many that a process
-//! marks at once, of [`NAMED_AT_ONCE`]. While SQL has all of them, nothing is lost. When SQL lacks one, a new *era*
-//! begins, and filters of the old era count for nothing.
+//! A database that is set back (a restored backup, a replica that took over and lacked the end)
+//! loses stored tasks that the filter knows. So Redis also keeps the last task of each of the last
+//! [`BATCHES`] batches; of many that a process marks at once, of [`NAMED_AT_ONCE`]. While SQL has
+//! all of them, nothing is lost. When SQL lacks one, a new *era* begins, and filters of the old era
+//! count for nothing.
 //!
-//! A key that SQL calls a duplicate is marked again. Its task is named only if it is later than all that are: otherwise
-//! old tasks would drive out the batches by which a loss is found.
+//! A key that SQL calls a duplicate is marked again. Its task is named only if it is later than all
+//! that are: otherwise old tasks would drive out the batches by which a loss is found.
 //!
-//! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A process that dies before
-//! loses them, and SQL answers for those keys.
+//! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A
+//! process that dies before loses them, and SQL answers for those keys.
 
 pub mod bits;
 
@@ -37,15 +38,16 @@ use crate::{
 const HASH_BYTES: usize = 16;
 /// The field of a filter that names its era.
 const ERA: &str = "era";
-/// More than five processes name in two seconds, between two looks at them, however many batches they store. Otherwise
-/// new batches push out the name that SQL lacks.
+/// More than five processes name in two seconds, between two looks at them, however many batches
+/// they store. Otherwise new batches push out the name that SQL lacks.
 const BATCHES: isize = 1000;
-/// Of the batches that a process marks in one tick, the last so many are named. A loss takes what was stored last, by
-/// inserts or by reports.
+/// Of the batches that a process marks in one tick, the last so many are named. A loss takes what
+/// was stored last, by inserts or by reports.
 const NAMED_AT_ONCE: usize = 2;
 /// How many keys and ids go into one script call: Lua's stack is bounded.
 const MARKED_AT_ONCE: usize = 1000;
-/// Marks that wait for the next tick. The batch that reaches this number is written at once, and its caller waits.
+/// Marks that wait for the next tick. The batch that reaches this number is written at once, and
+/// its caller waits.
 const WAITING_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +107,10 @@ pub struct LastStored {
 impl Filter {
     /// A filter in its first era, until [`Self::last_stored`] learns the present one.
     pub fn new(redis: Redis) -> Self {
-        Self { redis, shared: Arc::default() }
+        Self {
+            redis,
+            shared: Arc::default(),
+        }
     }
 
     fn key(&self, queue: &QueueName) -> String {
@@ -121,7 +126,10 @@ impl Filter {
     }
 
     async fn run(&self, call: Call) -> Result<u64> {
-        Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
+        Ok(
+            redis::from_redis_value(call.run(&mut self.redis.conn()).await?)
+                .map_err(RedisError::from)?,
+        )
     }
 
     /// The present era, as far as this process knows.
@@ -144,9 +152,14 @@ impl Filter {
         let answers = self.redis.run_apart(batch).await;
         let era = self.era().to_string();
         for (places, answer) in by_queue.into_values().zip(answers) {
-            let mut values: Vec<Option<Vec<u8>>> = redis::from_redis_value(answer?).map_err(RedisError::from)?;
+            let mut values: Vec<Option<Vec<u8>>> =
+                redis::from_redis_value(answer?).map_err(RedisError::from)?;
             let ids = values.split_off(1);
-            if values.pop().flatten().is_some_and(|of| of == era.as_bytes()) {
+            if values
+                .pop()
+                .flatten()
+                .is_some_and(|of| of == era.as_bytes())
+            {
                 for (place, id) in places.into_iter().zip(ids) {
                     seen[place] = id.and_then(|id| TaskId::from_slice(&id));
                 }
@@ -155,38 +168,60 @@ impl Filter {
         Ok(seen)
     }
 
-    /// Remembers a batch of tasks, soon; forgets others of the queue where it has more than `limit(queue)`.
+    /// Remembers a batch of tasks, soon; forgets others of the queue where it has more than
+    /// `limit(queue)`.
     ///
-    /// SQL has stored them since this process took the era from [`Self::era`]. A later era may have begun because SQL
-    /// lost them, and then they are left out. While [`Self::write_marks`] runs, it writes them. Otherwise they are
-    /// written at once.
-    pub async fn mark(&self, tasks: &[Stored], era: u64, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+    /// SQL has stored them since this process took the era from [`Self::era`]. A later era may have
+    /// begun because SQL lost them, and then they are left out. While [`Self::write_marks`] runs,
+    /// it writes them. Otherwise they are written at once.
+    pub async fn mark(
+        &self,
+        tasks: &[Stored],
+        era: u64,
+        limit: impl Fn(&QueueName) -> u64,
+    ) -> Result<()> {
         match self.add(tasks, tasks.last(), era) {
             Some(marks) => self.write(marks, limit).await,
             None => Ok(()),
         }
     }
 
-    /// Remembers tasks that were stored before, as [`Self::mark`] does. SQL has told of them since this process took
-    /// the era.
-    pub async fn mark_known(&self, tasks: &[Stored], era: u64, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+    /// Remembers tasks that were stored before, as [`Self::mark`] does. SQL has told of them since
+    /// this process took the era.
+    pub async fn mark_known(
+        &self,
+        tasks: &[Stored],
+        era: u64,
+        limit: impl Fn(&QueueName) -> u64,
+    ) -> Result<()> {
         let named = self.shared.waiting.lock().named;
-        let latest = tasks.iter().max_by_key(|(.., id)| *id).filter(|(.., id)| Some(*id) > named);
+        let latest = tasks
+            .iter()
+            .max_by_key(|(.., id)| *id)
+            .filter(|(.., id)| Some(*id) > named);
         match self.add(tasks, latest, era) {
             Some(marks) => self.write(marks, limit).await,
             None => Ok(()),
         }
     }
 
-    /// Lets tasks of this era wait, of which Redis will name one. If they must not, answers them with those that wait.
+    /// Lets tasks of this era wait, of which Redis will name one. If they must not, answers them
+    /// with those that wait.
     fn add(&self, tasks: &[Stored], to_name: Option<&Stored>, era: u64) -> Option<Marks> {
         if tasks.is_empty() || era != self.era() {
             return None;
         }
         let mut waiting = self.shared.waiting.lock();
-        let Waiting { marks, has_writer, named } = &mut *waiting;
+        let Waiting {
+            marks,
+            has_writer,
+            named,
+        } = &mut *waiting;
         if marks.era != era {
-            *marks = Marks { era, ..Marks::default() };
+            *marks = Marks {
+                era,
+                ..Marks::default()
+            };
         }
         if let Some((_, hash, id)) = to_name {
             if marks.last.len() == NAMED_AT_ONCE {
@@ -203,8 +238,8 @@ impl Filter {
         Some(std::mem::take(marks))
     }
 
-    /// Writes the marks that gather, once a tick, until the stop. From then on [`Self::mark`] writes at once. Only one
-    /// loop of a process runs it.
+    /// Writes the marks that gather, once a tick, until the stop. From then on [`Self::mark`]
+    /// writes at once. Only one loop of a process runs it.
     pub async fn write_marks(&self, limit: impl Fn(&QueueName) -> u64, cx: Loop) {
         self.shared.waiting.lock().has_writer = true;
         loop {
@@ -228,8 +263,8 @@ impl Filter {
         }
     }
 
-    /// Names the last batches, then marks the keys of all, so that the filter knows no key before Redis names a batch
-    /// that was stored about then.
+    /// Names the last batches, then marks the keys of all, so that the filter knows no key before
+    /// Redis names a batch that was stored about then.
     async fn write(&self, marks: Marks, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
         let Marks { era, tasks, last } = marks;
         if tasks.is_empty() && last.is_empty() {
@@ -245,7 +280,12 @@ impl Filter {
         let by_queue = by_queue(tasks.iter().map(|(queue, ..)| queue));
         let pieces = by_queue.iter().flat_map(|(queue, places)| {
             let pieces = places.chunks(MARKED_AT_ONCE);
-            pieces.map(|places| (*queue, self.marking(queue, era, places.iter().map(|place| &tasks[*place]))))
+            pieces.map(|places| {
+                (
+                    *queue,
+                    self.marking(queue, era, places.iter().map(|place| &tasks[*place])),
+                )
+            })
         });
         let (queues, calls): (Vec<_>, Vec<_>) = pieces.unzip();
         let mut conn = self.redis.conn();
@@ -262,46 +302,72 @@ impl Filter {
             self.redis.run_apart(batch).await
         } else {
             let (mut batch, names) = (Batch::default(), naming.len());
-            naming.into_iter().for_each(|command| batch.command(command));
+            naming
+                .into_iter()
+                .for_each(|command| batch.command(command));
             calls.into_iter().for_each(|call| batch.script(call));
             let mut answers = batch.run(&mut conn).await?;
             let marked = answers.split_off(names);
             if let Some(Err(error)) = answers.into_iter().next() {
-                let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
+                let keys: Vec<_> = tasks
+                    .iter()
+                    .map(|(queue, hash, _)| (queue.clone(), *hash))
+                    .collect();
                 self.forget(&keys).await?;
                 return Err(error.into());
             }
             marked
         };
-        let known = answers.into_iter().map(|known| Ok(redis::from_redis_value(known?)?));
+        let known = answers
+            .into_iter()
+            .map(|known| Ok(redis::from_redis_value(known?)?));
         let known = known.collect::<RedisResult<Vec<i64>>>()?;
         let mut later = Vec::new();
         // The last piece of a queue counts.
         for (queue, known) in queues.into_iter().zip(known).collect::<BTreeMap<_, _>>() {
             match u64::try_from(known) {
-                Ok(known) => self.forget_some(queue, known.saturating_sub(limit(queue)).min(10_000)).await?,
+                Ok(known) => {
+                    self.forget_some(queue, known.saturating_sub(limit(queue)).min(10_000))
+                        .await?
+                }
                 Err(_) => later.push((queue, known.unsigned_abs())),
             }
         }
         self.drop_orphans(later).await
     }
 
-    /// Drops filters whose era is later than that of Redis. Redis lost its data, and a process that did not know it yet
-    /// marked them. Otherwise they would refuse all marks.
+    /// Drops filters whose era is later than that of Redis. Redis lost its data, and a process that
+    /// did not know it yet marked them. Otherwise they would refuse all marks.
     async fn drop_orphans(&self, filters: Vec<(&QueueName, u64)>) -> Result<()> {
         if filters.is_empty() {
             return Ok(());
         }
         let mut conn = self.redis.conn();
-        let era: Option<u64> = redis::cmd("GET").arg(self.era_key()).query_async(&mut conn).await?;
-        for (queue, _) in filters.into_iter().filter(|(_, of)| *of > era.unwrap_or_default()) {
-            let () = redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut conn).await?;
+        let era: Option<u64> = redis::cmd("GET")
+            .arg(self.era_key())
+            .query_async(&mut conn)
+            .await?;
+        for (queue, _) in filters
+            .into_iter()
+            .filter(|(_, of)| *of > era.unwrap_or_default())
+        {
+            let () = redis::cmd("UNLINK")
+                .arg(self.key(queue))
+                .query_async(&mut conn)
+                .await?;
         }
         Ok(())
     }
 
-    fn marking<'a>(&self, queue: &QueueName, era: u64, tasks: impl ExactSizeIterator<Item = &'a Stored>) -> Call {
-        let mut call = scripts::FILTER_MARK.call(&[self.key(queue)]).of_items(tasks.len());
+    fn marking<'a>(
+        &self,
+        queue: &QueueName,
+        era: u64,
+        tasks: impl ExactSizeIterator<Item = &'a Stored>,
+    ) -> Call {
+        let mut call = scripts::FILTER_MARK
+            .call(&[self.key(queue)])
+            .of_items(tasks.len());
         call.arg(era);
         for (_, hash, id) in tasks {
             call.arg(&hash.0[..HASH_BYTES]).arg(id.as_bytes());
@@ -316,10 +382,18 @@ impl Filter {
         }
         let key = self.key(queue);
         let mut command = redis::cmd("HRANDFIELD");
-        let mut fields: Vec<Vec<u8>> = command.arg(&key).arg(excess + 1).query_async(&mut self.redis.conn()).await?;
+        let mut fields: Vec<Vec<u8>> = command
+            .arg(&key)
+            .arg(excess + 1)
+            .query_async(&mut self.redis.conn())
+            .await?;
         fields.retain(|field| field != ERA.as_bytes());
         fields.truncate(usize::try_from(excess).unwrap_or(usize::MAX));
-        let () = redis::cmd("HDEL").arg(&key).arg(fields).query_async(&mut self.redis.conn()).await?;
+        let () = redis::cmd("HDEL")
+            .arg(&key)
+            .arg(fields)
+            .query_async(&mut self.redis.conn())
+            .await?;
         Ok(())
     }
 
@@ -327,7 +401,8 @@ impl Filter {
     pub async fn last_stored(&self) -> Result<LastStored> {
         let mut pipe = redis::pipe();
         pipe.get(self.era_key()).lrange(self.stored_key(), 0, -1);
-        let (era, tasks): (Option<u64>, Vec<Vec<u8>>) = pipe.query_async(&mut self.redis.conn()).await?;
+        let (era, tasks): (Option<u64>, Vec<Vec<u8>>) =
+            pipe.query_async(&mut self.redis.conn()).await?;
         let era = era.unwrap_or_default();
         self.shared.era.store(era, Ordering::Relaxed);
         let task = |entry: Vec<u8>| {
@@ -339,7 +414,8 @@ impl Filter {
         Ok(LastStored { era, tasks })
     }
 
-    /// Drops all filters, because SQL lacks a task that was stored last; false when another process was faster.
+    /// Drops all filters, because SQL lacks a task that was stored last; false when another process
+    /// was faster.
     pub async fn drop_all(&self, last: &LastStored) -> Result<bool> {
         let mut call = scripts::FILTER_DROP.call(&[self.era_key(), self.stored_key()]);
         call.arg(last.era);
@@ -350,15 +426,29 @@ impl Filter {
 
     /// Forgets all keys of a queue: SQL knows them.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<()> {
-        self.shared.waiting.lock().marks.tasks.retain(|(of, ..)| of != queue);
-        let () = redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut self.redis.conn()).await?;
+        self.shared
+            .waiting
+            .lock()
+            .marks
+            .tasks
+            .retain(|(of, ..)| of != queue);
+        let () = redis::cmd("UNLINK")
+            .arg(self.key(queue))
+            .query_async(&mut self.redis.conn())
+            .await?;
         self.forget_numbers(queue).await
     }
 
-    /// Forgets keys of tasks that are dead or cancelled, so that SQL answers when they are sent again.
+    /// Forgets keys of tasks that are dead or cancelled, so that SQL answers when they are sent
+    /// again.
     pub async fn forget(&self, keys: &[(QueueName, KeyHash)]) -> Result<()> {
         let hashes: HashSet<_> = keys.iter().map(|(_, hash)| hash).collect();
-        self.shared.waiting.lock().marks.tasks.retain(|(_, hash, _)| !hashes.contains(hash));
+        self.shared
+            .waiting
+            .lock()
+            .marks
+            .tasks
+            .retain(|(_, hash, _)| !hashes.contains(hash));
         let mut batch = Batch::default();
         for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
             let mut command = redis::cmd("HDEL");
@@ -376,8 +466,12 @@ impl Filter {
 }
 
 /// The places of each queue in a list.
-fn by_queue<'a>(queues: impl Iterator<Item = &'a QueueName>) -> BTreeMap<&'a QueueName, Vec<usize>> {
+fn by_queue<'a>(
+    queues: impl Iterator<Item = &'a QueueName>,
+) -> BTreeMap<&'a QueueName, Vec<usize>> {
     let mut places: BTreeMap<&QueueName, Vec<usize>> = BTreeMap::new();
-    queues.enumerate().for_each(|(place, queue)| places.entry(queue).or_default().push(place));
+    queues
+        .enumerate()
+        .for_each(|(place, queue)| places.entry(queue).or_default().push(place));
     places
 }

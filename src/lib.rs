@@ -1,7 +1,8 @@
 //! taskd works through an open-ended set of tasks that grows while it is being worked on.
 //!
-//! The modules stand in the order of their layers; `ARCHITECTURE.md` walks one task through all of them.
-//! Imports point from the last group to the first, never back, and no files form a circle (`tests/it/architecture.rs`).
+//! The modules stand in the order of their layers; `ARCHITECTURE.md` walks one task through all of
+//! them. Imports point from the last group to the first, never back, and no files form a circle
+//! (`tests/it/architecture.rs`).
 
 // `cli::print` does not panic where the reader has closed stdout or stderr.
 #![warn(clippy::print_stderr, clippy::print_stdout)]

@@ -1,4 +1,5 @@
-//! The binary. The library contains its `main`: generic code that the binary instantiates would be compiled twice.
+//! The binary. The library contains its `main`: generic code that the binary instantiates would be
+//! compiled twice.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! The cost of one claim, by how many tasks wait and where the worker's pointer is; of its completion, and of an
-//! enqueue.
+//! The cost of one claim, by how many tasks wait and where the worker's pointer is; of its
+//! completion, and of an enqueue.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -11,7 +11,10 @@ use tokio::task::JoinSet;
 
 use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, Source, keys::ShardKeys},
+    queue::{
+        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, Source,
+        keys::ShardKeys,
+    },
     redis_pool::{Connection, Redis},
     wire::pb,
 };
@@ -28,7 +31,8 @@ const PREFIX: &str = "bench";
 const ENQUEUE: usize = 1000;
 /// The most bytes that `tasks` asks for.
 const MAX_BYTES: usize = 8 << 20;
-/// Of a queue, at most this part is taken before it is filled anew: so its length is what the row says.
+/// Of a queue, at most this part is taken before it is filled anew: so its length is what the row
+/// says.
 const PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,14 +93,25 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
     let mut lengths: Vec<_> = cells.iter().map(|cell| cell.waiting).collect();
     lengths.sort_unstable();
     lengths.dedup();
-    let mut fills: Vec<_> = lengths.into_iter().map(|waiting| Fill { waiting, ..Fill::default() }).collect();
+    let mut fills: Vec<_> = lengths
+        .into_iter()
+        .map(|waiting| Fill {
+            waiting,
+            ..Fill::default()
+        })
+        .collect();
     for run in 1..=scale.runs {
         for replicas in [1, 3] {
             for fill in &mut fills {
                 let waiting = fill.waiting;
-                progress.step(format!("claim, run {run} of {}: NUM {replicas}, {waiting} tasks wait", scale.runs));
+                progress.step(format!(
+                    "claim, run {run} of {}: NUM {replicas}, {waiting} tasks wait",
+                    scale.runs
+                ));
                 // The tail takes from the tail only, so both places share a large queue.
-                let here = cells.iter_mut().filter(|cell| cell.replicas == replicas && cell.waiting == waiting);
+                let here = cells
+                    .iter_mut()
+                    .filter(|cell| cell.replicas == replicas && cell.waiting == waiting);
                 let here: Vec<_> = here.collect();
                 let filled = if waiting >= 100 * ENQUEUE {
                     bed.large(scale, here).await?
@@ -121,9 +136,20 @@ fn cells(scale: &Scale) -> Vec<Cell> {
             for most in [1, 100] {
                 for waiting in &scale.waiting {
                     // A claim of a hundred needs a hundred tasks ahead of it, also in the middle.
-                    let waiting = if *waiting < 2 * most { 2 * most } else { *waiting };
+                    let waiting = if *waiting < 2 * most {
+                        2 * most
+                    } else {
+                        *waiting
+                    };
                     let (claim, complete) = (Cost::default(), Cost::default());
-                    cells.push(Cell { replicas, place, most, waiting, claim, complete });
+                    cells.push(Cell {
+                        replicas,
+                        place,
+                        most,
+                        waiting,
+                        claim,
+                        complete,
+                    });
                 }
             }
         }
@@ -141,28 +167,71 @@ impl Bed {
         let payload = Bytes::from_static(&[b'x'; 100]);
         let key = Bytes::from_static(b"https://www.example.org/pages/000000000000");
         let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned();
-        let body = pb::TaskBody { key, payload, traceparent, ..Default::default() };
+        let body = pb::TaskBody {
+            key,
+            payload,
+            traceparent,
+            ..Default::default()
+        };
         let body = body.encode_to_vec().into();
-        let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, body, ..Default::default() };
-        let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query_async(&mut redis.conn()).await?;
+        let record = pb::PipelineRecord {
+            priority: 2,
+            max_attempts: 5,
+            lease_ms: 30_000,
+            body,
+            ..Default::default()
+        };
+        let sha: String = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg("return 1")
+            .query_async(&mut redis.conn())
+            .await?;
         let mut bare = redis::cmd("EVALSHA");
         bare.arg(sha).arg(0);
-        Ok(Self { server, redis, queue, body: taskd::wire::body_blob(&record), bare, queues: 0 })
+        Ok(Self {
+            server,
+            redis,
+            queue,
+            body: taskd::wire::body_blob(&record),
+            bare,
+            queues: 0,
+        })
     }
 
     /// A queue of its own with so many tasks in it; how long each batch took, in µs.
-    pub(crate) async fn fill(&mut self, replicas: u32, waiting: usize) -> anyhow::Result<(ShardId, Vec<f64>)> {
+    pub(crate) async fn fill(
+        &mut self,
+        replicas: u32,
+        waiting: usize,
+    ) -> anyhow::Result<(ShardId, Vec<f64>)> {
         self.queues += 1;
-        let shard = ShardId { queue: QueueName::new(&format!("q{}", self.queues))?, number: 0 };
-        self.queue.upkeep.open_shard(&shard, 1, "bench", None).await?;
+        let shard = ShardId {
+            queue: QueueName::new(&format!("q{}", self.queues))?,
+            number: 0,
+        };
+        self.queue
+            .upkeep
+            .open_shard(&shard, 1, "bench", None)
+            .await?;
         self.queue.add_shard(&shard);
         let (mut filled, mut micros, mut predecessor) = (0, Vec::new(), None);
         while filled < waiting {
             let count = ENQUEUE.min(waiting - filled);
-            let tasks: Vec<_> = (filled + 1..=filled + count).map(|n| self.task(replicas, n as u64)).collect();
-            let upto = Offset { major: (filled + count) as u64, minor: 0 };
+            let tasks: Vec<_> = (filled + 1..=filled + count)
+                .map(|n| self.task(replicas, n as u64))
+                .collect();
+            let upto = Offset {
+                major: (filled + count) as u64,
+                minor: 0,
+            };
             let batch = Enqueue {
-                source: Source::Partition { topic_generation: "bench", epoch: 1, predecessor, upto, again: false },
+                source: Source::Partition {
+                    topic_generation: "bench",
+                    epoch: 1,
+                    predecessor,
+                    upto,
+                    again: false,
+                },
                 tasks: &tasks,
                 high_water_tasks: u64::MAX >> 16,
                 high_water_bytes: u64::MAX >> 16,
@@ -171,7 +240,14 @@ impl Bed {
             let began = Instant::now();
             let answer = self.queue.enqueuer.enqueue(&shard, &batch).await?;
             micros.push(began.elapsed().as_secs_f64() * 1e6);
-            ensure!(answer == Enqueued::Done { dealt_with: count, added: count }, "enqueue answered {answer:?}");
+            ensure!(
+                answer
+                    == Enqueued::Done {
+                        dealt_with: count,
+                        added: count
+                    },
+                "enqueue answered {answer:?}"
+            );
             (filled, predecessor) = (filled + count, Some(upto));
         }
         Ok((shard, micros))
@@ -179,7 +255,10 @@ impl Bed {
 
     fn task(&self, replicas: u32, number: u64) -> EnqueueTask {
         EnqueueTask {
-            offset: Offset { major: number, minor: 0 },
+            offset: Offset {
+                major: number,
+                minor: 0,
+            },
             id: TaskId::new(),
             replicas,
             not_before_unix_ms: 0,
@@ -190,7 +269,11 @@ impl Bed {
     }
 
     /// One queue for all cells; µs and bytes per task of filling it.
-    async fn large(&mut self, scale: &Scale, cells: Vec<&mut Cell>) -> anyhow::Result<Option<(f64, f64)>> {
+    async fn large(
+        &mut self,
+        scale: &Scale,
+        cells: Vec<&mut Cell>,
+    ) -> anyhow::Result<Option<(f64, f64)>> {
         self.empty().await?;
         let (waiting, replicas) = match cells.first() {
             Some(cell) => (cell.waiting, cell.replicas),
@@ -212,14 +295,19 @@ impl Bed {
     }
 
     /// A queue for each few claims.
-    async fn small(&mut self, scale: &Scale, cells: Vec<&mut Cell>) -> anyhow::Result<Option<(f64, f64)>> {
+    async fn small(
+        &mut self,
+        scale: &Scale,
+        cells: Vec<&mut Cell>,
+    ) -> anyhow::Result<Option<(f64, f64)>> {
         let mut filled = None;
         for cell in cells {
             self.empty().await?;
             let mut samples = (Samples::default(), Samples::default());
             while samples.0.micros.len() < scale.claims {
                 let (shard, micros) = self.fill(cell.replicas, cell.waiting).await?;
-                let claims = (cell.waiting / PART / cell.most).clamp(1, scale.claims - samples.0.micros.len());
+                let claims = (cell.waiting / PART / cell.most)
+                    .clamp(1, scale.claims - samples.0.micros.len());
                 self.claims(&shard, cell, claims, &mut samples).await?;
                 filled = Some(micros);
             }
@@ -248,34 +336,59 @@ impl Bed {
                 Place::Tail => WorkerName::new(&format!("tail-{}-{number}", cell.most))?,
                 Place::Middle => middle.clone(),
             };
-            let tasks = claim_samples.time(self, self.claim(&known, &worker, cell.most)).await?;
+            let tasks = claim_samples
+                .time(self, self.claim(&known, &worker, cell.most))
+                .await?;
             claimed.push((worker, tasks));
         }
         if let Some(start) = start {
             let (at, passed) = (self.pointer(shard, &middle).await?, claims * cell.most);
-            ensure!(at == Some(start + passed), "the pointer went from {start} to {at:?}, past {passed} elements");
+            ensure!(
+                at == Some(start + passed),
+                "the pointer went from {start} to {at:?}, past {passed} elements"
+            );
         }
         for (worker, tasks) in claimed {
-            complete_samples.time(self, self.complete(&worker, tasks)).await?;
+            complete_samples
+                .time(self, self.complete(&worker, tasks))
+                .await?;
         }
         Ok(())
     }
 
     pub(crate) fn shard(&self, shard: &ShardId) -> anyhow::Result<Arc<Shard>> {
-        self.queue.shards_of(&shard.queue).into_iter().next().context("the shard was added")
+        self.queue
+            .shards_of(&shard.queue)
+            .into_iter()
+            .next()
+            .context("the shard was added")
     }
 
     pub(crate) async fn used_memory(&self) -> anyhow::Result<f64> {
         self.server.info("memory", "used_memory:").await
     }
 
-    pub(crate) async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
+    pub(crate) async fn claim(
+        &self,
+        shard: &Shard,
+        worker: &WorkerName,
+        most: usize,
+    ) -> anyhow::Result<Vec<Leased>> {
         let tasks = self.claim_some(shard, worker, most).await?;
-        ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
+        ensure!(
+            tasks.len() == most,
+            "a claim got {} tasks instead of {most}",
+            tasks.len()
+        );
         Ok(tasks)
     }
 
-    async fn claim_some(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
+    async fn claim_some(
+        &self,
+        shard: &Shard,
+        worker: &WorkerName,
+        most: usize,
+    ) -> anyhow::Result<Vec<Leased>> {
         let claim = Claim {
             worker: worker.clone(),
             max_tasks: most,
@@ -287,21 +400,43 @@ impl Bed {
         Ok(self.queue.worker.claim(shard, claim).await?.deliver())
     }
 
-    pub(crate) async fn complete(&self, worker: &WorkerName, tasks: Vec<Leased>) -> anyhow::Result<()> {
+    pub(crate) async fn complete(
+        &self,
+        worker: &WorkerName,
+        tasks: Vec<Leased>,
+    ) -> anyhow::Result<()> {
         let calls = tasks.into_iter().map(|task| {
             let report = Bytes::from_static(&[b'r'; 80]);
-            self.queue.worker.complete(Completion { id: task.id, token: task.token, worker: worker.clone(), report })
+            self.queue.worker.complete(Completion {
+                id: task.id,
+                token: task.token,
+                worker: worker.clone(),
+                report,
+            })
         });
         let codes = future::try_join_all(calls).await?;
-        ensure!(codes.iter().all(|code| *code == Code::Ok), "completions were answered {codes:?}");
+        ensure!(
+            codes.iter().all(|code| *code == Code::Ok),
+            "completions were answered {codes:?}"
+        );
         Ok(())
     }
 
-    /// P is only a cursor, so it may be set from outside; what the worker would have had does not matter to a claim.
-    async fn put_in_the_middle(&self, shard: &ShardId, worker: &WorkerName, most: usize) -> anyhow::Result<usize> {
+    /// P is only a cursor, so it may be set from outside; what the worker would have had does not
+    /// matter to a claim.
+    async fn put_in_the_middle(
+        &self,
+        shard: &ShardId,
+        worker: &WorkerName,
+        most: usize,
+    ) -> anyhow::Result<usize> {
         let mut pipe = redis::pipe();
-        pipe.cmd("GET").arg(lane(shard, "C")?).cmd("LLEN").arg(lane(shard, "T")?);
-        let (gone, length): (Option<usize>, usize) = pipe.query_async(&mut self.redis.conn()).await?;
+        pipe.cmd("GET")
+            .arg(lane(shard, "C")?)
+            .cmd("LLEN")
+            .arg(lane(shard, "T")?);
+        let (gone, length): (Option<usize>, usize) =
+            pipe.query_async(&mut self.redis.conn()).await?;
         // Where the queue is shared, single claims stay clear of what the larger ones take.
         let aside = if most == 1 { length / 1000 } else { 0 };
         let pointer = gone.unwrap_or(0) + length / 2 - aside;
@@ -325,13 +460,25 @@ impl Bed {
     }
 
     pub(crate) async fn empty(&self) -> anyhow::Result<()> {
-        Ok(redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut self.conn()).await?)
+        Ok(redis::cmd("FLUSHALL")
+            .arg("SYNC")
+            .exec_async(&mut self.conn())
+            .await?)
     }
 
-    /// Until the append-only file is not being rewritten: a fork beside the claims would be measured with them.
+    /// Until the append-only file is not being rewritten: a fork beside the claims would be
+    /// measured with them.
     async fn rewritten(&self) -> anyhow::Result<()> {
-        while self.server.info("persistence", "aof_rewrite_in_progress:").await? > 0.0
-            || self.server.info("persistence", "aof_rewrite_scheduled:").await? > 0.0
+        while self
+            .server
+            .info("persistence", "aof_rewrite_in_progress:")
+            .await?
+            > 0.0
+            || self
+                .server
+                .info("persistence", "aof_rewrite_scheduled:")
+                .await?
+                > 0.0
         {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
@@ -339,7 +486,8 @@ impl Bed {
     }
 }
 
-/// Claims and completions by taskd's own scripts, at fsync always and without gRPC and SQL: tasks a second.
+/// Claims and completions by taskd's own scripts, at fsync always and without gRPC and SQL: tasks a
+/// second.
 pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
     let mut bed = Bed::start().await?;
     bed.server.set("appendfsync", "always").await?;
@@ -348,8 +496,11 @@ pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow:
     let mut workers = JoinSet::new();
     let began = Instant::now();
     for number in 0..callers {
-        let (shard, bed, worker) =
-            (Arc::clone(&shard), Arc::clone(&bed), WorkerName::new(&format!("worker-{number}"))?);
+        let (shard, bed, worker) = (
+            Arc::clone(&shard),
+            Arc::clone(&bed),
+            WorkerName::new(&format!("worker-{number}"))?,
+        );
         workers.spawn(async move {
             let mut done = 0;
             loop {
@@ -367,7 +518,10 @@ pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow:
         done += ended??;
     }
     let seconds = began.elapsed().as_secs_f64();
-    ensure!(done == tasks, "the scripts completed {done} of {tasks} tasks");
+    ensure!(
+        done == tasks,
+        "the scripts completed {done} of {tasks} tasks"
+    );
     Ok(tasks as f64 / seconds)
 }
 
@@ -375,7 +529,11 @@ pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow:
 fn lane(shard: &ShardId, which: &str) -> anyhow::Result<String> {
     let keys = ShardKeys::new(PREFIX, shard);
     let end = format!(":m:{which}");
-    keys.lanes().iter().find(|key| key.ends_with(&end)).cloned().context("a lane has these keys")
+    keys.lanes()
+        .iter()
+        .find(|key| key.ends_with(&end))
+        .cloned()
+        .context("a lane has these keys")
 }
 
 /// µs per task, of the last ten batches.
@@ -394,7 +552,11 @@ struct Samples {
 
 impl Samples {
     /// Each call comes upon a server that has just done the same.
-    async fn time<T>(&mut self, bed: &Bed, call: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    async fn time<T>(
+        &mut self,
+        bed: &Bed,
+        call: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
         let mut conn = bed.conn();
         let began = Instant::now();
         bed.bare.exec_async(&mut conn).await?;
@@ -413,22 +575,43 @@ impl Samples {
         cost.call.push(quantile(&self.micros, 0.5));
         cost.script.push(quantile(&self.script_micros, 0.5));
         cost.bare.push(quantile(&self.bare, 0.5));
-        cost.scripts.push(self.scripts.iter().sum::<f64>() / self.scripts.len() as f64);
+        cost.scripts
+            .push(self.scripts.iter().sum::<f64>() / self.scripts.len() as f64);
     }
 }
 
 fn claim_table(cells: &[Cell]) -> Table {
-    let bare = cells.first().map(|cell| row("limit: EVALSHA `return 1`", &cell.claim.bare, [None, None, None]));
+    let bare = cells.first().map(|cell| {
+        row(
+            "limit: EVALSHA `return 1`",
+            &cell.claim.bare,
+            [None, None, None],
+        )
+    });
     let claims = cells.iter().map(|cell| {
-        let place = if cell.place == Place::Tail { "tail" } else { "middle" };
-        let figure = format!("NUM {}, {place}, {} a claim, {} wait", cell.replicas, cell.most, cell.waiting);
+        let place = if cell.place == Place::Tail {
+            "tail"
+        } else {
+            "middle"
+        };
+        let figure = format!(
+            "NUM {}, {place}, {} a claim, {} wait",
+            cell.replicas, cell.most, cell.waiting
+        );
         compared(&figure, cell, cells, |cell| &cell.claim)
     });
-    let completions = cells.iter().filter(|cell| cell.place == Place::Tail && cell.replicas == 1).map(|cell| {
-        let figure =
-            format!("complete {} ({:.2} scripts), {} wait", cell.most, cell.complete.scripts.median(), cell.waiting);
-        compared(&figure, cell, cells, |cell| &cell.complete)
-    });
+    let completions = cells
+        .iter()
+        .filter(|cell| cell.place == Place::Tail && cell.replicas == 1)
+        .map(|cell| {
+            let figure = format!(
+                "complete {} ({:.2} scripts), {} wait",
+                cell.most,
+                cell.complete.scripts.median(),
+                cell.waiting
+            );
+            compared(&figure, cell, cells, |cell| &cell.complete)
+        });
     Table {
         bench: "claim",
         title: "claim: µs of one call by how many tasks wait",
@@ -443,32 +626,67 @@ fn claim_table(cells: &[Cell]) -> Table {
 
 /// With the like of it of which the fewest wait, and with a bare script.
 fn compared(figure: &str, cell: &Cell, cells: &[Cell], cost: impl Fn(&Cell) -> &Cost) -> Row {
-    let alike = |other: &&Cell| (other.replicas, other.place, other.most) == (cell.replicas, cell.place, cell.most);
+    let alike = |other: &&Cell| {
+        (other.replicas, other.place, other.most) == (cell.replicas, cell.place, cell.most)
+    };
     let fewest = cells.iter().filter(alike).min_by_key(|other| other.waiting);
-    let fewest = fewest.filter(|fewest| fewest.waiting != cell.waiting).map(&cost);
+    let fewest = fewest
+        .filter(|fewest| fewest.waiting != cell.waiting)
+        .map(&cost);
     let cost = cost(cell);
     let call = fewest.map(|fewest| cost.call.over(&fewest.call));
     let script = fewest.map(|fewest| cost.script.over(&fewest.script));
-    row(figure, &cost.call, [call, script, Some(cost.call.over(&cost.bare))])
+    row(
+        figure,
+        &cost.call,
+        [call, script, Some(cost.call.over(&cost.bare))],
+    )
 }
 
 fn row(figure: &str, runs: &Runs, ratios: [Option<Runs>; 3]) -> Row {
-    Row { figure: figure.to_owned(), unit: Unit::Micros, runs: runs.clone(), ratios: ratios.to_vec() }
+    Row {
+        figure: figure.to_owned(),
+        unit: Unit::Micros,
+        runs: runs.clone(),
+        ratios: ratios.to_vec(),
+    }
 }
 
 fn fill_table(fills: &[Fill], body: usize) -> Table {
     let mut rows = Vec::new();
-    let full: Vec<_> = fills.iter().filter(|fill| fill.waiting >= ENQUEUE).collect();
+    let full: Vec<_> = fills
+        .iter()
+        .filter(|fill| fill.waiting >= ENQUEUE)
+        .collect();
     for fill in &full {
         let base = full.first().filter(|base| base.waiting != fill.waiting);
         let ratios = vec![base.map(|base| fill.micros.over(&base.micros)), None];
         let figure = format!("enqueue, a task, {} wait", fill.waiting);
-        rows.push(Row { figure, unit: Unit::Micros, runs: fill.micros.clone(), ratios });
+        rows.push(Row {
+            figure,
+            unit: Unit::Micros,
+            runs: fill.micros.clone(),
+            ratios,
+        });
     }
-    for fill in full.iter().filter(|fill| fill.bytes.0.iter().all(|bytes| bytes.is_finite())) {
-        let of_body = Runs(fill.bytes.0.iter().map(|bytes| bytes / body as f64).collect());
+    for fill in full
+        .iter()
+        .filter(|fill| fill.bytes.0.iter().all(|bytes| bytes.is_finite()))
+    {
+        let of_body = Runs(
+            fill.bytes
+                .0
+                .iter()
+                .map(|bytes| bytes / body as f64)
+                .collect(),
+        );
         let figure = format!("Redis memory, a task, {} wait", fill.waiting);
-        rows.push(Row { figure, unit: Unit::Bytes, runs: fill.bytes.clone(), ratios: vec![None, Some(of_body)] });
+        rows.push(Row {
+            figure,
+            unit: Unit::Bytes,
+            runs: fill.bytes.clone(),
+            ratios: vec![None, Some(of_body)],
+        });
     }
     Table {
         bench: "claim",

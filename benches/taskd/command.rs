@@ -1,5 +1,5 @@
-//! `taskd bench`, the command that users have, beside the least that Redis, SQLite and gRPC must do for the same work
-//! in the same run.
+//! `taskd bench`, the command that users have, beside the least that Redis, SQLite and gRPC must do
+//! for the same work in the same run.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -75,21 +75,36 @@ struct Compared {
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
     let (mut limits, mut figures) = (Limits::default(), Figures::default());
     for run in 1..=scale.runs {
-        let step = |what: &str| progress.step(format!("command, run {run} of {}: {what}", scale.runs));
+        let step =
+            |what: &str| progress.step(format!("command, run {run} of {}: {what}", scale.runs));
         step("limits");
         measure_limits(&mut limits, scale).await?;
         step("taskd bench");
-        let many = bench(&["--tasks", &scale.tasks.to_string(), "--batch", &BATCH.to_string()]).await?;
+        let many = bench(&[
+            "--tasks",
+            &scale.tasks.to_string(),
+            "--batch",
+            &BATCH.to_string(),
+        ])
+        .await?;
         step("taskd bench, 1 a call");
         let single_tasks = scale.single_tasks.to_string();
         let one = ["process", "--tasks", &single_tasks, "--batch", "1"];
-        for (runs, way) in [(&mut figures.completed_next, "--next"), (&mut figures.completed_stream, "--stream")] {
-            runs.push(rate_of(&bench(&[&one[..], &[way]].concat()).await?, "process", "completed")?);
+        for (runs, way) in [
+            (&mut figures.completed_next, "--next"),
+            (&mut figures.completed_stream, "--stream"),
+        ] {
+            runs.push(rate_of(
+                &bench(&[&one[..], &[way]].concat()).await?,
+                "process",
+                "completed",
+            )?);
         }
         let one = bench(&one).await?;
         step("taskd bench flat start");
         let rebuilt = scale.rebuilt.to_string();
-        let compared = bench(&[&["flat", "start", "--tasks", &rebuilt], scale.compared].concat()).await?;
+        let compared =
+            bench(&[&["flat", "start", "--tasks", &rebuilt], scale.compared].concat()).await?;
         figures.add(&many, &one, &compared)?;
     }
     let tables = vec![
@@ -104,30 +119,56 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
 async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
     let redis = limits::Redis::start().await?;
     limits.ping.push(redis.ping(CALLERS, scale.single_tasks)?);
-    limits.insert.push(redis.insert(CALLERS, BATCH, scale.tasks)?);
+    limits
+        .insert
+        .push(redis.insert(CALLERS, BATCH, scale.tasks)?);
     limits.cycle.push(redis.cycle(CALLERS, BATCH, scale.tasks)?);
-    limits.cycle_one.push(redis.cycle(CALLERS, 1, scale.single_tasks)?);
+    limits
+        .cycle_one
+        .push(redis.cycle(CALLERS, 1, scale.single_tasks)?);
     let micros = redis.hand_over(scale.latency_samples)?;
     limits.p50.push(quantile(&micros, 0.5));
     limits.p99.push(quantile(&micros, 0.99));
-    limits.writes_cpu.push(redis.cpu_of_writes(scale.paced).await?);
-    limits.scripts.push(claim::cycle(SCRIPT_CALLERS, BATCH, scale.tasks).await?);
-    limits.scripts_one.push(claim::cycle(CALLERS, 1, scale.single_tasks).await?);
-    limits.sqlite.push(limits::Sqlite::start().await?.insert(ROWS, scale.tasks).await?);
+    limits
+        .writes_cpu
+        .push(redis.cpu_of_writes(scale.paced).await?);
+    limits
+        .scripts
+        .push(claim::cycle(SCRIPT_CALLERS, BATCH, scale.tasks).await?);
+    limits
+        .scripts_one
+        .push(claim::cycle(CALLERS, 1, scale.single_tasks).await?);
+    limits.sqlite.push(
+        limits::Sqlite::start()
+            .await?
+            .insert(ROWS, scale.tasks)
+            .await?,
+    );
     let daemon = Daemon::start().await?;
-    let channels = daemon.channels(CALLERS.div_ceil(PROBES_OF_CONNECTION)).await?;
+    let channels = daemon
+        .channels(CALLERS.div_ceil(PROBES_OF_CONNECTION))
+        .await?;
     let calls = limits::grpc(&channels, CALLERS, 2 * scale.single_tasks).await?;
     limits.grpc.push(calls / 2.0);
-    limits.calls_cpu.push(limits::cpu_of_calls(&daemon, &channels[0], scale.paced).await?);
+    limits
+        .calls_cpu
+        .push(limits::cpu_of_calls(&daemon, &channels[0], scale.paced).await?);
     daemon.stop().await
 }
 
 /// One run of the command. A count that is wrong is an error.
 pub(crate) async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command.arg("bench").args(arguments).args(["--runs", "1", "--json"]);
+    command
+        .arg("bench")
+        .args(arguments)
+        .args(["--runs", "1", "--json"]);
     let output = command.output().await.context("cannot start taskd")?;
-    ensure!(output.status.success(), "taskd bench: {}", String::from_utf8_lossy(&output.stderr).trim());
+    ensure!(
+        output.status.success(),
+        "taskd bench: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -165,7 +206,12 @@ impl Figures {
             (&mut self.settled, many, "process", "settled in SQL"),
             (&mut self.completed_one, one, "process", "completed"),
             (&mut self.settled_one, one, "process", "settled in SQL"),
-            (&mut self.rebuilt, compared, "start", "claimable again after FLUSHALL"),
+            (
+                &mut self.rebuilt,
+                compared,
+                "start",
+                "claimable again after FLUSHALL",
+            ),
         ] {
             runs.push(rate_of(report, phase, measure)?);
         }
@@ -187,12 +233,28 @@ impl Figures {
 
     fn compare(&mut self, figure: &Value) {
         let text = |field: &str| figure[field].as_str().unwrap_or_default();
-        let beside = figure["reference"].as_str().map(|name| format!(" ÷ {name}")).unwrap_or_default();
-        let name = format!("{}: {}{beside}, {}", text("phase"), text("measure"), text("unit"));
-        let place = self.compared.iter().position(|one| one.figure == name).unwrap_or_else(|| {
-            self.compared.push(Compared { figure: name, value: Runs::default(), ratio: None });
-            self.compared.len() - 1
-        });
+        let beside = figure["reference"]
+            .as_str()
+            .map(|name| format!(" ÷ {name}"))
+            .unwrap_or_default();
+        let name = format!(
+            "{}: {}{beside}, {}",
+            text("phase"),
+            text("measure"),
+            text("unit")
+        );
+        let place = self
+            .compared
+            .iter()
+            .position(|one| one.figure == name)
+            .unwrap_or_else(|| {
+                self.compared.push(Compared {
+                    figure: name,
+                    value: Runs::default(),
+                    ratio: None,
+                });
+                self.compared.len() - 1
+            });
         let one = &mut self.compared[place];
         one.value.0.extend(figure["value"]["median"].as_f64());
         if let Some(ratio) = figure["ratio"]["median"].as_f64() {
@@ -202,14 +264,28 @@ impl Figures {
 }
 
 fn row(figure: impl Into<String>, unit: Unit, runs: &Runs, limits: &[Option<&Runs>]) -> Row {
-    let ratios = limits.iter().map(|limit| limit.map(|limit| runs.over(limit))).collect();
-    Row { figure: figure.into(), unit, runs: runs.clone(), ratios }
+    let ratios = limits
+        .iter()
+        .map(|limit| limit.map(|limit| runs.over(limit)))
+        .collect();
+    Row {
+        figure: figure.into(),
+        unit,
+        runs: runs.clone(),
+        ratios,
+    }
 }
 
 fn throughput(scale: &Scale, limits: &Limits, figures: &Figures) -> Table {
-    let row = |figure: String, runs, limits: [Option<&Runs>; 4]| row(figure, Unit::PerSecond, runs, &limits);
+    let row = |figure: String, runs, limits: [Option<&Runs>; 4]| {
+        row(figure, Unit::PerSecond, runs, &limits)
+    };
     let limit = |figure: String, runs| row(figure, runs, [None; 4]);
-    let (insert, cycle, one) = (Some(&limits.insert), Some(&limits.cycle), Some(&limits.cycle_one));
+    let (insert, cycle, one) = (
+        Some(&limits.insert),
+        Some(&limits.cycle),
+        Some(&limits.cycle_one),
+    );
     let (scripts, scripts_one) = (Some(&limits.scripts), Some(&limits.scripts_one));
     let (sqlite, grpc) = (Some(&limits.sqlite), Some(&limits.grpc));
     let of_one = [one, scripts_one, None, None];
@@ -223,26 +299,80 @@ fn throughput(scale: &Scale, limits: &Limits, figures: &Figures) -> Table {
              connections; scripts: {SCRIPT_CALLERS} callers of 100, or {CALLERS} of 1. Rebuild: {} tasks.",
             scale.tasks, scale.single_tasks, scale.rebuilt
         ),
-        references: vec!["Redis".into(), "scripts".into(), "SQLite".into(), "gRPC".into()],
+        references: vec![
+            "Redis".into(),
+            "scripts".into(),
+            "SQLite".into(),
+            "gRPC".into(),
+        ],
         rows: vec![
             limit("limit: Redis, PING".into(), &limits.ping),
             limit(format!("limit: Redis, LPUSH of {BATCH}"), &limits.insert),
-            limit(format!("limit: Redis, XREADGROUP, XACK + XDEL, {BATCH} a call"), &limits.cycle),
+            limit(
+                format!("limit: Redis, XREADGROUP, XACK + XDEL, {BATCH} a call"),
+                &limits.cycle,
+            ),
             limit("limit: Redis, the same, 1 a call".into(), &limits.cycle_one),
-            limit(format!("limit: taskd's scripts alone, claim + complete, {BATCH} a call"), &limits.scripts),
+            limit(
+                format!("limit: taskd's scripts alone, claim + complete, {BATCH} a call"),
+                &limits.scripts,
+            ),
             limit("limit: the same, 1 a call".into(), &limits.scripts_one),
-            limit(format!("limit: SQLite, {ROWS} rows a transaction"), &limits.sqlite),
+            limit(
+                format!("limit: SQLite, {ROWS} rows a transaction"),
+                &limits.sqlite,
+            ),
             limit("limit: gRPC, two empty calls a task".into(), &limits.grpc),
-            row("insert → accepted".into(), &figures.accepted, [insert, None, sqlite, None]),
-            row("insert → claimable".into(), &figures.claimable, [insert, None, sqlite, None]),
-            row("duplicates → answered".into(), &figures.known, [insert, None, None, None]),
-            row(format!("process → completed, {BATCH} a call"), &figures.completed, [cycle, scripts, None, None]),
-            row(format!("process → settled in SQL, {BATCH} a call"), &figures.settled, [cycle, scripts, sqlite, None]),
-            row("process → completed, 1 a call".into(), &figures.completed_one, [one, scripts_one, None, grpc]),
-            row("process → settled in SQL, 1 a call".into(), &figures.settled_one, [one, scripts_one, sqlite, grpc]),
-            row("process → completed, 1 a call, `--next`".into(), &figures.completed_next, of_one),
-            row("process → completed, 1 a frame, `--stream`".into(), &figures.completed_stream, of_one),
-            row("rebuild after FLUSHALL → claimable".into(), &figures.rebuilt, [insert, None, None, None]),
+            row(
+                "insert → accepted".into(),
+                &figures.accepted,
+                [insert, None, sqlite, None],
+            ),
+            row(
+                "insert → claimable".into(),
+                &figures.claimable,
+                [insert, None, sqlite, None],
+            ),
+            row(
+                "duplicates → answered".into(),
+                &figures.known,
+                [insert, None, None, None],
+            ),
+            row(
+                format!("process → completed, {BATCH} a call"),
+                &figures.completed,
+                [cycle, scripts, None, None],
+            ),
+            row(
+                format!("process → settled in SQL, {BATCH} a call"),
+                &figures.settled,
+                [cycle, scripts, sqlite, None],
+            ),
+            row(
+                "process → completed, 1 a call".into(),
+                &figures.completed_one,
+                [one, scripts_one, None, grpc],
+            ),
+            row(
+                "process → settled in SQL, 1 a call".into(),
+                &figures.settled_one,
+                [one, scripts_one, sqlite, grpc],
+            ),
+            row(
+                "process → completed, 1 a call, `--next`".into(),
+                &figures.completed_next,
+                of_one,
+            ),
+            row(
+                "process → completed, 1 a frame, `--stream`".into(),
+                &figures.completed_stream,
+                of_one,
+            ),
+            row(
+                "rebuild after FLUSHALL → claimable".into(),
+                &figures.rebuilt,
+                [insert, None, None, None],
+            ),
         ],
     }
 }
@@ -252,21 +382,31 @@ fn latency(limits: &Limits, figures: &Figures) -> Table {
     Table {
         bench: "command",
         title: "taskd bench: latency at 500 tasks a second, one a call",
-        conditions: "As above; tasks are due at fixed times. Redis: one task after the other.".into(),
+        conditions: "As above; tasks are due at fixed times. Redis: one task after the other."
+            .into(),
         references: vec!["Redis".into()],
         rows: vec![
             row("limit: Redis, LPUSH → BLPOP, p50", &limits.p50, None),
             row("limit: Redis, LPUSH → BLPOP, p99", &limits.p99, None),
             row("insert → handler, p50", &figures.p50, Some(&limits.p50)),
             row("insert → handler, p99", &figures.p99, Some(&limits.p99)),
-            row("rejection → handler, p50", &figures.passed_p50, Some(&limits.p50)),
-            row("rejection → handler, p99", &figures.passed_p99, Some(&limits.p99)),
+            row(
+                "rejection → handler, p50",
+                &figures.passed_p50,
+                Some(&limits.p50),
+            ),
+            row(
+                "rejection → handler, p99",
+                &figures.passed_p99,
+                Some(&limits.p99),
+            ),
         ],
     }
 }
 
 fn cpu(limits: &Limits, figures: &Figures) -> Table {
-    let row = |figure: &str, runs, limits: [Option<&Runs>; 2]| row(figure, Unit::Micros, runs, &limits);
+    let row =
+        |figure: &str, runs, limits: [Option<&Runs>; 2]| row(figure, Unit::Micros, runs, &limits);
     Table {
         bench: "command",
         title: "taskd bench: CPU of a task at 500 tasks a second, one a call",
@@ -293,7 +433,8 @@ fn compared_table(figures: &Figures) -> Table {
     Table {
         bench: "command",
         title: "taskd bench: flat and start",
-        conditions: "`taskd bench flat start`, as above; 10 workers, 100 a call unless said.".into(),
+        conditions: "`taskd bench flat start`, as above; 10 workers, 100 a call unless said."
+            .into(),
         references: vec!["the first".into()],
         rows: rows.collect(),
     }

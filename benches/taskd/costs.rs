@@ -1,4 +1,5 @@
-//! The cost of access tokens, histories and traces: each beside the same work without it, in the same run.
+//! The cost of access tokens, histories and traces: each beside the same work without it, in the
+//! same run.
 
 use std::net::SocketAddr;
 
@@ -53,9 +54,22 @@ fn pairs(scale: &Scale, collector: &str) -> Vec<Pair> {
     let work = ["insert", "process", "--tasks", &many];
     // One task a call: what a call costs is shared by no other task.
     let one_a_call = ["insert", "process", "--tasks", &few, "--batch", "1"];
-    let traced = |sample: &str| ["--set".to_owned(), endpoint(collector), "--set".to_owned(), sampled(sample)];
+    let traced = |sample: &str| {
+        [
+            "--set".to_owned(),
+            endpoint(collector),
+            "--set".to_owned(),
+            sampled(sample),
+        ]
+    };
     vec![
-        Pair::new("a token with each call, 1 task a call", &one_a_call, &[], &strings(&["--with-token"]), BOTH),
+        Pair::new(
+            "a token with each call, 1 task a call",
+            &one_a_call,
+            &[],
+            &strings(&["--with-token"]),
+            BOTH,
+        ),
         Pair::new(
             "a history, each task fails once",
             &["process", "--failing", "--tasks", &many],
@@ -64,8 +78,20 @@ fn pairs(scale: &Scale, collector: &str) -> Vec<Pair> {
             &[("process", "settled in SQL")],
         ),
         Pair::new("traces, no task is sampled", &work, &[], &traced("0"), BOTH),
-        Pair::new("traces, one task in 100 is sampled", &work, &[], &traced("0.01"), BOTH),
-        Pair::new("traces, all tasks are sampled", &work, &[], &traced("1"), BOTH),
+        Pair::new(
+            "traces, one task in 100 is sampled",
+            &work,
+            &[],
+            &traced("0.01"),
+            BOTH,
+        ),
+        Pair::new(
+            "traces, all tasks are sampled",
+            &work,
+            &[],
+            &traced("1"),
+            BOTH,
+        ),
     ]
 }
 
@@ -90,13 +116,25 @@ impl Pair {
         measures: &'static [(&'static str, &'static str)],
     ) -> Self {
         let figures = measures.iter().map(|_| Default::default()).collect();
-        Self { name, arguments: strings(arguments), without: without.to_vec(), with: with.to_vec(), measures, figures }
+        Self {
+            name,
+            arguments: strings(arguments),
+            without: without.to_vec(),
+            with: with.to_vec(),
+            measures,
+            figures,
+        }
     }
 
     async fn measure(&mut self) -> anyhow::Result<()> {
         let mut reports = Vec::new();
         for beside in [&self.without, &self.with] {
-            let arguments: Vec<&str> = self.arguments.iter().chain(beside).map(String::as_str).collect();
+            let arguments: Vec<&str> = self
+                .arguments
+                .iter()
+                .chain(beside)
+                .map(String::as_str)
+                .collect();
             reports.push(bench(&arguments).await?);
         }
         for ((without, with), (phase, measure)) in self.figures.iter_mut().zip(self.measures) {
@@ -107,16 +145,19 @@ impl Pair {
     }
 
     fn rows(self) -> impl Iterator<Item = Row> {
-        self.figures.into_iter().zip(self.measures).map(move |((without, with), (phase, measure))| Row {
-            figure: format!("{}: {phase} → {measure}", self.name),
-            unit: Unit::PerSecond,
-            ratios: vec![Some(with.over(&without))],
-            runs: with,
-        })
+        self.figures.into_iter().zip(self.measures).map(
+            move |((without, with), (phase, measure))| Row {
+                figure: format!("{}: {phase} → {measure}", self.name),
+                unit: Unit::PerSecond,
+                ratios: vec![Some(with.over(&without))],
+                runs: with,
+            },
+        )
     }
 }
 
-/// Takes spans, and keeps none. It shares the cores with taskd, as a collector on the same machine would.
+/// Takes spans, and keeps none. It shares the cores with taskd, as a collector on the same machine
+/// would.
 struct Collector {
     address: SocketAddr,
     server: JoinHandle<()>,
@@ -128,7 +169,10 @@ impl Collector {
         let address = listener.local_addr()?;
         let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Sink));
         let server = tokio::spawn(async move {
-            if let Err(error) = server.serve_with_incoming(TcpIncoming::from(listener)).await {
+            if let Err(error) = server
+                .serve_with_incoming(TcpIncoming::from(listener))
+                .await
+            {
                 eprintln!("bench: the collector ended: {error}");
             }
         });

@@ -39,26 +39,63 @@ impl Daemon {
     }
 
     /// `config`: what its file says.
-    pub(crate) async fn start_as(pipelines: &str, arguments: &[String], config: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn start_as(
+        pipelines: &str,
+        arguments: &[String],
+        config: &str,
+    ) -> anyhow::Result<Self> {
         let folder = crate::folder::folder()?;
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
         // Variables of this shell must not change the figures.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_"))
+        {
             command.env_remove(name);
         }
         let file = folder.path().join("taskd.toml");
         std::fs::write(&file, config)?;
-        command.args(["--pipelines", pipelines, "--http-listen", &http, "--grpc-listen", &grpc]).args(arguments);
-        command.arg("--config").arg(file).arg("--data-dir").arg(folder.path().join("data"));
-        command.arg("--stop-with-stdin").stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
+        command
+            .args([
+                "--pipelines",
+                pipelines,
+                "--http-listen",
+                &http,
+                "--grpc-listen",
+                &grpc,
+            ])
+            .args(arguments);
+        command
+            .arg("--config")
+            .arg(file)
+            .arg("--data-dir")
+            .arg(folder.path().join("data"));
+        command
+            .arg("--stop-with-stdin")
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         let child = command.spawn().context("cannot start taskd")?;
-        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
-        let mut daemon = Self { child, folder, http: format!("http://{http}"), grpc: format!("http://{grpc}"), client };
+        let client = reqwest::Client::builder()
+            .timeout(Duration::from_secs(10))
+            .build()?;
+        let mut daemon = Self {
+            child,
+            folder,
+            http: format!("http://{http}"),
+            grpc: format!("http://{grpc}"),
+            client,
+        };
         let ready = format!("{}/readyz", daemon.http);
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !daemon.client.get(&ready).send().await.is_ok_and(|answer| answer.status().is_success()) {
+        while !daemon
+            .client
+            .get(&ready)
+            .send()
+            .await
+            .is_ok_and(|answer| answer.status().is_success())
+        {
             let ended = daemon.child.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
                 bail!("taskd does not get ready ({ended:?}):\n{}", daemon.log());
@@ -71,19 +108,31 @@ impl Daemon {
     /// Connections of their own, so that one of them is not the bound.
     pub(crate) async fn channels(&self, count: usize) -> anyhow::Result<Vec<Channel>> {
         let endpoint = Endpoint::from_shared(self.grpc.clone())?;
-        futures::future::try_join_all((0..count).map(|_| endpoint.connect())).await.context("cannot reach taskd's gRPC")
+        futures::future::try_join_all((0..count).map(|_| endpoint.connect()))
+            .await
+            .context("cannot reach taskd's gRPC")
     }
 
     /// A queue as /v1/queues has it.
     pub(crate) async fn queue(&self, name: &str) -> anyhow::Result<Counts> {
-        let answer = self.client.get(format!("{}/v1/queues", self.http)).send().await?.error_for_status()?;
+        let answer = self
+            .client
+            .get(format!("{}/v1/queues", self.http))
+            .send()
+            .await?
+            .error_for_status()?;
         let answer: Value = answer.json().await?;
-        let queue = answer["queues"].as_array().and_then(|all| all.iter().find(|queue| queue["queue"] == name));
+        let queue = answer["queues"]
+            .as_array()
+            .and_then(|all| all.iter().find(|queue| queue["queue"] == name));
         let field = |field: &str| queue.and_then(|queue| queue[field].as_u64()).unwrap_or(0);
         Ok(Counts {
             waiting: field("queued"),
             completed: field("completed"),
-            others: ["pending", "assigned", "delayed", "dead", "cancelled"].map(field).iter().sum(),
+            others: ["pending", "assigned", "delayed", "dead", "cancelled"]
+                .map(field)
+                .iter()
+                .sum(),
         })
     }
 
@@ -98,11 +147,23 @@ impl Daemon {
         lines: Bytes,
         mut read: impl FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let pieces = (0..lines.len()).step_by(PIECE).map(move |at| lines.slice(at..lines.len().min(at + PIECE)));
-        let body = reqwest::Body::wrap_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)));
-        let post = self.client.post(format!("{}/v1/tasks", self.http)).header("content-type", "application/x-ndjson");
-        let answer = post.timeout(Duration::from_secs(300)).body(body).send().await?.error_for_status()?;
-        let mut answers = StreamReader::new(answer.bytes_stream().map_err(std::io::Error::other)).lines();
+        let pieces = (0..lines.len())
+            .step_by(PIECE)
+            .map(move |at| lines.slice(at..lines.len().min(at + PIECE)));
+        let body =
+            reqwest::Body::wrap_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)));
+        let post = self
+            .client
+            .post(format!("{}/v1/tasks", self.http))
+            .header("content-type", "application/x-ndjson");
+        let answer = post
+            .timeout(Duration::from_secs(300))
+            .body(body)
+            .send()
+            .await?
+            .error_for_status()?;
+        let mut answers =
+            StreamReader::new(answer.bytes_stream().map_err(std::io::Error::other)).lines();
         while let Some(line) = answers.next_line().await? {
             read(&line)?;
         }
@@ -113,23 +174,40 @@ impl Daemon {
     pub(crate) async fn counter(&self, name: &str) -> anyhow::Result<u64> {
         let text = self.metrics().await?;
         let lines = text.lines().filter_map(|line| line.strip_prefix(name));
-        let values = lines.filter(|rest| rest.starts_with([' ', '{'])).filter_map(|rest| rest.rsplit(' ').next());
+        let values = lines
+            .filter(|rest| rest.starts_with([' ', '{']))
+            .filter_map(|rest| rest.rsplit(' ').next());
         Ok(values.filter_map(|value| value.parse::<u64>().ok()).sum())
     }
 
     async fn metrics(&self) -> anyhow::Result<String> {
-        Ok(self.client.get(format!("{}/metrics", self.http)).send().await?.error_for_status()?.text().await?)
+        Ok(self
+            .client
+            .get(format!("{}/metrics", self.http))
+            .send()
+            .await?
+            .error_for_status()?
+            .text()
+            .await?)
     }
 
     /// Also while it starts over and does not answer.
-    pub(crate) async fn wait_patiently_for(&self, queue: &str, wanted: Counts) -> anyhow::Result<Instant> {
+    pub(crate) async fn wait_patiently_for(
+        &self,
+        queue: &str,
+        wanted: Counts,
+    ) -> anyhow::Result<Instant> {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
             let counts = self.queue(queue).await;
             if counts.as_ref().is_ok_and(|counts| *counts == wanted) {
                 return Ok(Instant::now());
             }
-            ensure!(Instant::now() < deadline, "queue {queue} has {counts:?} instead of {wanted:?}:\n{}", self.log());
+            ensure!(
+                Instant::now() < deadline,
+                "queue {queue} has {counts:?} instead of {wanted:?}:\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -141,7 +219,11 @@ impl Daemon {
             if counts == wanted {
                 return Ok(Instant::now());
             }
-            ensure!(Instant::now() < deadline, "queue {queue} has {counts:?} instead of {wanted:?}:\n{}", self.log());
+            ensure!(
+                Instant::now() < deadline,
+                "queue {queue} has {counts:?} instead of {wanted:?}:\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -155,11 +237,19 @@ impl Daemon {
             .context("cannot reach taskd's redis-server")?;
         let info: String = redis::cmd("INFO").query_async(&mut redis).await?;
         let number = |field: &str| -> anyhow::Result<f64> {
-            let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-            value.with_context(|| format!("INFO has no {field}"))?.trim().parse().map_err(Into::into)
+            let value = info
+                .lines()
+                .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+            value
+                .with_context(|| format!("INFO has no {field}"))?
+                .trim()
+                .parse()
+                .map_err(Into::into)
         };
         let metrics = self.metrics().await?;
-        let resident = metrics.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+        let resident = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
         Ok(Used {
             taskd_cpu: cpu_seconds(self.child.id())?,
             redis_cpu: number("used_cpu_user")? + number("used_cpu_sys")?,
@@ -170,14 +260,25 @@ impl Daemon {
 
     /// An orderly end; anything else voids the run.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?;
+        kill(
+            Pid::from_raw(i32::try_from(self.child.id())?),
+            Signal::SIGTERM,
+        )?;
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
             if let Some(status) = self.child.try_wait()? {
-                ensure!(status.success(), "taskd ended with {status}:\n{}", self.log());
+                ensure!(
+                    status.success(),
+                    "taskd ended with {status}:\n{}",
+                    self.log()
+                );
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "taskd does not stop:\n{}", self.log());
+            ensure!(
+                Instant::now() < deadline,
+                "taskd does not stop:\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -213,9 +314,16 @@ fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     /// Linux counts in hundredths of a second here, whatever its timer does.
     const TICKS_A_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // A name in parentheses may have blanks. Behind it, state is the third field, utime the 14th, stime the 15th.
-    let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat has a name")?;
-    let ticks = fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+    // A name in parentheses may have blanks. Behind it, state is the third field, utime the 14th,
+    // stime the 15th.
+    let (_, fields) = stat
+        .rsplit_once(") ")
+        .context("/proc/PID/stat has a name")?;
+    let ticks = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .filter_map(|ticks| ticks.parse::<f64>().ok());
     Ok(ticks.sum::<f64>() / TICKS_A_SECOND)
 }
 

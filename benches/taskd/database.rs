@@ -29,11 +29,16 @@ impl Database {
     pub(crate) async fn wait_for_results(&mut self, wanted: usize) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
-            let results: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM results").fetch_one(&mut self.0).await?;
+            let results: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM results")
+                .fetch_one(&mut self.0)
+                .await?;
             if usize::try_from(results)? == wanted {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "{results} results are in SQL instead of {wanted}");
+            ensure!(
+                Instant::now() < deadline,
+                "{results} results are in SQL instead of {wanted}"
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -44,7 +49,10 @@ impl Database {
         let (mut last, mut read) = (Vec::new(), 0);
         let began = Instant::now();
         loop {
-            let rows = sqlx::query(AssertSqlSafe(page.clone())).bind(last).fetch_all(&mut self.0).await?;
+            let rows = sqlx::query(AssertSqlSafe(page.clone()))
+                .bind(last)
+                .fetch_all(&mut self.0)
+                .await?;
             read += rows.len();
             match rows.last() {
                 Some(row) => last = row.try_get("id")?,
@@ -57,15 +65,25 @@ impl Database {
     }
 }
 
-/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at once as in taskd's
-/// transactions and from as many connections as taskd has callers: rows a second.
-pub(crate) async fn insert_rows(url: &str, connections: usize, batch: usize, rows: usize) -> anyhow::Result<f64> {
+/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at
+/// once as in taskd's transactions and from as many connections as taskd has callers: rows a
+/// second.
+pub(crate) async fn insert_rows(
+    url: &str,
+    connections: usize,
+    batch: usize,
+    rows: usize,
+) -> anyhow::Result<f64> {
     let mut conn = connect(url).await?;
-    sqlx::raw_sql("CREATE TABLE limit_rows LIKE tasks").execute(&mut conn).await?;
+    sqlx::raw_sql("CREATE TABLE limit_rows LIKE tasks")
+        .execute(&mut conn)
+        .await?;
     let mut conns = Vec::new();
     for _ in 0..connections {
         let mut writer = connect(url).await?;
-        sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut writer).await?;
+        sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            .execute(&mut writer)
+            .await?;
         conns.push(writer);
     }
     let left = Arc::new(AtomicUsize::new(rows));
@@ -89,14 +107,24 @@ pub(crate) async fn insert_rows(url: &str, connections: usize, batch: usize, row
         ended??;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let stored: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM limit_rows").fetch_one(&mut conn).await?;
-    ensure!(usize::try_from(stored)? == rows, "{stored} rows are stored instead of {rows}");
-    sqlx::raw_sql("DROP TABLE limit_rows").execute(&mut conn).await?;
+    let stored: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM limit_rows")
+        .fetch_one(&mut conn)
+        .await?;
+    ensure!(
+        usize::try_from(stored)? == rows,
+        "{stored} rows are stored instead of {rows}"
+    );
+    sqlx::raw_sql("DROP TABLE limit_rows")
+        .execute(&mut conn)
+        .await?;
     Ok(rows as f64 / seconds)
 }
 
 /// One statement, which is one transaction.
-async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize>) -> sqlx::Result<()> {
+async fn insert_batch(
+    conn: &mut MySqlConnection,
+    numbers: std::ops::Range<usize>,
+) -> sqlx::Result<()> {
     let mut rows: Vec<_> = numbers
         .map(|number| {
             let hash = <sha2::Sha256 as sha2::Digest>::digest(number.to_be_bytes());
@@ -110,12 +138,29 @@ async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize
          not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, payload) ",
     );
     insert.push_values(rows, |mut row, (id, hash, key)| {
-        row.push_bind(id.as_bytes().to_vec()).push_bind(hash).push_bind("bench").push_bind(0_i64);
-        row.push_bind(key.into_bytes()).push_bind(1_i64).push_bind(2_i64).push_bind(5_i64).push_bind(30_000_i64);
-        row.push_bind(0_i64).push_bind("[]").push_bind("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
-        row.push_bind(1_i64).push_bind(1_i64).push_bind(1_i64).push_bind(lines::PAYLOAD.as_bytes());
+        row.push_bind(id.as_bytes().to_vec())
+            .push_bind(hash)
+            .push_bind("bench")
+            .push_bind(0_i64);
+        row.push_bind(key.into_bytes())
+            .push_bind(1_i64)
+            .push_bind(2_i64)
+            .push_bind(5_i64)
+            .push_bind(30_000_i64);
+        row.push_bind(0_i64)
+            .push_bind("[]")
+            .push_bind("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        row.push_bind(1_i64)
+            .push_bind(1_i64)
+            .push_bind(1_i64)
+            .push_bind(lines::PAYLOAD.as_bytes());
     });
-    // The first column again where the key is known: not IGNORE, which would also swallow data that does not fit.
-    insert.push(" ON DUPLICATE KEY UPDATE id = id").build().execute(conn).await?;
+    // The first column again where the key is known: not IGNORE, which would also swallow data that
+    // does not fit.
+    insert
+        .push(" ON DUPLICATE KEY UPDATE id = id")
+        .build()
+        .execute(conn)
+        .await?;
     Ok(())
 }

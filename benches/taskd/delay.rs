@@ -42,18 +42,33 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
     for run in 1..=scale.runs {
         let redis = RedisServer::start().await?;
         let way = Way::open(redis.url())?;
-        let daemon = Daemon::start_as("all", &["--redis-url".to_owned(), way.url()], CONFIG).await?;
+        let daemon =
+            Daemon::start_as("all", &["--redis-url".to_owned(), way.url()], CONFIG).await?;
         for (figures, millis) in all.iter_mut().zip(DELAYS) {
             progress.step(format!("delay, run {run} of {}: {millis} ms", scale.runs));
             way.delay.store(millis, Relaxed);
-            let there = [&daemon.arguments()[..], &["--redis", redis.url(), "--tasks", &tasks]].concat();
+            let there = [
+                &daemon.arguments()[..],
+                &["--redis", redis.url(), "--tasks", &tasks],
+            ]
+            .concat();
             let many = bench(&[&["insert", "process", "latency"], &there[..]].concat()).await?;
             let one = bench(&[&["process", "--batch", "1"], &there[..]].concat()).await?;
-            figures.claimable.push(rate_of(&many, "insert", "claimable")?);
-            figures.completed.push(rate_of(&many, "process", "completed")?);
-            figures.completed_one.push(rate_of(&one, "process", "completed")?);
-            figures.p50.push(latency_of(&many, "insert to handler", "p50")?);
-            figures.p99.push(latency_of(&many, "insert to handler", "p99")?);
+            figures
+                .claimable
+                .push(rate_of(&many, "insert", "claimable")?);
+            figures
+                .completed
+                .push(rate_of(&many, "process", "completed")?);
+            figures
+                .completed_one
+                .push(rate_of(&one, "process", "completed")?);
+            figures
+                .p50
+                .push(latency_of(&many, "insert to handler", "p50")?);
+            figures
+                .p99
+                .push(latency_of(&many, "insert to handler", "p99")?);
         }
         daemon.stop().await?;
     }
@@ -63,16 +78,51 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
 fn table(scale: &Scale, all: &[Figures]) -> Table {
     let row = |figure: &str, millis: u64, unit, runs: &Runs, near: &Runs| {
         let ratios = vec![(millis > 0).then(|| runs.over(near))];
-        Row { figure: format!("{figure}, {millis} ms"), unit, runs: runs.clone(), ratios }
+        Row {
+            figure: format!("{figure}, {millis} ms"),
+            unit,
+            runs: runs.clone(),
+            ratios,
+        }
     };
     let rows = all.iter().zip(DELAYS).flat_map(|(figures, millis)| {
         let near = &all[0];
         [
-            row("insert → claimable", millis, Unit::PerSecond, &figures.claimable, &near.claimable),
-            row("process → completed, 100 a call", millis, Unit::PerSecond, &figures.completed, &near.completed),
-            row("process → completed, 1 a call", millis, Unit::PerSecond, &figures.completed_one, &near.completed_one),
-            row("insert → handler, p50", millis, Unit::Micros, &figures.p50, &near.p50),
-            row("insert → handler, p99", millis, Unit::Micros, &figures.p99, &near.p99),
+            row(
+                "insert → claimable",
+                millis,
+                Unit::PerSecond,
+                &figures.claimable,
+                &near.claimable,
+            ),
+            row(
+                "process → completed, 100 a call",
+                millis,
+                Unit::PerSecond,
+                &figures.completed,
+                &near.completed,
+            ),
+            row(
+                "process → completed, 1 a call",
+                millis,
+                Unit::PerSecond,
+                &figures.completed_one,
+                &near.completed_one,
+            ),
+            row(
+                "insert → handler, p50",
+                millis,
+                Unit::Micros,
+                &figures.p50,
+                &near.p50,
+            ),
+            row(
+                "insert → handler, p99",
+                millis,
+                Unit::Micros,
+                &figures.p99,
+                &near.p99,
+            ),
         ]
     });
     Table {
@@ -88,7 +138,8 @@ fn table(scale: &Scale, all: &[Figures]) -> Table {
     }
 }
 
-/// A port on loopback that leads to the socket of a redis-server. It lives as long as the benchmark.
+/// A port on loopback that leads to the socket of a redis-server. It lives as long as the
+/// benchmark.
 struct Way {
     port: u16,
     /// ms until what came in goes on.
@@ -104,7 +155,9 @@ impl Way {
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 // A redis-server that has ended: nobody needs the way any more.
-                let Ok(far) = UnixStream::connect(&socket) else { return };
+                let Ok(far) = UnixStream::connect(&socket) else {
+                    return;
+                };
                 connect(near, far, &held);
             }
         });
@@ -116,9 +169,12 @@ impl Way {
     }
 }
 
-/// Passes on what both say. Threads: they sleep to a tenth of a millisecond, timers of tokio to whole ones.
+/// Passes on what both say. Threads: they sleep to a tenth of a millisecond, timers of tokio to
+/// whole ones.
 fn connect(mut near: TcpStream, mut far: UnixStream, delay: &Arc<AtomicU64>) {
-    let (Ok(mut from_near), Ok(mut from_far)) = (near.try_clone(), far.try_clone()) else { return };
+    let (Ok(mut from_near), Ok(mut from_far)) = (near.try_clone(), far.try_clone()) else {
+        return;
+    };
     near.set_nodelay(true).ok();
     let (sender, late) = mpsc::channel::<(Instant, Vec<u8>)>();
     let delay = Arc::clone(delay);

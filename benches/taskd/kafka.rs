@@ -22,13 +22,21 @@ const WITHIN: Duration = Duration::from_secs(120);
 
 fn consumer(place: &Place<'_>) -> anyhow::Result<BaseConsumer> {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", place.brokers()).set("group.id", place.topic("limit"));
-    config.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+    config
+        .set("bootstrap.servers", place.brokers())
+        .set("group.id", place.topic("limit"));
+    config
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "false");
     Ok(config.create()?)
 }
 
 /// Waits until the topic's one partition has so many records.
-pub(crate) async fn wait_for_records(place: &Place<'_>, topic: &str, count: usize) -> anyhow::Result<()> {
+pub(crate) async fn wait_for_records(
+    place: &Place<'_>,
+    topic: &str,
+    count: usize,
+) -> anyhow::Result<()> {
     let (consumer, topic) = (consumer(place)?, topic.to_owned());
     let wait = move || {
         let deadline = Instant::now() + WITHIN;
@@ -37,21 +45,36 @@ pub(crate) async fn wait_for_records(place: &Place<'_>, topic: &str, count: usiz
             if usize::try_from(end)? == count {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "{topic} has {end} records instead of {count}");
+            ensure!(
+                Instant::now() < deadline,
+                "{topic} has {end} records instead of {count}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     };
     tokio::task::spawn_blocking(wait).await?
 }
 
-/// The group's one member reads the topic from its first record to its last: records a second, and the records.
-pub(crate) fn read(place: &Place<'_>, topic: &str, count: usize) -> anyhow::Result<(f64, Vec<Vec<u8>>)> {
+/// The group's one member reads the topic from its first record to its last: records a second, and
+/// the records.
+pub(crate) fn read(
+    place: &Place<'_>,
+    topic: &str,
+    count: usize,
+) -> anyhow::Result<(f64, Vec<Vec<u8>>)> {
     let consumer = consumer(place)?;
     consumer.subscribe(&[topic])?;
-    let (mut values, mut began, deadline) = (Vec::with_capacity(count), None, Instant::now() + WITHIN);
+    let (mut values, mut began, deadline) =
+        (Vec::with_capacity(count), None, Instant::now() + WITHIN);
     while values.len() < count {
-        ensure!(Instant::now() < deadline, "{} of {count} records were read", values.len());
-        let Some(message) = consumer.poll(Duration::from_millis(100)) else { continue };
+        ensure!(
+            Instant::now() < deadline,
+            "{} of {count} records were read",
+            values.len()
+        );
+        let Some(message) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
         // The first one has waited for the group.
         began.get_or_insert_with(Instant::now);
         values.push(message?.payload().unwrap_or_default().to_vec());
@@ -75,18 +98,23 @@ impl ProducerContext for Taken {
     }
 }
 
-/// Writes the records to a topic of its own, with the settings of taskd's producer: records a second until all are
-/// acknowledged.
+/// Writes the records to a topic of its own, with the settings of taskd's producer: records a
+/// second until all are acknowledged.
 pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Result<f64> {
     let topic = place.topic(LIMIT);
     place.create_topic(&topic).await?;
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", place.brokers()).set("enable.idempotence", "true").set("acks", "all");
+    config
+        .set("bootstrap.servers", place.brokers())
+        .set("enable.idempotence", "true")
+        .set("acks", "all");
     config.set("compression.type", "zstd").set("linger.ms", "1");
     let taken = Taken::default();
     let producer: ThreadedProducer<Taken> = config.create_with_context(taken.clone())?;
     // Connected, and known as a producer.
-    producer.send(BaseRecord::<(), _>::to(&topic).payload(&values[0])).map_err(|(error, _)| error)?;
+    producer
+        .send(BaseRecord::<(), _>::to(&topic).payload(&values[0]))
+        .map_err(|(error, _)| error)?;
     tokio::task::block_in_place(|| producer.flush(WITHIN))?;
 
     let began = Instant::now();
@@ -94,7 +122,10 @@ pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Resu
         for value in values {
             let mut record = BaseRecord::<(), _>::to(&topic).partition(0).payload(value);
             while let Err((error, back)) = producer.send(record) {
-                let full = matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull));
+                let full = matches!(
+                    error,
+                    KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)
+                );
                 ensure!(full, "the producer: {error}");
                 std::thread::sleep(Duration::from_millis(1));
                 record = back;
@@ -104,6 +135,10 @@ pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Resu
         Ok(began.elapsed().as_secs_f64())
     })?;
     let taken = taken.0.load(Relaxed);
-    ensure!(taken == values.len() + 1, "kafka took {taken} of {} records", values.len() + 1);
+    ensure!(
+        taken == values.len() + 1,
+        "kafka took {taken} of {} records",
+        values.len() + 1
+    );
     Ok(values.len() as f64 / seconds)
 }

@@ -1,5 +1,5 @@
-//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by the
-//! same number of callers, in the same batches, at the same durability.
+//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the
+//! same work, by the same number of callers, in the same batches, at the same durability.
 
 use std::{
     sync::{
@@ -28,22 +28,29 @@ const ELEMENT: [u8; 200] = [b'x'; 200];
 const STREAM: &str = "s";
 const GROUP: &str = "g";
 
-/// Redis from blocking connections, one thread each: the least work for a client, so that the server is the bound.
+/// Redis from blocking connections, one thread each: the least work for a client, so that the
+/// server is the bound.
 pub(crate) struct Redis {
     server: RedisServer,
 }
 
 impl Redis {
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        Ok(Self { server: RedisServer::start().await? })
+        Ok(Self {
+            server: RedisServer::start().await?,
+        })
     }
 
     fn connect(&self, count: usize) -> anyhow::Result<Vec<Connection>> {
         let client = self.server.client()?;
-        let mut connections = (0..count).map(|_| client.get_connection()).collect::<Result<Vec<_>, _>>()?;
+        let mut connections = (0..count)
+            .map(|_| client.get_connection())
+            .collect::<Result<Vec<_>, _>>()?;
         if let Some(first) = connections.first_mut() {
             redis::cmd("FLUSHALL").exec(first)?;
-            redis::cmd("XGROUP").arg(&["CREATE", STREAM, GROUP, "0", "MKSTREAM"]).exec(first)?;
+            redis::cmd("XGROUP")
+                .arg(&["CREATE", STREAM, GROUP, "0", "MKSTREAM"])
+                .exec(first)?;
         }
         Ok(connections)
     }
@@ -97,14 +104,22 @@ impl Redis {
             Ok(())
         })?;
         let seconds = began.elapsed().as_secs_f64();
-        ensure!(done.load(Relaxed) == tasks, "Redis handed out {} of {tasks}", done.load(Relaxed));
+        ensure!(
+            done.load(Relaxed) == tasks,
+            "Redis handed out {} of {tasks}",
+            done.load(Relaxed)
+        );
         Ok(tasks as f64 / seconds)
     }
 
-    /// µs of CPU of redis-server for a task that comes and goes: two LPUSH that it syncs, one after the other, at
-    /// [`TASKS_A_SECOND`].
+    /// µs of CPU of redis-server for a task that comes and goes: two LPUSH that it syncs, one after
+    /// the other, at [`TASKS_A_SECOND`].
     pub(crate) async fn cpu_of_writes(&self, tasks: u32) -> anyhow::Result<f64> {
-        let mut conn = self.server.client()?.get_multiplexed_async_connection().await?;
+        let mut conn = self
+            .server
+            .client()?
+            .get_multiplexed_async_connection()
+            .await?;
         let mut push = redis::cmd("LPUSH");
         push.arg("l").arg(&ELEMENT[..]);
         let before = self.cpu_seconds().await?;
@@ -118,7 +133,8 @@ impl Redis {
     }
 
     async fn cpu_seconds(&self) -> anyhow::Result<f64> {
-        Ok(self.server.info("cpu", "used_cpu_user:").await? + self.server.info("cpu", "used_cpu_sys:").await?)
+        Ok(self.server.info("cpu", "used_cpu_user:").await?
+            + self.server.info("cpu", "used_cpu_sys:").await?)
     }
 
     /// From before an LPUSH to the answer of a BLPOP that waits for it, in µs.
@@ -135,8 +151,14 @@ impl Redis {
                 } else {
                     redis::cmd("BLPOP").arg("l").arg(0).exec(conn)?;
                     let ended = Instant::now();
-                    let began = began.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(ended);
-                    micros.lock().unwrap_or_else(PoisonError::into_inner).push((ended - began).as_secs_f64() * 1e6);
+                    let began = began
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .unwrap_or(ended);
+                    micros
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((ended - began).as_secs_f64() * 1e6);
                 }
             }
             Ok(())
@@ -152,32 +174,51 @@ fn on_threads(
     tokio::task::block_in_place(|| {
         std::thread::scope(|scope| {
             let each = &each;
-            let threads: Vec<_> =
-                connections.iter_mut().enumerate().map(|(n, conn)| scope.spawn(move || each(n, conn))).collect();
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a caller panicked")))
+            let threads: Vec<_> = connections
+                .iter_mut()
+                .enumerate()
+                .map(|(n, conn)| scope.spawn(move || each(n, conn)))
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| anyhow::bail!("a caller panicked"))
+            })
         })
     })
 }
 
 /// Takes up to `most` of what is left; 0 when nothing is.
 pub(crate) fn take(left: &AtomicUsize, most: usize) -> usize {
-    let before = left.fetch_update(Relaxed, Relaxed, |left| (left > 0).then(|| left.saturating_sub(most)));
+    let before = left.fetch_update(Relaxed, Relaxed, |left| {
+        (left > 0).then(|| left.saturating_sub(most))
+    });
     before.map_or(0, |left| left.min(most))
 }
 
 fn add(conn: &mut Connection, count: usize) -> anyhow::Result<()> {
     let mut pipe = redis::pipe();
     for _ in 0..count {
-        pipe.cmd("XADD").arg(STREAM).arg("*").arg("v").arg(&ELEMENT[..]).ignore();
+        pipe.cmd("XADD")
+            .arg(STREAM)
+            .arg("*")
+            .arg("v")
+            .arg(&ELEMENT[..])
+            .ignore();
     }
     Ok(pipe.exec(conn)?)
 }
 
 fn read(caller: usize, batch: usize) -> Vec<u8> {
     let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(GROUP).arg(caller).arg("COUNT").arg(batch).arg("STREAMS").arg(STREAM).arg(">");
+    read.arg("GROUP")
+        .arg(GROUP)
+        .arg(caller)
+        .arg("COUNT")
+        .arg(batch)
+        .arg("STREAMS")
+        .arg(STREAM)
+        .arg(">");
     read.get_packed_command()
 }
 
@@ -188,22 +229,44 @@ fn read_ids(answer: Value) -> Vec<Value> {
         _ => None,
     };
     match nth(answer, 0).and_then(|stream| nth(stream, 1)) {
-        Some(Value::Array(entries)) => entries.into_iter().filter_map(|entry| nth(entry, 0)).collect(),
+        Some(Value::Array(entries)) => entries
+            .into_iter()
+            .filter_map(|entry| nth(entry, 0))
+            .collect(),
         _ => Vec::new(),
     }
 }
 
 fn end(conn: &mut Connection, ids: &[Value]) -> anyhow::Result<()> {
-    let ids: Vec<&[u8]> =
-        ids.iter().filter_map(|id| if let Value::BulkString(id) = id { Some(&id[..]) } else { None }).collect();
+    let ids: Vec<&[u8]> = ids
+        .iter()
+        .filter_map(|id| {
+            if let Value::BulkString(id) = id {
+                Some(&id[..])
+            } else {
+                None
+            }
+        })
+        .collect();
     let mut pipe = redis::pipe();
-    pipe.cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).cmd("XDEL").arg(STREAM).arg(&ids);
+    pipe.cmd("XACK")
+        .arg(STREAM)
+        .arg(GROUP)
+        .arg(&ids)
+        .cmd("XDEL")
+        .arg(STREAM)
+        .arg(&ids);
     let (acknowledged, _): (usize, usize) = pipe.query(conn)?;
-    ensure!(acknowledged == ids.len(), "Redis acknowledged {acknowledged} of {}", ids.len());
+    ensure!(
+        acknowledged == ids.len(),
+        "Redis acknowledged {acknowledged} of {}",
+        ids.len()
+    );
     Ok(())
 }
 
-/// SQLite with taskd's pragmas and a table of two unique keys and the rest: the least that finds duplicates.
+/// SQLite with taskd's pragmas and a table of two unique keys and the rest: the least that finds
+/// duplicates.
 pub(crate) struct Sqlite {
     conn: SqliteConnection,
     next: u64,
@@ -225,10 +288,13 @@ impl Sqlite {
             .pragma("wal_autocheckpoint", "8192")
             .disable_statement_logging();
         let mut conn = options.connect().await?;
-        let table =
-            "CREATE TABLE t (id BLOB NOT NULL PRIMARY KEY, key BLOB NOT NULL UNIQUE, rest BLOB NOT NULL) STRICT";
+        let table = "CREATE TABLE t (id BLOB NOT NULL PRIMARY KEY, key BLOB NOT NULL UNIQUE, rest BLOB NOT NULL) STRICT";
         sqlx::query(table).execute(&mut conn).await?;
-        Ok(Self { conn, next: 0, _folder: folder })
+        Ok(Self {
+            conn,
+            next: 0,
+            _folder: folder,
+        })
     }
 
     /// One transaction.
@@ -237,14 +303,22 @@ impl Sqlite {
         let mut left = batch;
         while left > 0 {
             let rows = left.min(ROWS);
-            let text = format!("INSERT INTO t VALUES {} ON CONFLICT DO NOTHING", vec!["(?, ?, ?)"; rows].join(", "));
+            let text = format!(
+                "INSERT INTO t VALUES {} ON CONFLICT DO NOTHING",
+                vec!["(?, ?, ?)"; rows].join(", ")
+            );
             let mut query = sqlx::query(sqlx::AssertSqlSafe(text));
             for _ in 0..rows {
                 self.next += 1;
                 // As taskd's: ids in order, hashes anywhere.
-                let (id, hash) =
-                    (uuid::Uuid::now_v7(), <sha2::Sha256 as sha2::Digest>::digest(self.next.to_be_bytes()));
-                query = query.bind(id.as_bytes().to_vec()).bind(hash.to_vec()).bind(&ELEMENT[..]);
+                let (id, hash) = (
+                    uuid::Uuid::now_v7(),
+                    <sha2::Sha256 as sha2::Digest>::digest(self.next.to_be_bytes()),
+                );
+                query = query
+                    .bind(id.as_bytes().to_vec())
+                    .bind(hash.to_vec())
+                    .bind(&ELEMENT[..]);
             }
             query.execute(&mut *tx).await?;
             left -= rows;
@@ -263,12 +337,19 @@ impl Sqlite {
 }
 
 /// Calls a second that carry next to nothing: taskd's own health service.
-pub(crate) async fn grpc(channels: &[Channel], callers: usize, calls: usize) -> anyhow::Result<f64> {
+pub(crate) async fn grpc(
+    channels: &[Channel],
+    callers: usize,
+    calls: usize,
+) -> anyhow::Result<f64> {
     let left = std::sync::Arc::new(AtomicUsize::new(calls));
     let mut tasks = tokio::task::JoinSet::new();
     let began = Instant::now();
     for caller in 0..callers {
-        let (left, mut client) = (left.clone(), HealthClient::new(channels[caller % channels.len()].clone()));
+        let (left, mut client) = (
+            left.clone(),
+            HealthClient::new(channels[caller % channels.len()].clone()),
+        );
         tasks.spawn(async move {
             while take(&left, 1) > 0 {
                 client.check(HealthCheckRequest::default()).await?;
@@ -282,9 +363,13 @@ pub(crate) async fn grpc(channels: &[Channel], callers: usize, calls: usize) -> 
     Ok(calls as f64 / began.elapsed().as_secs_f64())
 }
 
-/// µs of CPU of taskd for a task that is inserted, got and completed: three empty calls, one after the other, at
-/// [`TASKS_A_SECOND`].
-pub(crate) async fn cpu_of_calls(daemon: &Daemon, channel: &Channel, tasks: u32) -> anyhow::Result<f64> {
+/// µs of CPU of taskd for a task that is inserted, got and completed: three empty calls, one after
+/// the other, at [`TASKS_A_SECOND`].
+pub(crate) async fn cpu_of_calls(
+    daemon: &Daemon,
+    channel: &Channel,
+    tasks: u32,
+) -> anyhow::Result<f64> {
     let mut client = HealthClient::new(channel.clone());
     let before = daemon.used().await?.taskd_cpu;
     let mut pace = pace();

@@ -13,7 +13,8 @@ pub(crate) const QUEUE: &str = "bench";
 /// One task in so many is for two workers.
 pub(crate) const FOR_TWO: usize = 10;
 /// Settings under which nothing is parked, no lease ends, and the fanout looks no task up.
-pub(crate) const CONFIG: &str = "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
+pub(crate) const CONFIG: &str =
+    "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
 pub(crate) const PAYLOAD: &str = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\
                                   xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
 
@@ -22,11 +23,20 @@ pub(crate) fn key(number: usize) -> String {
 }
 
 /// Inserts tasks as lines, from all connections at once. Each must be answered `wanted`.
-pub(crate) async fn insert(daemon: &Daemon, queue: &str, count: usize, wanted: &str) -> anyhow::Result<()> {
+pub(crate) async fn insert(
+    daemon: &Daemon,
+    queue: &str,
+    count: usize,
+    wanted: &str,
+) -> anyhow::Result<()> {
     let status = Arc::<str>::from(format!("{{\"status\":\"{wanted}\""));
     let each = count.div_ceil(CONNECTIONS);
-    let parts = (0..count).step_by(each).map(|first| first..count.min(first + each));
-    let parts: Vec<_> = parts.map(|numbers| (numbers.len(), lines(queue, numbers))).collect();
+    let parts = (0..count)
+        .step_by(each)
+        .map(|first| first..count.min(first + each));
+    let parts: Vec<_> = parts
+        .map(|numbers| (numbers.len(), lines(queue, numbers)))
+        .collect();
     let calls = parts.into_iter().map(|(sent, lines)| {
         let status = Arc::clone(&status);
         async move {
@@ -48,7 +58,9 @@ fn lines(queue: &str, numbers: std::ops::Range<usize>) -> Bytes {
     let mut text = String::with_capacity(numbers.len() * 240);
     for number in numbers {
         let (key, replicas) = (key(number), 1 + usize::from(number % FOR_TWO == 0));
-        let task = format_args!(r#"{{"queue":"{queue}","key":"{key}","replicas":{replicas},"payload":"{PAYLOAD}"}}"#);
+        let task = format_args!(
+            r#"{{"queue":"{queue}","key":"{key}","replicas":{replicas},"payload":"{PAYLOAD}"}}"#
+        );
         writeln!(text, "{task}").expect("a String takes everything");
     }
     text.into()

@@ -21,15 +21,24 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) async fn look(folder: &Path) -> anyhow::Result<Self> {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model = cpu
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         Ok(Self {
             cores: std::thread::available_parallelism()?.get(),
             cpu: model.map_or("unknown", |(_, name)| name.trim()).to_owned(),
-            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
             redis: said("redis-server", &["--version"], |text| {
-                text.split_whitespace().find_map(|word| word.strip_prefix("v=")).map(str::to_owned)
+                text.split_whitespace()
+                    .find_map(|word| word.strip_prefix("v="))
+                    .map(str::to_owned)
             }),
-            commit: said("git", &["describe", "--always", "--dirty"], |text| Some(text.trim().to_owned())),
+            commit: said("git", &["describe", "--always", "--dirty"], |text| {
+                Some(text.trim().to_owned())
+            }),
             sync_micros: sync_micros(folder)?,
             busy_cores: busy_cores().await?,
         })
@@ -45,9 +54,24 @@ impl Machine {
 
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { cores, cpu, kernel, redis, commit, sync_micros, busy_cores } = self;
-        write!(f, "{}, taskd {commit}: {cores} cores ({cpu}), Linux {kernel}, Redis {redis}, ", date())?;
-        write!(f, "4 KiB and fdatasync {sync_micros:.0} µs, others use {busy_cores:.2} cores")
+        let Self {
+            cores,
+            cpu,
+            kernel,
+            redis,
+            commit,
+            sync_micros,
+            busy_cores,
+        } = self;
+        write!(
+            f,
+            "{}, taskd {commit}: {cores} cores ({cpu}), Linux {kernel}, Redis {redis}, ",
+            date()
+        )?;
+        write!(
+            f,
+            "4 KiB and fdatasync {sync_micros:.0} µs, others use {busy_cores:.2} cores"
+        )
     }
 }
 
@@ -59,7 +83,10 @@ fn date() -> String {
 fn said(program: &str, arguments: &[&str], find: impl Fn(&str) -> Option<String>) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    text.ok().and_then(|text| find(&text)).filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+    text.ok()
+        .and_then(|text| find(&text))
+        .filter(|text| !text.is_empty())
+        .unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// Cores that are in use while this process does nothing.
@@ -68,7 +95,12 @@ pub(crate) async fn busy_cores() -> anyhow::Result<f64> {
     let ticks = || -> anyhow::Result<(f64, f64)> {
         let stat = std::fs::read_to_string("/proc/stat")?;
         let line = stat.lines().next().unwrap_or_default();
-        let ticks: Vec<f64> = line.split_whitespace().skip(1).take(8).filter_map(|n| n.parse().ok()).collect();
+        let ticks: Vec<f64> = line
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|n| n.parse().ok())
+            .collect();
         let idle: f64 = ticks.iter().skip(3).take(2).sum();
         Ok((ticks.iter().sum(), idle))
     };

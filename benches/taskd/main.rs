@@ -1,8 +1,9 @@
-//! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka can do at most, in
-//! one run.
+//! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka
+//! can do at most, in one run.
 //!
-//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a
-//! moment before. A run that lost or doubled a task, or got a wrong answer, ends with an error and without a figure.
+//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against
+//! limits measured a moment before. A run that lost or doubled a task, or got a wrong answer, ends
+//! with an error and without a figure.
 
 // A run awaits what it spawns, or ends with it.
 #![allow(clippy::disallowed_methods)]
@@ -43,8 +44,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues, production; search
-    /// runs only when it is named
+    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues,
+    /// production; search runs only when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -66,10 +67,17 @@ fn main() -> anyhow::Result<()> {
     if !args.bench {
         return Ok(());
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
-    // On a worker thread, where taskd's own callers are: from elsewhere each call would cost a change of threads.
-    runtime.block_on(async { tokio::spawn(run(args)).await.context("a benchmark panicked")? })
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    // On a worker thread, where taskd's own callers are: from elsewhere each call would cost a
+    // change of threads.
+    runtime.block_on(async {
+        tokio::spawn(run(args))
+            .await
+            .context("a benchmark panicked")?
+    })
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
@@ -78,15 +86,26 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Args { markdown: true, .. } => Form::Markdown,
         _ => Form::Human,
     };
-    let scale = if args.quick { Scale::quick() } else { Scale::full() };
+    let scale = if args.quick {
+        Scale::quick()
+    } else {
+        Scale::full()
+    };
     let machine = Machine::look(folder()?.path()).await?;
     match form {
         Form::Json => println!("{}", machine.json()),
         Form::Human | Form::Markdown => {
-            println!("{machine}; each figure the median of {} (lowest–highest)", scale.runs)
+            println!(
+                "{machine}; each figure the median of {} (lowest–highest)",
+                scale.runs
+            )
         }
     }
-    let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
+    let wanted = |name: &str| {
+        args.filter
+            .as_ref()
+            .is_none_or(|filter| name.contains(filter.as_str()))
+    };
     if wanted("command") {
         show(form, &command::run(&scale, &Progress::new()).await?);
     }

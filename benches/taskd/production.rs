@@ -1,5 +1,5 @@
-//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything;
-//! beside the least that those servers must do for the same tasks.
+//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis
+//! has lost everything; beside the least that those servers must do for the same tasks.
 
 use std::time::Instant;
 
@@ -39,9 +39,11 @@ struct Figures {
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
     progress.step("production: waiting for MariaDB and Kafka".to_owned());
     let servers = Servers::find().await?;
-    let (mut limits, mut figures, mut rebuild) = (Limits::default(), Figures::default(), Rebuild::default());
+    let (mut limits, mut figures, mut rebuild) =
+        (Limits::default(), Figures::default(), Rebuild::default());
     for run in 1..=scale.runs {
-        let step = |what: &str| progress.step(format!("production, run {run} of {}: {what}", scale.runs));
+        let step =
+            |what: &str| progress.step(format!("production, run {run} of {}: {what}", scale.runs));
         let place = Place::make(&servers).await?;
         step("insert through HTTP");
         let done = inserts(&place, scale.lines, &mut limits, &mut figures).await;
@@ -49,30 +51,68 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         done.and(removed)?;
 
         let place = Place::make(&servers).await?;
-        let done = fanout_and_rebuild(&place, scale.rebuilt, &step, &mut limits, &mut figures, &mut rebuild).await;
+        let done = fanout_and_rebuild(
+            &place,
+            scale.rebuilt,
+            &step,
+            &mut limits,
+            &mut figures,
+            &mut rebuild,
+        )
+        .await;
         let removed = place.remove().await;
         done.and(removed)?;
     }
-    Ok(vec![table(scale, &servers, &limits, &figures), rebuild.table(scale.rebuilt)])
+    Ok(vec![
+        table(scale, &servers, &limits, &figures),
+        rebuild.table(scale.rebuilt),
+    ])
 }
 
-async fn inserts(place: &Place<'_>, count: usize, limits: &mut Limits, figures: &mut Figures) -> anyhow::Result<()> {
+async fn inserts(
+    place: &Place<'_>,
+    count: usize,
+    limits: &mut Limits,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
     let daemon = Daemon::start_as("all", &place.arguments()?, CONFIG).await?;
-    limits.insert.push(database::insert_rows(&place.database_url()?, CONNECTIONS, BATCH, count).await?);
+    limits
+        .insert
+        .push(database::insert_rows(&place.database_url()?, CONNECTIONS, BATCH, count).await?);
     insert(&daemon, "warm", BATCH, "CREATED").await?;
-    daemon.wait_for("warm", Counts { waiting: BATCH as u64, ..Counts::default() }).await?;
+    daemon
+        .wait_for(
+            "warm",
+            Counts {
+                waiting: BATCH as u64,
+                ..Counts::default()
+            },
+        )
+        .await?;
 
     let began = Instant::now();
     insert(&daemon, QUEUE, count, "CREATED").await?;
     figures.insert.push(rate(count, began));
-    daemon.wait_for(QUEUE, Counts { waiting: count as u64, ..Counts::default() }).await?;
+    daemon
+        .wait_for(
+            QUEUE,
+            Counts {
+                waiting: count as u64,
+                ..Counts::default()
+            },
+        )
+        .await?;
     figures.waiting.push(rate(count, began));
 
     let began = Instant::now();
     insert(&daemon, QUEUE, count, "DUPLICATE").await?;
     figures.duplicates.push(rate(count, began));
     let after = daemon.queue(QUEUE).await?;
-    ensure!(after.waiting == count as u64, "{} tasks wait after {count} duplicates", after.waiting);
+    ensure!(
+        after.waiting == count as u64,
+        "{} tasks wait after {count} duplicates",
+        after.waiting
+    );
     daemon.stop().await
 }
 
@@ -98,7 +138,9 @@ async fn fanout_and_rebuild(
     let (read, records) = tokio::task::block_in_place(|| kafka::read(place, &topic, count))?;
     limits.read.push(read);
     limits.write.push(kafka::write(place, &records).await?);
-    limits.redis.push(limits::Redis::start().await?.insert(1, BATCH, count)?);
+    limits
+        .redis
+        .push(limits::Redis::start().await?.insert(1, BATCH, count)?);
 
     step("fanout");
     let fanout = Daemon::start_as("fanout", &arguments, CONFIG).await?;
@@ -122,7 +164,10 @@ async fn fanout_rate(daemon: &Daemon, count: usize) -> anyhow::Result<f64> {
                 return Ok((done - before) as f64 / (now - began).as_secs_f64());
             }
         }
-        ensure!(done <= count && now < deadline, "the fanout enqueued {done} of {count} tasks");
+        ensure!(
+            done <= count && now < deadline,
+            "the fanout enqueued {done} of {count} tasks"
+        );
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
@@ -133,8 +178,15 @@ fn rate(tasks: usize, began: Instant) -> f64 {
 
 fn table(scale: &Scale, servers: &Servers, limits: &Limits, figures: &Figures) -> Table {
     let row = |figure: &str, runs: &Runs, limits: [Option<&Runs>; 4]| {
-        let ratios = limits.map(|limit| limit.map(|limit| runs.over(limit))).to_vec();
-        Row { figure: figure.to_owned(), unit: Unit::PerSecond, runs: runs.clone(), ratios }
+        let ratios = limits
+            .map(|limit| limit.map(|limit| runs.over(limit)))
+            .to_vec();
+        Row {
+            figure: figure.to_owned(),
+            unit: Unit::PerSecond,
+            runs: runs.clone(),
+            ratios,
+        }
     };
     let limit = |figure: String, runs: &Runs| row(&figure, runs, [None; 4]);
     let stored = [Some(&limits.insert), Some(&limits.write), None, None];
@@ -147,16 +199,41 @@ fn table(scale: &Scale, servers: &Servers, limits: &Limits, figures: &Figures) -
              fanout. Servers, taskd and callers on one machine.",
             servers.about, scale.lines, scale.rebuilt,
         ),
-        references: vec!["MariaDB".into(), "producer".into(), "consumer".into(), "Redis".into()],
+        references: vec![
+            "MariaDB".into(),
+            "producer".into(),
+            "consumer".into(),
+            "Redis".into(),
+        ],
         rows: vec![
-            limit(format!("limit: MariaDB, {BATCH} rows a statement, {CONNECTIONS} connections"), &limits.insert),
-            limit("limit: Kafka, the same records by a producer alone".into(), &limits.write),
-            limit("limit: Kafka, the same records by a consumer group alone".into(), &limits.read),
-            limit(format!("limit: Redis, LPUSH of {BATCH}, 1 connection"), &limits.redis),
+            limit(
+                format!("limit: MariaDB, {BATCH} rows a statement, {CONNECTIONS} connections"),
+                &limits.insert,
+            ),
+            limit(
+                "limit: Kafka, the same records by a producer alone".into(),
+                &limits.write,
+            ),
+            limit(
+                "limit: Kafka, the same records by a consumer group alone".into(),
+                &limits.read,
+            ),
+            limit(
+                format!("limit: Redis, LPUSH of {BATCH}, 1 connection"),
+                &limits.redis,
+            ),
             row("insert → CREATED, all pipelines", &figures.insert, stored),
             row("insert → waiting in the queue", &figures.waiting, stored),
-            row("insert → CREATED, discovery alone", &figures.insert_alone, stored),
-            row("insert → DUPLICATE", &figures.duplicates, [Some(&limits.insert), None, None, None]),
+            row(
+                "insert → CREATED, discovery alone",
+                &figures.insert_alone,
+                stored,
+            ),
+            row(
+                "insert → DUPLICATE",
+                &figures.duplicates,
+                [Some(&limits.insert), None, None, None],
+            ),
             row(
                 "fanout, first to last enqueue",
                 &figures.fanout,

@@ -1,5 +1,5 @@
-//! Streams beside polls: the time from an insert to a handler at three loads, tasks a second, and the price of a worker
-//! that waits.
+//! Streams beside polls: the time from an insert to a handler at three loads, tasks a second, and
+//! the price of a worker that waits.
 
 use std::{future::Future, time::Duration};
 
@@ -34,7 +34,10 @@ const AT_ONCE: usize = 64;
 /// The heartbeat of a session that asks for no other time-out.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// The longest wait of a get call, by default.
-const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
+    seconds: 60,
+    nanos: 0,
+});
 
 /// A figure by polls, and by streams.
 #[derive(Default)]
@@ -68,9 +71,15 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         let poll = waiting(scale, poll).await?;
         let stream = waiting(scale, stream).await?;
         figures.memory.push(poll.bytes, stream.bytes);
-        figures.cpu.push(poll.percent_of_a_core, stream.percent_of_a_core);
+        figures
+            .cpu
+            .push(poll.percent_of_a_core, stream.percent_of_a_core);
     }
-    Ok(vec![throughput(scale, &figures), latency(scale, &figures), waiters(scale, &figures)])
+    Ok(vec![
+        throughput(scale, &figures),
+        latency(scale, &figures),
+        waiters(scale, &figures),
+    ])
 }
 
 impl Pair {
@@ -87,36 +96,69 @@ impl Pair {
             runs: runs.clone(),
             ratios: vec![ratio],
         };
-        [row("by polls", &self.poll, None), row("by streams", &self.stream, Some(self.stream.over(&self.poll)))]
+        [
+            row("by polls", &self.poll, None),
+            row(
+                "by streams",
+                &self.stream,
+                Some(self.stream.over(&self.poll)),
+            ),
+        ]
     }
 }
 
 /// The same command with workers that poll, and with workers that hold streams.
 async fn both(daemon: &Daemon, arguments: &[&str]) -> anyhow::Result<[Value; 2]> {
     let arguments = [arguments, &daemon.arguments()[..]].concat();
-    Ok([bench(&arguments).await?, bench(&[&arguments[..], &["--stream"]].concat()).await?])
+    Ok([
+        bench(&arguments).await?,
+        bench(&[&arguments[..], &["--stream"]].concat()).await?,
+    ])
 }
 
 impl Figures {
     async fn throughput(&mut self, scale: &Scale, daemon: &Daemon) -> anyhow::Result<()> {
         let (many, few) = (scale.tasks.to_string(), scale.single_tasks.to_string());
         for (pair, tasks, batch) in [(&mut self.one, &few, "1"), (&mut self.many, &many, BATCH)] {
-            let [poll, stream] = both(daemon, &["process", "--tasks", tasks, "--batch", batch]).await?;
-            pair.push(rate_of(&poll, "process", "completed")?, rate_of(&stream, "process", "completed")?);
+            let [poll, stream] =
+                both(daemon, &["process", "--tasks", tasks, "--batch", batch]).await?;
+            pair.push(
+                rate_of(&poll, "process", "completed")?,
+                rate_of(&stream, "process", "completed")?,
+            );
         }
         Ok(())
     }
 
     /// Finds out what taskd can take, and measures at parts of it: at the same rate by both ways.
     async fn latencies(&mut self, scale: &Scale, daemon: &Daemon) -> anyhow::Result<()> {
-        let most = ["latency", "--batch", "1", "--rate", OVERLOAD, "--duration", scale.overloaded_for];
+        let most = [
+            "latency",
+            "--batch",
+            "1",
+            "--rate",
+            OVERLOAD,
+            "--duration",
+            scale.overloaded_for,
+        ];
         let [poll, stream] = both(daemon, &most).await?;
-        let [poll, stream] = [rate_of(&poll, "latency", "one a call")?, rate_of(&stream, "latency", "one a call")?];
+        let [poll, stream] = [
+            rate_of(&poll, "latency", "one a call")?,
+            rate_of(&stream, "latency", "one a call")?,
+        ];
         self.capacity.push(poll, stream);
         for (pairs, load) in self.latency.iter_mut().zip(LOADS) {
             let rate = (poll.min(stream) * f64::from(load) / 100.0).max(1.0);
             let rate = format!("{rate:.0}");
-            let at_load = ["latency", "--batch", "1", "--rate", &rate, "--duration", scale.loaded_for];
+            let at_load = [
+                "latency",
+                "--batch",
+                "1",
+                "--rate",
+                &rate,
+                "--duration",
+                scale.loaded_for,
+            ];
             let [poll, stream] = both(daemon, &at_load).await?;
             for (pair, quantile) in pairs.iter_mut().zip(["p50", "p99"]) {
                 let of = |report| latency_of(report, "insert to handler", quantile);
@@ -156,8 +198,14 @@ fn throughput(scale: &Scale, figures: &Figures) -> Table {
             row("streams, 1 a frame", &figures.one.stream),
             row(&format!("polls, {BATCH} a call"), &figures.many.poll),
             row(&format!("streams, {BATCH} a frame"), &figures.many.stream),
-            most("insert → completed, 1 a call, by polls", &figures.capacity.poll),
-            most("insert → completed, 1 a call, by streams", &figures.capacity.stream),
+            most(
+                "insert → completed, 1 a call, by polls",
+                &figures.capacity.poll,
+            ),
+            most(
+                "insert → completed, 1 a call, by streams",
+                &figures.capacity.stream,
+            ),
         ],
     }
 }
@@ -166,7 +214,9 @@ fn latency(scale: &Scale, figures: &Figures) -> Table {
     let at = figures.latency.iter().zip(LOADS);
     let rows = at.flat_map(|(pairs, load)| {
         let quantiles = pairs.iter().zip(["p50", "p99"]);
-        quantiles.flat_map(move |(pair, quantile)| pair.rows(&format!("{load} % load, {quantile}"), Unit::Micros))
+        quantiles.flat_map(move |(pair, quantile)| {
+            pair.rows(&format!("{load} % load, {quantile}"), Unit::Micros)
+        })
     });
     Table {
         bench: "push",
@@ -182,8 +232,13 @@ fn latency(scale: &Scale, figures: &Figures) -> Table {
 }
 
 fn waiters(scale: &Scale, figures: &Figures) -> Table {
-    let memory = figures.memory.rows("memory of taskd for a worker that waits", Unit::Bytes);
-    let cpu = figures.cpu.rows("CPU of taskd and Redis for all of them", Unit::PercentOfACore);
+    let memory = figures
+        .memory
+        .rows("memory of taskd for a worker that waits", Unit::Bytes);
+    let cpu = figures.cpu.rows(
+        "CPU of taskd and Redis for all of them",
+        Unit::PercentOfACore,
+    );
     Table {
         bench: "push",
         title: "push: workers that wait",
@@ -214,7 +269,9 @@ where
     F: Future<Output = anyhow::Result<Waiting>>,
 {
     let daemon = Daemon::start_as("all", &[], CONFIG).await?;
-    let channels = daemon.channels(scale.waiting_workers.div_ceil(WORKERS_A_CONNECTION)).await?;
+    let channels = daemon
+        .channels(scale.waiting_workers.div_ceil(WORKERS_A_CONNECTION))
+        .await?;
     // The first ones pay for what all share.
     let mut workers = JoinSet::new();
     for (number, channel) in channels.iter().enumerate() {
@@ -222,9 +279,12 @@ where
     }
     settle().await;
     let before = daemon.used().await?;
-    let rest =
-        (channels.len()..scale.waiting_workers).map(|number| wait(channels[number % channels.len()].clone(), number));
-    let rest: Vec<Waiting> = futures::stream::iter(rest).buffer_unordered(AT_ONCE).try_collect().await?;
+    let rest = (channels.len()..scale.waiting_workers)
+        .map(|number| wait(channels[number % channels.len()].clone(), number));
+    let rest: Vec<Waiting> = futures::stream::iter(rest)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await?;
     let count = rest.len();
     rest.into_iter().for_each(|one| drop(workers.spawn(one)));
     settle().await;
@@ -261,8 +321,17 @@ async fn poll(channel: Channel, number: usize) -> anyhow::Result<Waiting> {
     Ok(Box::pin(async move {
         loop {
             let queues = vec![QUEUE.to_owned()];
-            let get = pb::GetTasksRequest { worker: worker.clone(), queues, wait: WAIT, ..Default::default() };
-            let answer = client.get_tasks(get).await.context("a poll failed")?.into_inner();
+            let get = pb::GetTasksRequest {
+                worker: worker.clone(),
+                queues,
+                wait: WAIT,
+                ..Default::default()
+            };
+            let answer = client
+                .get_tasks(get)
+                .await
+                .context("a poll failed")?
+                .into_inner();
             ensure!(answer.tasks.is_empty(), "a task came from nowhere");
         }
     }))
@@ -270,7 +339,12 @@ async fn poll(channel: Channel, number: usize) -> anyhow::Result<Waiting> {
 
 async fn stream(channel: Channel, number: usize) -> anyhow::Result<Waiting> {
     let (worker, queues) = (format!("waits-{number}"), vec![QUEUE.to_owned()]);
-    let open = Some(pb::OpenSession { worker, queues, want: 10, ..Default::default() });
+    let open = Some(pb::OpenSession {
+        worker,
+        queues,
+        want: 10,
+        ..Default::default()
+    });
     let mut beats = interval(HEARTBEAT);
     // It ticks at once, which is the frame that opens.
     beats.tick().await;
@@ -278,10 +352,21 @@ async fn stream(channel: Channel, number: usize) -> anyhow::Result<Waiting> {
         beats.tick().await;
         Some((pb::WorkerFrame::default(), beats))
     });
-    let frames = futures::stream::iter([pb::WorkerFrame { open, ..Default::default() }]).chain(beats);
-    let mut taskd = TasksClient::new(channel).stream_tasks(frames).await.context("a stream was refused")?.into_inner();
+    let frames = futures::stream::iter([pb::WorkerFrame {
+        open,
+        ..Default::default()
+    }])
+    .chain(beats);
+    let mut taskd = TasksClient::new(channel)
+        .stream_tasks(frames)
+        .await
+        .context("a stream was refused")?
+        .into_inner();
     let first = taskd.message().await?.context("the stream ended at once")?;
-    ensure!(first.opened.is_some_and(|opened| opened.granted == 10), "the session has another demand");
+    ensure!(
+        first.opened.is_some_and(|opened| opened.granted == 10),
+        "the session has another demand"
+    );
     Ok(Box::pin(async move {
         loop {
             let frame = taskd.message().await?.context("the stream ended")?;

@@ -1,4 +1,5 @@
-//! Many queues: the cost of empty ones, the delay of one beside new names, and the cost of a task by its NUM.
+//! Many queues: the cost of empty ones, the delay of one beside new names, and the cost of a task
+//! by its NUM.
 
 use std::{
     sync::{
@@ -64,14 +65,29 @@ struct Replicas {
 }
 
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
-    let mut idle: Vec<_> = scale.queues.iter().map(|queues| Idle { queues: *queues, ..Idle::default() }).collect();
-    let (mut alone, mut beside, mut names) = (Neighbour::default(), Neighbour::default(), Runs::default());
-    let mut replicas: Vec<_> = scale.replicas.iter().map(|count| Replicas::new(*count)).collect();
+    let mut idle: Vec<_> = scale
+        .queues
+        .iter()
+        .map(|queues| Idle {
+            queues: *queues,
+            ..Idle::default()
+        })
+        .collect();
+    let (mut alone, mut beside, mut names) =
+        (Neighbour::default(), Neighbour::default(), Runs::default());
+    let mut replicas: Vec<_> = scale
+        .replicas
+        .iter()
+        .map(|count| Replicas::new(*count))
+        .collect();
     for run in 1..=scale.runs {
         let daemon = Daemon::start_as("all", &[], MANY_SOON_EMPTY).await?;
         let mut made = 0;
         for one in &mut idle {
-            progress.step(format!("queues, run {run} of {}: {} empty queues", scale.runs, one.queues));
+            progress.step(format!(
+                "queues, run {run} of {}: {} empty queues",
+                scale.runs, one.queues
+            ));
             make_empty_queues(&daemon, made, one.queues).await?;
             made = one.queues;
             tokio::time::sleep(QUIET).await;
@@ -86,11 +102,18 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         // Redis knows the scripts afterwards: they do not count as memory of tasks.
         Replicas::new(1).measure(scale, &mut bed).await?;
         for one in &mut replicas {
-            progress.step(format!("queues, run {run} of {}: NUM {}", scale.runs, one.count));
+            progress.step(format!(
+                "queues, run {run} of {}: NUM {}",
+                scale.runs, one.count
+            ));
             one.measure(scale, &mut bed).await?;
         }
     }
-    Ok(vec![idle_table(&idle), neighbour_table(scale, &alone, &beside, &names), replicas_table(scale, &replicas)])
+    Ok(vec![
+        idle_table(&idle),
+        neighbour_table(scale, &alone, &beside, &names),
+        replicas_table(scale, &replicas),
+    ])
 }
 
 fn queue_name(number: usize) -> String {
@@ -103,7 +126,11 @@ async fn make_empty_queues(daemon: &Daemon, made: usize, wanted: usize) -> anyho
     let queues: Vec<String> = (made..wanted).map(queue_name).collect();
     let mut worker = TasksClient::new(channel.clone());
     for some in queues.chunks(NAMED) {
-        let of_queue = |queue: &String| (0..TASKS_OF_EACH).map(|n| new_task(queue, n)).collect::<Vec<_>>();
+        let of_queue = |queue: &String| {
+            (0..TASKS_OF_EACH)
+                .map(|n| new_task(queue, n))
+                .collect::<Vec<_>>()
+        };
         let tasks: Vec<_> = some.iter().flat_map(of_queue).collect();
         insert(&channel, tasks).await?;
         let (mut done, wanted) = (0, some.len() * TASKS_OF_EACH);
@@ -112,25 +139,54 @@ async fn make_empty_queues(daemon: &Daemon, made: usize, wanted: usize) -> anyho
             done += complete(&mut worker, WORKER, got).await?.len();
         }
     }
-    let Some(last) = queues.last() else { return Ok(()) };
-    let all = Counts { completed: TASKS_OF_EACH as u64, ..Counts::default() };
+    let Some(last) = queues.last() else {
+        return Ok(());
+    };
+    let all = Counts {
+        completed: TASKS_OF_EACH as u64,
+        ..Counts::default()
+    };
     daemon.wait_for(last, all).await.map(drop)
 }
 
 async fn insert(channel: &Channel, tasks: Vec<pb::NewTask>) -> anyhow::Result<()> {
     let count = tasks.len();
     let answer = DiscoveryClient::new(channel.clone())
-        .insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() })
+        .insert_tasks(pb::InsertTasksRequest {
+            tasks,
+            ..Default::default()
+        })
         .await?;
     let results = answer.into_inner().results;
-    let created = results.iter().filter(|one| one.status() == pb::InsertStatus::Created).count();
-    ensure!(created == count, "{created} of {count} tasks were new: {:?}", results.first());
+    let created = results
+        .iter()
+        .filter(|one| one.status() == pb::InsertStatus::Created)
+        .count();
+    ensure!(
+        created == count,
+        "{created} of {count} tasks were new: {:?}",
+        results.first()
+    );
     Ok(())
 }
 
-async fn get(worker: &mut TasksClient<Channel>, queues: Vec<String>) -> anyhow::Result<Vec<pb::LeasedTask>> {
-    let get = pb::GetTasksRequest { worker: WORKER.into(), queues, max_tasks: 1000, wait: WAIT, ..Default::default() };
-    Ok(worker.get_tasks(get).await.context("get")?.into_inner().tasks)
+async fn get(
+    worker: &mut TasksClient<Channel>,
+    queues: Vec<String>,
+) -> anyhow::Result<Vec<pb::LeasedTask>> {
+    let get = pb::GetTasksRequest {
+        worker: WORKER.into(),
+        queues,
+        max_tasks: 1000,
+        wait: WAIT,
+        ..Default::default()
+    };
+    Ok(worker
+        .get_tasks(get)
+        .await
+        .context("get")?
+        .into_inner()
+        .tasks)
 }
 
 impl Idle {
@@ -147,7 +203,11 @@ impl Idle {
 }
 
 /// New names a second while they come. Each name has one task.
-async fn neighbours(scale: &Scale, alone: &mut Neighbour, beside: &mut Neighbour) -> anyhow::Result<f64> {
+async fn neighbours(
+    scale: &Scale,
+    alone: &mut Neighbour,
+    beside: &mut Neighbour,
+) -> anyhow::Result<f64> {
     let daemon = Daemon::start_as("all", &[], MANY).await?;
     let channels = daemon.channels(2).await?;
     one_by_one(&channels[0], 0, |count| count < 50).await?;
@@ -156,7 +216,9 @@ async fn neighbours(scale: &Scale, alone: &mut Neighbour, beside: &mut Neighbour
     let (inserter, names, until) = (channels[1].clone(), scale.new_names, Arc::clone(&ended));
     let inserts = tokio::spawn(async move {
         let began = Instant::now();
-        let tasks = (0..names).map(|number| new_task(&queue_name(number), 0)).collect();
+        let tasks = (0..names)
+            .map(|number| new_task(&queue_name(number), 0))
+            .collect();
         let outcome = insert(&inserter, tasks).await;
         until.store(true, Relaxed);
         outcome.map(|()| names as f64 / began.elapsed().as_secs_f64())
@@ -168,7 +230,11 @@ async fn neighbours(scale: &Scale, alone: &mut Neighbour, beside: &mut Neighbour
 }
 
 /// µs from the insert of a task to its worker, as long as `more` says so.
-async fn one_by_one(channel: &Channel, first: usize, more: impl Fn(usize) -> bool) -> anyhow::Result<Vec<f64>> {
+async fn one_by_one(
+    channel: &Channel,
+    first: usize,
+    more: impl Fn(usize) -> bool,
+) -> anyhow::Result<Vec<f64>> {
     const QUEUE: &str = "neighbour";
     let (mut worker, mut micros) = (TasksClient::new(channel.clone()), Vec::new());
     while micros.is_empty() || more(micros.len()) {
@@ -176,7 +242,11 @@ async fn one_by_one(channel: &Channel, first: usize, more: impl Fn(usize) -> boo
         insert(channel, vec![new_task(QUEUE, first + micros.len())]).await?;
         let tasks = get(&mut worker, vec![QUEUE.to_owned()]).await?;
         micros.push(began.elapsed().as_secs_f64() * 1e6);
-        ensure!(tasks.len() == 1, "{} tasks where one was inserted", tasks.len());
+        ensure!(
+            tasks.len() == 1,
+            "{} tasks where one was inserted",
+            tasks.len()
+        );
         complete(&mut worker, WORKER, tasks).await?;
     }
     Ok(micros)
@@ -191,10 +261,16 @@ impl Neighbour {
 
 impl Replicas {
     fn new(count: u32) -> Self {
-        Self { count, claim: Runs::default(), complete: Runs::default(), bytes: Runs::default() }
+        Self {
+            count,
+            claim: Runs::default(),
+            complete: Runs::default(),
+            bytes: Runs::default(),
+        }
     }
 
-    /// All workers, one after the other; the last tenth of them is measured, who find what all before have left.
+    /// All workers, one after the other; the last tenth of them is measured, who find what all
+    /// before have left.
     async fn measure(&mut self, scale: &Scale, bed: &mut Bed) -> anyhow::Result<()> {
         bed.empty().await?;
         let tasks = scale.tasks_of_replicas;
@@ -209,7 +285,8 @@ impl Replicas {
             let claimed = bed.claim(&known, &worker, tasks).await?;
             let claim = began.elapsed();
             if number + 1 == self.count {
-                self.bytes.push((bed.used_memory().await? - empty) / tasks as f64);
+                self.bytes
+                    .push((bed.used_memory().await? - empty) / tasks as f64);
             }
             let began = Instant::now();
             bed.complete(&worker, claimed).await?;
@@ -225,7 +302,12 @@ impl Replicas {
 }
 
 fn row(figure: String, unit: Unit, runs: &Runs, reference: Option<&Runs>) -> Row {
-    Row { figure, unit, runs: runs.clone(), ratios: vec![reference.map(|reference| runs.over(reference))] }
+    Row {
+        figure,
+        unit,
+        runs: runs.clone(),
+        ratios: vec![reference.map(|reference| runs.over(reference))],
+    }
 }
 
 fn idle_table(idle: &[Idle]) -> Table {
@@ -234,11 +316,36 @@ fn idle_table(idle: &[Idle]) -> Table {
         let few = few.filter(|few| few.queues != one.queues);
         let figure = |what: &str| format!("{what}, {} queues", one.queues);
         [
-            row(figure("taskd, CPU"), Unit::PercentOfACore, &one.taskd_cpu, few.map(|few| &few.taskd_cpu)),
-            row(figure("Redis, CPU"), Unit::PercentOfACore, &one.redis_cpu, few.map(|few| &few.redis_cpu)),
-            row(figure("both, CPU"), Unit::PercentOfACore, &one.both_cpu, few.map(|few| &few.both_cpu)),
-            row(figure("taskd, resident memory"), Unit::Bytes, &one.taskd_bytes, few.map(|few| &few.taskd_bytes)),
-            row(figure("Redis, used memory"), Unit::Bytes, &one.redis_bytes, few.map(|few| &few.redis_bytes)),
+            row(
+                figure("taskd, CPU"),
+                Unit::PercentOfACore,
+                &one.taskd_cpu,
+                few.map(|few| &few.taskd_cpu),
+            ),
+            row(
+                figure("Redis, CPU"),
+                Unit::PercentOfACore,
+                &one.redis_cpu,
+                few.map(|few| &few.redis_cpu),
+            ),
+            row(
+                figure("both, CPU"),
+                Unit::PercentOfACore,
+                &one.both_cpu,
+                few.map(|few| &few.both_cpu),
+            ),
+            row(
+                figure("taskd, resident memory"),
+                Unit::Bytes,
+                &one.taskd_bytes,
+                few.map(|few| &few.taskd_bytes),
+            ),
+            row(
+                figure("Redis, used memory"),
+                Unit::Bytes,
+                &one.redis_bytes,
+                few.map(|few| &few.redis_bytes),
+            ),
         ]
     });
     Table {
@@ -265,9 +372,24 @@ fn neighbour_table(scale: &Scale, alone: &Neighbour, beside: &Neighbour, names: 
         ),
         references: vec!["alone".into()],
         rows: vec![
-            row("insert → claimed, alone, p50".into(), Unit::Micros, &alone.p50, None),
-            row("insert → claimed, alone, the slowest".into(), Unit::Micros, &alone.most, None),
-            row("insert → claimed, beside new names, p50".into(), Unit::Micros, &beside.p50, Some(&alone.p50)),
+            row(
+                "insert → claimed, alone, p50".into(),
+                Unit::Micros,
+                &alone.p50,
+                None,
+            ),
+            row(
+                "insert → claimed, alone, the slowest".into(),
+                Unit::Micros,
+                &alone.most,
+                None,
+            ),
+            row(
+                "insert → claimed, beside new names, p50".into(),
+                Unit::Micros,
+                &beside.p50,
+                Some(&alone.p50),
+            ),
             row(
                 "insert → claimed, beside new names, the slowest".into(),
                 Unit::Micros,
@@ -285,9 +407,24 @@ fn replicas_table(scale: &Scale, replicas: &[Replicas]) -> Table {
         let one = one.filter(|one| one.count != some.count);
         let figure = |what: &str| format!("{what}, NUM {}", some.count);
         [
-            row(figure("claim, a task"), Unit::Micros, &some.claim, one.map(|one| &one.claim)),
-            row(figure("complete, a task"), Unit::Micros, &some.complete, one.map(|one| &one.complete)),
-            row(figure("Redis memory, a task"), Unit::Bytes, &some.bytes, one.map(|one| &one.bytes)),
+            row(
+                figure("claim, a task"),
+                Unit::Micros,
+                &some.claim,
+                one.map(|one| &one.claim),
+            ),
+            row(
+                figure("complete, a task"),
+                Unit::Micros,
+                &some.complete,
+                one.map(|one| &one.complete),
+            ),
+            row(
+                figure("Redis memory, a task"),
+                Unit::Bytes,
+                &some.bytes,
+                one.map(|one| &one.bytes),
+            ),
         ]
     });
     Table {

@@ -1,4 +1,5 @@
-//! Redis loses everything while taskd works: how long until all that is unfinished waits in the queue again.
+//! Redis loses everything while taskd works: how long until all that is unfinished waits in the
+//! queue again.
 
 use std::{collections::HashSet, time::Instant};
 
@@ -32,7 +33,10 @@ impl Rebuild {
     pub(crate) async fn measure(&mut self, place: &Place<'_>, count: usize) -> anyhow::Result<()> {
         let daemon = Daemon::start_as("all", &place.arguments()?, CONFIG).await?;
         let mut database = Database::connect(&place.database_url()?).await?;
-        let all = Counts { waiting: count as u64, ..Counts::default() };
+        let all = Counts {
+            waiting: count as u64,
+            ..Counts::default()
+        };
         daemon.wait_for(QUEUE, all).await?;
         let rows = database.read_tasks(count).await?;
         let pushes = limits::Redis::start().await?.insert(1, 1000, count)?;
@@ -41,13 +45,20 @@ impl Rebuild {
         let mut worker = TasksClient::new(daemon.channels(1).await?.remove(0));
         let credited = take_in_hand(&mut worker, count / IN_HAND).await?;
         database.wait_for_results(credited.len()).await?;
-        let mut conn = place.redis.client()?.get_multiplexed_async_connection().await?;
+        let mut conn = place
+            .redis
+            .client()?
+            .get_multiplexed_async_connection()
+            .await?;
         let began = Instant::now();
         redis::cmd("FLUSHALL").exec_async(&mut conn).await?;
         let took = daemon.wait_patiently_for(QUEUE, all).await? - began;
 
         let again = take_all(&mut worker, count - credited.len()).await?;
-        ensure!(again.is_disjoint(&credited), "a worker got again what it had completed");
+        ensure!(
+            again.is_disjoint(&credited),
+            "a worker got again what it had completed"
+        );
         self.took.push(took.as_secs_f64() * PER / count as f64);
         daemon.stop().await
     }
@@ -55,7 +66,12 @@ impl Rebuild {
     pub(crate) fn table(&self, count: usize) -> Table {
         let row = |figure: &str, runs: &Runs, limit: Option<&Runs>| {
             let ratios = vec![limit.map(|limit| runs.over(limit))];
-            Row { figure: figure.to_owned(), unit: Unit::Seconds, runs: runs.clone(), ratios }
+            Row {
+                figure: figure.to_owned(),
+                unit: Unit::Seconds,
+                runs: runs.clone(),
+                ratios,
+            }
         };
         Table {
             bench: "rebuild",
@@ -67,19 +83,34 @@ impl Rebuild {
             ),
             references: vec!["SELECT + LPUSH".into()],
             rows: vec![
-                row("limit: MariaDB, SELECT of the rows; Redis, LPUSH of 1000", &self.limit, None),
-                row("rebuild on MariaDB and Kafka", &self.took, Some(&self.limit)),
+                row(
+                    "limit: MariaDB, SELECT of the rows; Redis, LPUSH of 1000",
+                    &self.limit,
+                    None,
+                ),
+                row(
+                    "rebuild on MariaDB and Kafka",
+                    &self.took,
+                    Some(&self.limit),
+                ),
             ],
         }
     }
 }
 
-/// Tasks of several calls; those for two are completed, the others kept. The ids of the completed ones.
-async fn take_in_hand(worker: &mut TasksClient<Channel>, count: usize) -> anyhow::Result<HashSet<String>> {
+/// Tasks of several calls; those for two are completed, the others kept. The ids of the completed
+/// ones.
+async fn take_in_hand(
+    worker: &mut TasksClient<Channel>,
+    count: usize,
+) -> anyhow::Result<HashSet<String>> {
     let (mut credited, mut taken) = (HashSet::new(), 0);
     while taken < count {
         let tasks = get(worker, 100).await?;
-        ensure!(!tasks.is_empty(), "{taken} of {count} tasks were handed out");
+        ensure!(
+            !tasks.is_empty(),
+            "{taken} of {count} tasks were handed out"
+        );
         taken += tasks.len();
         let for_two = tasks.into_iter().filter(|task| task.replicas == 2);
         let completions = for_two.map(|task| pb::Completion {
@@ -88,10 +119,20 @@ async fn take_in_hand(worker: &mut TasksClient<Channel>, count: usize) -> anyhow
             result: "done".into(),
             ..Default::default()
         });
-        let request =
-            pb::CompleteTasksRequest { worker: WORKER.to_owned(), completions: completions.collect(), next: None };
-        let results = worker.complete_tasks(request).await.context("complete")?.into_inner().results;
-        let wrong = results.iter().find(|result| result.status() != pb::ItemStatus::Ok);
+        let request = pb::CompleteTasksRequest {
+            worker: WORKER.to_owned(),
+            completions: completions.collect(),
+            next: None,
+        };
+        let results = worker
+            .complete_tasks(request)
+            .await
+            .context("complete")?
+            .into_inner()
+            .results;
+        let wrong = results
+            .iter()
+            .find(|result| result.status() != pb::ItemStatus::Ok);
         ensure!(wrong.is_none(), "a completion was answered {wrong:?}");
         credited.extend(results.into_iter().map(|result| result.id));
     }
@@ -100,7 +141,10 @@ async fn take_in_hand(worker: &mut TasksClient<Channel>, count: usize) -> anyhow
 }
 
 /// All that the worker may have: so many, each once.
-async fn take_all(worker: &mut TasksClient<Channel>, count: usize) -> anyhow::Result<HashSet<String>> {
+async fn take_all(
+    worker: &mut TasksClient<Channel>,
+    count: usize,
+) -> anyhow::Result<HashSet<String>> {
     let (mut ids, mut taken) = (HashSet::with_capacity(count), 0);
     loop {
         let tasks = get(worker, 1000).await?;
@@ -110,7 +154,11 @@ async fn take_all(worker: &mut TasksClient<Channel>, count: usize) -> anyhow::Re
         taken += tasks.len();
         ids.extend(tasks.into_iter().map(|task| task.id));
     }
-    ensure!(taken == count && ids.len() == count, "{taken} tasks ({} distinct) came instead of {count}", ids.len());
+    ensure!(
+        taken == count && ids.len() == count,
+        "{taken} tasks ({} distinct) came instead of {count}",
+        ids.len()
+    );
     Ok(ids)
 }
 
@@ -121,5 +169,10 @@ async fn get(worker: &mut TasksClient<Channel>, most: u32) -> anyhow::Result<Vec
         max_tasks: most,
         ..Default::default()
     };
-    Ok(worker.get_tasks(get).await.context("get")?.into_inner().tasks)
+    Ok(worker
+        .get_tasks(get)
+        .await
+        .context("get")?
+        .into_inner()
+        .tasks)
 }

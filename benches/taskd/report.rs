@@ -14,7 +14,13 @@ impl Runs {
 
     /// Run by run, so that what slows a whole run down cancels out.
     pub(crate) fn over(&self, reference: &Self) -> Self {
-        Self(self.0.iter().zip(&reference.0).map(|(value, of)| value / of).collect())
+        Self(
+            self.0
+                .iter()
+                .zip(&reference.0)
+                .map(|(value, of)| value / of)
+                .collect(),
+        )
     }
 
     pub(crate) fn median(&self) -> f64 {
@@ -33,7 +39,12 @@ impl Runs {
         match &self.0[..] {
             [] => String::new(),
             [one] => number(*one),
-            _ => format!("{} ({}–{})", number(self.median()), number(self.min()), number(self.max())),
+            _ => format!(
+                "{} ({}–{})",
+                number(self.median()),
+                number(self.min()),
+                number(self.max())
+            ),
         }
     }
 
@@ -136,8 +147,16 @@ impl Table {
         }
         match form {
             Form::Human => println!("\n{}\n{}\n{}", self.title, self.conditions, self.grid()),
-            Form::Json => self.rows.iter().for_each(|row| println!("{}", self.json(row))),
-            Form::Markdown => println!("\n### {}\n\n{}\n\n{}", self.title, self.conditions, self.markdown()),
+            Form::Json => self
+                .rows
+                .iter()
+                .for_each(|row| println!("{}", self.json(row))),
+            Form::Markdown => println!(
+                "\n### {}\n\n{}\n\n{}",
+                self.title,
+                self.conditions,
+                self.markdown()
+            ),
         }
     }
 
@@ -145,12 +164,22 @@ impl Table {
         let mut grid = Grid::new();
         grid.load_style(presets::UTF8_BORDERS_ONLY);
         let references = self.references.iter().map(|name| format!("÷ {name}"));
-        grid.set_header(["".to_owned(), "median (min–max)".to_owned()].into_iter().chain(references));
+        grid.set_header(
+            ["".to_owned(), "median (min–max)".to_owned()]
+                .into_iter()
+                .chain(references),
+        );
         for row in &self.rows {
-            let value = format!("{} {}", row.runs.show(|n| row.unit.number(n)), row.unit.as_str());
+            let value = format!(
+                "{} {}",
+                row.runs.show(|n| row.unit.number(n)),
+                row.unit.as_str()
+            );
             grid.add_row([row.figure.clone(), value].into_iter().chain(row.ratios()));
         }
-        grid.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        grid.column_iter_mut()
+            .skip(1)
+            .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         grid
     }
 
@@ -176,14 +205,22 @@ impl Table {
             format!("| | ÷ {} |", self.references.join(" | ÷ ")),
             format!("|---|{}", "---:|".repeat(self.references.len())),
         ];
-        let compared = self.rows.iter().filter(|row| row.ratios.iter().any(Option::is_some));
-        lines.extend(compared.map(|row| format!("| {} | {} |", row.figure, row.ratios().join(" | "))));
+        let compared = self
+            .rows
+            .iter()
+            .filter(|row| row.ratios.iter().any(Option::is_some));
+        lines.extend(
+            compared.map(|row| format!("| {} | {} |", row.figure, row.ratios().join(" | "))),
+        );
         lines.join("\n")
     }
 }
 
 impl Row {
     fn ratios(&self) -> Vec<String> {
-        self.ratios.iter().map(|runs| runs.as_ref().map_or(String::new(), |runs| runs.show(ratio))).collect()
+        self.ratios
+            .iter()
+            .map(|runs| runs.as_ref().map_or(String::new(), |runs| runs.show(ratio)))
+            .collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Lists of tasks in a large database: each filter with few and with many tasks in SQLite.
 //!
-//! The rows are made in the database itself. Nine in ten tasks are completed, by ten workers; of ten thousand, one is
-//! dead and one was completed by a worker of its own.
+//! The rows are made in the database itself. Nine in ten tasks are completed, by ten workers; of
+//! ten thousand, one is dead and one was completed by a worker of its own.
 
 use std::{path::Path, time::Instant};
 
@@ -48,17 +48,25 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
                 }
             }
         }
-        let reference = few.get_or_insert_with(|| figures.iter().map(|(_, runs)| runs.clone()).collect());
+        let reference =
+            few.get_or_insert_with(|| figures.iter().map(|(_, runs)| runs.clone()).collect());
         for ((name, runs), few) in figures.iter().zip(reference) {
             let ratios = vec![Some(runs.over(few))];
-            rows.push(Row { figure: format!("{tasks} tasks: {name}"), unit: Unit::Micros, runs: runs.clone(), ratios });
+            rows.push(Row {
+                figure: format!("{tasks} tasks: {name}"),
+                unit: Unit::Micros,
+                runs: runs.clone(),
+                ratios,
+            });
         }
     }
     let first = scale.searched.first().copied().unwrap_or_default();
     Ok(vec![Table {
         bench: "search",
         title: "Lists of tasks",
-        conditions: format!("SQLite; a page of {LIMIT} tasks, the mean of {PAGES} pages, one after the other"),
+        conditions: format!(
+            "SQLite; a page of {LIMIT} tasks, the mean of {PAGES} pages, one after the other"
+        ),
         references: vec![format!("{first} tasks")],
         rows,
     }])
@@ -68,15 +76,25 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
 async fn fill(file: &Path, tasks: usize) -> anyhow::Result<()> {
     let mut sqlite = SqliteConnection::connect(&format!("sqlite://{}", file.display())).await?;
     // The writer of the store is idle; what a crash would leave does not matter here.
-    for pragma in ["PRAGMA synchronous = off", "PRAGMA cache_size = -1500000", "PRAGMA temp_store = memory"] {
+    for pragma in [
+        "PRAGMA synchronous = off",
+        "PRAGMA cache_size = -1500000",
+        "PRAGMA temp_store = memory",
+    ] {
         sqlx::query(pragma).execute(&mut sqlite).await?;
     }
     let first_ms = now_unix_ms() - i64::try_from(tasks)? / 10;
     for from in (0..tasks).step_by(AT_ONCE) {
         let upto = tasks.min(from + AT_ONCE);
         for text in [TASKS, RESULTS] {
-            let text = text.replace(":from", &from.to_string()).replace(":upto", &upto.to_string());
-            sqlx::query(AssertSqlSafe(text.replace(":first_ms", &first_ms.to_string()))).execute(&mut sqlite).await?;
+            let text = text
+                .replace(":from", &from.to_string())
+                .replace(":upto", &upto.to_string());
+            sqlx::query(AssertSqlSafe(
+                text.replace(":first_ms", &first_ms.to_string()),
+            ))
+            .execute(&mut sqlite)
+            .await?;
         }
     }
     sqlite.close().await?;
@@ -101,41 +119,101 @@ const RESULTS: &str = "\
     WHERE n % 10 <> 9 AND n % 10000 <> 0";
 
 async fn measure(store: &SqliteStore, tasks: usize) -> anyhow::Result<Took> {
-    let q = TaskFilter { queue: QueueName::new("q0").ok(), ..Default::default() };
+    let q = TaskFilter {
+        queue: QueueName::new("q0").ok(),
+        ..Default::default()
+    };
     let middle = now_unix_ms() - i64::try_from(tasks)? / 20;
     let worker = |name: &str| WorkerName::new(name).ok();
-    let status = |status: TaskStatus| TaskFilter { statuses: vec![status], ..q.clone() };
+    let status = |status: TaskStatus| TaskFilter {
+        statuses: vec![status],
+        ..q.clone()
+    };
     let filters = [
         ("all", TaskFilter::default()),
-        ("before a time in the middle", TaskFilter { until_unix_ms: Some(middle), ..Default::default() }),
+        (
+            "before a time in the middle",
+            TaskFilter {
+                until_unix_ms: Some(middle),
+                ..Default::default()
+            },
+        ),
         ("queue", q.clone()),
-        ("queue, dead (one in ten thousand)", status(TaskStatus::Dead)),
-        ("queue, unfinished", TaskFilter { statuses: TaskStatus::UNFINISHED.to_vec(), ..q.clone() }),
+        (
+            "queue, dead (one in ten thousand)",
+            status(TaskStatus::Dead),
+        ),
+        (
+            "queue, unfinished",
+            TaskFilter {
+                statuses: TaskStatus::UNFINISHED.to_vec(),
+                ..q.clone()
+            },
+        ),
         ("queue, completed, before the middle", {
-            TaskFilter { until_unix_ms: Some(middle), ..status(TaskStatus::Completed) }
+            TaskFilter {
+                until_unix_ms: Some(middle),
+                ..status(TaskStatus::Completed)
+            }
         }),
-        ("worker", TaskFilter { worker: worker("w2"), ..Default::default() }),
-        ("worker of one in ten thousand", TaskFilter { worker: worker("rare"), ..Default::default() }),
+        (
+            "worker",
+            TaskFilter {
+                worker: worker("w2"),
+                ..Default::default()
+            },
+        ),
+        (
+            "worker of one in ten thousand",
+            TaskFilter {
+                worker: worker("rare"),
+                ..Default::default()
+            },
+        ),
         ("queue, header of one in a thousand", {
-            TaskFilter { headers: vec![("site".into(), "4".into())], ..q.clone() }
+            TaskFilter {
+                headers: vec![("site".into(), "4".into())],
+                ..q.clone()
+            }
         }),
-        ("queue, beginning of no key", TaskFilter { key_prefix: "nothing".into(), ..q }),
+        (
+            "queue, beginning of no key",
+            TaskFilter {
+                key_prefix: "nothing".into(),
+                ..q
+            },
+        ),
     ];
     let mut took = Vec::new();
     for (name, filter) in filters {
         let mut after: Option<TaskCursor> = None;
         let began = Instant::now();
         for _ in 0..PAGES {
-            let search =
-                TaskSearch { filter: filter.clone(), limit: LIMIT, look_at: LOOK_AT, after, stays_in_queue: false };
+            let search = TaskSearch {
+                filter: filter.clone(),
+                limit: LIMIT,
+                look_at: LOOK_AT,
+                after,
+                stays_in_queue: false,
+            };
             let page = store.search(&search).await?;
-            ensure!(page.tasks.is_sorted_by(|one, next| one.id > next.id), "{name}: a page is not in order");
-            ensure!(page.looked_at <= LOOK_AT, "{name}: a page looked at {} tasks", page.looked_at);
+            ensure!(
+                page.tasks.is_sorted_by(|one, next| one.id > next.id),
+                "{name}: a page is not in order"
+            );
+            ensure!(
+                page.looked_at <= LOOK_AT,
+                "{name}: a page looked at {} tasks",
+                page.looked_at
+            );
             // Behind the last page again from the first one.
             after = page.next;
         }
         took.push((name, began.elapsed().as_secs_f64() * 1e6 / PAGES as f64));
     }
-    ensure!(store.listed(&[TaskId::new()]).await?.is_empty(), "a task that nobody inserted");
+    ensure!(
+        store.listed(&[TaskId::new()]).await?.is_empty(),
+        "a task that nobody inserted"
+    );
     Ok(took)
 }

@@ -1,4 +1,5 @@
-//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics for one measurement.
+//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics
+//! for one measurement.
 
 use std::{env, path::Path, process::Command, str::FromStr};
 
@@ -8,13 +9,16 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, mysql::MySqlConnectOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, mysql::MySqlConnectOptions,
+};
 use taskd::bus::Topic;
 use uuid::Uuid;
 
 use crate::redis_server::RedisServer;
 
-/// Those that `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA` name; else those that the tests start and leave running.
+/// Those that `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA` name; else those that the tests start
+/// and leave running.
 pub(crate) struct Servers {
     mysql: String,
     brokers: String,
@@ -31,7 +35,11 @@ impl Servers {
         let (version, flush): (String, String) = sqlx::query_as(sql).fetch_one(&mut conn).await?;
         conn.close().await?;
         let about = format!("{version} (innodb_flush_log_at_trx_commit {flush})");
-        Ok(Self { mysql, brokers, about })
+        Ok(Self {
+            mysql,
+            brokers,
+            about,
+        })
     }
 }
 
@@ -39,15 +47,28 @@ async fn named_or_started(variable: &str, script: &'static str) -> anyhow::Resul
     if let Some(named) = env::var(variable).ok().filter(|named| !named.is_empty()) {
         return Ok(named);
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("scripts")
+        .join(script);
     let output = tokio::task::spawn_blocking(|| Command::new(path).output()).await??;
-    ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let said = String::from_utf8(output.stdout)?;
-    Ok(said.lines().last().with_context(|| format!("{script} says no address"))?.to_owned())
+    Ok(said
+        .lines()
+        .last()
+        .with_context(|| format!("{script} says no address"))?
+        .to_owned())
 }
 
 pub(crate) async fn connect(url: &str) -> anyhow::Result<MySqlConnection> {
-    Ok(MySqlConnectOptions::from_str(url)?.disable_statement_logging().connect().await?)
+    Ok(MySqlConnectOptions::from_str(url)?
+        .disable_statement_logging()
+        .connect()
+        .await?)
 }
 
 /// The topic of a producer alone, the limit of Kafka.
@@ -64,8 +85,14 @@ pub(crate) struct Place<'a> {
 impl<'a> Place<'a> {
     pub(crate) async fn make(servers: &'a Servers) -> anyhow::Result<Self> {
         let name = format!("taskd_bench_{}", Uuid::now_v7().simple());
-        let place = Self { servers, name, redis: RedisServer::start().await? };
-        place.on_server(format!("CREATE DATABASE {}", place.name)).await?;
+        let place = Self {
+            servers,
+            name,
+            redis: RedisServer::start().await?,
+        };
+        place
+            .on_server(format!("CREATE DATABASE {}", place.name))
+            .await?;
         Ok(place)
     }
 
@@ -94,7 +121,10 @@ impl<'a> Place<'a> {
             ("--bus-url", &bus),
             ("--topic-prefix", &prefix),
         ];
-        Ok(pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value.to_owned()]).collect())
+        Ok(pairs
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value.to_owned()])
+            .collect())
     }
 
     async fn on_server(&self, sql: String) -> anyhow::Result<()> {
@@ -106,22 +136,36 @@ impl<'a> Place<'a> {
     /// One partition, as taskd's.
     pub(crate) async fn create_topic(&self, name: &str) -> anyhow::Result<()> {
         let topic = NewTopic::new(name, 1, TopicReplication::Fixed(-1));
-        let results = self.admin()?.create_topics([&topic], &AdminOptions::new()).await?;
-        results.into_iter().try_for_each(|result| result.map(drop).map_err(|(_, code)| code))?;
+        let results = self
+            .admin()?
+            .create_topics([&topic], &AdminOptions::new())
+            .await?;
+        results
+            .into_iter()
+            .try_for_each(|result| result.map(drop).map_err(|(_, code)| code))?;
         Ok(())
     }
 
     fn admin(&self) -> anyhow::Result<AdminClient<DefaultClientContext>> {
-        Ok(ClientConfig::new().set("bootstrap.servers", self.brokers()).create()?)
+        Ok(ClientConfig::new()
+            .set("bootstrap.servers", self.brokers())
+            .create()?)
     }
 
     /// The servers are as before.
     pub(crate) async fn remove(self) -> anyhow::Result<()> {
-        self.on_server(format!("DROP DATABASE {}", self.name)).await?;
-        let topics: Vec<String> = Topic::ALL.iter().map(|topic| self.topic(topic)).chain([self.topic(LIMIT)]).collect();
+        self.on_server(format!("DROP DATABASE {}", self.name))
+            .await?;
+        let topics: Vec<String> = Topic::ALL
+            .iter()
+            .map(|topic| self.topic(topic))
+            .chain([self.topic(LIMIT)])
+            .collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
         // Not all are there after an error.
-        self.admin()?.delete_topics(&topics, &AdminOptions::new()).await?;
+        self.admin()?
+            .delete_topics(&topics, &AdminOptions::new())
+            .await?;
         Ok(())
     }
 }

@@ -8,16 +8,25 @@ use tonic::transport::Channel;
 
 const PAYLOAD: [u8; 100] = [b'x'; 100];
 /// Long enough that no call is repeated because of it.
-pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
+pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
+    seconds: 20,
+    nanos: 0,
+});
 
-/// The pause between single tasks. All becomes idle in it, and it keeps no rhythm with the loops of taskd.
+/// The pause between single tasks. All becomes idle in it, and it keeps no rhythm with the loops of
+/// taskd.
 pub(crate) fn pause(sample: usize) -> Duration {
     Duration::from_micros(5_000 + (sample as u64 * 2_654_435_761) % 10_000)
 }
 
 pub(crate) fn new_task(queue: &str, number: usize) -> pb::NewTask {
     let key = format!("https://www.example.org/pages/{number:012}").into();
-    pb::NewTask { queue: queue.to_owned(), key, payload: PAYLOAD.to_vec().into(), ..Default::default() }
+    pb::NewTask {
+        queue: queue.to_owned(),
+        key,
+        payload: PAYLOAD.to_vec().into(),
+        ..Default::default()
+    }
 }
 
 /// The ids that were answered OK, which are all of them.
@@ -32,10 +41,20 @@ pub(crate) async fn complete(
         result: br#"{"ok":true}"#.to_vec().into(),
         ..Default::default()
     });
-    let request =
-        pb::CompleteTasksRequest { worker: worker.to_owned(), completions: completions.collect(), next: None };
-    let results = client.complete_tasks(request).await.context("complete")?.into_inner().results;
-    let wrong = results.iter().find(|result| result.status() != pb::ItemStatus::Ok);
+    let request = pb::CompleteTasksRequest {
+        worker: worker.to_owned(),
+        completions: completions.collect(),
+        next: None,
+    };
+    let results = client
+        .complete_tasks(request)
+        .await
+        .context("complete")?
+        .into_inner()
+        .results;
+    let wrong = results
+        .iter()
+        .find(|result| result.status() != pb::ItemStatus::Ok);
     ensure!(wrong.is_none(), "a completion was answered {wrong:?}");
     Ok(results.into_iter().map(|result| result.id).collect())
 }

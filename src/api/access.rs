@@ -1,7 +1,8 @@
 //! Admits calls: whose token it is, whether it may do this, and on which queues.
 //!
-//! A process knows the tokens as SQL had them a quarter of a second ago, and asks again for a token that it does not
-//! know. While SQL is away it goes on with those: a worker that may work keeps working.
+//! A process knows the tokens as SQL had them a quarter of a second ago, and asks again for a token
+//! that it does not know. While SQL is away it goes on with those: a worker that may work keeps
+//! working.
 
 use std::{
     collections::HashMap,
@@ -21,8 +22,8 @@ use tokio::{
 
 use crate::{
     model::{
-        Access, AccessToken, Batch, Caller, Completion, ECHO, GetTasks, ItemAnswer, LeaseToken, OpenSession, QueueName,
-        Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
+        Access, AccessToken, Batch, Caller, Completion, ECHO, GetTasks, ItemAnswer, LeaseToken,
+        OpenSession, QueueName, Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
     },
     pipelines::admission::Occupancy,
     runtime::{Clock, Supervisor},
@@ -31,10 +32,12 @@ use crate::{
 
 /// How often a process asks whether the tokens changed.
 const EVERY: Duration = Duration::from_millis(250);
-/// How often it reads all of them nevertheless: a database that was set back may have an old version again.
+/// How often it reads all of them nevertheless: a database that was set back may have an old
+/// version again.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
-/// How many calls with an unknown token may wait for SQL at a time. Further ones are refused at once.
+/// How many calls with an unknown token may wait for SQL at a time. Further ones are refused at
+/// once.
 const MOST_UNKNOWN: usize = 64;
 /// How often a second all such calls together may ask SQL.
 const LOOKS_PER_SECOND: NonZeroU32 = NonZeroU32::new(4).unwrap();
@@ -55,16 +58,25 @@ pub enum Denied {
     #[error("the token {0:?} has expired")]
     Expired(String),
     #[error("the token {token:?} has the roles {has}, and this call needs {needs}")]
-    Role { token: String, has: Roles, needs: Role },
+    Role {
+        token: String,
+        has: Roles,
+        needs: Role,
+    },
     #[error("the token {token:?} does not reach the queue {queue:?}")]
     Queue { token: String, queue: String },
-    /// It does not say which queues: those of a session of another are none of the caller's business.
+    /// It does not say which queues: those of a session of another are none of the caller's
+    /// business.
     #[error("the token {0:?} does not reach the queues of this session")]
     Session(String),
     #[error("the token {0:?} reaches only some queues, and this call is about all")]
     Scoped(String),
     #[error("the token {token:?} is for the worker {own:?}: use its name instead of {other:?}")]
-    Worker { token: String, own: String, other: String },
+    Worker {
+        token: String,
+        own: String,
+        other: String,
+    },
     #[error("the token {token:?} may make {limit} calls a second; try again in a moment")]
     TooFast { token: String, limit: NonZeroU32 },
 }
@@ -84,7 +96,10 @@ impl Denied {
     }
 
     fn queue(token: &AccessToken, queue: &str) -> Self {
-        Self::Queue { token: token.name.clone(), queue: shorten(queue, ECHO).into_owned() }
+        Self::Queue {
+            token: token.name.clone(),
+            queue: shorten(queue, ECHO).into_owned(),
+        }
     }
 }
 
@@ -98,7 +113,11 @@ pub enum Authentication {
 
 impl Authentication {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub(super) async fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+    pub(super) async fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        role: Role,
+    ) -> Result<Access, Denied> {
         let tokens = match self {
             Self::Open => return Ok(Access::Open),
             Self::ByToken(tokens) => tokens,
@@ -113,7 +132,8 @@ impl Authentication {
         }
     }
 
-    /// Checks again, in the middle of a call that may last: its token may have been revoked meanwhile.
+    /// Checks again, in the middle of a call that may last: its token may have been revoked
+    /// meanwhile.
     pub(super) fn still_valid(&self, caller: &Caller) -> Result<(), Denied> {
         self.valid(&caller.access)
     }
@@ -128,7 +148,9 @@ impl Authentication {
     /// Waits until the token of this access is no longer valid. Without a token it waits for ever.
     pub(super) fn revoked(&self, access: &Access) -> BoxFuture<'static, Denied> {
         match (self, access) {
-            (Self::ByToken(tokens), Access::ByToken(hash, _)) => Box::pin(tokens.clone().revoked(*hash)),
+            (Self::ByToken(tokens), Access::ByToken(hash, _)) => {
+                Box::pin(tokens.clone().revoked(*hash))
+            }
             _ => Box::pin(future::pending()),
         }
     }
@@ -145,7 +167,8 @@ pub struct Tokens {
     unknown: Arc<UnknownTokens>,
 }
 
-/// The bounds of calls with tokens that this process does not know: a stranger can make any number of them.
+/// The bounds of calls with tokens that this process does not know: a stranger can make any number
+/// of them.
 struct UnknownTokens {
     places: Semaphore,
     looks: DefaultDirectRateLimiter,
@@ -158,8 +181,13 @@ struct Known {
 
 impl Known {
     fn new(token: AccessToken) -> Self {
-        let limiter = token.calls_per_second.map(|limit| RateLimiter::direct(Quota::per_second(limit)));
-        Self { token: Arc::new(token), limiter }
+        let limiter = token
+            .calls_per_second
+            .map(|limit| RateLimiter::direct(Quota::per_second(limit)));
+        Self {
+            token: Arc::new(token),
+            limiter,
+        }
     }
 }
 
@@ -178,9 +206,20 @@ pub struct TokenSync {
 
 impl TokenSync {
     /// Reads for the first time.
-    pub async fn start(store: Arc<dyn Store>, occupancy: Occupancy, clock: Clock) -> store::Result<Self> {
-        let mut sync =
-            Self { store, occupancy, known: Arc::default(), lost: Arc::default(), clock, read: None, read_from: None };
+    pub async fn start(
+        store: Arc<dyn Store>,
+        occupancy: Occupancy,
+        clock: Clock,
+    ) -> store::Result<Self> {
+        let mut sync = Self {
+            store,
+            occupancy,
+            known: Arc::default(),
+            lost: Arc::default(),
+            clock,
+            read: None,
+            read_from: None,
+        };
         sync.read().await?;
         Ok(sync)
     }
@@ -195,12 +234,21 @@ impl TokenSync {
             places: Semaphore::new(MOST_UNKNOWN),
             looks: RateLimiter::direct(Quota::per_second(LOOKS_PER_SECOND)),
         };
-        let tokens = Tokens { known, lost, clock, sync: Arc::clone(&sync), unknown: Arc::new(unknown) };
+        let tokens = Tokens {
+            known,
+            lost,
+            clock,
+            sync: Arc::clone(&sync),
+            unknown: Arc::new(unknown),
+        };
         if tokens.known.read().is_empty() {
-            tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
+            tracing::warn!(
+                "there is no token, so nobody can call: taskd token create NAME --roles admin makes one"
+            );
         }
         supervisor.spawn_loop("tokens", sync, |sync, cx| async move {
-            cx.every(EVERY, || async { sync.lock().await.read().await }).await
+            cx.every(EVERY, || async { sync.lock().await.read().await })
+                .await
         });
         tokens
     }
@@ -209,12 +257,20 @@ impl TokenSync {
         let from = Instant::now();
         // The version first: a change after it is read again.
         let version = self.store.tokens_version().await?;
-        if self.read.is_some_and(|(read, at)| read == version && at.elapsed() < WHOLE_EVERY) {
+        if self
+            .read
+            .is_some_and(|(read, at)| read == version && at.elapsed() < WHOLE_EVERY)
+        {
             self.read_from = Some(from);
             return Ok(());
         }
         let stored = self.store.tokens().await?;
-        self.occupancy.set_scopes(stored.iter().map(|(_, token)| token.scope.clone()).collect());
+        self.occupancy.set_scopes(
+            stored
+                .iter()
+                .map(|(_, token)| token.scope.clone())
+                .collect(),
+        );
         let mut known = self.known.write();
         let mut before = std::mem::take(&mut *known);
         let mut has_lost = false;
@@ -236,10 +292,12 @@ impl TokenSync {
 }
 
 impl Tokens {
-    /// Reads the tokens again, so that a new one works at once. Returns without that if too many calls wait for it, if
-    /// SQL does not answer in time, or if it fails, of which the loop tells.
+    /// Reads the tokens again, so that a new one works at once. Returns without that if too many
+    /// calls wait for it, if SQL does not answer in time, or if it fails, of which the loop tells.
     async fn read_again(&self) {
-        let Ok(_place) = self.unknown.places.try_acquire() else { return };
+        let Ok(_place) = self.unknown.places.try_acquire() else {
+            return;
+        };
         let arrived = Instant::now();
         let read = async {
             loop {
@@ -271,16 +329,28 @@ impl Tokens {
         if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
             && limiter.check().is_err()
         {
-            return Err(Denied::TooFast { token: name(), limit });
+            return Err(Denied::TooFast {
+                token: name(),
+                limit,
+            });
         }
         if !token.roles.include(role) {
-            return Err(Denied::Role { token: name(), has: token.roles, needs: role });
+            return Err(Denied::Role {
+                token: name(),
+                has: token.roles,
+                needs: role,
+            });
         }
         Ok(Access::ByToken(hash, Arc::clone(token)))
     }
 
     fn valid(&self, hash: &SecretHash) -> Result<Arc<Known>, Denied> {
-        let known = self.known.read().get(hash).cloned().ok_or(Denied::Unknown)?;
+        let known = self
+            .known
+            .read()
+            .get(hash)
+            .cloned()
+            .ok_or(Denied::Unknown)?;
         if known.token.has_expired(self.clock.now_unix_ms()) {
             return Err(Denied::Expired(known.token.name.clone()));
         }
@@ -294,8 +364,13 @@ impl Tokens {
                 Ok(known) => known,
                 Err(denied) => return denied,
             };
-            let left_ms = known.token.expires_unix_ms.map(|at| at.saturating_sub(self.clock.now_unix_ms()));
-            let left = left_ms.map_or(LOOK_EVERY, |left| Duration::from_millis(left.max(1).unsigned_abs()));
+            let left_ms = known
+                .token
+                .expires_unix_ms
+                .map(|at| at.saturating_sub(self.clock.now_unix_ms()));
+            let left = left_ms.map_or(LOOK_EVERY, |left| {
+                Duration::from_millis(left.max(1).unsigned_abs())
+            });
             tokio::select! {
                 // The sender lives as long as `self`.
                 _ = lost.changed() => {}
@@ -313,26 +388,39 @@ pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
 }
 
 pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
-    let out_of_reach = caller.access.token().filter(|token| !token.scope.includes(queue));
+    let out_of_reach = caller
+        .access
+        .token()
+        .filter(|token| !token.scope.includes(queue));
     out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
 }
 
 /// Refuses a caller that does not reach all queues of a session.
 pub(super) fn reaches_session(caller: &Caller, queues: &[QueueName]) -> Result<(), Denied> {
     let mut scoped = caller.access.token().into_iter();
-    let denied = scoped.find(|token| queues.iter().any(|queue| !token.scope.includes(queue.as_str())));
+    let denied = scoped.find(|token| {
+        queues
+            .iter()
+            .any(|queue| !token.scope.includes(queue.as_str()))
+    });
     denied.map_or(Ok(()), |token| Err(Denied::Session(token.name.clone())))
 }
 
 /// Refuses a caller that does not reach the queue of a filter, or all queues if it names none.
 pub(super) fn reaches_all_of(caller: &Caller, queue: Option<&QueueName>) -> Result<(), Denied> {
-    queue.map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+    queue.map_or_else(
+        || reaches_everything(caller),
+        |queue| reaches(caller, queue.as_str()),
+    )
 }
 
 /// Refuses a caller that may not use a filter: for the sake of its queue, or of its worker.
 pub(super) fn may_choose(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
     reaches_all_of(caller, filter.queue.as_ref())?;
-    filter.worker.as_ref().map_or(Ok(()), |worker| may_name(caller, worker))
+    filter
+        .worker
+        .as_ref()
+        .map_or(Ok(()), |worker| may_name(caller, worker))
 }
 
 /// Refuses a caller with the token of another worker.
@@ -342,7 +430,10 @@ pub(super) fn may_name(caller: &Caller, worker: &WorkerName) -> Result<(), Denie
 
 /// True if the caller must not know what other queues than its own have.
 pub(super) fn is_scoped(caller: &Caller) -> bool {
-    caller.access.token().is_some_and(|token| !token.scope.is_everything())
+    caller
+        .access
+        .token()
+        .is_some_and(|token| !token.scope.is_everything())
 }
 
 /// The name of a caller in acts.
@@ -352,7 +443,11 @@ pub(super) fn who(caller: &Caller) -> &str {
 
 /// Checks the worker that a call names. A call with a worker's own token may leave the name out.
 pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Denied> {
-    let Some((token, own)) = caller.access.token().and_then(|token| Some((token, token.worker.as_ref()?))) else {
+    let Some((token, own)) = caller
+        .access
+        .token()
+        .and_then(|token| Some((token, token.worker.as_ref()?)))
+    else {
         return Ok(());
     };
     if worker.is_empty() {
@@ -360,26 +455,43 @@ pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Deni
     }
     if worker != own.as_str() {
         let other = shorten(worker, ECHO).into_owned();
-        return Err(Denied::Worker { token: token.name.clone(), own: own.as_str().to_owned(), other });
+        return Err(Denied::Worker {
+            token: token.name.clone(),
+            own: own.as_str().to_owned(),
+            other,
+        });
     }
     Ok(())
 }
 
 pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Denied> {
     as_worker(caller, &mut request.worker)?;
-    request.queues.iter().try_for_each(|queue| reaches(caller, queue))
+    request
+        .queues
+        .iter()
+        .try_for_each(|queue| reaches(caller, queue))
 }
 
 /// True if the caller's token is for one worker.
 pub(super) fn is_one_worker(caller: &Caller) -> bool {
-    caller.access.token().is_some_and(|token| token.worker.is_some())
+    caller
+        .access
+        .token()
+        .is_some_and(|token| token.worker.is_some())
 }
 
-/// Checks that the caller may open such a session. A takeover ends all sessions of a worker, of any queue.
+/// Checks that the caller may open such a session. A takeover ends all sessions of a worker, of any
+/// queue.
 pub(super) fn may_open(caller: &Caller, open: &mut OpenSession) -> Result<(), Denied> {
     as_worker(caller, &mut open.worker)?;
-    open.queues.iter().try_for_each(|queue| reaches(caller, queue))?;
-    if open.takeover && !is_one_worker(caller) { reaches_everything(caller) } else { Ok(()) }
+    open.queues
+        .iter()
+        .try_for_each(|queue| reaches(caller, queue))?;
+    if open.takeover && !is_one_worker(caller) {
+        reaches_everything(caller)
+    } else {
+        Ok(())
+    }
 }
 
 /// Checks a report's worker, and answers each item of a queue that the caller does not reach.
@@ -391,24 +503,36 @@ pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(),
     for item in &mut batch.items {
         let Ok(read) = item else { continue };
         // Whatever is no lease token is answered as such.
-        let Ok(lease) = read.lease_token.parse::<LeaseToken>() else { continue };
+        let Ok(lease) = read.lease_token.parse::<LeaseToken>() else {
+            continue;
+        };
         if let Err(denied) = reaches(caller, lease.shard.queue.as_str()) {
-            *item = Err(ItemAnswer::invalid(std::mem::take(&mut read.id), denied.to_string()));
+            *item = Err(ItemAnswer::invalid(
+                std::mem::take(&mut read.id),
+                denied.to_string(),
+            ));
         }
     }
     Ok(())
 }
 
-/// Drops the discovered tasks of queues that the caller does not reach. The answers to their completions name them; a
-/// letter would lie in a queue of others.
+/// Drops the discovered tasks of queues that the caller does not reach. The answers to their
+/// completions name them; a letter would lie in a queue of others.
 pub(super) fn deny_foreign_discoveries(caller: &Caller, batch: &mut Batch<Completion>) {
     if caller.access.reaches_everything() {
         return;
     }
     for item in &mut batch.items {
         let Ok(read) = item else { continue };
-        let Ok(completion) = &mut read.report else { continue };
-        let Completion { discovered, unreadable, not_stored, .. } = completion;
+        let Ok(completion) = &mut read.report else {
+            continue;
+        };
+        let Completion {
+            discovered,
+            unreadable,
+            not_stored,
+            ..
+        } = completion;
         let mut may_go = |queue: &str| match reaches(caller, queue) {
             Ok(()) => true,
             Err(denied) => {

@@ -12,10 +12,13 @@ use crate::model::{Books, Caller, QueueName};
 impl Api {
     /// The books of the queues that the caller reaches, or of one.
     ///
-    /// All queues: those with unfinished tasks or an open shard. A shard that cannot be read fails the call only if its
-    /// queue is asked for.
+    /// All queues: those with unfinished tasks or an open shard. A shard that cannot be read fails
+    /// the call only if its queue is asked for.
     pub async fn books(&self, caller: &Caller, queue: &str) -> Result<Books, Error> {
-        let queue = Some(queue).filter(|queue| !queue.is_empty()).map(QueueName::new).transpose();
+        let queue = Some(queue)
+            .filter(|queue| !queue.is_empty())
+            .map(QueueName::new)
+            .transpose();
         let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
         if let Some(queue) = &queue {
             reaches(caller, queue.as_str())?;
@@ -27,7 +30,11 @@ impl Api {
                 Some(queue) => of == queue,
                 None => caller.access.reaches(of.as_str()),
             };
-            if let Some(unread) = look.unread.iter().find(|unread| is_asked(&unread.shard.queue)) {
+            if let Some(unread) = look
+                .unread
+                .iter()
+                .find(|unread| is_asked(&unread.shard.queue))
+            {
                 return Err(unread.clone().into());
             }
             let mut books = look.books.clone();

@@ -13,20 +13,27 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName, Requeue, RequeueTasks,
-        TaskAct, TaskId, TasksChanged, Update, millis,
+        Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName,
+        Requeue, RequeueTasks, TaskAct, TaskId, TasksChanged, Update, millis,
     },
     pipelines::changing::Changing,
     queue::NEVER,
 };
 
 /// The answer to a NUM that is too high.
-pub(super) const TOO_MANY: &str = "a task of its queue may not have as many replicas (max_replicas)";
+pub(super) const TOO_MANY: &str =
+    "a task of its queue may not have as many replicas (max_replicas)";
 
 impl Api {
     /// Cancels tasks: no worker does them any more. Answers each, in order.
-    pub async fn cancel_tasks(&self, caller: &Caller, ids: Vec<String>) -> Result<Vec<ItemAnswer>, Error> {
-        self.change_tasks(caller, ids, &Change::Cancel).instrument(span("cancel_tasks", caller)).await
+    pub async fn cancel_tasks(
+        &self,
+        caller: &Caller,
+        ids: Vec<String>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
+        self.change_tasks(caller, ids, &Change::Cancel)
+            .instrument(span("cancel_tasks", caller))
+            .await
     }
 
     /// Gives tasks another priority or NUM: those of ids at once, those of a filter by a job.
@@ -39,10 +46,13 @@ impl Api {
         let update = update.map_err(Error::Invalid)?;
         update.check().map_err(Error::Invalid)?;
         let change = JobChange::Update(update);
-        self.change_chosen(caller, change, request).instrument(span("update_tasks", caller)).await
+        self.change_chosen(caller, change, request)
+            .instrument(span("update_tasks", caller))
+            .await
     }
 
-    /// Offers tasks anew, their leases and backoffs end: those of ids at once, those of a filter by a job.
+    /// Offers tasks anew, their leases and backoffs end: those of ids at once, those of a filter by
+    /// a job.
     pub async fn requeue_tasks(
         &self,
         caller: &Caller,
@@ -52,17 +62,25 @@ impl Api {
         let requeue = match requeue.map_err(Error::Invalid)? {
             RequeueTasks::All => Requeue::All,
             RequeueTasks::AwayFrom(worker) => Requeue::AwayFrom(worker),
-            RequeueTasks::To { worker, reserved_for } => {
+            RequeueTasks::To {
+                worker,
+                reserved_for,
+            } => {
                 let now = self.query()?.now_unix_ms();
                 let until = reserved_for.map(millis);
-                Requeue::To { worker, until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)) }
+                Requeue::To {
+                    worker,
+                    until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)),
+                }
             }
         };
         if let Requeue::AwayFrom(worker) | Requeue::To { worker, .. } = &requeue {
             may_name(caller, worker)?;
         }
         let change = JobChange::Requeue(requeue);
-        self.change_chosen(caller, change, request).instrument(span("requeue_tasks", caller)).await
+        self.change_chosen(caller, change, request)
+            .instrument(span("requeue_tasks", caller))
+            .await
     }
 
     /// Cancels one task. An error says why it cannot be cancelled.
@@ -73,7 +91,10 @@ impl Api {
         match answer.status {
             ItemStatus::Ok | ItemStatus::TryLater => Ok(answer),
             ItemStatus::UnknownTask => Err(Error::NoSuchTask(id)),
-            _ => Err(Error::Final { id, why: answer.error }),
+            _ => Err(Error::Final {
+                id,
+                why: answer.error,
+            }),
         }
     }
 
@@ -88,7 +109,13 @@ impl Api {
         let named = Named::new(ids)?;
         let changed = self.change(caller, &named.tasks(), change).await?;
         // Only a caller that reaches the queue may know that the task is there.
-        Ok(named.answer(|id, task| answer(id, changed.get(&task).copied().unwrap_or(Changed::Unknown), change)))
+        Ok(named.answer(|id, task| {
+            answer(
+                id,
+                changed.get(&task).copied().unwrap_or(Changed::Unknown),
+                change,
+            )
+        }))
     }
 
     /// Changes the tasks that the caller reaches.
@@ -99,7 +126,9 @@ impl Api {
         change: &Change,
     ) -> Result<HashMap<TaskId, Changed>, Error> {
         let owned = self.query()?.store().queues_of(ids).await?;
-        let reached = owned.into_iter().filter(|(_, queue)| caller.access.reaches(queue.as_str()));
+        let reached = owned
+            .into_iter()
+            .filter(|(_, queue)| caller.access.reaches(queue.as_str()));
         let (mut ids, mut changed) = (Vec::new(), HashMap::new());
         for (id, queue) in reached {
             match self.exceeds(change, &queue)? {
@@ -115,7 +144,10 @@ impl Api {
         let act = |id: &TaskId| (*id, Act::at_time(now, who, &change.act(), &id.to_string()));
         let acts: Vec<TaskAct> = ids.iter().map(act).collect();
         let answers = self.changing()?.change(&ids, change, &acts).await?;
-        let count = answers.iter().filter(|changed| **changed == Changed::Done).count();
+        let count = answers
+            .iter()
+            .filter(|changed| **changed == Changed::Done)
+            .count();
         tracing::info!(%who, count, asked = ids.len(), "{who}: {}, {count} of {}", change.act(), ids.len());
         changed.extend(ids.into_iter().zip(answers));
         Ok(changed)
@@ -123,37 +155,65 @@ impl Api {
 
     /// Whether no task of the queue may have so many replicas.
     pub(super) fn exceeds(&self, change: &Change, queue: &QueueName) -> Result<bool, Error> {
-        let Change::Update(Update { replicas: Some(replicas), .. }) = change else {
+        let Change::Update(Update {
+            replicas: Some(replicas),
+            ..
+        }) = change
+        else {
             return Ok(false);
         };
-        Ok(*replicas > self.query()?.settings.task_rules(queue.as_str()).max_replicas)
+        Ok(*replicas
+            > self
+                .query()?
+                .settings
+                .task_rules(queue.as_str())
+                .max_replicas)
     }
 
     fn changing(&self) -> Result<&Changing, Error> {
-        self.changing.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
+        self.changing
+            .as_ref()
+            .ok_or(Error::NotRunHere("discovery or tasks"))
     }
 }
 
 fn answer(id: String, changed: Changed, change: &Change) -> ItemAnswer {
     let (status, error) = match changed {
         Changed::Done => (ItemStatus::Ok, ""),
-        Changed::AlreadyCompleted => (ItemStatus::AlreadyCompleted, "its workers have completed it"),
-        Changed::Dead => (ItemStatus::Invalid, "the task is dead: it failed for good before"),
+        Changed::AlreadyCompleted => (
+            ItemStatus::AlreadyCompleted,
+            "its workers have completed it",
+        ),
+        Changed::Dead => (
+            ItemStatus::Invalid,
+            "the task is dead: it failed for good before",
+        ),
         Changed::Cancelled => (ItemStatus::Cancelled, "the task was cancelled before"),
-        Changed::NotQueued => (ItemStatus::Invalid, "the task is not in its queue now, and no worker holds it"),
-        Changed::NotDue => (ItemStatus::Invalid, "its time has not come, and no worker holds it"),
-        Changed::CompletedByWorker => {
-            (ItemStatus::Invalid, "this worker has completed it, and no worker does a task twice")
-        }
+        Changed::NotQueued => (
+            ItemStatus::Invalid,
+            "the task is not in its queue now, and no worker holds it",
+        ),
+        Changed::NotDue => (
+            ItemStatus::Invalid,
+            "its time has not come, and no worker holds it",
+        ),
+        Changed::CompletedByWorker => (
+            ItemStatus::Invalid,
+            "this worker has completed it, and no worker does a task twice",
+        ),
         Changed::TooManyReplicas => (ItemStatus::Invalid, TOO_MANY),
         Changed::Unknown => (ItemStatus::UnknownTask, ""),
-        Changed::Later if matches!(change, Change::Requeue(_)) => {
-            (ItemStatus::TryLater, "the task's shard does not answer now; the same call asks again")
-        }
+        Changed::Later if matches!(change, Change::Requeue(_)) => (
+            ItemStatus::TryLater,
+            "the task's shard does not answer now; the same call asks again",
+        ),
         Changed::Later => (
             ItemStatus::TryLater,
             "taskd has stored the change, and makes it as soon as the task's shard answers; the same call asks again",
         ),
     };
-    ItemAnswer { error: error.to_owned(), ..ItemAnswer::new(id, status) }
+    ItemAnswer {
+        error: error.to_owned(),
+        ..ItemAnswer::new(id, status)
+    }
 }

@@ -97,13 +97,19 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
-            Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
-                Kind::Invalid
-            }
-            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchJob(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::NotATaskId(_)
+            | Self::NotALetterId(_)
+            | Self::Invalid(_)
+            | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
+            Self::NoSuchTask(_)
+            | Self::NoSuchLetter(_)
+            | Self::NoSuchJob(_)
+            | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
             Self::Final { .. } => Kind::Final,
-            Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
+            Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => {
+                Kind::Unauthenticated
+            }
             Self::Denied(
                 Denied::Role { .. }
                 | Denied::Queue { .. }

@@ -1,4 +1,5 @@
-//! Explains where a task is and why a worker does not get it, in words for people who do not know taskd's inside.
+//! Explains where a task is and why a worker does not get it, in words for people who do not know
+//! taskd's inside.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use super::{
 use crate::{
     config::QueueSettings,
     model::{
-        Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView, deadline_passed,
+        Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
+        WorkerView, deadline_passed,
     },
     queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
     store::Place,
@@ -19,10 +21,17 @@ use crate::{
 
 impl Reader {
     /// `None`: no such task.
-    pub(super) async fn explain(&self, id: TaskId, worker: Option<&WorkerName>) -> Result<Option<Explanation>, Error> {
+    pub(super) async fn explain(
+        &self,
+        id: TaskId,
+        worker: Option<&WorkerName>,
+    ) -> Result<Option<Explanation>, Error> {
         let mut facts = self.facts(id, worker).await?;
         // A task that went back from the bus to SQL meanwhile was met nowhere.
-        if facts.as_ref().is_some_and(|facts| facts.place() == TaskPlace::Lost) {
+        if facts
+            .as_ref()
+            .is_some_and(|facts| facts.place() == TaskPlace::Lost)
+        {
             facts = self.facts(id, worker).await?;
         }
         let explain = |facts: Facts| {
@@ -45,12 +54,17 @@ impl Facts {
             next,
             next_unix_ms,
             leases: record.map_or_else(Vec::new, |record| record.held.iter().map(lease).collect()),
-            completed_by: record.map_or_else(|| self.credited.clone(), |record| record.credited.clone()),
+            completed_by: record
+                .map_or_else(|| self.credited.clone(), |record| record.credited.clone()),
             failures: record.map_or_else(Vec::new, |record| record.log.clone()),
             notes: self.notes(place, settings),
             worker: worker.map(|worker| self.worker(worker, place)),
             now_unix_ms: self.now_unix_ms,
-            task: view(self.detail.clone(), record.map(ExplainedRecord::inspected), self.now_unix_ms),
+            task: view(
+                self.detail.clone(),
+                record.map(ExplainedRecord::inspected),
+                self.now_unix_ms,
+            ),
         }
     }
 
@@ -62,16 +76,22 @@ impl Facts {
                 StoredStatus::Completed | StoredStatus::Unfinished => "it is completed",
             },
             TaskPlace::Outbox => "it is stored in SQL, and on its way to the bus",
-            TaskPlace::Parked => "it is parked: it stays in SQL, because its queue or Redis was full",
+            TaskPlace::Parked => {
+                "it is parked: it stays in SQL, because its queue or Redis was full"
+            }
             TaskPlace::Scheduled => "it stays in SQL until its time is near",
             TaskPlace::Bus => "it is on the bus, and not in its queue yet",
             TaskPlace::Waiting => "it waits in its queue for a worker",
             TaskPlace::Leased => return self.holders(),
-            TaskPlace::Delayed if self.is_before_its_time() => "it is in its queue, and its time has not come",
+            TaskPlace::Delayed if self.is_before_its_time() => {
+                "it is in its queue, and its time has not come"
+            }
             TaskPlace::Delayed => "it failed, and waits for its next attempt",
             TaskPlace::Reported => match self.record().map(|record| record.status) {
                 Some(RecordStatus::Dead) => "it is dead, and the report is on its way to SQL",
-                Some(RecordStatus::Cancelled) => "it was cancelled, and the report is on its way to SQL",
+                Some(RecordStatus::Cancelled) => {
+                    "it was cancelled, and the report is on its way to SQL"
+                }
                 _ => "its workers have completed it, and the report is on its way to SQL",
             },
             TaskPlace::Lost => "it is stored in SQL, but Redis has lost it; taskd brings it back",
@@ -94,20 +114,28 @@ impl Facts {
     fn since(&self, place: TaskPlace) -> Option<i64> {
         let (task, record) = (&self.detail.task, self.record());
         let inserted = task.id.created_unix_ms();
-        let last_failure = record.and_then(|record| record.log.last()).map(|failure| failure.at_unix_ms);
+        let last_failure = record
+            .and_then(|record| record.log.last())
+            .map(|failure| failure.at_unix_ms);
         let has_failed = record.is_some_and(|record| record.failures > 0);
         match place {
             TaskPlace::Finished => Some(self.detail.updated_unix_ms),
             // A task that came back to SQL did so later, and nothing says when.
             TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled => {
-                let came_back = matches!(self.place_in_sql, Some(Place::Off { came_back: true, .. }));
+                let came_back = matches!(
+                    self.place_in_sql,
+                    Some(Place::Off {
+                        came_back: true,
+                        ..
+                    })
+                );
                 (!came_back).then_some(inserted)
             }
             TaskPlace::Bus => self.on_bus.as_ref().and_then(|on_bus| on_bus.since_unix_ms),
             // The first of its workers.
             TaskPlace::Leased => {
-                let since: Option<Vec<i64>> =
-                    record.and_then(|record| record.held.iter().map(|held| held.since_unix_ms).collect());
+                let since: Option<Vec<i64>> = record
+                    .and_then(|record| record.held.iter().map(|held| held.since_unix_ms).collect());
                 since.and_then(|since| since.into_iter().min())
             }
             TaskPlace::Waiting if !has_failed => Some(inserted.max(task.not_before_unix_ms)),
@@ -128,30 +156,56 @@ impl Facts {
         let record = self.record();
         match place {
             TaskPlace::Finished => ("nothing happens to it any more".to_owned(), None),
-            TaskPlace::Outbox => {
-                ("taskd publishes it at once; if the process died that stored it, the watchdog does".to_owned(), due)
-            }
-            TaskPlace::Parked => ("the watchdog publishes it when its queue has room again".to_owned(), None),
-            TaskPlace::Scheduled => ("the watchdog publishes it, shortly before its time".to_owned(), due),
-            TaskPlace::Bus => ("the fanout reads it, and puts it into its queue".to_owned(), None),
+            TaskPlace::Outbox => (
+                "taskd publishes it at once; if the process died that stored it, the watchdog does"
+                    .to_owned(),
+                due,
+            ),
+            TaskPlace::Parked => (
+                "the watchdog publishes it when its queue has room again".to_owned(),
+                None,
+            ),
+            TaskPlace::Scheduled => (
+                "the watchdog publishes it, shortly before its time".to_owned(),
+                due,
+            ),
+            TaskPlace::Bus => (
+                "the fanout reads it, and puts it into its queue".to_owned(),
+                None,
+            ),
             TaskPlace::Waiting => (self.claimed_next(), None),
             TaskPlace::Leased => {
-                let first = record.and_then(|record| record.held.iter().filter_map(|held| held.expires_unix_ms).min());
+                let first = record.and_then(|record| {
+                    record
+                        .held
+                        .iter()
+                        .filter_map(|held| held.expires_unix_ms)
+                        .min()
+                });
                 ("a worker completes or rejects it; otherwise it has failed when its lease expires".into(), first)
             }
             TaskPlace::Delayed => {
                 let first = record.and_then(|record| record.due_unix_ms.iter().min().copied());
                 ("the watchdog offers it to workers".to_owned(), first)
             }
-            TaskPlace::Reported => ("taskd reads the report, and SQL shows its end".to_owned(), None),
-            TaskPlace::Lost => ("the watchdog finds it, and publishes it again".to_owned(), due),
+            TaskPlace::Reported => (
+                "taskd reads the report, and SQL shows its end".to_owned(),
+                None,
+            ),
+            TaskPlace::Lost => (
+                "the watchdog finds it, and publishes it again".to_owned(),
+                due,
+            ),
         }
     }
 
     fn claimed_next(&self) -> String {
         let queue = &self.detail.task.queue;
         let before = self.record().and_then(|record| record.before);
-        let claimed = format!("a worker that asks for tasks of queue {queue} gets it{}", ahead(before));
+        let claimed = format!(
+            "a worker that asks for tasks of queue {queue} gets it{}",
+            ahead(before)
+        );
         if self.is_paused {
             return format!("an operator resumes queue {queue}; then {claimed}");
         }
@@ -170,13 +224,19 @@ impl Facts {
             }
             (TaskPlace::Leased, Some(record)) => {
                 let waiting = record.waiting as usize;
-                let left =
-                    (record.replicas as usize).saturating_sub(record.credited.len() + record.held.len() + waiting);
+                let left = (record.replicas as usize)
+                    .saturating_sub(record.credited.len() + record.held.len() + waiting);
                 if left > 0 {
-                    notes.push(format!("{left} of its {} replicas wait for other workers", record.replicas));
+                    notes.push(format!(
+                        "{left} of its {} replicas wait for other workers",
+                        record.replicas
+                    ));
                 }
                 if waiting > 0 {
-                    notes.push(format!("{waiting} of its {} replicas wait for their next attempt", record.replicas));
+                    notes.push(format!(
+                        "{waiting} of its {} replicas wait for their next attempt",
+                        record.replicas
+                    ));
                 }
             }
             _ => {}
@@ -184,14 +244,23 @@ impl Facts {
         let limit = task.backoff.map_or(0, |backoff| backoff.give_up_after_ms);
         if limit > 0 && place != TaskPlace::Finished && self.detail.epoch == 0 {
             let limit = humantime::format_duration(Duration::from_millis(limit));
-            let from = if task.not_before_unix_ms > task.created_unix_ms { "its not_before" } else { "its insert" };
-            notes.push(format!("it is dead if its next attempt would begin later than {limit} after {from}"));
+            let from = if task.not_before_unix_ms > task.created_unix_ms {
+                "its not_before"
+            } else {
+                "its insert"
+            };
+            notes.push(format!(
+                "it is dead if its next attempt would begin later than {limit} after {from}"
+            ));
         }
         if let Some(deadline) = self.deadline(place) {
             notes.push(deadline);
         }
         if let Some(on_bus) = &self.on_bus {
-            notes.push(format!("about {} records of pipeline are not processed yet", on_bus.backlog));
+            notes.push(format!(
+                "about {} records of pipeline are not processed yet",
+                on_bus.backlog
+            ));
         }
         if let Some((shard, stats)) = &self.full {
             notes.push(format!(
@@ -209,7 +278,10 @@ impl Facts {
             notes.push(format!("an operator has reserved it for worker {worker}"));
         }
         if self.is_paused && place != TaskPlace::Finished {
-            notes.push(format!("queue {} is paused: no worker gets anything of it until it is resumed", task.queue));
+            notes.push(format!(
+                "queue {} is paused: no worker gets anything of it until it is resumed",
+                task.queue
+            ));
         }
         let in_sql = place != TaskPlace::Finished && self.record().is_none();
         if let Some(shortage) = self.shortage.as_ref().filter(|_| in_sql) {
@@ -217,24 +289,39 @@ impl Facts {
         }
         if !in_sql && let Some(pause) = self.pause() {
             let (number, why) = (task.partition, says_pause(pause));
-            notes.push(format!("shard {}:{number} gives no worker anything now: {why}", task.queue));
+            notes.push(format!(
+                "shard {}:{number} gives no worker anything now: {why}",
+                task.queue
+            ));
         }
         notes
     }
 
     fn deadline(&self, place: TaskPlace) -> Option<String> {
         let deadline = self.detail.task.deadline_unix_ms;
-        if deadline == 0 || self.detail.epoch > 0 || matches!(place, TaskPlace::Finished | TaskPlace::Reported) {
+        if deadline == 0
+            || self.detail.epoch > 0
+            || matches!(place, TaskPlace::Finished | TaskPlace::Reported)
+        {
             return None;
         }
         Some(match deadline > self.now_unix_ms {
-            true => format!("it is dead if it is not completed by {}", to_rfc_3339(deadline)),
-            false => format!("{}: the watchdog is about to end it", deadline_passed(deadline)),
+            true => format!(
+                "it is dead if it is not completed by {}",
+                to_rfc_3339(deadline)
+            ),
+            false => format!(
+                "{}: the watchdog is about to end it",
+                deadline_passed(deadline)
+            ),
         })
     }
 
     fn pause(&self) -> Option<Pause> {
-        let is_full = self.shortage.as_ref().is_some_and(|shortage| shortage.is_full);
+        let is_full = self
+            .shortage
+            .as_ref()
+            .is_some_and(|shortage| shortage.is_full);
         self.shard.as_ref()?.pause(is_full)
     }
 
@@ -257,49 +344,90 @@ impl Facts {
             };
             return view(reason, says.to_owned(), self.next(place).1);
         };
-        let first_lease = record.held.iter().filter_map(|held| held.expires_unix_ms).min();
-        let own_lease = record.held.iter().find(|held| held.worker == worker.as_str());
+        let first_lease = record
+            .held
+            .iter()
+            .filter_map(|held| held.expires_unix_ms)
+            .min();
+        let own_lease = record
+            .held
+            .iter()
+            .find(|held| held.worker == worker.as_str());
         let first_due = record.due_unix_ms.iter().min().copied();
         let Some(bar) = record.bar else {
             if self.is_paused {
-                let says = format!("nobody gets it now: queue {} is paused", self.detail.task.queue);
+                let says = format!(
+                    "nobody gets it now: queue {} is paused",
+                    self.detail.task.queue
+                );
                 return view(WorkerReason::QueuePaused, says, None);
             }
             if let Some(pause) = self.pause() {
-                return view(WorkerReason::ClaimsPaused, format!("nobody gets it now: {}", says_pause(pause)), None);
+                return view(
+                    WorkerReason::ClaimsPaused,
+                    format!("nobody gets it now: {}", says_pause(pause)),
+                    None,
+                );
             }
             let (queue, ahead) = (&self.detail.task.queue, ahead(record.before_worker));
             let says = format!("the worker gets it by asking for tasks of queue {queue}{ahead}");
             return view(WorkerReason::MayGet, says, None);
         };
         let (reason, says, until) = match bar {
-            Bar::Final => (WorkerReason::Finished, "its end is decided".to_owned(), None),
+            Bar::Final => (
+                WorkerReason::Finished,
+                "its end is decided".to_owned(),
+                None,
+            ),
             Bar::Completed => {
                 let says = format!("{worker} has completed it, and no worker does a task twice");
                 (WorkerReason::CompletedIt, says, None)
             }
             Bar::Holds => {
                 let until = own_lease.and_then(|lease| lease.expires_unix_ms);
-                (WorkerReason::HoldsIt, format!("{worker} holds it already"), until)
+                (
+                    WorkerReason::HoldsIt,
+                    format!("{worker} holds it already"),
+                    until,
+                )
             }
             Bar::Refused => {
-                let says =
-                    format!("{worker} has failed it as often as one worker may, or an operator took it from {worker}");
+                let says = format!(
+                    "{worker} has failed it as often as one worker may, or an operator took it from {worker}"
+                );
                 (WorkerReason::RefusedIt, says, None)
             }
             Bar::Reserved => {
                 let (other, until) = record.reserved.clone().unwrap_or_default();
                 let says = format!("an operator has reserved it for worker {other}");
-                (WorkerReason::ReservedForAnother, says, Some(until).filter(|until| (1..queue::NEVER).contains(until)))
+                (
+                    WorkerReason::ReservedForAnother,
+                    says,
+                    Some(until).filter(|until| (1..queue::NEVER).contains(until)),
+                )
             }
-            Bar::Scheduled => (WorkerReason::NotDue, "its time has not come".to_owned(), first_due),
-            Bar::Rests => {
-                (WorkerReason::InBackoff, format!("{worker} gave it back a moment ago, and others come first"), None)
-            }
-            Bar::Backoff => (WorkerReason::InBackoff, "it waits for its next attempt".to_owned(), first_due),
+            Bar::Scheduled => (
+                WorkerReason::NotDue,
+                "its time has not come".to_owned(),
+                first_due,
+            ),
+            Bar::Rests => (
+                WorkerReason::InBackoff,
+                format!("{worker} gave it back a moment ago, and others come first"),
+                None,
+            ),
+            Bar::Backoff => (
+                WorkerReason::InBackoff,
+                "it waits for its next attempt".to_owned(),
+                first_due,
+            ),
             Bar::Leased => {
                 let says = format!("{}, and no replica is left", self.holders());
-                (WorkerReason::LeasedByOthers, says, first_lease.min(first_due.or(first_lease)))
+                (
+                    WorkerReason::LeasedByOthers,
+                    says,
+                    first_lease.min(first_due.or(first_lease)),
+                )
             }
         };
         view(reason, says, until)
@@ -307,8 +435,17 @@ impl Facts {
 }
 
 fn lease(held: &queue::Held) -> LeaseView {
-    let queue::Held { worker, expires_unix_ms, is_delivered, .. } = held.clone();
-    LeaseView { worker, expires_unix_ms, is_delivered }
+    let queue::Held {
+        worker,
+        expires_unix_ms,
+        is_delivered,
+        ..
+    } = held.clone();
+    LeaseView {
+        worker,
+        expires_unix_ms,
+        is_delivered,
+    }
 }
 
 /// How many tasks of its lane go before it, if that is known.

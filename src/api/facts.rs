@@ -45,16 +45,30 @@ impl Reader {
     pub(super) async fn owner(&self, queue: QueueName, key: &[u8]) -> Result<TaskId, Error> {
         let owners = self.store.key_owners(&[KeyHash::new(&queue, key)]).await?;
         let owner = owners.first().map(|(_, id, _)| *id);
-        owner.ok_or_else(|| Error::NoSuchKey { queue, key: String::from_utf8_lossy(key).into_owned() })
+        owner.ok_or_else(|| Error::NoSuchKey {
+            queue,
+            key: String::from_utf8_lossy(key).into_owned(),
+        })
     }
 
-    /// Asks in the order of a task's way, so that a task that moves on meanwhile is met at its next place.
-    pub(super) async fn facts(&self, id: TaskId, worker: Option<&WorkerName>) -> Result<Option<Facts>, Error> {
+    /// Asks in the order of a task's way, so that a task that moves on meanwhile is met at its next
+    /// place.
+    pub(super) async fn facts(
+        &self,
+        id: TaskId,
+        worker: Option<&WorkerName>,
+    ) -> Result<Option<Facts>, Error> {
         let place_in_sql = self.store.place(self.bus.generation(), id).await?;
         let Some(detail) = self.store.task(id).await? else {
             return Ok(None);
         };
-        let credited = self.store.states(&[id]).await?.into_iter().flat_map(|state| state.workers).collect();
+        let credited = self
+            .store
+            .states(&[id])
+            .await?
+            .into_iter()
+            .flat_map(|state| state.workers)
+            .collect();
         let completions = match worker {
             Some(worker) => self.store.states_for(worker, &[id]).await?,
             None => Vec::new(),
@@ -65,7 +79,9 @@ impl Reader {
             detail,
             place_in_sql,
             credited,
-            has_completed: completions.iter().any(|state| state.completed_under.is_some()),
+            has_completed: completions
+                .iter()
+                .any(|state| state.completed_under.is_some()),
             on_bus: None,
             shard: None,
             full: None,
@@ -81,16 +97,32 @@ impl Reader {
                 let committed = self.bus.committed(Topic::Pipeline).await?;
                 let ends = self.bus.ends(Topic::Pipeline).await?;
                 let backlog = self.bus.backlog(Topic::Pipeline).await?;
-                // Asked again behind the bus: a task that the fanout had passed by then has a record.
+                // Asked again behind the bus: a task that the fanout had passed by then has a
+                // record.
                 facts.shard = self.explained(&facts.detail, worker).await?;
-                let at = |offsets: &[Option<Offset>]| offsets.get(facts.detail.task.partition as usize).copied();
-                let passed = at(&committed).flatten().max(facts.stored(self.bus.generation()));
-                let is_ahead =
-                    offset.is_some_and(|offset| passed < Some(offset) && at(&ends).flatten() >= Some(offset));
+                let at = |offsets: &[Option<Offset>]| {
+                    offsets.get(facts.detail.task.partition as usize).copied()
+                };
+                let passed = at(&committed)
+                    .flatten()
+                    .max(facts.stored(self.bus.generation()));
+                let is_ahead = offset.is_some_and(|offset| {
+                    passed < Some(offset) && at(&ends).flatten() >= Some(offset)
+                });
                 let since_unix_ms = offset.and_then(|offset| self.bus.published_at(offset));
-                facts.on_bus = Some(OnBus { is_ahead, backlog, since_unix_ms });
+                facts.on_bus = Some(OnBus {
+                    is_ahead,
+                    backlog,
+                    since_unix_ms,
+                });
             }
-            (Some(Place::Off { why: Unpublished::Parked, .. }), None) => {
+            (
+                Some(Place::Off {
+                    why: Unpublished::Parked,
+                    ..
+                }),
+                None,
+            ) => {
                 facts.full = self.full_shard(&facts.detail.task.queue).await?;
             }
             _ => {}
@@ -107,10 +139,19 @@ impl Reader {
         worker: Option<&WorkerName>,
     ) -> Result<Option<Explained>, Error> {
         let task = &detail.task;
-        let shard = ShardId { queue: task.queue.clone(), number: task.partition };
-        match self.queue.explain(&shard, task.id, task.priority, worker).await {
+        let shard = ShardId {
+            queue: task.queue.clone(),
+            number: task.partition,
+        };
+        match self
+            .queue
+            .explain(&shard, task.id, task.priority, worker)
+            .await
+        {
             Ok(mut explained) => {
-                explained.record = explained.record.filter(|record| !record.inspected().is_past(detail.epoch));
+                explained.record = explained
+                    .record
+                    .filter(|record| !record.inspected().is_past(detail.epoch));
                 Ok(Some(explained))
             }
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
@@ -153,14 +194,38 @@ impl Facts {
             // A record counts more than SQL, whose marks come later.
             (Some(record), _) if record.status != RecordStatus::Live => TaskPlace::Reported,
             (Some(record), _) if !record.held.is_empty() => TaskPlace::Leased,
-            (Some(record), _) if record.waiting as usize + record.credited.len() >= record.replicas as usize => {
+            (Some(record), _)
+                if record.waiting as usize + record.credited.len() >= record.replicas as usize =>
+            {
                 TaskPlace::Delayed
             }
             (Some(_), _) => TaskPlace::Waiting,
-            (None, Some(Place::Off { why: Unpublished::Fresh | Unpublished::Missing, .. })) => TaskPlace::Outbox,
-            (None, Some(Place::Off { why: Unpublished::Parked, .. })) => TaskPlace::Parked,
-            (None, Some(Place::Off { why: Unpublished::Scheduled, .. })) => TaskPlace::Scheduled,
-            (None, Some(Place::On(_))) if self.on_bus.as_ref().is_some_and(|on_bus| on_bus.is_ahead) => TaskPlace::Bus,
+            (
+                None,
+                Some(Place::Off {
+                    why: Unpublished::Fresh | Unpublished::Missing,
+                    ..
+                }),
+            ) => TaskPlace::Outbox,
+            (
+                None,
+                Some(Place::Off {
+                    why: Unpublished::Parked,
+                    ..
+                }),
+            ) => TaskPlace::Parked,
+            (
+                None,
+                Some(Place::Off {
+                    why: Unpublished::Scheduled,
+                    ..
+                }),
+            ) => TaskPlace::Scheduled,
+            (None, Some(Place::On(_)))
+                if self.on_bus.as_ref().is_some_and(|on_bus| on_bus.is_ahead) =>
+            {
+                TaskPlace::Bus
+            }
             (None, _) => TaskPlace::Lost,
         }
     }

@@ -59,11 +59,17 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         let shard = |text: &str| {
             let (queue, number) = text.rsplit_once(':')?;
-            Some(ShardId { queue: QueueName::new(queue).ok()?, number: number.parse().ok()? })
+            Some(ShardId {
+                queue: QueueName::new(queue).ok()?,
+                number: number.parse().ok()?,
+            })
         };
         let task = |text: &str| {
             let (queue, id) = text.rsplit_once('/')?;
-            Some(Walked { queue: QueueName::new(queue).ok()?, id: id.parse().ok()? })
+            Some(Walked {
+                queue: QueueName::new(queue).ok()?,
+                id: id.parse().ok()?,
+            })
         };
         let place = match text.split_once('/') {
             None => match text {
@@ -76,26 +82,41 @@ impl FromStr for Place {
             Some(("tasks", rest)) => task(rest).map(|task| Self::Tasks(Some(task))),
             Some(_) => None,
         };
-        let wrong = || format!("cursor {:?} is none; send the one of the answer before", shorten(text, ECHO));
+        let wrong = || {
+            format!(
+                "cursor {:?} is none; send the one of the answer before",
+                shorten(text, ECHO)
+            )
+        };
         place.ok_or_else(wrong)
     }
 }
 
 impl Api {
-    /// Checks a part, and mends what it finds if asked. A repeat of a call that broke off finds only the rest.
+    /// Checks a part, and mends what it finds if asked. A repeat of a call that broke off finds
+    /// only the rest.
     pub async fn fsck(&self, caller: &Caller, request: Fsck) -> Result<FsckPage, Error> {
-        let Fsck { queue, repair, cursor } = request;
+        let Fsck {
+            queue,
+            repair,
+            cursor,
+        } = request;
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
-        let queue = Some(&queue).filter(|queue| !queue.is_empty()).map(|queue| QueueName::new(queue)).transpose();
+        let queue = Some(&queue)
+            .filter(|queue| !queue.is_empty())
+            .map(|queue| QueueName::new(queue))
+            .transpose();
         let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
         reaches_all_of(caller, queue.as_ref())?;
         let place: Place = cursor.parse().map_err(Error::Invalid)?;
         if let (Some(queue), Place::Tasks(Some(walked))) = (&queue, &place)
             && walked.queue != *queue
         {
-            let wrong =
-                format!("cursor is of queue {}, not of {queue}; send the one of the answer before", walked.queue);
+            let wrong = format!(
+                "cursor is of queue {}, not of {queue}; send the one of the answer before",
+                walked.queue
+            );
             return Err(Error::Invalid(wrong));
         }
         let reader = self.query()?;
@@ -105,11 +126,13 @@ impl Api {
             let act = Act::at_time(reader.now_unix_ms(), who(caller), "fsck --repair", target);
             reader.store.keep_acts(&[act]).await?;
         }
-        check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
+        check(reader, queue.as_ref(), place, repair)
+            .instrument(span("fsck", caller))
+            .await
     }
 
-    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard, or it is being
-    /// opened.
+    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard,
+    /// or it is being opened.
     pub async fn dump(
         &self,
         caller: &Caller,
@@ -121,7 +144,9 @@ impl Api {
         reaches(caller, queue.as_str())?;
         let limit = limit.unwrap_or(DUMPED);
         if !(1..=MOST_DUMPED).contains(&limit) {
-            return Err(Error::Invalid(format!("limit is {limit}; must be 1 to {MOST_DUMPED}")));
+            return Err(Error::Invalid(format!(
+                "limit is {limit}; must be 1 to {MOST_DUMPED}"
+            )));
         }
         let reader = self.query()?;
         let dump = async {
@@ -142,7 +167,12 @@ impl Api {
     }
 }
 
-async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, mends: bool) -> Result<FsckPage, Error> {
+async fn check(
+    reader: &Reader,
+    queue: Option<&QueueName>,
+    mut place: Place,
+    mends: bool,
+) -> Result<FsckPage, Error> {
     let (store, bus) = (reader.store.clone(), reader.bus.clone());
     let checker = Checker::new(store, reader.queue.clone(), bus, Pace::FAST);
     let (began, mut page, mut all) = (Instant::now(), FsckPage::default(), Found::default());
@@ -151,8 +181,8 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
             Place::Counts => {
                 match checker.counts(queue, mends).await {
                     Ok(found) => all.absorb(found),
-                    // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
-                    // leave out the shards.
+                    // One statement goes over all unfinished tasks. A database that cannot do that
+                    // is no reason to leave out the shards.
                     Err(checking::Error::Store(error)) if error.is_transient() => {
                         tracing::warn!("fsck: cannot count the unfinished tasks again: {error}");
                         all.unchecked += 1;
@@ -163,10 +193,12 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
             }
             Place::Shards(after) => {
                 let shards = reader.queue.shards().into_iter();
-                let mut rest = shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
+                let mut rest =
+                    shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
                 match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
                     Some(shard) => {
-                        let (began, (found, ended)) = (Instant::now(), checker.shard(&shard, mends).await);
+                        let (began, (found, ended)) =
+                            (Instant::now(), checker.shard(&shard, mends).await);
                         let mut failed = Failed::OfCheck(&mut page.unchecked_shards);
                         page.shards += u64::from(failed.note(&shard, began, ended)?.is_some());
                         all.absorb(found);
@@ -177,7 +209,9 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
             }
             Place::Tasks(after) => {
                 let unchecked = &mut page.unchecked_shards;
-                let compared = checker.published(queue, after.as_ref(), TASKS, mends, unchecked).await?;
+                let compared = checker
+                    .published(queue, after.as_ref(), TASKS, mends, unchecked)
+                    .await?;
                 let (found, tasks, next) = compared;
                 all.absorb(found);
                 page.tasks += tasks;
@@ -187,7 +221,8 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 }
             }
         };
-        if began.elapsed() >= PART || all.finds.len().max(page.unchecked_shards.len()) >= MOST_FINDS {
+        if began.elapsed() >= PART || all.finds.len().max(page.unchecked_shards.len()) >= MOST_FINDS
+        {
             page.cursor = Some(place.to_string());
             return Ok(with(page, all));
         }
@@ -195,8 +230,17 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
 }
 
 fn with(page: FsckPage, found: Found) -> FsckPage {
-    let Found { finds, more, unchecked } = found;
-    FsckPage { finds: finds.into_iter().collect(), more: more.into_values().sum(), unchecked, ..page }
+    let Found {
+        finds,
+        more,
+        unchecked,
+    } = found;
+    FsckPage {
+        finds: finds.into_iter().collect(),
+        more: more.into_values().sum(),
+        unchecked,
+        ..page
+    }
 }
 
 impl From<checking::Error> for Error {
@@ -216,18 +260,35 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_as_it_was_written() {
-        let shard = ShardId { queue: QueueName::new("a.b-c").unwrap(), number: 7 };
+        let shard = ShardId {
+            queue: QueueName::new("a.b-c").unwrap(),
+            number: 7,
+        };
         for place in [
             Place::Counts,
             Place::Shards(None),
             Place::Shards(Some(shard)),
             Place::Tasks(None),
-            Place::Tasks(Some(Walked { queue: QueueName::new("a.b-c").unwrap(), id: TaskId::new() })),
+            Place::Tasks(Some(Walked {
+                queue: QueueName::new("a.b-c").unwrap(),
+                id: TaskId::new(),
+            })),
         ] {
             assert_eq!(place.to_string().parse(), Ok(place));
         }
-        for wrong in ["x", "shards/", "shards/q", "shards/q:x", "tasks/1", "tasks/q/1", "counts/"] {
-            assert!(wrong.parse::<Place>().unwrap_err().starts_with("cursor "), "{wrong}");
+        for wrong in [
+            "x",
+            "shards/",
+            "shards/q",
+            "shards/q:x",
+            "tasks/1",
+            "tasks/q/1",
+            "counts/",
+        ] {
+            assert!(
+                wrong.parse::<Place>().unwrap_err().starts_with("cursor "),
+                "{wrong}"
+            );
         }
     }
 }

@@ -29,8 +29,15 @@ pub struct Api {
 
 impl Api {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub async fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
-        Ok(self.authentication.authenticate(authorization, role).await?)
+    pub async fn authenticate(
+        &self,
+        authorization: Option<&str>,
+        role: Role,
+    ) -> Result<Access, Error> {
+        Ok(self
+            .authentication
+            .authenticate(authorization, role)
+            .await?)
     }
 
     /// Counts a call that waits. Its drop says that the wait is over.
@@ -38,7 +45,8 @@ impl Api {
         self.waits.call(&caller.access)
     }
 
-    /// Waits until the token of a caller is no longer valid, and says why. Without a token it waits for ever.
+    /// Waits until the token of a caller is no longer valid, and says why. Without a token it waits
+    /// for ever.
     pub fn revoked(&self, caller: &Caller) -> BoxFuture<'static, Error> {
         let revoked = self.authentication.revoked(&caller.access);
         Box::pin(async { Error::from(revoked.await) })

@@ -1,4 +1,5 @@
-//! A task with its payload and its history: SQL has the attempts that are over, Redis those that go on.
+//! A task with its payload and its history: SQL has the attempts that are over, Redis those that go
+//! on.
 
 use tracing::Instrument as _;
 
@@ -41,11 +42,20 @@ impl Api {
 }
 
 impl Reader {
-    /// Redis is asked before SQL. So an attempt that ends meanwhile may be seen in both, and the end counts.
+    /// Redis is asked before SQL. So an attempt that ends meanwhile may be seen in both, and the
+    /// end counts.
     async fn file(&self, detail: TaskDetail) -> Result<TaskFile, Error> {
         let id = detail.task.id;
-        let shard = if detail.status.is_final() { None } else { self.explained(&detail, None).await? };
-        let Attempts { failed, completed, results } = self.store().attempts(id, COMPLETED_SHOWN).await?;
+        let shard = if detail.status.is_final() {
+            None
+        } else {
+            self.explained(&detail, None).await?
+        };
+        let Attempts {
+            failed,
+            completed,
+            results,
+        } = self.store().attempts(id, COMPLETED_SHOWN).await?;
         let acts = self.store().acts_on(&id.to_string(), ACTS_SHOWN).await?;
         let mut history = [failed, completed].concat();
         history.sort_by_key(|attempt| attempt.until_unix_ms);
@@ -53,16 +63,38 @@ impl Reader {
             let leased = leased(shard, &history);
             history.extend(leased);
         }
-        let record = shard.and_then(|shard| shard.record).map(|record| record.inspected());
-        let (payload, headers) = (detail.task.payload.clone(), detail.task.headers.iter().cloned().collect());
-        let (payload_encoding, traceparent) = (detail.task.payload_encoding, detail.task.context().into_owned());
+        let record = shard
+            .and_then(|shard| shard.record)
+            .map(|record| record.inspected());
+        let (payload, headers) = (
+            detail.task.payload.clone(),
+            detail.task.headers.iter().cloned().collect(),
+        );
+        let (payload_encoding, traceparent) = (
+            detail.task.payload_encoding,
+            detail.task.context().into_owned(),
+        );
         let backoff = detail.task.backoff.map(Into::into);
         let task = view(detail, record, self.now_unix_ms());
-        Ok(TaskFile { task, payload, payload_encoding, headers, traceparent, backoff, history, acts, results })
+        Ok(TaskFile {
+            task,
+            payload,
+            payload_encoding,
+            headers,
+            traceparent,
+            backoff,
+            history,
+            acts,
+            results,
+        })
     }
 
     /// Gives a letter all failures that SQL has of its task: the letter itself has the last few.
-    pub(super) async fn complete_history(&self, id: TaskId, letter: &mut DeadLetter) -> Result<(), Error> {
+    pub(super) async fn complete_history(
+        &self,
+        id: TaskId,
+        letter: &mut DeadLetter,
+    ) -> Result<(), Error> {
         let Attempts { failed, .. } = self.store().attempts(id, 0).await?;
         if failed.len() > letter.history.len() {
             let failure = |attempt: Attempt| Failure {
@@ -81,17 +113,21 @@ fn leased(shard: &Explained, ended: &[Attempt]) -> Vec<Attempt> {
     let held = shard.record.iter().flat_map(|record| &record.held);
     let has_ended = |worker: &str| {
         let mut ends = ended.iter().filter(|attempt| attempt.worker == worker);
-        ends.any(|end| end.state == AttemptState::Completed || end.until_unix_ms >= Some(shard.now_unix_ms))
+        ends.any(|end| {
+            end.state == AttemptState::Completed || end.until_unix_ms >= Some(shard.now_unix_ms)
+        })
     };
-    let goes_on = held.filter(|held| !has_ended(&held.worker)).map(|held| Attempt {
-        worker: held.worker.clone(),
-        state: AttemptState::Leased,
-        from_unix_ms: held.since_unix_ms,
-        until_unix_ms: None,
-        expires_unix_ms: held.expires_unix_ms,
-        attempt: 0,
-        reason: String::new(),
-        surplus: false,
-    });
+    let goes_on = held
+        .filter(|held| !has_ended(&held.worker))
+        .map(|held| Attempt {
+            worker: held.worker.clone(),
+            state: AttemptState::Leased,
+            from_unix_ms: held.since_unix_ms,
+            until_unix_ms: None,
+            expires_unix_ms: held.expires_unix_ms,
+            attempt: 0,
+            reason: String::new(),
+            surplus: false,
+        });
     goes_on.collect()
 }

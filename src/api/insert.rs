@@ -17,10 +17,11 @@ use crate::{
 };
 
 impl Api {
-    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected. So
-    /// is a task for a queue that the caller does not reach.
+    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is
+    /// answered as rejected. So is a task for a queue that the caller does not reach.
     ///
-    /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest `TRY_LATER`.
+    /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest
+    /// `TRY_LATER`.
     pub async fn insert(
         &self,
         caller: &Caller,
@@ -29,12 +30,19 @@ impl Api {
         let discovery = self.discovery()?;
         // NDJSON comes here with each batch of its lines.
         self.authentication.still_valid(caller)?;
-        let restricted = caller.access.restricted().and_then(|_| caller.access.token()).map(|token| &token.scope);
+        let restricted = caller
+            .access
+            .restricted()
+            .and_then(|_| caller.access.token())
+            .map(|token| &token.scope);
         let may_be_stored = |task: Result<NewTask, String>| {
             let task = task.map_err(InsertAnswer::rejected)?;
-            reaches(caller, &task.queue).map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;
+            reaches(caller, &task.queue)
+                .map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;
             if let Some(scope) = restricted {
-                discovery.let_in(&task.queue, scope).map_err(InsertAnswer::rejected)?;
+                discovery
+                    .let_in(&task.queue, scope)
+                    .map_err(InsertAnswer::rejected)?;
             }
             Ok(task)
         };
@@ -43,7 +51,10 @@ impl Api {
         let mut answers = Vec::new();
         if !tasks.is_empty() {
             let started = Instant::now();
-            let inserted = discovery.insert(tasks).instrument(span("insert", caller)).await;
+            let inserted = discovery
+                .insert(tasks)
+                .instrument(span("insert", caller))
+                .await;
             metrics::discovery_insert(started.elapsed());
             answers = inserted?;
         }
@@ -57,6 +68,8 @@ impl Api {
     }
 
     pub(super) fn discovery(&self) -> Result<&discovery::Handle, Error> {
-        self.discovery.as_ref().ok_or(Error::NotRunHere("discovery"))
+        self.discovery
+            .as_ref()
+            .ok_or(Error::NotRunHere("discovery"))
     }
 }

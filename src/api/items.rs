@@ -8,7 +8,8 @@ use crate::{
     pipelines::changing::MOST,
 };
 
-/// Parts readable items from answered ones. [`merge`] puts the answers together in the order of the items.
+/// Parts readable items from answered ones. [`merge`] puts the answers together in the order of the
+/// items.
 pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut readable = Vec::with_capacity(items.len());
     let mut note = |item| match item {
@@ -24,7 +25,10 @@ pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) 
 
 pub(super) fn merge<A>(known: Vec<Option<A>>, answers: Vec<A>) -> Vec<A> {
     let mut answers = answers.into_iter();
-    known.into_iter().filter_map(|known| known.or_else(|| answers.next())).collect()
+    known
+        .into_iter()
+        .filter_map(|known| known.or_else(|| answers.next()))
+        .collect()
 }
 
 /// Tasks that a call names by their ids.
@@ -36,13 +40,17 @@ pub(super) struct Named {
 impl Named {
     pub(super) fn new(ids: Vec<String>) -> Result<Self, Error> {
         if ids.len() > MOST {
-            return Err(Error::Invalid(format!("{} ids in one call; at most {MOST}", ids.len())));
+            return Err(Error::Invalid(format!(
+                "{} ids in one call; at most {MOST}",
+                ids.len()
+            )));
         }
         let parse = |id: String| match id.parse::<TaskId>() {
             Ok(task) => Ok((id, task)),
             Err(_) => {
                 let id = shorten(&id, ECHO).into_owned();
-                let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
+                let error =
+                    format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
                 Err(ItemAnswer::invalid(id, error))
             }
         };
@@ -58,7 +66,13 @@ impl Named {
 
     /// The answers to all ids, in order. Text that is no id has its answer already.
     pub(super) fn answer(self, answer: impl Fn(String, TaskId) -> ItemAnswer) -> Vec<ItemAnswer> {
-        merge(self.known, self.named.into_iter().map(|(id, task)| answer(id, task)).collect())
+        merge(
+            self.known,
+            self.named
+                .into_iter()
+                .map(|(id, task)| answer(id, task))
+                .collect(),
+        )
     }
 }
 

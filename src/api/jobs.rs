@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, ChangeTasks, ChosenTasks, ECHO, ItemAnswer, ItemStatus, Job, JobChange, JobProgress, JobState,
-        Scope, StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged, shorten,
+        Act, Caller, ChangeTasks, ChosenTasks, ECHO, ItemAnswer, ItemStatus, Job, JobChange,
+        JobProgress, JobState, Scope, StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged,
+        shorten,
     },
     store::{AddedJob, ListedTask, MOST_JOBS, TaskSearch},
 };
@@ -34,7 +35,9 @@ impl Api {
         caller: &Caller,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
-        self.change_chosen(caller, JobChange::Retry, request).instrument(span("retry_tasks", caller)).await
+        self.change_chosen(caller, JobChange::Retry, request)
+            .instrument(span("retry_tasks", caller))
+            .await
     }
 
     /// Cancels unfinished tasks: no worker does them any more.
@@ -43,7 +46,9 @@ impl Api {
         caller: &Caller,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
-        self.change_chosen(caller, JobChange::Cancel, request).instrument(span("cancel_chosen", caller)).await
+        self.change_chosen(caller, JobChange::Cancel, request)
+            .instrument(span("cancel_chosen", caller))
+            .await
     }
 
     pub(super) async fn change_chosen(
@@ -54,7 +59,11 @@ impl Api {
     ) -> Result<TasksChanged, Error> {
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
-        let ChangeTasks { chosen, dry_run, yes } = request.map_err(Error::Invalid)?;
+        let ChangeTasks {
+            chosen,
+            dry_run,
+            yes,
+        } = request.map_err(Error::Invalid)?;
         let filter = match chosen {
             ChosenTasks::Ids(ids) => return self.change_ids(caller, &change, ids, dry_run).await,
             ChosenTasks::Filter(filter) => change.filter(*filter).map_err(Error::Invalid)?,
@@ -67,7 +76,9 @@ impl Api {
         }
         match (dry_run, yes) {
             (true, _) => Ok(TasksChanged::Counted(self.count(caller, filter).await?)),
-            (false, true) => Ok(TasksChanged::Started(Box::new(self.start_job(caller, change, filter).await?))),
+            (false, true) => Ok(TasksChanged::Started(Box::new(
+                self.start_job(caller, change, filter).await?,
+            ))),
             (false, false) => {
                 let why = "a filter may mean many tasks: send dry_run = true to count them, or yes = true to go on";
                 Err(Error::Invalid(why.into()))
@@ -84,30 +95,55 @@ impl Api {
         dry_run: bool,
     ) -> Result<TasksChanged, Error> {
         if let Some(live) = change.live().filter(|_| !dry_run) {
-            return Ok(TasksChanged::Items(self.change_tasks(caller, ids, &live).await?));
+            return Ok(TasksChanged::Items(
+                self.change_tasks(caller, ids, &live).await?,
+            ));
         }
         let (query, count, named) = (self.query()?, ids.len(), Named::new(ids)?);
         let mut tasks = query.store().listed(&named.tasks()).await?;
         // Only a caller that reaches the queue may know that the task is there.
         tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
         let may_change = change.may_change();
-        let may = |task: &&ListedTask| may_change.iter().any(|status| status.stored() == task.status);
+        let may = |task: &&ListedTask| {
+            may_change
+                .iter()
+                .any(|status| status.stored() == task.status)
+        };
         let ended: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
         if dry_run {
             let (matched, looked_at) = (ended.len() as u64, tasks.len() as u64);
-            return Ok(TasksChanged::Counted(TaskCount { matched, looked_at, at_least: false }));
+            return Ok(TasksChanged::Counted(TaskCount {
+                matched,
+                looked_at,
+                at_least: false,
+            }));
         }
-        let mut answers: HashMap<TaskId, (ItemStatus, &str)> =
-            tasks.iter().map(|task| (task.id, refusal(task.status))).collect();
+        let mut answers: HashMap<TaskId, (ItemStatus, &str)> = tasks
+            .iter()
+            .map(|task| (task.id, refusal(task.status)))
+            .collect();
         if !ended.is_empty() {
             let (now, who) = (query.now_unix_ms(), who(caller));
-            let retried = query.store().retry_with_acts(&ended, now, who, &change.act()).await?;
+            let retried = query
+                .store()
+                .retry_with_acts(&ended, now, who, &change.act())
+                .await?;
             tracing::info!(%who, "{who}: {}, {} of {count} ids", change.of_tasks(), retried.len());
-            answers.extend(retried.into_iter().map(|retried| (retried.id, (ItemStatus::Ok, ""))));
+            answers.extend(
+                retried
+                    .into_iter()
+                    .map(|retried| (retried.id, (ItemStatus::Ok, ""))),
+            );
         }
         let answer = |id: String, task: TaskId| {
-            let (status, error) = answers.get(&task).copied().unwrap_or((ItemStatus::UnknownTask, ""));
-            ItemAnswer { error: error.to_owned(), ..ItemAnswer::new(id, status) }
+            let (status, error) = answers
+                .get(&task)
+                .copied()
+                .unwrap_or((ItemStatus::UnknownTask, ""));
+            ItemAnswer {
+                error: error.to_owned(),
+                ..ItemAnswer::new(id, status)
+            }
         };
         Ok(TasksChanged::Items(named.answer(answer)))
     }
@@ -117,7 +153,13 @@ impl Api {
         let store = self.query()?.store();
         let (limit, look_at) = (COUNTED_AT_ONCE, COUNTED_AT_ONCE);
         let stays_in_queue = is_scoped(caller);
-        let mut search = TaskSearch { filter, limit, look_at, after: None, stays_in_queue };
+        let mut search = TaskSearch {
+            filter,
+            limit,
+            look_at,
+            after: None,
+            stays_in_queue,
+        };
         let mut count = TaskCount::default();
         loop {
             let page = store.search(&search).await?;
@@ -132,7 +174,12 @@ impl Api {
     }
 
     /// Stores a job, which the watchdog runs. It changes no task that is inserted from now on.
-    async fn start_job(&self, caller: &Caller, change: JobChange, mut filter: TaskFilter) -> Result<Job, Error> {
+    async fn start_job(
+        &self,
+        caller: &Caller,
+        change: JobChange,
+        mut filter: TaskFilter,
+    ) -> Result<Job, Error> {
         let query = self.query()?;
         let now = query.now_unix_ms();
         filter.until_unix_ms = Some(filter.until_unix_ms.map_or(now, |until| until.min(now)));
@@ -141,18 +188,34 @@ impl Api {
             change,
             filter,
             who: who(caller).to_owned(),
-            scope: caller.access.token().map_or_else(Scope::default, |token| token.scope.clone()),
+            scope: caller
+                .access
+                .token()
+                .map_or_else(Scope::default, |token| token.scope.clone()),
             token: caller.access.hash(),
             state: JobState::Running,
             progress: JobProgress::default(),
             created_unix_ms: now,
             updated_unix_ms: now,
         };
-        let queue = job.filter.queue.as_ref().map_or_else(|| "all queues".to_owned(), ToString::to_string);
+        let queue = job
+            .filter
+            .queue
+            .as_ref()
+            .map_or_else(|| "all queues".to_owned(), ToString::to_string);
         let words = job.change.of_tasks();
-        let act = Act::at_time(now, &job.who, &format!("start job: {words}"), &format!("{} of {queue}", job.id));
+        let act = Act::at_time(
+            now,
+            &job.who,
+            &format!("start job: {words}"),
+            &format!("{} of {queue}", job.id),
+        );
         // A restricted token leaves half of the jobs to others.
-        let most_of_token = if caller.access.restricted().is_some() { MOST_JOBS / 2 } else { MOST_JOBS };
+        let most_of_token = if caller.access.restricted().is_some() {
+            MOST_JOBS / 2
+        } else {
+            MOST_JOBS
+        };
         match query.store().add_job(&job, most_of_token, &act).await? {
             AddedJob::Yes => {}
             AddedJob::NoRoom => return Err(Error::ManyJobs),
@@ -163,12 +226,21 @@ impl Api {
     }
 
     /// Jobs before the job `before`, the latest first, of queues that the caller reaches.
-    pub async fn jobs(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Job>, Error> {
+    pub async fn jobs(
+        &self,
+        caller: &Caller,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<Job>, Error> {
         let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
         let limit = bounded(limit, LISTED)? as usize;
         let (query, mut jobs) = (self.query()?, Vec::new());
         for _ in 0..MOST_PAGES {
-            let page = query.store().jobs(before, MOST_LISTED).instrument(span("jobs", caller)).await?;
+            let page = query
+                .store()
+                .jobs(before, MOST_LISTED)
+                .instrument(span("jobs", caller))
+                .await?;
             before = page.last().map(|job| job.id);
             // A page leaves out the jobs of a later taskd, so a short one may not be the last.
             let is_last = page.is_empty();
@@ -183,17 +255,27 @@ impl Api {
 
     pub async fn job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
         let id = job_id(id)?;
-        let job = self.query()?.store().job(id).instrument(span("job", caller)).await?;
-        job.filter(|job| reaches_job(caller, job)).ok_or(Error::NoSuchJob(id))
+        let job = self
+            .query()?
+            .store()
+            .job(id)
+            .instrument(span("job", caller))
+            .await?;
+        job.filter(|job| reaches_job(caller, job))
+            .ok_or(Error::NoSuchJob(id))
     }
 
-    /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
+    /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it
+    /// is.
     pub async fn stop_job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
         self.job(caller, id).await?;
         let (id, query) = (job_id(id)?, self.query()?);
         let now = query.now_unix_ms();
         let act = Act::at_time(now, who(caller), "stop job", &id.to_string());
-        let stop = query.store().stop_job(id, now, None, &act).instrument(span("stop_job", caller));
+        let stop = query
+            .store()
+            .stop_job(id, now, None, &act)
+            .instrument(span("stop_job", caller));
         stop.await?.ok_or(Error::NoSuchJob(id))
     }
 }
@@ -205,16 +287,26 @@ fn reaches_job(caller: &Caller, job: &Job) -> bool {
 fn job_id(text: &str) -> Result<Uuid, Error> {
     Uuid::parse_str(text).map_err(|_| {
         let text = shorten(text, ECHO);
-        Error::Invalid(format!("{text:?} is not the id of a job; ids are UUIDs, as a list of jobs shows them"))
+        Error::Invalid(format!(
+            "{text:?} is not the id of a job; ids are UUIDs, as a list of jobs shows them"
+        ))
     })
 }
 
 /// The answer about a task that was not sent again.
 fn refusal(status: StoredStatus) -> (ItemStatus, &'static str) {
     match status {
-        StoredStatus::Unfinished => (ItemStatus::Invalid, "the task is unfinished: it goes on by itself"),
-        StoredStatus::Completed => (ItemStatus::AlreadyCompleted, "its workers have completed it"),
+        StoredStatus::Unfinished => (
+            ItemStatus::Invalid,
+            "the task is unfinished: it goes on by itself",
+        ),
+        StoredStatus::Completed => (
+            ItemStatus::AlreadyCompleted,
+            "its workers have completed it",
+        ),
         // Somebody has sent it again meanwhile, or removed it.
-        StoredStatus::Dead | StoredStatus::Cancelled => (ItemStatus::Invalid, "the task has changed meanwhile"),
+        StoredStatus::Dead | StoredStatus::Cancelled => {
+            (ItemStatus::Invalid, "the task has changed meanwhile")
+        }
     }
 }

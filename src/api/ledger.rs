@@ -1,8 +1,9 @@
 //! The counts behind the books.
 //!
-//! SQL, the bus and Redis are asked one after the other, so tasks that move meanwhile may be counted twice or not at
-//! all. A difference counts only where nothing moves: no record waits on the bus, no report in a shard, and a second
-//! look, a second later, finds the same numbers (`look.rs`).
+//! SQL, the bus and Redis are asked one after the other, so tasks that move meanwhile may be
+//! counted twice or not at all. A difference counts only where nothing moves: no record waits on
+//! the bus, no report in a shard, and a second look, a second later, finds the same numbers
+//! (`look.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,8 @@ use crate::{
     store::{OffBusCounts, QueueCount, Store, TurnedAway, TurnedAwayCounts, Unpublished},
 };
 
-/// The pause after the outbox was counted, in the time that this took: counting takes a tenth of the time.
+/// The pause after the outbox was counted, in the time that this took: counting takes a tenth of
+/// the time.
 const SHARE: u32 = 9;
 /// The shorter pause while a difference hangs on the count.
 const SHARE_IN_DOUBT: u32 = 3;
@@ -65,7 +67,15 @@ impl OffBus {
 
 impl Ledger {
     pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { sources: Sources { store, queue, bus, clock }, seen: Mutex::default() }
+        Self {
+            sources: Sources {
+                store,
+                queue,
+                bus,
+                clock,
+            },
+            seen: Mutex::default(),
+        }
     }
 
     /// The books of a queue that has no open shard and had no unfinished task.
@@ -88,11 +98,22 @@ impl Ledger {
     pub(super) async fn look(&self) -> Result<Arc<Look>, Error> {
         // The second caller waits for the look of the first.
         let mut seen = self.seen.lock().await;
-        if let Some(last) = seen.last.as_ref().filter(|last| last.at.elapsed() < SHARED_FOR) {
+        if let Some(last) = seen
+            .last
+            .as_ref()
+            .filter(|last| last.at.elapsed() < SHARED_FOR)
+        {
             return Ok(Arc::clone(last));
         }
         let Seen { last, off_bus } = &mut *seen;
-        let look = decide(last.as_deref(), &mut Asking { sources: &self.sources, off_bus }).await?;
+        let look = decide(
+            last.as_deref(),
+            &mut Asking {
+                sources: &self.sources,
+                off_bus,
+            },
+        )
+        .await?;
         let look = Arc::new(look);
         *last = Some(Arc::clone(&look));
         Ok(look)
@@ -112,11 +133,19 @@ impl Looks for Asking<'_> {
         let off_bus = self.count_off_bus(counts).await?;
         let shards = sources.queue.shards();
         let mut names: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
-        names.extend(sources.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
+        names.extend(
+            sources
+                .store
+                .unfinished()
+                .await?
+                .into_iter()
+                .map(|(queue, _)| queue),
+        );
         names.sort_unstable();
         names.dedup();
         let away = sources.store.turned_away(&names).await?;
-        let mut queues: BTreeMap<&QueueName, QueueBooks> = names.iter().map(|name| (name, empty(name))).collect();
+        let mut queues: BTreeMap<&QueueName, QueueBooks> =
+            names.iter().map(|name| (name, empty(name))).collect();
         for count in sources.store.counts(Some(&names)).await? {
             if let Some(of) = queues.get_mut(&count.queue) {
                 enter(of, &count);
@@ -125,10 +154,15 @@ impl Looks for Asking<'_> {
         let pipeline = sources.bus.backlog(Topic::Pipeline).await?;
         let mut unread = Vec::new();
         for (shard, holding) in shards.iter().zip(sources.queue.holdings(&shards).await?) {
-            let Some(of) = queues.get_mut(&shard.queue) else { continue };
+            let Some(of) = queues.get_mut(&shard.queue) else {
+                continue;
+            };
             match holding {
                 Ok(holding) => hold(&mut of.held, holding),
-                Err(cause) => unread.push(Unread { shard: shard.clone(), cause }),
+                Err(cause) => unread.push(Unread {
+                    shard: shard.clone(),
+                    cause,
+                }),
             }
         }
         let task_results = sources.bus.backlog(Topic::TaskResults).await?;
@@ -136,7 +170,8 @@ impl Looks for Asking<'_> {
         let settle = |mut of: QueueBooks| {
             turn_away(&mut of, &away);
             wait_off_bus(&mut of, &off_bus.counts);
-            // Nobody knows what an unread shard has, so its queue's numbers say nothing. They are not answered.
+            // Nobody knows what an unread shard has, so its queue's numbers say nothing. They are
+            // not answered.
             of.state = match unread.iter().any(|unread| unread.shard.queue == of.queue) {
                 true => BooksState::Moving,
                 false => state(&of.held, flows, is_recent),
@@ -144,13 +179,35 @@ impl Looks for Asking<'_> {
             of
         };
         let queues: Vec<QueueBooks> = queues.into_values().map(settle).collect();
-        let elsewhere = away.get(&(None, TurnedAway::Rejected)).copied().unwrap_or(0);
+        let elsewhere = away
+            .get(&(None, TurnedAway::Rejected))
+            .copied()
+            .unwrap_or(0);
         let at_unix_ms = sources.clock.now_unix_ms();
-        let bus = Some(BusBacklog { pipeline, task_results });
-        let unsure = |of: &&QueueBooks| of.state == BooksState::Moving && is_unsure(&of.held, is_recent);
-        let unsure = queues.iter().filter(unsure).map(|of: &QueueBooks| of.queue.clone()).collect();
-        let books = Books { at_unix_ms, bus, rejected_elsewhere: elsewhere, queues };
-        Ok(Look { at, books, is_recent, unsure, unread })
+        let bus = Some(BusBacklog {
+            pipeline,
+            task_results,
+        });
+        let unsure =
+            |of: &&QueueBooks| of.state == BooksState::Moving && is_unsure(&of.held, is_recent);
+        let unsure = queues
+            .iter()
+            .filter(unsure)
+            .map(|of: &QueueBooks| of.queue.clone())
+            .collect();
+        let books = Books {
+            at_unix_ms,
+            bus,
+            rejected_elsewhere: elsewhere,
+            queues,
+        };
+        Ok(Look {
+            at,
+            books,
+            is_recent,
+            unsure,
+            unread,
+        })
     }
 
     async fn wait(&self) {
@@ -158,19 +215,28 @@ impl Looks for Asking<'_> {
     }
 
     fn may_count(&self) -> bool {
-        self.off_bus.as_ref().is_none_or(|counted| counted.is_older_than(SHARE_IN_DOUBT))
+        self.off_bus
+            .as_ref()
+            .is_none_or(|counted| counted.is_older_than(SHARE_IN_DOUBT))
     }
 }
 
 impl Asking<'_> {
     async fn count_off_bus(&mut self, counts: Counts) -> Result<OffBus, Error> {
-        let shared = self.off_bus.as_ref().filter(|counted| counts == Counts::Shared && !counted.is_older_than(SHARE));
+        let shared = self
+            .off_bus
+            .as_ref()
+            .filter(|counted| counts == Counts::Shared && !counted.is_older_than(SHARE));
         if let Some(counted) = shared {
             return Ok(counted.clone());
         }
         let began = Instant::now();
         let counts = Arc::new(self.sources.store.off_bus().await?);
-        let counted = OffBus { began, took: began.elapsed(), counts };
+        let counted = OffBus {
+            began,
+            took: began.elapsed(),
+            counts,
+        };
         *self.off_bus = Some(counted.clone());
         Ok(counted)
     }
@@ -199,12 +265,25 @@ fn enter(of: &mut QueueBooks, count: &QueueCount) {
 }
 
 fn turn_away(of: &mut QueueBooks, away: &TurnedAwayCounts) {
-    let count = |why| away.get(&(Some(of.queue.clone()), why)).copied().unwrap_or(0);
+    let count = |why| {
+        away.get(&(Some(of.queue.clone()), why))
+            .copied()
+            .unwrap_or(0)
+    };
     (of.duplicates, of.rejected) = (count(TurnedAway::Duplicate), count(TurnedAway::Rejected));
 }
 
 fn hold(held: &mut Held, holding: Option<Holding>) {
-    let Some(Holding { live, open, leases, delayed, outbox, lanes, .. }) = holding else {
+    let Some(Holding {
+        live,
+        open,
+        leases,
+        delayed,
+        outbox,
+        lanes,
+        ..
+    }) = holding
+    else {
         held.lost_shards += 1;
         return;
     };
@@ -216,7 +295,11 @@ fn hold(held: &mut Held, holding: Option<Holding>) {
     held.assigned += nothing_left - delayed;
     held.leases += leases;
     held.reports += outbox;
-    for (lane, length) in LANES.into_iter().zip(lanes).filter(|(_, length)| *length > 0) {
+    for (lane, length) in LANES
+        .into_iter()
+        .zip(lanes)
+        .filter(|(_, length)| *length > 0)
+    {
         *held.lanes.entry(lane).or_default() += length;
     }
 }
@@ -228,24 +311,30 @@ fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     let held = &mut of.held;
     (held.fresh, held.parked, held.scheduled, held.missing) = (fresh, parked, scheduled, missing);
     let known = i64::try_from(held.off_bus() + held.live()).unwrap_or(i64::MAX);
-    held.between = i64::try_from(held.total).unwrap_or(i64::MAX).saturating_sub(known);
+    held.between = i64::try_from(held.total)
+        .unwrap_or(i64::MAX)
+        .saturating_sub(known);
 }
 
-/// Whether the places add up only by numbers of an older count of the outbox. If it was empty, they do not rest on it.
+/// Whether the places add up only by numbers of an older count of the outbox. If it was empty, they
+/// do not rest on it.
 fn is_unsure(held: &Held, is_recent: bool) -> bool {
     !is_recent && held.between == 0 && held.off_bus() > 0
 }
 
-/// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus. `is_recent`: the outbox
-/// was counted with the rest, so its numbers explain a difference.
+/// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus.
+/// `is_recent`: the outbox was counted with the rest, so its numbers explain a difference.
 fn state(held: &Held, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;
-    // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes when there is room.
+    // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes
+    // when there is room.
     let is_parked_twice = held.parked > 0 && held.between < 0;
     match held.between {
         0 if is_unsure(held, is_recent) => BooksState::Moving,
         0 => BooksState::Balanced,
-        _ if flows || held.reports > 0 || is_recent && (leaves_outbox || is_parked_twice) => BooksState::Moving,
+        _ if flows || held.reports > 0 || is_recent && (leaves_outbox || is_parked_twice) => {
+            BooksState::Moving
+        }
         _ => BooksState::Unbalanced,
     }
 }
@@ -259,34 +348,71 @@ mod tests {
         let mut of = empty(&queue);
         of.held.total = total;
         hold(&mut of.held, Some(holding));
-        let counts = off_bus.iter().map(|(why, count)| ((queue.clone(), *why), *count)).collect();
+        let counts = off_bus
+            .iter()
+            .map(|(why, count)| ((queue.clone(), *why), *count))
+            .collect();
         wait_off_bus(&mut of, &counts);
         of
     }
 
     #[test]
     fn a_difference_counts_where_nothing_moves() {
-        let ten = Holding { live: 10, open: 5, delayed: 3, leases: 2, ..Holding::default() };
-        let of = books(15, &[(Unpublished::Scheduled, 4), (Unpublished::Parked, 1)], ten);
-        assert_eq!((of.held.queued, of.held.delayed, of.held.assigned, of.held.between), (5, 3, 2, 0));
+        let ten = Holding {
+            live: 10,
+            open: 5,
+            delayed: 3,
+            leases: 2,
+            ..Holding::default()
+        };
+        let of = books(
+            15,
+            &[(Unpublished::Scheduled, 4), (Unpublished::Parked, 1)],
+            ten,
+        );
+        assert_eq!(
+            (
+                of.held.queued,
+                of.held.delayed,
+                of.held.assigned,
+                of.held.between
+            ),
+            (5, 3, 2, 0)
+        );
         assert_eq!(state(&of.held, true, true), BooksState::Balanced);
 
         let lost = books(11, &[], ten);
-        assert_eq!((lost.held.between, state(&lost.held, false, true)), (1, BooksState::Unbalanced));
+        assert_eq!(
+            (lost.held.between, state(&lost.held, false, true)),
+            (1, BooksState::Unbalanced)
+        );
         assert_eq!(state(&lost.held, true, true), BooksState::Moving);
         let reported = books(11, &[], Holding { outbox: 1, ..ten });
         assert_eq!(state(&reported.held, false, true), BooksState::Moving);
         let fresh = books(12, &[(Unpublished::Fresh, 1)], ten);
         assert_eq!(state(&fresh.held, false, true), BooksState::Moving);
         let twice = books(10, &[(Unpublished::Parked, 1)], ten);
-        assert_eq!((twice.held.between, state(&twice.held, false, true)), (-1, BooksState::Moving));
-        // An older count may have a task that has left the outbox since, and that makes up for one that is missing.
+        assert_eq!(
+            (twice.held.between, state(&twice.held, false, true)),
+            (-1, BooksState::Moving)
+        );
+        // An older count may have a task that has left the outbox since, and that makes up for one
+        // that is missing.
         let made_up = books(11, &[(Unpublished::Fresh, 1)], ten);
-        assert_eq!((made_up.held.between, state(&made_up.held, false, true)), (0, BooksState::Balanced));
+        assert_eq!(
+            (made_up.held.between, state(&made_up.held, false, true)),
+            (0, BooksState::Balanced)
+        );
         assert_eq!(state(&made_up.held, false, false), BooksState::Moving);
         let all_live = books(10, &[], ten);
         assert_eq!(state(&all_live.held, false, false), BooksState::Balanced);
         // Numbers of an older count explain nothing.
-        assert_eq!([state(&fresh.held, false, false), state(&twice.held, false, false)], [BooksState::Unbalanced; 2]);
+        assert_eq!(
+            [
+                state(&fresh.held, false, false),
+                state(&twice.held, false, false)
+            ],
+            [BooksState::Unbalanced; 2]
+        );
     }
 }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, ChangeLetters, ChosenLetters, ECHO, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
-        LetterPages, LettersChanged, NewTask, StoredLetter, shorten,
+        Act, Caller, ChangeLetters, ChosenLetters, ECHO, InsertAnswer, InsertStatus, LetterId,
+        LetterKind, LetterPage, LetterPages, LettersChanged, NewTask, StoredLetter, shorten,
     },
     pipelines::discovery,
 };
@@ -26,22 +26,33 @@ const INSERTED_AT_ONCE: usize = 8;
 
 impl Api {
     /// A page of letters, without payloads and values.
-    pub async fn letters(&self, caller: &Caller, pages: Result<LetterPages, String>) -> Result<LetterPage, Error> {
+    pub async fn letters(
+        &self,
+        caller: &Caller,
+        pages: Result<LetterPages, String>,
+    ) -> Result<LetterPage, Error> {
         let pages = checked(pages.map_err(Error::Invalid)?, LISTED)?;
         reaches_all_of(caller, pages.filter.queue.as_ref())?;
         let store = self.query()?.store();
-        Ok(store.letters(&pages).instrument(span("letters", caller)).await?)
+        Ok(store
+            .letters(&pages)
+            .instrument(span("letters", caller))
+            .await?)
     }
 
     /// A letter with all that it has.
     pub async fn letter(&self, caller: &Caller, id: &str) -> Result<StoredLetter, Error> {
-        let id: LetterId = id.parse().map_err(|_| Error::NotALetterId(shorten(id, ECHO).into_owned()))?;
+        let id: LetterId = id
+            .parse()
+            .map_err(|_| Error::NotALetterId(shorten(id, ECHO).into_owned()))?;
         let query = self.query()?;
         let read = async {
             let letter = query.store().letter(id).await?;
             // A letter without a queue is for those who reach all queues.
             let access = &caller.access;
-            let reached = letter.filter(|letter| access.reaches_everything() || access.reaches(&letter.letter.queue));
+            let reached = letter.filter(|letter| {
+                access.reaches_everything() || access.reaches(&letter.letter.queue)
+            });
             let mut reached = reached.ok_or(Error::NoSuchLetter(id))?;
             if reached.kind == LetterKind::Task {
                 query.complete_history(id, &mut reached.letter).await?;
@@ -62,7 +73,8 @@ impl Api {
             if let Some(letters) = letters {
                 // Those of dead tasks are recorded with the change.
                 let others = letters.iter().filter(|(_, kind)| *kind != LetterKind::Task);
-                self.keep_acts(caller, "retry", others.map(|(id, _)| id)).await?;
+                self.keep_acts(caller, "retry", others.map(|(id, _)| id))
+                    .await?;
                 self.retry(caller, letters, &mut changed).await?;
                 note("sent again", &changed);
             }
@@ -90,8 +102,9 @@ impl Api {
         purge.instrument(span("purge_letters", caller)).await
     }
 
-    /// Leaves out tasks that died lately. A completion of such a task may still be on its way, and the tasks that its
-    /// worker discovered would be lost: SQL settles nothing for a task that it does not have.
+    /// Leaves out tasks that died lately. A completion of such a task may still be on its way, and
+    /// the tasks that its worker discovered would be lost: SQL settles nothing for a task that it
+    /// does not have.
     async fn old_enough(
         &self,
         letters: Vec<(LetterId, LetterKind)>,
@@ -102,13 +115,24 @@ impl Api {
         let age = 2 * (watchdog.grace + watchdog.republish_after);
         let dead = letters.iter().filter(|(_, kind)| *kind == LetterKind::Task);
         let dead: Vec<LetterId> = dead.map(|(id, _)| *id).collect();
-        let lately: HashSet<LetterId> = query.store().lately_final(&dead, age).await?.into_iter().collect();
+        let lately: HashSet<LetterId> = query
+            .store()
+            .lately_final(&dead, age)
+            .await?
+            .into_iter()
+            .collect();
         let why = format!(
             "the task died less than {} ago, and reports about it may be on their way: purge it later",
             humantime::format_duration(age)
         );
-        changed.failed.extend(lately.iter().map(|id| (*id, why.clone())));
-        Ok(letters.into_iter().map(|(id, _)| id).filter(|id| !lately.contains(id)).collect())
+        changed
+            .failed
+            .extend(lately.iter().map(|id| (*id, why.clone())));
+        Ok(letters
+            .into_iter()
+            .map(|(id, _)| id)
+            .filter(|id| !lately.contains(id))
+            .collect())
     }
 
     /// Records what is about to be done: nothing is changed without an act.
@@ -121,7 +145,10 @@ impl Api {
         let query = self.query()?;
         let now = query.now_unix_ms();
         let act = |id: &LetterId| Act::at_time(now, who(caller), &act_of(what), &id.to_string());
-        Ok(query.store().keep_acts(&letters.map(act).collect::<Vec<_>>()).await?)
+        Ok(query
+            .store()
+            .keep_acts(&letters.map(act).collect::<Vec<_>>())
+            .await?)
     }
 
     /// The letters that a request names, and what is known of them. `None`: the caller only counts.
@@ -132,7 +159,11 @@ impl Api {
     ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
-        let ChangeLetters { chosen, dry_run, yes } = change.map_err(Error::Invalid)?;
+        let ChangeLetters {
+            chosen,
+            dry_run,
+            yes,
+        } = change.map_err(Error::Invalid)?;
         let store = self.query()?.store();
         let mut changed = LettersChanged::default();
         let letters: Vec<(LetterId, LetterKind)> = match chosen {
@@ -141,7 +172,9 @@ impl Api {
                 let found = store.letter_kinds(&ids).await?;
                 let known: HashSet<LetterId> = found.iter().map(|(id, _)| *id).collect();
                 let missing = ids.into_iter().filter(|id| !known.contains(id));
-                changed.failed = missing.map(|id| (id, Error::NoSuchLetter(id).to_string())).collect();
+                changed.failed = missing
+                    .map(|id| (id, Error::NoSuchLetter(id).to_string()))
+                    .collect();
                 found
             }
             ChosenLetters::Pages(_) if !dry_run && !yes => {
@@ -152,7 +185,10 @@ impl Api {
                 reaches_all_of(caller, pages.filter.queue.as_ref())?;
                 let page = store.letters(&checked(pages, CHANGED)?).await?;
                 changed.next = page.next;
-                page.letters.into_iter().map(|letter| (letter.id, letter.kind)).collect()
+                page.letters
+                    .into_iter()
+                    .map(|letter| (letter.id, letter.kind))
+                    .collect()
             }
         };
         changed.matched = letters.len() as u64;
@@ -166,20 +202,31 @@ impl Api {
         changed: &mut LettersChanged,
     ) -> Result<(), Error> {
         let mut by_kind: HashMap<LetterKind, Vec<LetterId>> = HashMap::new();
-        letters.into_iter().for_each(|(id, kind)| by_kind.entry(kind).or_default().push(id));
+        letters
+            .into_iter()
+            .for_each(|(id, kind)| by_kind.entry(kind).or_default().push(id));
         let mut of = |kind| by_kind.remove(&kind).unwrap_or_default();
         for id in of(LetterKind::Record) {
-            changed.failed.push((id, "a record cannot be sent again; purge it if it is of no use".into()));
+            changed.failed.push((
+                id,
+                "a record cannot be sent again; purge it if it is of no use".into(),
+            ));
         }
         let query = self.query()?;
         let dead = of(LetterKind::Task);
         if !dead.is_empty() {
             let (now, act) = (query.now_unix_ms(), act_of("retry"));
-            let retried = query.store().retry_with_acts(&dead, now, who(caller), &act).await?;
-            let retried: HashSet<LetterId> = retried.into_iter().map(|retried| retried.id).collect();
+            let retried = query
+                .store()
+                .retry_with_acts(&dead, now, who(caller), &act)
+                .await?;
+            let retried: HashSet<LetterId> =
+                retried.into_iter().map(|retried| retried.id).collect();
             changed.changed += retried.len() as u64;
             let stayed = dead.into_iter().filter(|id| !retried.contains(id));
-            changed.failed.extend(stayed.map(|id| (id, "the task is not dead any more".to_owned())));
+            changed
+                .failed
+                .extend(stayed.map(|id| (id, "the task is not dead any more".to_owned())));
         }
         let unstored = [of(LetterKind::Discovered), of(LetterKind::Refused)].concat();
         for ids in unstored.chunks(INSERTED_AT_ONCE) {
@@ -195,17 +242,27 @@ fn act_of(what: &str) -> String {
 
 /// An operator's act stays in the log.
 fn note(done: &str, changed: &LettersChanged) {
-    let LettersChanged { changed, failed, .. } = changed;
-    tracing::info!(changed, failed = failed.len(), "{changed} dead letters were {done}, {} stay", failed.len());
+    let LettersChanged {
+        changed, failed, ..
+    } = changed;
+    tracing::info!(
+        changed,
+        failed = failed.len(),
+        "{changed} dead letters were {done}, {} stay",
+        failed.len()
+    );
 }
 
 fn checked(pages: LetterPages, usual: u32) -> Result<LetterPages, Error> {
     pages.filter.check().map_err(Error::Invalid)?;
-    Ok(LetterPages { limit: bounded(pages.limit, usual)?, ..pages })
+    Ok(LetterPages {
+        limit: bounded(pages.limit, usual)?,
+        ..pages
+    })
 }
 
-/// Inserts tasks that were never stored, and purges their letters. A process that is killed in between leaves a letter
-/// whose task is a duplicate then.
+/// Inserts tasks that were never stored, and purges their letters. A process that is killed in
+/// between leaves a letter whose task is a duplicate then.
 async fn insert_again(
     query: &Reader,
     discovery: &discovery::Handle,
@@ -215,22 +272,36 @@ async fn insert_again(
     let (mut tasks, mut sent): (Vec<NewTask>, Vec<LetterId>) = Default::default();
     for id in ids {
         // Somebody else may have purged it.
-        let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else { continue };
+        let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else {
+            continue;
+        };
         match (letter.task, letter.values) {
             _ if letter.incomplete => {
-                changed.failed.push((*id, "the letter lacks parts of the task: insert the task anew".into()));
+                changed.failed.push((
+                    *id,
+                    "the letter lacks parts of the task: insert the task anew".into(),
+                ));
             }
             (Some(task), None) => {
                 // An operator who sends a task again lifts its deadline.
-                tasks.push(NewTask { deadline_unix_ms: None, finish_within: None, ..task });
+                tasks.push(NewTask {
+                    deadline_unix_ms: None,
+                    finish_within: None,
+                    ..task
+                });
                 sent.push(*id);
             }
-            _ => changed.failed.push((*id, "this version of taskd cannot read the task".into())),
+            _ => changed
+                .failed
+                .push((*id, "this version of taskd cannot read the task".into())),
         }
     }
     let answers = match discovery.insert_again(tasks).await {
         Ok(answers) => answers,
-        Err(error) => sent.iter().map(|_| InsertAnswer::try_later(error.to_string())).collect(),
+        Err(error) => sent
+            .iter()
+            .map(|_| InsertAnswer::try_later(error.to_string()))
+            .collect(),
     };
     let mut done = Vec::new();
     for (id, InsertAnswer { status, error, .. }) in sent.into_iter().zip(answers) {

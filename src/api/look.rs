@@ -1,7 +1,7 @@
 //! Do the books balance? A single look at moving numbers cannot say it, so a difference needs two.
 //!
-//! The count of the outbox is shared for a while, because it may take long. What hangs on an older count, a difference
-//! or that there is none, says nothing: the outbox is counted anew first.
+//! The count of the outbox is shared for a while, because it may take long. What hangs on an older
+//! count, a difference or that there is none, says nothing: the outbox is counted anew first.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ pub(super) struct Look {
     pub(super) books: Books,
     /// The outbox was counted with the rest.
     pub(super) is_recent: bool,
-    /// The queues whose places add up only by an older count of the outbox. Their state is `Moving`: a task that has
-    /// left the outbox since may make up for one whose end is on its way.
+    /// The queues whose places add up only by an older count of the outbox. Their state is
+    /// `Moving`: a task that has left the outbox since may make up for one whose end is on its way.
     pub(super) unsure: Vec<QueueName>,
     /// The shards that could not be read. The numbers of their queues are wrong.
     pub(super) unread: Vec<Unread>,
@@ -90,7 +90,10 @@ pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Resul
 
 impl Look {
     fn doubts(&self) -> impl Iterator<Item = &QueueBooks> {
-        self.books.queues.iter().filter(|of| of.state == BooksState::Unbalanced)
+        self.books
+            .queues
+            .iter()
+            .filter(|of| of.state == BooksState::Unbalanced)
     }
 
     fn has_doubts(&self) -> bool {
@@ -99,13 +102,22 @@ impl Look {
 
     fn of(&self, queue: &QueueBooks) -> Option<&QueueBooks> {
         // The queues are in order.
-        let place = self.books.queues.binary_search_by(|of| of.queue.cmp(&queue.queue)).ok()?;
+        let place = self
+            .books
+            .queues
+            .binary_search_by(|of| of.queue.cmp(&queue.queue))
+            .ok()?;
         self.books.queues.get(place)
     }
 
     /// True if this look found the same numbers.
     fn has_same(&self, queue: &QueueBooks) -> bool {
-        self.of(queue).is_some_and(|of| QueueBooks { state: queue.state, ..of.clone() } == *queue)
+        self.of(queue).is_some_and(|of| {
+            QueueBooks {
+                state: queue.state,
+                ..of.clone()
+            } == *queue
+        })
     }
 
     /// True if this look found the same difference, and it was sure.
@@ -117,21 +129,38 @@ impl Look {
     fn keep_balanced(&mut self, last: Option<&Self>) {
         let Some(last) = last else { return };
         let Self { books, unsure, .. } = self;
-        for of in books.queues.iter_mut().filter(|of| unsure.contains(&of.queue)) {
-            let balanced = QueueBooks { state: BooksState::Balanced, ..of.clone() };
+        for of in books
+            .queues
+            .iter_mut()
+            .filter(|of| unsure.contains(&of.queue))
+        {
+            let balanced = QueueBooks {
+                state: BooksState::Balanced,
+                ..of.clone()
+            };
             if last.confirms(&balanced) {
                 *of = balanced;
             }
         }
-        let is_settled =
-            |queue: &QueueName| books.queues.iter().any(|of| of.queue == *queue && of.state == BooksState::Balanced);
+        let is_settled = |queue: &QueueName| {
+            books
+                .queues
+                .iter()
+                .any(|of| of.queue == *queue && of.state == BooksState::Balanced)
+        };
         unsure.retain(|queue| !is_settled(queue));
     }
 
     /// Takes back the differences of which `is_sure` is not true.
     fn keep_doubts(&mut self, is_sure: impl Fn(&QueueBooks) -> bool) {
-        let doubts = self.books.queues.iter_mut().filter(|of| of.state == BooksState::Unbalanced);
-        doubts.filter(|of| !is_sure(of)).for_each(|of| of.state = BooksState::Moving);
+        let doubts = self
+            .books
+            .queues
+            .iter_mut()
+            .filter(|of| of.state == BooksState::Unbalanced);
+        doubts
+            .filter(|of| !is_sure(of))
+            .for_each(|of| of.state = BooksState::Moving);
     }
 }
 
@@ -164,15 +193,47 @@ mod tests {
 
     fn look(state: BooksState, completed: u64, is_recent: bool) -> Look {
         let queue = QueueName::new("q").unwrap();
-        let held = Held { total: 3, between: 3, ..Held::default() };
-        let of = QueueBooks { queue, state, duplicates: 0, rejected: 0, completed, dead: 0, cancelled: 0, held };
-        let books = Books { at_unix_ms: 0, bus: None, rejected_elsewhere: 0, queues: vec![of] };
-        Look { at: Instant::now(), books, is_recent, unsure: Vec::new(), unread: Vec::new() }
+        let held = Held {
+            total: 3,
+            between: 3,
+            ..Held::default()
+        };
+        let of = QueueBooks {
+            queue,
+            state,
+            duplicates: 0,
+            rejected: 0,
+            completed,
+            dead: 0,
+            cancelled: 0,
+            held,
+        };
+        let books = Books {
+            at_unix_ms: 0,
+            bus: None,
+            rejected_elsewhere: 0,
+            queues: vec![of],
+        };
+        Look {
+            at: Instant::now(),
+            books,
+            is_recent,
+            unsure: Vec::new(),
+            unread: Vec::new(),
+        }
     }
 
     /// The state that is decided, and the counts that were asked for.
-    async fn decided(last: Option<Look>, looks: Vec<Look>, may_count: bool) -> (BooksState, Vec<Counts>) {
-        let mut script = Script { looks: looks.into(), asked: Vec::new(), may_count };
+    async fn decided(
+        last: Option<Look>,
+        looks: Vec<Look>,
+        may_count: bool,
+    ) -> (BooksState, Vec<Counts>) {
+        let mut script = Script {
+            looks: looks.into(),
+            asked: Vec::new(),
+            may_count,
+        };
         let look = decide(last.as_ref(), &mut script).await.unwrap();
         assert!(script.looks.is_empty());
         (look.books.queues[0].state, script.asked)
@@ -185,53 +246,104 @@ mod tests {
     async fn a_difference_is_seen_twice_before_it_counts() {
         let recent = |state, completed| look(state, completed, true);
         let two = vec![recent(Unbalanced, 0), recent(Unbalanced, 0)];
-        assert_eq!(decided(None, two, true).await, (Unbalanced, vec![Shared, Anew]));
+        assert_eq!(
+            decided(None, two, true).await,
+            (Unbalanced, vec![Shared, Anew])
+        );
         let changed = vec![recent(Unbalanced, 0), recent(Unbalanced, 1)];
-        assert_eq!(decided(None, changed, true).await, (Moving, vec![Shared, Anew]));
+        assert_eq!(
+            decided(None, changed, true).await,
+            (Moving, vec![Shared, Anew])
+        );
         let gone = vec![recent(Unbalanced, 0), recent(Balanced, 0)];
-        assert_eq!(decided(None, gone, true).await, (Balanced, vec![Shared, Anew]));
+        assert_eq!(
+            decided(None, gone, true).await,
+            (Balanced, vec![Shared, Anew])
+        );
         // The look before counts as one, if it had the same numbers.
         for before in [Unbalanced, Moving] {
             let last = Some(recent(before, 0));
-            assert_eq!(decided(last, vec![recent(Unbalanced, 0)], true).await, (Unbalanced, vec![Shared]));
+            assert_eq!(
+                decided(last, vec![recent(Unbalanced, 0)], true).await,
+                (Unbalanced, vec![Shared])
+            );
         }
         let two = vec![recent(Unbalanced, 0), recent(Unbalanced, 0)];
-        assert_eq!(decided(Some(recent(Moving, 7)), two, true).await, (Unbalanced, vec![Shared, Anew]));
+        assert_eq!(
+            decided(Some(recent(Moving, 7)), two, true).await,
+            (Unbalanced, vec![Shared, Anew])
+        );
     }
 
     #[tokio::test]
     async fn a_difference_that_hangs_on_an_old_count_is_counted_again_before_anything_is_said() {
         let old = |state, completed| look(state, completed, false);
         let recent = |state, completed| look(state, completed, true);
-        let three = vec![old(Unbalanced, 0), recent(Unbalanced, 0), recent(Unbalanced, 0)];
-        assert_eq!(decided(None, three, true).await, (Unbalanced, vec![Shared, Anew, Anew]));
+        let three = vec![
+            old(Unbalanced, 0),
+            recent(Unbalanced, 0),
+            recent(Unbalanced, 0),
+        ];
+        assert_eq!(
+            decided(None, three, true).await,
+            (Unbalanced, vec![Shared, Anew, Anew])
+        );
         let explained = vec![old(Unbalanced, 0), recent(Moving, 0)];
-        assert_eq!(decided(None, explained, true).await, (Moving, vec![Shared, Anew]));
+        assert_eq!(
+            decided(None, explained, true).await,
+            (Moving, vec![Shared, Anew])
+        );
         // The last look was confirmed, and nothing has changed: no count is needed.
         let last = Some(recent(Unbalanced, 0));
-        assert_eq!(decided(last, vec![old(Unbalanced, 0)], true).await, (Unbalanced, vec![Shared]));
+        assert_eq!(
+            decided(last, vec![old(Unbalanced, 0)], true).await,
+            (Unbalanced, vec![Shared])
+        );
         // Too soon after the last count.
         let last = || Some(recent(Balanced, 0));
-        assert_eq!(decided(last(), vec![old(Unbalanced, 0)], false).await, (Moving, vec![Shared]));
-        assert_eq!(decided(last(), vec![old(Moving, 0)], true).await, (Moving, vec![Shared]));
+        assert_eq!(
+            decided(last(), vec![old(Unbalanced, 0)], false).await,
+            (Moving, vec![Shared])
+        );
+        assert_eq!(
+            decided(last(), vec![old(Moving, 0)], true).await,
+            (Moving, vec![Shared])
+        );
     }
 
     #[tokio::test]
     async fn a_queue_is_balanced_by_numbers_of_one_time_only() {
         let unsure = |completed| {
             let mut look = look(Moving, completed, false);
-            look.unsure = look.books.queues.iter().map(|of| of.queue.clone()).collect();
+            look.unsure = look
+                .books
+                .queues
+                .iter()
+                .map(|of| of.queue.clone())
+                .collect();
             look
         };
         let recent = |state, completed| look(state, completed, true);
         // The outbox is counted with the rest before anything is said.
         let counted = vec![unsure(0), recent(Balanced, 0)];
-        assert_eq!(decided(None, counted, true).await, (Balanced, vec![Shared, Anew]));
+        assert_eq!(
+            decided(None, counted, true).await,
+            (Balanced, vec![Shared, Anew])
+        );
         let moved = vec![unsure(1), recent(Moving, 1)];
-        assert_eq!(decided(Some(recent(Balanced, 0)), moved, true).await, (Moving, vec![Shared, Anew]));
+        assert_eq!(
+            decided(Some(recent(Balanced, 0)), moved, true).await,
+            (Moving, vec![Shared, Anew])
+        );
         // Too soon after the last count.
-        assert_eq!(decided(Some(recent(Balanced, 0)), vec![unsure(1)], false).await, (Moving, vec![Shared]));
+        assert_eq!(
+            decided(Some(recent(Balanced, 0)), vec![unsure(1)], false).await,
+            (Moving, vec![Shared])
+        );
         // Nothing has changed since it was balanced: no count is needed.
-        assert_eq!(decided(Some(recent(Balanced, 0)), vec![unsure(0)], true).await, (Balanced, vec![Shared]));
+        assert_eq!(
+            decided(Some(recent(Balanced, 0)), vec![unsure(0)], true).await,
+            (Balanced, vec![Shared])
+        );
     }
 }

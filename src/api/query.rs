@@ -12,7 +12,8 @@ use super::{
     reader::Reader,
 };
 use crate::model::{
-    Act, Caller, ECHO, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, WorkerName, shorten,
+    Act, Caller, ECHO, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult,
+    WorkerName, shorten,
 };
 
 /// The entries of a list, where the caller does not say, and at most.
@@ -21,17 +22,30 @@ pub(super) const MOST_LISTED: u32 = 1000;
 
 impl Api {
     /// Where a task is, and what keeps it from a worker.
-    pub async fn explain(&self, caller: &Caller, request: &ExplainTask) -> Result<Explanation, Error> {
+    pub async fn explain(
+        &self,
+        caller: &Caller,
+        request: &ExplainTask,
+    ) -> Result<Explanation, Error> {
         let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
         let named = match (id.is_empty(), queue.is_empty(), key.is_empty()) {
             (false, true, true) => Ok(task_id(id)?),
-            (true, false, false) => Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?),
-            _ => return Err(Error::Invalid("name one task: by its id, or by its queue and its key".into())),
+            (true, false, false) => {
+                Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?)
+            }
+            _ => {
+                return Err(Error::Invalid(
+                    "name one task: by its id, or by its queue and its key".into(),
+                ));
+            }
         };
         if !request.worker.is_empty() {
             as_worker(caller, &mut request.worker.clone())?;
         }
-        let worker = Some(&request.worker[..]).filter(|name| !name.is_empty()).map(WorkerName::new).transpose();
+        let worker = Some(&request.worker[..])
+            .filter(|name| !name.is_empty())
+            .map(WorkerName::new)
+            .transpose();
         let worker = worker.map_err(|error| Error::Invalid(error.to_string()))?;
         let query = self.query()?;
         let explain = async {
@@ -43,7 +57,8 @@ impl Api {
                 }
             };
             let explanation = query.explain(id, worker.as_ref()).await?;
-            let reached = explanation.filter(|found| caller.access.reaches(found.task.queue.as_str()));
+            let reached =
+                explanation.filter(|found| caller.access.reaches(found.task.queue.as_str()));
             reached.ok_or(Error::NoSuchTask(id))
         };
         explain.instrument(span("explain", caller)).await
@@ -67,7 +82,11 @@ impl Api {
 
     /// The queues that have unfinished tasks or an open shard, among those that the caller reaches.
     pub async fn queues(&self, caller: &Caller) -> Result<Vec<QueueView>, Error> {
-        let mut queues = self.query()?.queues().instrument(span("queues", caller)).await?;
+        let mut queues = self
+            .query()?
+            .queues()
+            .instrument(span("queues", caller))
+            .await?;
         queues.retain(|view| caller.access.reaches(view.queue.as_str()));
         Ok(queues)
     }
@@ -78,17 +97,26 @@ impl Api {
     }
 
     /// The acts of operators before the act `before`, the latest first.
-    pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
+    pub async fn acts(
+        &self,
+        caller: &Caller,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<Act>, Error> {
         // They name queues and tokens.
         reaches_everything(caller)?;
         let limit = bounded(limit, LISTED)?;
-        let before = before.filter(|id| !id.is_empty()).map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
+        let before = before
+            .filter(|id| !id.is_empty())
+            .map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
         let acts = self.query()?.acts(before.transpose()?, limit);
         acts.instrument(span("acts", caller)).await
     }
 
     pub(super) fn query(&self) -> Result<&Reader, Error> {
-        self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
+        self.query
+            .as_ref()
+            .ok_or(Error::NotRunHere("discovery or tasks"))
     }
 }
 
@@ -116,7 +144,10 @@ impl ResultPages {
         for (worker, size) in sizes {
             let size = size + worker.len() + Self::BESIDE;
             let fits = of_page + size <= Self::PAGE_BYTES;
-            match pages.back_mut().filter(|page| fits && page.len() < Self::MOST_ON_PAGE) {
+            match pages
+                .back_mut()
+                .filter(|page| fits && page.len() < Self::MOST_ON_PAGE)
+            {
                 Some(page) => {
                     page.push(worker);
                     of_page += size;
@@ -129,7 +160,13 @@ impl ResultPages {
             largest = largest.max(of_page);
             bytes += size;
         }
-        Self { reader, id, pages, largest, bytes }
+        Self {
+            reader,
+            id,
+            pages,
+            largest,
+            bytes,
+        }
     }
 
     /// The bytes of the largest page, about.
@@ -148,8 +185,12 @@ impl ResultPages {
 
     /// Reads the next page. A result that was removed meanwhile is left out.
     pub async fn next(&mut self) -> Result<Option<Vec<TaskResult>>, Error> {
-        let Some(workers) = self.pages.pop_front() else { return Ok(None) };
-        Ok(Some(self.reader.store().results_of(self.id, &workers).await?))
+        let Some(workers) = self.pages.pop_front() else {
+            return Ok(None);
+        };
+        Ok(Some(
+            self.reader.store().results_of(self.id, &workers).await?,
+        ))
     }
 }
 
@@ -158,15 +199,20 @@ pub(super) fn bounded(limit: u32, usual: u32) -> Result<u32, Error> {
     match limit {
         0 => Ok(usual),
         1..=MOST_LISTED => Ok(limit),
-        _ => Err(Error::Invalid(format!("limit is {limit}; must be 1 to {MOST_LISTED}"))),
+        _ => Err(Error::Invalid(format!(
+            "limit is {limit}; must be 1 to {MOST_LISTED}"
+        ))),
     }
 }
 
 fn not_an_act(id: &str) -> Error {
     let id = shorten(id, ECHO);
-    Error::Invalid(format!("{id:?} is not the id of an act; ids are UUIDs, as a list of acts shows them"))
+    Error::Invalid(format!(
+        "{id:?} is not the id of an act; ids are UUIDs, as a list of acts shows them"
+    ))
 }
 
 pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
-    text.parse().map_err(|_| Error::NotATaskId(shorten(text, ECHO).into_owned()))
+    text.parse()
+        .map_err(|_| Error::NotATaskId(shorten(text, ECHO).into_owned()))
 }

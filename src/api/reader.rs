@@ -1,4 +1,5 @@
-//! The fate of a task, and the state of the queues. SQL knows what is final, Redis what happens meanwhile.
+//! The fate of a task, and the state of the queues. SQL knows what is final, Redis what happens
+//! meanwhile.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,7 +9,9 @@ use super::{error::Error, ledger::Ledger};
 use crate::{
     bus::Bus,
     config::Settings,
-    model::{Act, Caller, QueueName, QueueView, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    model::{
+        Act, Caller, QueueName, QueueView, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView,
+    },
     pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
@@ -38,8 +41,15 @@ impl Reader {
 
     /// The queue of a task. Only a caller that reaches it may know that the task is there.
     pub(super) async fn queue_of(&self, caller: &Caller, id: TaskId) -> Result<QueueName, Error> {
-        let queue = self.store.queues_of(&[id]).await?.pop().map(|(_, queue)| queue);
-        queue.filter(|queue| caller.access.reaches(queue.as_str())).ok_or(Error::NoSuchTask(id))
+        let queue = self
+            .store
+            .queues_of(&[id])
+            .await?
+            .pop()
+            .map(|(_, queue)| queue);
+        queue
+            .filter(|queue| caller.access.reaches(queue.as_str()))
+            .ok_or(Error::NoSuchTask(id))
     }
 
     pub(super) async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>, Error> {
@@ -48,7 +58,13 @@ impl Reader {
 
     /// The bytes that [`Self::results`] would have.
     pub(super) async fn results_bytes(&self, id: TaskId) -> Result<usize, Error> {
-        Ok(self.store.result_sizes(id).await?.into_iter().map(|(_, bytes)| bytes).sum())
+        Ok(self
+            .store
+            .result_sizes(id)
+            .await?
+            .into_iter()
+            .map(|(_, bytes)| bytes)
+            .sum())
     }
 
     /// `None`: no such task.
@@ -63,11 +79,18 @@ impl Reader {
     pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
         let mut queues: BTreeMap<QueueName, QueueView> = BTreeMap::new();
         let now = self.clock.now_unix_ms();
-        let age_ms = |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
+        let age_ms =
+            |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
         let shards = self.queue.shards();
         // A closed queue has nothing to show until somebody inserts a task.
         let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
-        open.extend(self.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
+        open.extend(
+            self.store
+                .unfinished()
+                .await?
+                .into_iter()
+                .map(|(queue, _)| queue),
+        );
         open.sort_unstable();
         open.dedup();
         for count in self.store.counts(Some(&open)).await? {
@@ -98,7 +121,9 @@ impl Reader {
             entry.delayed += delayed;
             // A task whose end is on its way to SQL counts as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
-            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(stats.oldest_created_unix_ms.map(age_ms));
+            entry.oldest_waiting_ms = entry
+                .oldest_waiting_ms
+                .max(stats.oldest_created_unix_ms.map(age_ms));
         }
         for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
             let entry = entry_of(&mut queues, &queue);
@@ -111,7 +136,10 @@ impl Reader {
     }
 }
 
-fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueName) -> &'a mut QueueView {
+fn entry_of<'a>(
+    queues: &'a mut BTreeMap<QueueName, QueueView>,
+    queue: &QueueName,
+) -> &'a mut QueueView {
     queues.entry(queue.clone()).or_insert_with(|| QueueView {
         queue: queue.clone(),
         pending: 0,
@@ -129,7 +157,12 @@ fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueNam
 }
 
 pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
-    let status = status(detail.status, detail.task.not_before_unix_ms, record, now_unix_ms);
+    let status = status(
+        detail.status,
+        detail.task.not_before_unix_ms,
+        record,
+        now_unix_ms,
+    );
     let row = detail.task;
     TaskView {
         // By this, the time in their ids, tasks are listed and chosen.
@@ -139,21 +172,26 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
         key: row.key,
         status,
         replicas: row.replicas,
-        completed: record.map_or(detail.completed, |record| record.credited.max(detail.completed)),
+        completed: record.map_or(detail.completed, |record| {
+            record.credited.max(detail.completed)
+        }),
         leased: record.map_or(0, |record| record.held),
-        attempts: record.map_or(detail.attempts, |record| record.failures.max(detail.attempts)),
+        attempts: record.map_or(detail.attempts, |record| {
+            record.failures.max(detail.attempts)
+        }),
         priority: row.priority,
         updated_unix_ms: detail.updated_unix_ms,
         not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
-        deadline_unix_ms: (row.deadline_unix_ms > 0 && detail.epoch == 0).then_some(row.deadline_unix_ms),
+        deadline_unix_ms: (row.deadline_unix_ms > 0 && detail.epoch == 0)
+            .then_some(row.deadline_unix_ms),
         reason: detail.reason,
     }
 }
 
 /// The status of a task from that of SQL and its record in Redis.
 ///
-/// A task is final when SQL has its end, and with it the results, the letter and the reason. Until then one whose record
-/// is final counts as assigned, as watchers are told.
+/// A task is final when SQL has its end, and with it the results, the letter and the reason. Until
+/// then one whose record is final counts as assigned, as watchers are told.
 pub(super) fn status(
     stored: StoredStatus,
     not_before_unix_ms: i64,
@@ -168,9 +206,13 @@ pub(super) fn status(
         (StoredStatus::Unfinished, None) => TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
             // Its end is on the way to SQL.
-            RecordStatus::Completed | RecordStatus::Dead | RecordStatus::Cancelled => TaskStatus::Assigned,
+            RecordStatus::Completed | RecordStatus::Dead | RecordStatus::Cancelled => {
+                TaskStatus::Assigned
+            }
             RecordStatus::Live if record.held > 0 => TaskStatus::Assigned,
-            RecordStatus::Live if record.waiting + record.credited >= record.replicas => TaskStatus::Delayed,
+            RecordStatus::Live if record.waiting + record.credited >= record.replicas => {
+                TaskStatus::Delayed
+            }
             RecordStatus::Live => TaskStatus::Queued,
         },
     }

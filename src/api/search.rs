@@ -1,6 +1,7 @@
 //! Lists of tasks.
 //!
-//! SQL gives the tasks, and Redis the exact status of unfinished ones: one question per shard of a page.
+//! SQL gives the tasks, and Redis the exact status of unfinished ones: one question per shard of a
+//! page.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -43,25 +44,46 @@ pub(super) struct Known {
 
 impl Api {
     /// A page of tasks without payloads, the newest first.
-    pub async fn list_tasks(&self, caller: &Caller, pages: Result<TaskPages, String>) -> Result<TaskList, Error> {
+    pub async fn list_tasks(
+        &self,
+        caller: &Caller,
+        pages: Result<TaskPages, String>,
+    ) -> Result<TaskList, Error> {
         let mut pages = pages.map_err(Error::Invalid)?;
         pages.filter.check().map_err(Error::Invalid)?;
         pages.limit = bounded(pages.limit, LISTED)?;
         may_choose(caller, &pages.filter)?;
-        self.query()?.list(pages, is_scoped(caller)).instrument(span("list_tasks", caller)).await
+        self.query()?
+            .list(pages, is_scoped(caller))
+            .instrument(span("list_tasks", caller))
+            .await
     }
 }
 
 impl Reader {
     async fn list(&self, pages: TaskPages, stays_in_queue: bool) -> Result<TaskList, Error> {
-        let TaskPages { filter, limit, after } = pages;
+        let TaskPages {
+            filter,
+            limit,
+            after,
+        } = pages;
         let (asks_redis, limit) = (filter.asks_redis(), limit as usize);
         let mut list = TaskList::default();
-        let mut search = TaskSearch { filter, limit: 0, look_at: 0, after, stays_in_queue };
+        let mut search = TaskSearch {
+            filter,
+            limit: 0,
+            look_at: 0,
+            after,
+            stays_in_queue,
+        };
         loop {
             let missing = u32::try_from(limit - list.tasks.len()).unwrap_or(MOST_LISTED);
             let left = LOOK_AT.saturating_sub(u32::try_from(list.looked_at).unwrap_or(LOOK_AT));
-            search.limit = if asks_redis { ASKED_AT_ONCE.min(left) } else { missing };
+            search.limit = if asks_redis {
+                ASKED_AT_ONCE.min(left)
+            } else {
+                missing
+            };
             search.look_at = left;
             let page = self.store().search(&search).await?;
             let records = self.records(&page.tasks).await?;
@@ -94,7 +116,11 @@ impl Reader {
 
     /// The records of the unfinished tasks, as far as Redis has them.
     async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
-        let asked: Vec<Records> = self.ask(tasks).map(|(_, records)| records).try_collect().await?;
+        let asked: Vec<Records> = self
+            .ask(tasks)
+            .map(|(_, records)| records)
+            .try_collect()
+            .await?;
         Ok(asked.into_iter().flatten().collect())
     }
 
@@ -123,18 +149,30 @@ impl Reader {
     /// The records of the unfinished tasks, shard by shard.
     fn ask(&self, tasks: &[ListedTask]) -> impl Stream<Item = (ShardId, queue::Result<Records>)> {
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, u32)>> = BTreeMap::new();
-        for task in tasks.iter().filter(|task| task.status == StoredStatus::Unfinished) {
-            by_shard.entry(task.shard.clone()).or_default().push((task.id, task.epoch));
+        for task in tasks
+            .iter()
+            .filter(|task| task.status == StoredStatus::Unfinished)
+        {
+            by_shard
+                .entry(task.shard.clone())
+                .or_default()
+                .push((task.id, task.epoch));
         }
         let of_shard = move |(shard, tasks): (ShardId, Vec<(TaskId, u32)>)| async move {
             let records = self.records_of(&shard, tasks).await;
             (shard, records)
         };
-        futures::stream::iter(by_shard).map(of_shard).buffer_unordered(SHARDS_AT_ONCE)
+        futures::stream::iter(by_shard)
+            .map(of_shard)
+            .buffer_unordered(SHARDS_AT_ONCE)
     }
 
     /// The records of tasks of one shard, each with its epoch in SQL.
-    async fn records_of(&self, shard: &ShardId, tasks: Vec<(TaskId, u32)>) -> queue::Result<Records> {
+    async fn records_of(
+        &self,
+        shard: &ShardId,
+        tasks: Vec<(TaskId, u32)>,
+    ) -> queue::Result<Records> {
         let ids: Vec<TaskId> = tasks.iter().map(|(id, _)| *id).collect();
         let records = match self.queue.inspect(shard, &ids).await {
             Ok((_, records)) => records,
@@ -143,7 +181,9 @@ impl Reader {
             Err(error) => return Err(error),
         };
         let of_task = |((id, epoch), record): ((TaskId, u32), Option<Inspected>)| {
-            record.filter(|record| !record.is_past(epoch)).map(|record| (id, record))
+            record
+                .filter(|record| !record.is_past(epoch))
+                .map(|record| (id, record))
         };
         Ok(tasks.into_iter().zip(records).filter_map(of_task).collect())
     }
@@ -164,7 +204,8 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
         priority: task.priority,
         updated_unix_ms: task.updated_unix_ms,
         not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
-        deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0).then_some(task.deadline_unix_ms),
+        deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0)
+            .then_some(task.deadline_unix_ms),
         reason: task.reason,
     }
 }

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     model::{
-        Caller, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed, SessionOpened, TasksReported, WantTasks,
+        Caller, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed, SessionOpened,
+        TasksReported, WantTasks,
     },
     pipelines::tasks::{self, Reports, SharedTasks},
     telemetry::metrics::Method,
@@ -28,13 +29,20 @@ impl Api {
         self.tasks()?.few_ids("holding", &open.holding)?;
         access::may_open(caller, &mut open)?;
         if !open.session.is_empty() {
-            let mut call = SessionCall { worker: open.worker.clone(), session: open.session.clone() };
+            let mut call = SessionCall {
+                worker: open.worker.clone(),
+                session: open.session.clone(),
+            };
             self.may_call(caller, &mut call).await?;
         }
-        Ok(self.tasks()?.open_shared(open, access::is_one_worker(caller)).await?)
+        Ok(self
+            .tasks()?
+            .open_shared(open, access::is_one_worker(caller))
+            .await?)
     }
 
-    /// Adds to the demand of a session, and waits for its tasks. `room` finds room for so many bytes of tasks.
+    /// Adds to the demand of a session, and waits for its tasks. `room` finds room for so many
+    /// bytes of tasks.
     pub async fn want_tasks<R>(
         &self,
         caller: &Caller,
@@ -42,22 +50,32 @@ impl Api {
         room: impl Fn(usize) -> Result<R, String>,
     ) -> Result<(SharedTasks, Option<R>), Error> {
         let tasks = self.tasks()?;
-        let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
+        let WantTasks {
+            mut call,
+            want,
+            wait,
+        } = want.map_err(Error::Invalid)?;
         self.may_call(caller, &mut call).await?;
         // Before the session wants anything.
-        let _wait = (!wait.is_zero()).then(|| self.waits.call(&caller.access)).transpose()?;
+        let _wait = (!wait.is_zero())
+            .then(|| self.waits.call(&caller.access))
+            .transpose()?;
         let shared = tasks.want_shared(&call, want).await?;
         // The session may have other queues than a moment ago.
         access::reaches_session(caller, shared.queues())?;
         let (granted, pending) = shared.granted();
         // Tasks that do not reach the worker must not be in its book.
         let room = |bytes| {
-            let valid = self.authentication.still_valid(caller).map_err(|denied| denied.to_string());
+            let valid = self
+                .authentication
+                .still_valid(caller)
+                .map_err(|denied| denied.to_string());
             valid.and_then(|()| room(bytes)).map_err(tasks::Error::Full)
         };
         let next = tasks.next_shared(shared, wait, room);
         let next = counted(Method::Get, next, |(next, _)| next.leases.tasks.is_empty());
-        // A stop ends the wait, and so does the end of the token: the dropped call gives back what it leased.
+        // A stop ends the wait, and so does the end of the token: the dropped call gives back what
+        // it leased.
         let next = tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
@@ -66,52 +84,99 @@ impl Api {
         };
         // Leases that are not delivered go back.
         self.authentication.still_valid(caller)?;
-        Ok(next.unwrap_or_else(|| Ok((SharedTasks { granted, pending, ..SharedTasks::default() }, None)))?)
+        Ok(next.unwrap_or_else(|| {
+            Ok((
+                SharedTasks {
+                    granted,
+                    pending,
+                    ..SharedTasks::default()
+                },
+                None,
+            ))
+        })?)
     }
 
     /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.
-    pub async fn surrender_tasks(&self, caller: &Caller, mut call: SessionCall) -> Result<(u32, u32), Error> {
+    pub async fn surrender_tasks(
+        &self,
+        caller: &Caller,
+        mut call: SessionCall,
+    ) -> Result<(u32, u32), Error> {
         self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.surrender_shared(&call).await?)
     }
 
     /// The tasks that a session wants and has.
-    pub async fn pending_count(&self, caller: &Caller, mut call: SessionCall) -> Result<Pending, Error> {
+    pub async fn pending_count(
+        &self,
+        caller: &Caller,
+        mut call: SessionCall,
+    ) -> Result<Pending, Error> {
         self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.live_shared(&call, &[]).await?.1)
     }
 
     /// Ends a session.
-    pub async fn close_session(&self, caller: &Caller, mut call: SessionCall) -> Result<SessionClosed, Error> {
+    pub async fn close_session(
+        &self,
+        caller: &Caller,
+        mut call: SessionCall,
+    ) -> Result<SessionClosed, Error> {
         self.may_call(caller, &mut call).await?;
         Ok(self.tasks()?.close_shared(&call).await?)
     }
 
     /// Reports tasks of a session. A repeat of a report whose answer was lost counts nothing.
-    pub async fn report_tasks(&self, caller: &Caller, report: ReportTasks) -> Result<TasksReported, Error> {
+    pub async fn report_tasks(
+        &self,
+        caller: &Caller,
+        report: ReportTasks,
+    ) -> Result<TasksReported, Error> {
         let tasks = self.tasks()?;
         let (count, max) = (report.items(), tasks.max_items());
         if count > max {
-            return Err(Error::Invalid(format!("{count} items in one call; at most {max}")));
+            return Err(Error::Invalid(format!(
+                "{count} items in one call; at most {max}"
+            )));
         }
-        let ReportTasks { mut call, completions, rejections, extensions, started } = report;
+        let ReportTasks {
+            mut call,
+            completions,
+            rejections,
+            extensions,
+            started,
+        } = report;
         tasks.few_ids("started", &started)?;
         self.may_call(caller, &mut call).await?;
         let (shared, pending) = tasks.live_shared(&call, &started).await?;
-        let mut answer = TasksReported { pending, ..TasksReported::default() };
+        let mut answer = TasksReported {
+            pending,
+            ..TasksReported::default()
+        };
         if count == 0 {
             return Ok(answer);
         }
         let reports = Reports::of(&completions, &rejections, &extensions);
         let worker = &call.worker;
-        answer.completions = answers(worker, completions, async |batch| self.complete(caller, batch).await).await?;
-        answer.rejections = answers(worker, rejections, async |batch| self.reject(caller, batch).await).await?;
-        answer.extensions = answers(worker, extensions, async |batch| self.extend(caller, batch).await).await?;
-        Ok(tasks.reported_shared(&shared, &reports, &started, answer).await?)
+        answer.completions = answers(worker, completions, async |batch| {
+            self.complete(caller, batch).await
+        })
+        .await?;
+        answer.rejections = answers(worker, rejections, async |batch| {
+            self.reject(caller, batch).await
+        })
+        .await?;
+        answer.extensions = answers(worker, extensions, async |batch| {
+            self.extend(caller, batch).await
+        })
+        .await?;
+        Ok(tasks
+            .reported_shared(&shared, &reports, &started, answer)
+            .await?)
     }
 
-    /// Checks the worker of a call, and refuses a caller that does not reach the queues of the session, before the call
-    /// changes anything.
+    /// Checks the worker of a call, and refuses a caller that does not reach the queues of the
+    /// session, before the call changes anything.
     async fn may_call(&self, caller: &Caller, call: &mut SessionCall) -> Result<(), Error> {
         access::as_worker(caller, &mut call.worker)?;
         if access::is_scoped(caller) {

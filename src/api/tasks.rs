@@ -21,27 +21,40 @@ use super::{
     items::{merge, split},
 };
 use crate::{
-    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection, WorkerName},
+    model::{
+        Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection, WorkerName,
+    },
     pipelines::tasks::{self, Handle, Leases},
     telemetry::metrics::{self, CallResult, Method},
 };
 
-/// How long answers to reports wait for the tasks that the worker wants beside them, and these for the answers.
+/// How long answers to reports wait for the tasks that the worker wants beside them, and these for
+/// the answers.
 const NEXT_WITHIN: Duration = Duration::from_secs(1);
 
 impl Api {
-    /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is counted as one.
-    pub async fn get(&self, caller: &Caller, request: Result<GetTasks, String>) -> Result<Leases, Error> {
+    /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is
+    /// counted as one.
+    pub async fn get(
+        &self,
+        caller: &Caller,
+        request: Result<GetTasks, String>,
+    ) -> Result<Leases, Error> {
         let tasks = self.tasks()?;
         let mut request = request;
         if let Ok(request) = &mut request {
             access::may_get(caller, request)?;
         }
-        let waits = request.as_ref().is_ok_and(|request| !request.wait.is_zero());
+        let waits = request
+            .as_ref()
+            .is_ok_and(|request| !request.wait.is_zero());
         let _wait = waits.then(|| self.waits.call(&caller.access)).transpose()?;
         let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
-        let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
-        // A stop ends the wait, and so does the end of the token: the dropped call gives back what it leased.
+        let call = counted(Method::Get, leases, |leases: &Leases| {
+            leases.tasks.is_empty()
+        });
+        // A stop ends the wait, and so does the end of the token: the dropped call gives back what
+        // it leased.
         let leases = tokio::select! {
             biased;
             () = self.stop.cancelled() => Leases::default(),
@@ -54,7 +67,11 @@ impl Api {
     }
 
     /// Reports tasks as finished, with their results and discovered tasks.
-    pub async fn complete(&self, caller: &Caller, mut batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(
+        &self,
+        caller: &Caller,
+        mut batch: Batch<Completion>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         access::deny_foreign_discoveries(caller, &mut batch);
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
@@ -62,8 +79,8 @@ impl Api {
 
     /// Reports tasks as [`Self::complete`] does, and leases the worker tasks that are there.
     ///
-    /// Both go to Redis at once, so that they share one sync of its disk. A wrong request reports nothing. Leases that
-    /// are not delivered go back, also where the reports fail.
+    /// Both go to Redis at once, so that they share one sync of its disk. A wrong request reports
+    /// nothing. Leases that are not delivered go back, also where the reports fail.
     pub async fn complete_and_get(
         &self,
         caller: &Caller,
@@ -75,21 +92,30 @@ impl Api {
         if next.worker.is_empty() {
             next.worker.clone_from(&batch.worker);
         } else if !batch.worker.is_empty() && next.worker != batch.worker {
-            return Err(tasks::Error::Invalid("next.worker is not the worker of the call".into()).into());
+            return Err(
+                tasks::Error::Invalid("next.worker is not the worker of the call".into()).into(),
+            );
         }
         access::may_get(caller, &mut next)?;
         let wish = tasks.wish(&next)?;
-        let get = counted(Method::Get, tasks.get_now(wish), |leases: &Leases| leases.tasks.is_empty());
-        let (complete, get) = (pin!(self.complete(caller, batch)), pin!(get.instrument(span("get", caller))));
+        let get = counted(Method::Get, tasks.get_now(wish), |leases: &Leases| {
+            leases.tasks.is_empty()
+        });
+        let (complete, get) = (
+            pin!(self.complete(caller, batch)),
+            pin!(get.instrument(span("get", caller))),
+        );
         let (answers, leases) = match future::select(complete, get).await {
             Either::Left((answers, get)) => (answers?, timeout(NEXT_WITHIN, get).await.ok()),
-            Either::Right((leases, mut complete)) => match timeout(NEXT_WITHIN, &mut complete).await {
-                Ok(answers) => (answers?, Some(leases)),
-                Err(_) => {
-                    drop(leases);
-                    (complete.await?, None)
+            Either::Right((leases, mut complete)) => {
+                match timeout(NEXT_WITHIN, &mut complete).await {
+                    Ok(answers) => (answers?, Some(leases)),
+                    Err(_) => {
+                        drop(leases);
+                        (complete.await?, None)
+                    }
                 }
-            },
+            }
         };
         self.authentication.still_valid(caller)?;
         // A queue that cannot be asked, or not soon, has no tasks.
@@ -97,13 +123,21 @@ impl Api {
     }
 
     /// Gives tasks back: to be tried again, or never.
-    pub async fn reject(&self, caller: &Caller, batch: Batch<Rejection>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn reject(
+        &self,
+        caller: &Caller,
+        batch: Batch<Rejection>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         let call = async |tasks: &Handle, worker: &str, items| tasks.reject(worker, items).await;
         self.report(Method::Reject, caller, batch, call).await
     }
 
     /// Makes leases last longer.
-    pub async fn extend(&self, caller: &Caller, batch: Batch<Extension>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn extend(
+        &self,
+        caller: &Caller,
+        batch: Batch<Extension>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         let call = async |tasks: &Handle, worker: &str, items| tasks.extend(worker, items).await;
         self.report(Method::Extend, caller, batch, call).await
     }
@@ -122,10 +156,15 @@ impl Api {
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.
         if items.is_empty() && !known.is_empty() {
-            WorkerName::new(&batch.worker).map_err(|error| tasks::Error::Invalid(error.to_string()))?;
+            WorkerName::new(&batch.worker)
+                .map_err(|error| tasks::Error::Invalid(error.to_string()))?;
             return Ok(merge(known, Vec::new()));
         }
-        let call = counted(method, call(self.tasks()?, &batch.worker, items), Vec::is_empty);
+        let call = counted(
+            method,
+            call(self.tasks()?, &batch.worker, items),
+            Vec::is_empty,
+        );
         let answers = call.instrument(span(method.as_str(), caller)).await?;
         count(method, &answers);
         Ok(merge(known, answers))
@@ -156,6 +195,10 @@ pub(super) fn counted<T>(
 
 fn count(method: Method, answers: &[ItemAnswer]) {
     let mut by_status: BTreeMap<_, usize> = BTreeMap::new();
-    answers.iter().for_each(|answer| *by_status.entry(answer.status).or_default() += 1);
-    by_status.into_iter().for_each(|(status, count)| metrics::tasks_items(method, status.as_str(), count));
+    answers
+        .iter()
+        .for_each(|answer| *by_status.entry(answer.status).or_default() += 1);
+    by_status
+        .into_iter()
+        .for_each(|(status, count)| metrics::tasks_items(method, status.as_str(), count));
 }

@@ -17,7 +17,9 @@ use super::{
     watching::Statuses,
 };
 use crate::{
-    model::{AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus},
+    model::{
+        AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus,
+    },
     queue::{Interest, Told, Watch},
 };
 
@@ -31,9 +33,9 @@ const AT_ONCE: usize = 16;
 type Results = HashMap<TaskId, Vec<TaskResult>>;
 
 impl Api {
-    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, at most for `wait`.
-    /// The answers have up to `max_bytes` of results, and at most 32 MiB. `room` gives the room for them; without it,
-    /// the answers have none.
+    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, at
+    /// most for `wait`. The answers have up to `max_bytes` of results, and at most 32 MiB. `room`
+    /// gives the room for them; without it, the answers have none.
     pub async fn insert_and_wait<R>(
         &self,
         caller: &Caller,
@@ -45,17 +47,23 @@ impl Api {
     ) -> Result<(Vec<AwaitedTask>, Option<R>), Error> {
         may_read(caller)?;
         if tasks.len() > MOST {
-            return Err(Error::Invalid(format!("{} tasks in an insert that waits; at most {MOST}", tasks.len())));
+            return Err(Error::Invalid(format!(
+                "{} tasks in an insert that waits; at most {MOST}",
+                tasks.len()
+            )));
         }
         let query = self.query()?;
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
         let counted = self.waits.of_tasks(&caller.access, tasks.len())?;
         let queues: Vec<Option<QueueName>> = tasks.iter().map(queue_of).collect();
-        // The processes hear of the interest while SQL stores the tasks; not of a queue that the insert may not make.
-        let is_known =
-            |queue: &&QueueName| caller.access.reaches(queue.as_str()) && !query.queue.shards_of(queue).is_empty();
+        // The processes hear of the interest while SQL stores the tasks; not of a queue that the
+        // insert may not make.
+        let is_known = |queue: &&QueueName| {
+            caller.access.reaches(queue.as_str()) && !query.queue.shards_of(queue).is_empty()
+        };
         let early = queues.iter().flatten().filter(is_known);
-        let early: BTreeMap<QueueName, Vec<TaskId>> = early.map(|queue| (queue.clone(), Vec::new())).collect();
+        let early: BTreeMap<QueueName, Vec<TaskId>> =
+            early.map(|queue| (queue.clone(), Vec::new())).collect();
         let early = query.watch_ends(early)?;
         let answers = self.insert(caller, tasks).await?;
         // The caller hears what was stored, even if all else fails from here on.
@@ -93,20 +101,35 @@ impl Api {
 
 /// The answer has results, which only readers may see.
 fn may_read(caller: &Caller) -> Result<(), Denied> {
-    let token = caller.access.token().filter(|token| !token.roles.include(Role::Read));
-    token.map_or(Ok(()), |token| Err(Denied::Role { token: token.name.clone(), has: token.roles, needs: Role::Read }))
+    let token = caller
+        .access
+        .token()
+        .filter(|token| !token.roles.include(Role::Read));
+    token.map_or(Ok(()), |token| {
+        Err(Denied::Role {
+            token: token.name.clone(),
+            has: token.roles,
+            needs: Role::Read,
+        })
+    })
 }
 
 fn queue_of(task: &Result<NewTask, String>) -> Option<QueueName> {
-    task.as_ref().ok().and_then(|task| QueueName::new(&task.queue).ok())
+    task.as_ref()
+        .ok()
+        .and_then(|task| QueueName::new(&task.queue).ok())
 }
 
 impl Reader {
     fn watch_ends(&self, of: BTreeMap<QueueName, Vec<TaskId>>) -> Result<Watch, Error> {
-        Ok(self.queue.announcer().watch(of.into_iter().collect(), Interest::Ends)?)
+        Ok(self
+            .queue
+            .announcer()
+            .watch(of.into_iter().collect(), Interest::Ends)?)
     }
 
-    /// The statuses of tasks when all are final, or at the deadline, or at the stop. Without a watch: now.
+    /// The statuses of tasks when all are final, or at the deadline, or at the stop. Without a
+    /// watch: now.
     async fn ends(
         &self,
         watch: Option<&Watch>,
@@ -118,7 +141,11 @@ impl Reader {
         let is_read = self.read_open(ids, &mut statuses).await;
         let Some(watch) = watch else { return statuses };
         // A task that SQL does not have was removed.
-        let ids: Vec<TaskId> = ids.iter().copied().filter(|id| !is_read || statuses.contains_key(id)).collect();
+        let ids: Vec<TaskId> = ids
+            .iter()
+            .copied()
+            .filter(|id| !is_read || statuses.contains_key(id))
+            .collect();
         let wait = async {
             while ids.iter().any(|id| !is_final(&statuses, id)) {
                 let (told, is_incomplete) = watch.told().await;
@@ -143,20 +170,31 @@ impl Reader {
         statuses
     }
 
-    /// Reads the statuses of those that are not known to be final. Those that it cannot read (`false`) stay as they
-    /// are.
+    /// Reads the statuses of those that are not known to be final. Those that it cannot read
+    /// (`false`) stay as they are.
     async fn read_open(&self, ids: &[TaskId], statuses: &mut HashMap<TaskId, TaskStatus>) -> bool {
-        let open: Vec<TaskId> = ids.iter().filter(|id| !is_final(statuses, id)).copied().collect();
+        let open: Vec<TaskId> = ids
+            .iter()
+            .filter(|id| !is_final(statuses, id))
+            .copied()
+            .collect();
         if open.is_empty() {
             return true;
         }
         match self.statuses(&open).await {
             Ok(Statuses { looks, failed }) => {
-                statuses.extend(looks.into_iter().map(|look| (look.event.id, look.event.status)));
+                statuses.extend(
+                    looks
+                        .into_iter()
+                        .map(|look| (look.event.id, look.event.status)),
+                );
                 failed.is_none()
             }
             Err(error) => {
-                tracing::debug!("an insert that waits cannot read {} tasks: {error}", open.len());
+                tracing::debug!(
+                    "an insert that waits cannot read {} tasks: {error}",
+                    open.len()
+                );
                 false
             }
         }
@@ -172,7 +210,8 @@ impl Reader {
     ) -> (Vec<AwaitedTask>, Option<R>) {
         let mut seen = HashSet::new();
         let completed = answers.iter().filter_map(|answer| answer.id);
-        let completed = completed.filter(|id| statuses.get(id) == Some(&TaskStatus::Completed) && seen.insert(*id));
+        let completed = completed
+            .filter(|id| statuses.get(id) == Some(&TaskStatus::Completed) && seen.insert(*id));
         let completed: Vec<TaskId> = completed.collect();
         let (mut results, room) = match self.results_within(completed, max_bytes, room).await {
             Ok(read) => read,
@@ -183,13 +222,21 @@ impl Reader {
         };
         let awaited = |answer: InsertAnswer| {
             let status = answer.id.and_then(|id| statuses.get(&id).copied());
-            let results = answer.id.and_then(|id| results.remove(&id)).unwrap_or_default();
-            AwaitedTask { answer, status, results }
+            let results = answer
+                .id
+                .and_then(|id| results.remove(&id))
+                .unwrap_or_default();
+            AwaitedTask {
+                answer,
+                status,
+                results,
+            }
         };
         (answers.into_iter().map(awaited).collect(), room)
     }
 
-    /// The results of tasks, in order, as long as they have `max_bytes` together; none without room.
+    /// The results of tasks, in order, as long as they have `max_bytes` together; none without
+    /// room.
     async fn results_within<R>(
         &self,
         completed: Vec<TaskId>,
@@ -197,7 +244,11 @@ impl Reader {
         room: impl FnOnce(usize) -> Option<R>,
     ) -> Result<(Results, Option<R>), Error> {
         let size = async |id| Ok::<_, Error>((id, self.results_bytes(id).await?));
-        let sizes: Vec<(TaskId, usize)> = stream::iter(completed).map(size).buffered(AT_ONCE).try_collect().await?;
+        let sizes: Vec<(TaskId, usize)> = stream::iter(completed)
+            .map(size)
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
         let (mut ids, mut bytes) = (Vec::new(), 0);
         for (id, size) in sizes {
             if bytes + size > max_bytes.min(MOST_BYTES) {
@@ -206,9 +257,15 @@ impl Reader {
             bytes += size;
             ids.push(id);
         }
-        let Some(room) = room(bytes) else { return Ok((Results::new(), None)) };
+        let Some(room) = room(bytes) else {
+            return Ok((Results::new(), None));
+        };
         let read = async |id| Ok::<_, Error>((id, self.results(id).await?.unwrap_or_default()));
-        let results: Results = stream::iter(ids).map(read).buffer_unordered(AT_ONCE).try_collect().await?;
+        let results: Results = stream::iter(ids)
+            .map(read)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
         Ok((results, Some(room)))
     }
 }

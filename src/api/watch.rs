@@ -15,13 +15,15 @@ use super::{
     watching::{Look, Statuses},
 };
 use crate::{
-    model::{Caller, ECHO, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched, shorten},
+    model::{
+        Caller, ECHO, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched, shorten,
+    },
     queue::{Interest, QueueWatch, Told, TooSlow, Watch},
     telemetry::metrics::{self, WatchOver},
 };
 
-/// How long news of a task wait, at least, for earlier news of other steps and of other processes, which have ticks of
-/// their own. Those of a queue wait in `queue/announce/ring.rs`.
+/// How long news of a task wait, at least, for earlier news of other steps and of other processes,
+/// which have ticks of their own. Those of a queue wait in `queue/announce/ring.rs`.
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
@@ -31,14 +33,20 @@ const LONGEST_STEP_MS: i64 = 1_000;
 const BEAT_EVERY: Duration = Duration::from_secs(15);
 /// How long a watch of a queue waits until this process hears the queue.
 const BEGIN_WITHIN: Duration = Duration::from_secs(2);
-/// The parts that a watch gives before it lets other calls go first. Thousands of watches may have as much to give.
+/// The parts that a watch gives before it lets other calls go first. Thousands of watches may have
+/// as much to give.
 const GIVE_AT_ONCE: u32 = 16;
 /// How often a watch checks its token.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 impl Api {
     /// Watches a task until it is final. `last`: the last event that the caller has seen.
-    pub async fn watch_task(&self, caller: &Caller, id: &str, last: Option<&str>) -> Result<Watching, Error> {
+    pub async fn watch_task(
+        &self,
+        caller: &Caller,
+        id: &str,
+        last: Option<&str>,
+    ) -> Result<Watching, Error> {
         let (id, last) = (task_id(id)?, event_id(last)?);
         let query = self.query()?;
         let wait = self.waits.of_tasks(&caller.access, 1)?;
@@ -48,35 +56,62 @@ impl Api {
             let watch = announcer.watch(vec![(queue, vec![id])], Interest::All)?;
             // Behind the watch: what happens from here on is heard.
             let Statuses { mut looks, failed } = query.statuses(&[id]).await?;
-            let now = looks.pop().ok_or_else(|| failed.map_or(Error::NoSuchTask(id), Error::from))?;
+            let now = looks
+                .pop()
+                .ok_or_else(|| failed.map_or(Error::NoSuchTask(id), Error::from))?;
             Ok::<_, Error>((watch, now))
         };
-        let (watch, Look { event: now, is_ending }) = begin.instrument(span("watch_task", caller)).await?;
+        let (
+            watch,
+            Look {
+                event: now,
+                is_ending,
+            },
+        ) = begin.instrument(span("watch_task", caller)).await?;
         let seen = last.filter(|last| last.task == id && (last.status == now.status || is_ending));
         // A watcher that is told nothing stays with the event that it has seen.
         let begun = match &seen {
-            // The end of an earlier life is not the end that comes, and the time is the caller's word.
-            Some(seen) if is_ending && !seen.status.is_final() => {
-                TaskEvent { status: seen.status, at_unix_ms: seen.at_unix_ms.min(now.at_unix_ms), ..now.clone() }
-            }
+            // The end of an earlier life is not the end that comes, and the time is the caller's
+            // word.
+            Some(seen) if is_ending && !seen.status.is_final() => TaskEvent {
+                status: seen.status,
+                at_unix_ms: seen.at_unix_ms.min(now.at_unix_ms),
+                ..now.clone()
+            },
             _ => now.clone(),
         };
-        let life = Life { id, last: Some(begun) };
-        let of_task = OfTask { watch, life, held: Vec::new(), hear_at: Instant::now() };
+        let life = Life {
+            id,
+            last: Some(begun),
+        };
+        let of_task = OfTask {
+            watch,
+            life,
+            held: Vec::new(),
+            hear_at: Instant::now(),
+        };
         let mut watching = self.watching(caller, Source::Task(of_task), wait);
         watching.over = now.status.is_final().then_some(WatchOver::Final);
-        watching.ready.extend(seen.is_none().then_some(Watched::Event(now)));
+        watching
+            .ready
+            .extend(seen.is_none().then_some(Watched::Event(now)));
         Ok(watching)
     }
 
     /// Watches all tasks of a queue, from now on or behind the event `last`.
-    pub async fn watch_queue(&self, caller: &Caller, queue: &str, last: Option<&str>) -> Result<Watching, Error> {
+    pub async fn watch_queue(
+        &self,
+        caller: &Caller,
+        queue: &str,
+        last: Option<&str>,
+    ) -> Result<Watching, Error> {
         let queue = QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?;
         reaches(caller, queue.as_str())?;
         let last = event_id(last)?;
         let query = self.query()?;
         // A name that nobody uses yet may be made up.
-        let is_new = query.queue.shards_of(&queue).is_empty() && !query.settings.queues.named.contains_key(&queue);
+        let is_new = query.queue.shards_of(&queue).is_empty()
+            && !query.settings.queues.named.contains_key(&queue);
         let wait = match is_new {
             true => self.waits.of_new_queue(&caller.access)?,
             false => self.wait(caller)?,
@@ -84,12 +119,15 @@ impl Api {
         let mut watch = query.queue.announcer().watch_queue(queue)?;
         let has_resumed = last.is_some_and(|last| watch.resume(&last));
         if !has_resumed {
-            // The caller takes the answer for the beginning. If it comes before the queue is heard, a gap follows.
+            // The caller takes the answer for the beginning. If it comes before the queue is heard,
+            // a gap follows.
             let begin = timeout(BEGIN_WITHIN, watch.begin());
             _ = self.stop.run_until_cancelled(begin).await;
         }
         let mut watching = self.watching(caller, Source::Queue(watch), wait);
-        watching.ready.extend((last.is_some() && !has_resumed).then_some(Watched::Gap));
+        watching
+            .ready
+            .extend((last.is_some() && !has_resumed).then_some(Watched::Gap));
         Ok(watching)
     }
 
@@ -111,10 +149,14 @@ impl Api {
 }
 
 fn event_id(text: Option<&str>) -> Result<Option<EventId>, Error> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
     let wrong = |()| {
         let text = shorten(text, ECHO);
-        Error::Invalid(format!("{text:?} is no event of taskd; send the id of the last event that you have seen"))
+        Error::Invalid(format!(
+            "{text:?} is no event of taskd; send the id of the last event that you have seen"
+        ))
     };
     text.parse().map(Some).map_err(wrong)
 }
@@ -133,12 +175,17 @@ impl Life {
             return false;
         }
         if is_truth && !event.status.is_final() {
-            // The truth was read before what was heard since. A step that takes its time before it begins may be
-            // carried out behind the read.
-            let margin = if event.status == TaskStatus::Pending { LONGEST_STEP_MS } else { 0 };
+            // The truth was read before what was heard since. A step that takes its time before it
+            // begins may be carried out behind the read.
+            let margin = if event.status == TaskStatus::Pending {
+                LONGEST_STEP_MS
+            } else {
+                0
+            };
             return event.at_unix_ms >= last.at_unix_ms + margin;
         }
-        let goes_on = event.status.rank() > last.status.rank() && event.at_unix_ms + SKEW_MS >= last.at_unix_ms;
+        let goes_on = event.status.rank() > last.status.rank()
+            && event.at_unix_ms + SKEW_MS >= last.at_unix_ms;
         event.status.is_final() || event.order() > last.order() || goes_on
     }
 }
@@ -177,7 +224,8 @@ impl OfTask {
         }));
     }
 
-    /// Takes what was held, in order, with what has come since and belongs before it. The rest is held in its turn.
+    /// Takes what was held, in order, with what has come since and belongs before it. The rest is
+    /// held in its turn.
     fn hear(&mut self) -> Vec<TaskEvent> {
         let upto = self.held.iter().map(|(event, _)| event.order()).max();
         if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
@@ -185,7 +233,8 @@ impl OfTask {
         }
         let mut events = std::mem::take(&mut self.held);
         events.sort_by_key(|(event, _)| event.order());
-        self.held = events.split_off(events.partition_point(|(event, _)| Some(event.order()) <= upto));
+        self.held =
+            events.split_off(events.partition_point(|(event, _)| Some(event.order()) <= upto));
         let mut news = Vec::new();
         for (event, is_truth) in events {
             if self.life.is_news(&event, is_truth) {
@@ -207,7 +256,12 @@ impl Source {
     /// The next parts, perhaps none. It may be dropped at any time.
     async fn next(&mut self) -> Result<Vec<Watched>, TooSlow> {
         match self {
-            Self::Task(of_task) => Ok(of_task.next().await.into_iter().map(Watched::Event).collect()),
+            Self::Task(of_task) => Ok(of_task
+                .next()
+                .await
+                .into_iter()
+                .map(Watched::Event)
+                .collect()),
             Self::Queue(watch) => watch.next().await,
         }
     }
@@ -308,7 +362,12 @@ mod tests {
     use super::*;
 
     fn event(id: TaskId, status: TaskStatus, at_unix_ms: i64) -> TaskEvent {
-        TaskEvent { id, queue: QueueName::new("q").unwrap(), status, at_unix_ms }
+        TaskEvent {
+            id,
+            queue: QueueName::new("q").unwrap(),
+            status,
+            at_unix_ms,
+        }
     }
 
     #[test]
@@ -329,11 +388,21 @@ mod tests {
             (Pending, 2000, true, true),
             (Completed, 1, false, true),
         ] {
-            assert_eq!(life.is_news(&event(id, status, at), is_truth), is_news, "{status:?} at {at}");
+            assert_eq!(
+                life.is_news(&event(id, status, at), is_truth),
+                is_news,
+                "{status:?} at {at}"
+            );
         }
         life.last = Some(event(id, Queued, 1000));
-        assert!(life.is_news(&event(id, Assigned, 960), false), "the clocks of two processes differ");
+        assert!(
+            life.is_news(&event(id, Assigned, 960), false),
+            "the clocks of two processes differ"
+        );
         assert!(!life.is_news(&event(id, Assigned, 940), false));
-        assert!(!life.is_news(&event(TaskId::new(), Assigned, 2000), false), "another task");
+        assert!(
+            !life.is_news(&event(TaskId::new(), Assigned, 2000), false),
+            "another task"
+        );
     }
 }

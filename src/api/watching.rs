@@ -1,7 +1,7 @@
 //! The facts behind watches: what SQL and Redis say, read for all watchers of a process together.
 //!
-//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A
-//! task of which a hint names no status is read at the next tick.
+//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an
+//! event by as much. A task of which a hint names no status is read at the next tick.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,8 @@ const AT_ONCE: usize = 500;
 /// A task, as SQL and Redis have it now.
 pub(super) struct Look {
     pub(super) event: TaskEvent,
-    /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the task.
+    /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the
+    /// task.
     pub(super) is_ending: bool,
 }
 
@@ -39,7 +40,9 @@ pub(super) struct Statuses {
 impl Reader {
     /// Reads for the watchers of this process, until the stop.
     pub fn inform_watchers(&self, supervisor: &Supervisor) {
-        supervisor.spawn_loop("watchers", self.clone(), |reader, cx| async move { reader.inform(&cx).await });
+        supervisor.spawn_loop("watchers", self.clone(), |reader, cx| async move {
+            reader.inform(&cx).await
+        });
     }
 
     async fn inform(&self, cx: &Loop) {
@@ -67,7 +70,10 @@ impl Reader {
                 };
                 // They are read again at the next look.
                 if let Some(error) = failed {
-                    tracing::debug!("cannot read all of {} tasks that are watched: {error}", ids.len());
+                    tracing::debug!(
+                        "cannot read all of {} tasks that are watched: {error}",
+                        ids.len()
+                    );
                 }
                 cx.beat();
             }
@@ -75,20 +81,36 @@ impl Reader {
         }
     }
 
-    /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results with it.
+    /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results
+    /// with it.
     pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Statuses, Error> {
         let now = self.now_unix_ms();
         let tasks = self.store().listed(ids).await?;
-        let Known { records, shards, failed } = self.known_records(&tasks).await;
+        let Known {
+            records,
+            shards,
+            failed,
+        } = self.known_records(&tasks).await;
         let look = |task: ListedTask| {
             let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
             let view = view(task, record, now);
-            let is_ending = !is_final && record.is_some_and(|record| record.status != RecordStatus::Live);
+            let is_ending =
+                !is_final && record.is_some_and(|record| record.status != RecordStatus::Live);
             let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
-            let event = TaskEvent { id: view.id, queue: view.queue, status: view.status, at_unix_ms };
+            let event = TaskEvent {
+                id: view.id,
+                queue: view.queue,
+                status: view.status,
+                at_unix_ms,
+            };
             Look { event, is_ending }
         };
-        let known = tasks.into_iter().filter(|task| task.status.is_final() || shards.contains(&task.shard));
-        Ok(Statuses { looks: known.map(look).collect(), failed })
+        let known = tasks
+            .into_iter()
+            .filter(|task| task.status.is_final() || shards.contains(&task.shard));
+        Ok(Statuses {
+            looks: known.map(look).collect(),
+            failed,
+        })
     }
 }

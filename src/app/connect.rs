@@ -43,7 +43,11 @@ impl From<Unreachable> for anyhow::Error {
 
 impl Unreachable {
     fn new(error: anyhow::Error, is_transient: bool) -> Self {
-        if is_transient { Self::Yet(error) } else { Self::Ever(error) }
+        if is_transient {
+            Self::Yet(error)
+        } else {
+            Self::Ever(error)
+        }
     }
 }
 
@@ -61,7 +65,8 @@ pub(super) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Tries until it works. The log names `what` once, and once how it went on. `None` at the stop.
+    /// Tries until it works. The log names `what` once, and once how it went on. `None` at the
+    /// stop.
     pub(super) async fn until<T, Fut>(
         &self,
         what: &'static str,
@@ -90,7 +95,12 @@ impl Wait<'_> {
                     tracing::debug!("still waiting for {what}: {}", in_short(&*error));
                 }
             }
-            if self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            if self
+                .stop
+                .run_until_cancelled(tokio::time::sleep(pause))
+                .await
+                .is_none()
+            {
                 break;
             }
         }
@@ -101,10 +111,13 @@ impl Wait<'_> {
 pub(super) async fn redis(url: &str, settings: &Settings) -> Result<Redis, Unreachable> {
     let unreachable = |error: redis_pool::Error| {
         let is_transient = error.is_transient();
-        let error = anyhow::Error::new(error).context(format!("cannot use {}", without_password(url)));
+        let error =
+            anyhow::Error::new(error).context(format!("cannot use {}", without_password(url)));
         Unreachable::new(error, is_transient)
     };
-    let redis = Redis::connect_as(url, &settings.redis_prefix, &settings.redis).await.map_err(unreachable)?;
+    let redis = Redis::connect_as(url, &settings.redis_prefix, &settings.redis)
+        .await
+        .map_err(unreachable)?;
     redis.check().await.map_err(unreachable)?;
     Ok(redis)
 }
@@ -113,13 +126,14 @@ pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreach
     let opened: store::Result<Arc<dyn Store>> = match &settings.database_url {
         None => sqlite(&sqlite_file(settings)).await,
         Some(DatabaseUrl::Sqlite(path)) => sqlite(path).await,
-        Some(DatabaseUrl::Server(url)) => {
-            MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
-        }
+        Some(DatabaseUrl::Server(url)) => MysqlStore::connect(url, settings.database_pool)
+            .await
+            .map(|store| Arc::new(store) as Arc<dyn Store>),
     };
     let opened = opened.map_err(|error| {
         let is_transient = error.is_transient();
-        let error = anyhow::Error::new(error).context(format!("cannot open {}", store_name(settings)));
+        let error =
+            anyhow::Error::new(error).context(format!("cannot open {}", store_name(settings)));
         Unreachable::new(error, is_transient)
     })?;
     opened.keep_events_of(EventQueues::of(&settings.queues));
@@ -131,10 +145,12 @@ pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
 }
 
-/// Locks the file of SQLite, by another file beside it, for a process that runs a Redis of its own: two of these would
-/// both hand out the tasks. Others may share the file and the Redis of such a process.
+/// Locks the file of SQLite, by another file beside it, for a process that runs a Redis of its own:
+/// two of these would both hand out the tasks. Others may share the file and the Redis of such a
+/// process.
 ///
-/// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks for one, as NFS does.
+/// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks
+/// for one, as NFS does.
 pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     let path = match &settings.database_url {
         _ if settings.redis_url.is_some() => return Ok(None),
@@ -146,8 +162,15 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     let mut beside = path.canonicalize().unwrap_or(path.clone()).into_os_string();
     beside.push("-lock");
     let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(&beside).with_context(|| format!("cannot write to {}", beside.display()))?;
+    let options = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
+    let file = options
+        .open(&beside)
+        .with_context(|| format!("cannot write to {}", beside.display()))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => bail!(
@@ -155,7 +178,9 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
              this one a database of its own",
             path.display()
         ),
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", beside.display())),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", beside.display()))
+        }
     }
 }
 
@@ -182,14 +207,21 @@ pub(super) async fn bus(
     redis: Option<&Redis>,
     process: &str,
 ) -> Result<Arc<dyn Bus>, Unreachable> {
-    let opened: bus::Result<Arc<dyn Bus>> = match kafka_config(settings).map_err(Unreachable::Ever)? {
-        None => {
-            let redis = redis.context("Redis Streams need a Redis").map_err(Unreachable::Ever)?;
-            let opened = RedisStreams::open(redis.clone(), &settings.topic_prefix, settings.partitions).await;
-            opened.map(|bus| Arc::new(bus.process(process)) as Arc<dyn Bus>)
-        }
-        Some(config) => Kafka::open(config).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
-    };
+    let opened: bus::Result<Arc<dyn Bus>> =
+        match kafka_config(settings).map_err(Unreachable::Ever)? {
+            None => {
+                let redis = redis
+                    .context("Redis Streams need a Redis")
+                    .map_err(Unreachable::Ever)?;
+                let opened =
+                    RedisStreams::open(redis.clone(), &settings.topic_prefix, settings.partitions)
+                        .await;
+                opened.map(|bus| Arc::new(bus.process(process)) as Arc<dyn Bus>)
+            }
+            Some(config) => Kafka::open(config)
+                .await
+                .map(|bus| Arc::new(bus) as Arc<dyn Bus>),
+        };
     opened.map_err(|error| {
         // A refused password or certificate is also refused later.
         let is_transient = error.is_transient();
@@ -223,7 +255,8 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
     }
     if let Some(DatabaseUrl::Server(url)) = &settings.database_url {
         let shown = without_password(url);
-        MysqlStore::check(url).with_context(|| format!("database_url = {shown:?} is not usable"))?;
+        MysqlStore::check(url)
+            .with_context(|| format!("database_url = {shown:?} is not usable"))?;
     }
     match kafka_config(settings)? {
         Some(config) => Ok(Kafka::check(&config)?),
@@ -232,7 +265,9 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
 }
 
 fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
-    let Some(url) = &settings.bus_url else { return Ok(None) };
+    let Some(url) = &settings.bus_url else {
+        return Ok(None);
+    };
     Ok(Some(kafka::Config {
         brokers: url.brokers.clone(),
         properties: kafka::resolved(&settings.kafka)?,

@@ -14,20 +14,37 @@ const DEFAULT_GRPC: &str = "http://127.0.0.1:7601";
 
 /// Logs that the process is up. A terminal gets more.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
-    let pipelines: Vec<_> = settings.pipelines.iter().map(|pipeline| pipeline.as_str()).collect();
+    let pipelines: Vec<_> = settings
+        .pipelines
+        .iter()
+        .map(|pipeline| pipeline.as_str())
+        .collect();
     tracing::info!(pipelines = pipelines.join(","), %http, %grpc, "taskd is up: http {http}, grpc {grpc}");
     if !std::io::stdout().is_terminal() {
         return;
     }
     let redis = settings.redis_url.as_ref();
-    let redis = redis
-        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), ToString::to_string);
-    let bus = settings.bus_url.as_ref().map_or_else(|| "Redis Streams in that Redis".to_owned(), ToString::to_string);
+    let redis = redis.map_or_else(
+        || format!("redis-server of its own in {}", settings.data_dir.display()),
+        ToString::to_string,
+    );
+    let bus = settings.bus_url.as_ref().map_or_else(
+        || "Redis Streams in that Redis".to_owned(),
+        ToString::to_string,
+    );
     let (pipelines, store) = (pipelines.join(", "), store_name(settings));
-    let scheme = if settings.tls.cert_file.is_some() { "https" } else { "http" };
+    let scheme = if settings.tls.cert_file.is_some() {
+        "https"
+    } else {
+        "http"
+    };
     let taskd = command();
     let grpc = format!("{scheme}://{grpc}");
-    let at = if grpc == DEFAULT_GRPC { String::new() } else { format!(" --grpc {grpc}") };
+    let at = if grpc == DEFAULT_GRPC {
+        String::new()
+    } else {
+        format!(" --grpc {grpc}")
+    };
     let token = match settings.auth {
         Auth::Tokens => " --oauth2-bearer $TASKD_TOKEN",
         Auth::None => "",
@@ -55,13 +72,21 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
 /// What to type to start this program: its name if the shell finds it by that, else its path.
 fn command() -> String {
     let name = "taskd";
-    let Ok(own) = env::current_exe() else { return name.to_owned() };
+    let Ok(own) = env::current_exe() else {
+        return name.to_owned();
+    };
     let path = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    let found = env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file());
     if found.and_then(|file| file.canonicalize().ok()).as_ref() == Some(&own) {
         return name.to_owned();
     }
     // Between quotes, in case the path has a blank.
     let text = own.display().to_string();
-    if text.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) { format!("'{text}'") } else { text }
+    if text.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) {
+        format!("'{text}'")
+    } else {
+        text
+    }
 }

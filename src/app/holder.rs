@@ -1,9 +1,9 @@
 //! One Redis for a database: a row names the Redis that holds its tasks.
 //!
-//! The ownership key keeps a Redis from a second database. This row keeps a database from a second Redis, for which a
-//! process without the right `redis_url` is enough: each would take the tasks of the other for lost, and workers would
-//! get them twice. The processes of a Redis renew the row as long as they run, so another Redis may follow when they
-//! have stopped.
+//! The ownership key keeps a Redis from a second database. This row keeps a database from a second
+//! Redis, for which a process without the right `redis_url` is enough: each would take the tasks of
+//! the other for lost, and workers would get them twice. The processes of a Redis renew the row as
+//! long as they run, so another Redis may follow when they have stopped.
 
 use std::{
     sync::Arc,
@@ -23,8 +23,8 @@ use crate::{
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// How long nobody renews the row of a Redis whose processes have stopped.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long a start looks at the row of another Redis. A process whose Redis was emptied renews its old name for some
-/// two seconds more.
+/// How long a start looks at the row of another Redis. A process whose Redis was emptied renews its
+/// old name for some two seconds more.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -71,13 +71,18 @@ fn parts(row: &str) -> (&str, u64) {
 /// The Redis of the database, as this process knows it from round to round.
 #[derive(Default)]
 pub(super) struct Holder {
-    /// The name of Redis in the last round. When Redis loses its data, the process takes the row with the new one.
+    /// The name of Redis in the last round. When Redis loses its data, the process takes the row
+    /// with the new one.
     last: Mutex<String>,
 }
 
 impl Holder {
     /// Writes the name of this Redis into the row. Fails if processes with another Redis renew it.
-    pub(super) async fn take(&self, store: &dyn Store, coordination: &Coordination) -> Result<(), Error> {
+    pub(super) async fn take(
+        &self,
+        store: &dyn Store,
+        coordination: &Coordination,
+    ) -> Result<(), Error> {
         let (began, mut looked) = (Instant::now(), None::<(String, Instant)>);
         loop {
             let redis = coordination.redis_name().await?;
@@ -88,10 +93,13 @@ impl Holder {
                 return Ok(());
             }
             let is_free = holder.is_empty() || *self.last.lock() == holder;
-            let is_silent = matches!(&looked, Some((row, at)) if *row == seen && at.elapsed() >= SILENCE);
+            let is_silent =
+                matches!(&looked, Some((row, at)) if *row == seen && at.elapsed() >= SILENCE);
             if is_free || is_silent {
                 // Of two processes that write here, one does; both look again.
-                store.replace_holder(&seen, &row(&redis, renewed + 1)).await?;
+                store
+                    .replace_holder(&seen, &row(&redis, renewed + 1))
+                    .await?;
                 continue;
             }
             if began.elapsed() >= PATIENCE {
@@ -99,7 +107,9 @@ impl Holder {
             }
             if looked.is_none() {
                 let silence = humantime::format_duration(SILENCE);
-                tracing::warn!("this database was used with another Redis: looking for {silence} if it still is");
+                tracing::warn!(
+                    "this database was used with another Redis: looking for {silence} if it still is"
+                );
             }
             if looked.as_ref().is_none_or(|(row, _)| *row != seen) {
                 looked = Some((seen, Instant::now()));
@@ -108,18 +118,31 @@ impl Holder {
         }
     }
 
-    /// Renews the row while this process runs. Ends the round when the row names another Redis, or Redis has another
-    /// name.
-    pub(super) fn keep(&self, store: &Arc<dyn Store>, coordination: &Coordination, supervisor: &Supervisor) {
+    /// Renews the row while this process runs. Ends the round when the row names another Redis, or
+    /// Redis has another name.
+    pub(super) fn keep(
+        &self,
+        store: &Arc<dyn Store>,
+        coordination: &Coordination,
+        supervisor: &Supervisor,
+    ) {
         let redis: Arc<str> = self.last.lock().as_str().into();
-        supervisor.spawn_loop("holder", (redis, Arc::clone(store), coordination.clone()), renew);
+        supervisor.spawn_loop(
+            "holder",
+            (redis, Arc::clone(store), coordination.clone()),
+            renew,
+        );
     }
 }
 
-async fn renew((redis, store, coordination): (Arc<str>, Arc<dyn Store>, Coordination), cx: Loop) -> Result<(), Error> {
+async fn renew(
+    (redis, store, coordination): (Arc<str>, Arc<dyn Store>, Coordination),
+    cx: Loop,
+) -> Result<(), Error> {
     let mut last = String::new();
     while cx.pause(RENEW_EVERY).await {
-        // Asked each time: a Redis that was emptied, or set back, must not keep the row of the one before.
+        // Asked each time: a Redis that was emptied, or set back, must not keep the row of the one
+        // before.
         if *coordination.redis_name().await? != *redis {
             return Err(Error::Renamed);
         }
@@ -130,7 +153,11 @@ async fn renew((redis, store, coordination): (Arc<str>, Arc<dyn Store>, Coordina
         }
         let renewed = row(holder, renewed + 1);
         // If another process was first, its write is as good.
-        last = if seen == last && store.replace_holder(&seen, &renewed).await? { renewed } else { seen };
+        last = if seen == last && store.replace_holder(&seen, &renewed).await? {
+            renewed
+        } else {
+            seen
+        };
         cx.beat();
     }
     Ok(())

@@ -39,7 +39,8 @@ use crate::{
     telemetry::{metrics, traces},
 };
 
-/// The name of a process with an embedded Redis. The lock on the data folder makes it the only one there.
+/// The name of a process with an embedded Redis. The lock on the data folder makes it the only one
+/// there.
 const ALONE: &str = "alone";
 /// The shortest time between two rounds, so that repeated losses do not keep a machine busy.
 const ROUND: Duration = Duration::from_secs(1);
@@ -51,7 +52,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (stop, own_redis) = (CancellationToken::new(), Arc::new(OnceLock::new()));
     // Everything that uses Redis stops before Redis does, and signals count until the end.
     let (signals, base) = (Supervisor::new(), Supervisor::new());
-    signals::watch(stop.clone(), settings.grace_period, Arc::clone(&own_redis), &signals)?;
+    signals::watch(
+        stop.clone(),
+        settings.grace_period,
+        Arc::clone(&own_redis),
+        &signals,
+    )?;
     let result = serve(&settings, &own_redis, &base, &stop).await;
     base.stop();
     base.wait().await;
@@ -88,7 +94,8 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     Ok(connect::store(settings).await?)
 }
 
-/// Opens the store if it exists. A folder that is not the running taskd's has none, nor has a relative path elsewhere.
+/// Opens the store if it exists. A folder that is not the running taskd's has none, nor has a
+/// relative path elsewhere.
 pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     must_have_run(settings)?;
     open_store(settings).await
@@ -107,11 +114,13 @@ pub enum NeverRan {
 pub fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
     let missing = |path: &Path| !path.exists();
     match &settings.database_url {
-        None if missing(&connect::sqlite_file(settings)) => Err(NeverRan::Folder(settings.data_dir.clone())),
-        // A relative path means another file in each folder.
-        Some(DatabaseUrl::Sqlite(path)) if missing(path) => {
-            Err(NeverRan::File(std::path::absolute(path).unwrap_or_else(|_| path.clone())))
+        None if missing(&connect::sqlite_file(settings)) => {
+            Err(NeverRan::Folder(settings.data_dir.clone()))
         }
+        // A relative path means another file in each folder.
+        Some(DatabaseUrl::Sqlite(path)) if missing(path) => Err(NeverRan::File(
+            std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+        )),
         None | Some(DatabaseUrl::Sqlite(_) | DatabaseUrl::Server(_)) => Ok(()),
     }
 }
@@ -128,7 +137,11 @@ async fn serve(
     // Ports and the folder first: a mistake there shows before anything starts.
     let listeners = Listeners::bind(settings).await?;
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
-    let data_dir = if is_embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
+    let data_dir = if is_embedded {
+        Some(DataDir::lock(&settings.data_dir)?)
+    } else {
+        None
+    };
     let _file = connect::lock_file(settings)?;
 
     if let Some(exporter) = exporter {
@@ -138,12 +151,17 @@ async fn serve(
     if let Some(tls) = &tls {
         tls.keep_on(base);
     }
-    let wait = Wait { door: Waiting::start(listeners.http()?, listeners.grpc()?, tls.clone()), stop };
+    let wait = Wait {
+        door: Waiting::start(listeners.http()?, listeners.grpc()?, tls.clone()),
+        stop,
+    };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
             // A server with much data loads it for long.
             let starts = RedisServer::start_with(data_dir, settings.redis.max_memory);
-            let Some(server) = wait.stop.run_until_cancelled(starts).await else { return Ok(()) };
+            let Some(server) = wait.stop.run_until_cancelled(starts).await else {
+                return Ok(());
+            };
             let server = Arc::new(server?);
             let server = own_redis.get_or_init(|| server);
             server.keep_running(base);
@@ -152,11 +170,23 @@ async fn serve(
         (Some(url), _) => url.as_str().to_owned(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
-    let Some(redis) = wait.until("Redis", || connect::redis(&redis_url, settings)).await? else { return Ok(()) };
-    let Some(store) = wait.until("the database", || connect::store(settings)).await? else { return Ok(()) };
+    let Some(redis) = wait
+        .until("Redis", || connect::redis(&redis_url, settings))
+        .await?
+    else {
+        return Ok(());
+    };
+    let Some(store) = wait
+        .until("the database", || connect::store(settings))
+        .await?
+    else {
+        return Ok(());
+    };
     let (upkeep, upkeep_stop) = (metrics.clone(), base.stop_token());
     base.spawn_once(async move {
-        upkeep_stop.run_until_cancelled(metrics::upkeep(upkeep)).await;
+        upkeep_stop
+            .run_until_cancelled(metrics::upkeep(upkeep))
+            .await;
     });
     let backends = Backends {
         settings: Arc::clone(settings),
@@ -165,19 +195,29 @@ async fn serve(
         metrics,
         tls,
         budget: Budget::new(settings.limits.request_budget),
-        process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
+        process: settings
+            .redis_url
+            .as_ref()
+            .map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
         // The lock on the file keeps a second Redis of a taskd from the embedded store.
         holder: settings.database_url.is_some().then(Holder::default),
     };
     run_rounds(&backends, listeners, wait).await?;
-    if tokio::time::timeout(settings.grace_period, backends.store.close()).await.is_err() {
+    if tokio::time::timeout(settings.grace_period, backends.store.close())
+        .await
+        .is_err()
+    {
         tracing::warn!("the database was not closed in time");
     }
     Ok(())
 }
 
-async fn run_rounds(backends: &Backends, mut listeners: Listeners, mut wait: Wait<'_>) -> anyhow::Result<()> {
+async fn run_rounds(
+    backends: &Backends,
+    mut listeners: Listeners,
+    mut wait: Wait<'_>,
+) -> anyhow::Result<()> {
     let (stop, mut is_first) = (wait.stop, true);
     loop {
         let began = Instant::now();
@@ -185,9 +225,13 @@ async fn run_rounds(backends: &Backends, mut listeners: Listeners, mut wait: Wai
             RoundEnd::Stopped => return Ok(()),
             RoundEnd::Lost(kept) => kept,
         };
-        wait = Wait { door: Waiting::start(listeners.http()?, listeners.grpc()?, backends.tls.clone()), stop };
+        wait = Wait {
+            door: Waiting::start(listeners.http()?, listeners.grpc()?, backends.tls.clone()),
+            stop,
+        };
         is_first = false;
         // At the stop the next round ends as soon as it has begun.
-        stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;
+        stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed())))
+            .await;
     }
 }

@@ -12,8 +12,8 @@ use crate::{
 
 const RAISED: [Topic; 2] = [Topic::Pipeline, Topic::TaskResults];
 
-/// Raises the topics that taskd reads to `partitions`, and answers how many they had. Running processes notice it and
-/// start over with them.
+/// Raises the topics that taskd reads to `partitions`, and answers how many they had. Running
+/// processes notice it and start over with them.
 pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String> {
     connect::check(&settings)?;
     let (mut redis, mut server) = (None, None);
@@ -30,7 +30,10 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
         redis = Some(connect::redis(&url, &settings).await?);
     }
     // To open the bus would make topics of a wrong prefix, and raise those.
-    if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED).await?.first() {
+    if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED)
+        .await?
+        .first()
+    {
         let place = match (&settings.bus_url, &settings.redis_url) {
             (Some(_), _) => "bus_url",
             (None, Some(_)) => "redis_url, redis_prefix",
@@ -45,7 +48,9 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
     let topics = RAISED.map(|topic| (topic, bus.partitions(topic)));
     for (topic, found) in topics {
         if found > partitions {
-            bail!("{topic} has {found} partitions, and there is no way back: unread tasks would go with them");
+            bail!(
+                "{topic} has {found} partitions, and there is no way back: unread tasks would go with them"
+            );
         }
     }
     for (topic, found) in topics {
@@ -59,6 +64,7 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
         now.cancel();
         server.supervise(now).await;
     }
-    let raised = topics.map(|(topic, found)| format!("{topic}: {found} -> {partitions} partitions"));
+    let raised =
+        topics.map(|(topic, found)| format!("{topic}: {found} -> {partitions} partitions"));
     Ok(raised.join("\n"))
 }

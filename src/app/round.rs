@@ -1,8 +1,9 @@
 //! One round: opens the bus, starts the pipelines and the ways in, and ends them in order.
 //!
-//! A round ends at the stop, or when Redis or the bus has lost everything. The next round finds the bus empty in a new
-//! generation, and shards without one, which the watchdog brings back from SQL. Records that were published into the
-//! emptied Redis before a process noticed are not marked as published, or the watchdog finds their tasks missing.
+//! A round ends at the stop, or when Redis or the bus has lost everything. The next round finds the
+//! bus empty in a new generation, and shards without one, which the watchdog brings back from SQL.
+//! Records that were published into the emptied Redis before a process noticed are not marked as
+//! published, or the watchdog finds their tasks missing.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -62,7 +63,8 @@ pub(super) struct Backends {
 /// How a round ended.
 pub(super) enum RoundEnd {
     Stopped,
-    /// Redis or the bus has lost everything. The next round keeps the ports; callers are told to try later meanwhile.
+    /// Redis or the bus has lost everything. The next round keeps the ports; callers are told to
+    /// try later meanwhile.
     Lost(Listeners),
 }
 
@@ -74,8 +76,15 @@ pub(super) struct Listeners {
 
 impl Listeners {
     pub(super) async fn bind(settings: &Settings) -> anyhow::Result<Self> {
-        let http = ingress::bind(settings.http_listen, "http").await?.into_std()?;
-        Ok(Self { http, grpc: ingress::bind(settings.grpc_listen, "grpc").await?.into_std()? })
+        let http = ingress::bind(settings.http_listen, "http")
+            .await?
+            .into_std()?;
+        Ok(Self {
+            http,
+            grpc: ingress::bind(settings.grpc_listen, "grpc")
+                .await?
+                .into_std()?,
+        })
     }
 
     pub(super) fn http(&self) -> io::Result<TcpListener> {
@@ -94,19 +103,28 @@ pub(super) async fn run(
     wait: Wait<'_>,
     is_first: bool,
 ) -> anyhow::Result<RoundEnd> {
-    let Some(opened) = open(backends, &wait).await? else { return Ok(RoundEnd::Stopped) };
+    let Some(opened) = open(backends, &wait).await? else {
+        return Ok(RoundEnd::Stopped);
+    };
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
     // Nothing fails from here on, so whatever starts is also awaited.
-    let (supervisor, doors) = (Supervisor::with_clock(backends.clock.clone()), Supervisor::new());
+    let (supervisor, doors) = (
+        Supervisor::with_clock(backends.clock.clone()),
+        Supervisor::new(),
+    );
     let servers = Servers::default();
     let (cx, authentication) = opened.start_upkeep(backends, &servers, &supervisor);
     let state = state(backends, &cx, authentication, servers, &supervisor, &doors);
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
-        Ok(tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1?)
+        Ok(tokio::join!(
+            ingress::http::serve(http, state.clone()),
+            ingress::grpc::serve(grpc, state)
+        )
+        .1?)
     });
     if is_first {
         greet(&backends.settings, http_addr, grpc_addr);
@@ -138,40 +156,67 @@ struct Opened {
     tokens: Option<TokenSync>,
 }
 
-/// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one. `None` at the stop.
+/// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one.
+/// `None` at the stop.
 async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
-    let Backends { settings, redis, store, process, clock, holder, .. } = backends;
+    let Backends {
+        settings,
+        redis,
+        store,
+        process,
+        clock,
+        holder,
+        ..
+    } = backends;
     let bus = || connect::bus(settings, Some(redis), process);
-    let Some(bus) = wait.until("the bus", bus).await? else { return Ok(None) };
+    let Some(bus) = wait.until("the bus", bus).await? else {
+        return Ok(None);
+    };
     let store_id = || async { store.store_id().await.map_err(unreadable) };
-    let Some(store_id) = wait.until("the database", store_id).await? else { return Ok(None) };
+    let Some(store_id) = wait.until("the database", store_id).await? else {
+        return Ok(None);
+    };
 
     let coordination = Coordination::new(redis.clone(), process, clock.clone());
     let own = || async {
         coordination.follow_clock().await?;
         Ok(coordination.own(&store_id).await?)
     };
-    let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
+    let Some(()) = wait.until("Redis", own).await? else {
+        return Ok(None);
+    };
 
     if let Some(holder) = holder {
         let take = || async { Ok(holder.take(&**store, &coordination).await?) };
-        let Some(()) = wait.until("the database", take).await? else { return Ok(None) };
+        let Some(()) = wait.until("the database", take).await? else {
+            return Ok(None);
+        };
     }
 
-    let Some(queue) = queue(backends, wait).await? else { return Ok(None) };
+    let Some(queue) = queue(backends, wait).await? else {
+        return Ok(None);
+    };
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
     let queues = || async {
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
-        QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
+        QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone())
+            .await
+            .map_err(unreadable)
     };
-    let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
+    let Some(queues) = wait.until("the database", queues).await? else {
+        return Ok(None);
+    };
     let tokens = match settings.auth {
         Auth::None => None,
         Auth::Tokens => {
             let tokens = || async {
-                TokenSync::start(Arc::clone(store), occupancy.clone(), clock.clone()).await.map_err(unreadable)
+                TokenSync::start(Arc::clone(store), occupancy.clone(), clock.clone())
+                    .await
+                    .map_err(unreadable)
             };
-            let Some(tokens) = wait.until("the database", tokens).await? else { return Ok(None) };
+            let Some(tokens) = wait.until("the database", tokens).await? else {
+                return Ok(None);
+            };
             Some(tokens)
         }
     };
@@ -181,11 +226,18 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
             let checked = discovery::check_filter(&**store, &filter).await;
             checked.map_err(|error| Unreachable::Yet(error.into()))
         };
-        let Some(()) = wait.until("the database", check).await? else { return Ok(None) };
+        let Some(()) = wait.until("the database", check).await? else {
+            return Ok(None);
+        };
     }
     let shortcut = shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
-        publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone(), Arc::clone(settings)),
+        publisher: Publisher::new(
+            Arc::clone(store),
+            Arc::clone(&bus),
+            clock.clone(),
+            Arc::clone(settings),
+        ),
         letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
         settings: Arc::clone(settings),
         store: Arc::clone(store),
@@ -198,11 +250,21 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         shortcut,
         occupancy,
     };
-    Ok(Some(Opened { cx, store_id, queues, tokens }))
+    Ok(Some(Opened {
+        cx,
+        store_id,
+        queues,
+        tokens,
+    }))
 }
 
 /// The way past the bus, where discovery and the fanout run in this process.
-fn shortcut(settings: &Arc<Settings>, bus: &dyn Bus, queue: &Queue, gates: &Gates) -> Option<Shortcut> {
+fn shortcut(
+    settings: &Arc<Settings>,
+    bus: &dyn Bus,
+    queue: &Queue,
+    gates: &Gates,
+) -> Option<Shortcut> {
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     let is_whole = runs(Pipeline::Discovery) && runs(Pipeline::Fanout);
     let shortcut = || Shortcut::new(queue.enqueuer.clone(), gates.clone(), Arc::clone(settings));
@@ -211,13 +273,24 @@ fn shortcut(settings: &Arc<Settings>, bus: &dyn Bus, queue: &Queue, gates: &Gate
 
 /// The queue, told what to report for histories of tasks. `None` at the stop.
 async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
-    let Backends { settings, redis, store, process, clock, .. } = backends;
+    let Backends {
+        settings,
+        redis,
+        store,
+        process,
+        clock,
+        ..
+    } = backends;
     let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
     queue.keep_grants_secret();
-    queue.announcer().always_announce(EventQueues::of(&settings.queues));
+    queue
+        .announcer()
+        .always_announce(EventQueues::of(&settings.queues));
     if settings.history {
         let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
-        let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };
+        let Some(times_from) = wait.until("the database", times_from).await? else {
+            return Ok(None);
+        };
         queue.history().tell_times_from(times_from);
     } else {
         queue.history().turn_off();
@@ -233,7 +306,12 @@ impl Opened {
         servers: &Servers,
         supervisor: &Supervisor,
     ) -> (Context, Authentication) {
-        let Self { cx, store_id, queues, tokens } = self;
+        let Self {
+            cx,
+            store_id,
+            queues,
+            tokens,
+        } = self;
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
         if let Some(holder) = &backends.holder {
@@ -241,18 +319,30 @@ impl Opened {
         }
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
         servers::watch(&cx.store, &cx.bus, servers, supervisor);
-        memory::watch(backends.redis.clone(), most, gates, cx.queue.shards.clone(), servers.clone(), supervisor);
+        memory::watch(
+            backends.redis.clone(),
+            most,
+            gates,
+            cx.queue.shards.clone(),
+            servers.clone(),
+            supervisor,
+        );
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
         cx.queue.start_listening(supervisor);
-        let authentication =
-            tokens.map_or(Authentication::Open, |tokens| Authentication::ByToken(tokens.keep_on(supervisor)));
+        let authentication = tokens.map_or(Authentication::Open, |tokens| {
+            Authentication::ByToken(tokens.keep_on(supervisor))
+        });
         (cx, authentication)
     }
 }
 
-/// Starts the pipelines that the settings name. Answers the handles through which the ways in reach them.
-fn start(cx: &Context, supervisor: &Supervisor) -> (Option<discovery::Handle>, Option<tasks::Handle>) {
+/// Starts the pipelines that the settings name. Answers the handles through which the ways in reach
+/// them.
+fn start(
+    cx: &Context,
+    supervisor: &Supervisor,
+) -> (Option<discovery::Handle>, Option<tasks::Handle>) {
     let runs = |pipeline| cx.settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
         watchdog::start(cx, supervisor);
@@ -262,7 +352,8 @@ fn start(cx: &Context, supervisor: &Supervisor) -> (Option<discovery::Handle>, O
     }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(cx, supervisor));
     let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
-    let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue, store, bus, &cx.settings, supervisor));
+    let tasks =
+        runs(Pipeline::Tasks).then(|| tasks::start(queue, store, bus, &cx.settings, supervisor));
     (discovery, tasks)
 }
 
@@ -278,9 +369,20 @@ fn state(
     let (discovery, tasks) = start(cx, supervisor);
     let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
-    let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
+    let (store, filter, bus) = (
+        Arc::clone(&cx.store),
+        cx.filter.clone(),
+        Arc::clone(&cx.bus),
+    );
     let kept = &cx.settings.watchdog;
-    let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone(), kept);
+    let changing = Changing::new(
+        store,
+        cx.queue.upkeep.changer(),
+        filter,
+        bus,
+        cx.clock.clone(),
+        kept,
+    );
     let reader = Reader {
         store: Arc::clone(&cx.store),
         queue: cx.queue.shards.clone(),
@@ -312,11 +414,12 @@ fn state(
     }
 }
 
-/// The least time that a round gets to end which lost Redis or the bus. Nobody waits for this process to end, and a
-/// record on its way to Kafka takes up to half a minute to fail.
+/// The least time that a round gets to end which lost Redis or the bus. Nobody waits for this
+/// process to end, and a record on its way to Kafka takes up to half a minute to fail.
 const END_OF_LOST: Duration = Duration::from_secs(60);
 
-/// Ends a round within the grace period: the ways in while the pipelines still answer, then the pipelines and the bus.
+/// Ends a round within the grace period: the ways in while the pipelines still answer, then the
+/// pipelines and the bus.
 async fn drain(
     cx: &Context,
     supervisor: &Supervisor,
@@ -334,10 +437,18 @@ async fn drain(
     let drained = async {
         if timeout_at(deadline, supervisor.wait()).await.is_err() {
             let loops = supervisor.progress().running().join(", ");
-            return Err(if loops.is_empty() { "batches in flight".to_owned() } else { loops });
+            return Err(if loops.is_empty() {
+                "batches in flight".to_owned()
+            } else {
+                loops
+            });
         }
-        timeout_at(deadline, cx.queue.drained()).await.map_err(|_| "calls of the queue in Redis".to_owned())?;
-        timeout_at(deadline, cx.bus.close()).await.map_err(|_| "the bus".to_owned())
+        timeout_at(deadline, cx.queue.drained())
+            .await
+            .map_err(|_| "calls of the queue in Redis".to_owned())?;
+        timeout_at(deadline, cx.bus.close())
+            .await
+            .map_err(|_| "the bus".to_owned())
     };
     if let Err(running) = drained.await {
         bail!(
@@ -348,7 +459,9 @@ async fn drain(
     match (served, end) {
         (Ok(served), _) => served.context("a listener panicked")??,
         // These callers do not read their answers, which promise them nothing: the stop went well.
-        (Err(_), RoundEnd::Stopped) => tracing::warn!("some callers did not end within the grace period ({grace})"),
+        (Err(_), RoundEnd::Stopped) => {
+            tracing::warn!("some callers did not end within the grace period ({grace})")
+        }
         // These callers are told to try again, whenever they end.
         (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }

@@ -10,8 +10,17 @@ use crate::{
 };
 
 /// Starts to ask.
-pub(super) fn watch(store: &Arc<dyn Store>, bus: &Arc<dyn Bus>, servers: &Servers, supervisor: &Supervisor) {
-    supervisor.spawn_loop("database", (Arc::clone(store), servers.clone()), watch_database);
+pub(super) fn watch(
+    store: &Arc<dyn Store>,
+    bus: &Arc<dyn Bus>,
+    servers: &Servers,
+    supervisor: &Supervisor,
+) {
+    supervisor.spawn_loop(
+        "database",
+        (Arc::clone(store), servers.clone()),
+        watch_database,
+    );
     supervisor.spawn_loop("bus", (Arc::clone(bus), servers.clone()), watch_bus);
 }
 
@@ -31,7 +40,9 @@ async fn watch_database((store, servers): (Arc<dyn Store>, Servers), cx: Loop) {
 
 async fn watch_bus((bus, servers): (Arc<dyn Bus>, Servers), cx: Loop) {
     loop {
-        let Some(Some(answer)) = cx.stop.run_until_cancelled(bus.ping()).await else { return };
+        let Some(Some(answer)) = cx.stop.run_until_cancelled(bus.ping()).await else {
+            return;
+        };
         match answer {
             Ok(()) => servers.note_answer(Server::Bus),
             Err(error) => servers.note_silence(Server::Bus, in_short(&error)),

@@ -12,11 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{embedded::RedisServer, runtime::Supervisor};
 
-/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its group.
+/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its
+/// group.
 const SAME: Duration = Duration::from_millis(500);
 
-/// Cancels `stop` at the first signal, and ends the process at the second. A SIGHUP is no second one: a shell sends it
-/// when its terminal closes, and the kernel sends it once more.
+/// Cancels `stop` at the first signal, and ends the process at the second. A SIGHUP is no second
+/// one: a shell sends it when its terminal closes, and the kernel sends it once more.
 pub(super) fn watch(
     stop: CancellationToken,
     grace: Duration,
@@ -55,12 +56,17 @@ pub(super) fn watch(
 
 /// The SIGHUP of a terminal that closes. `None`: a process under nohup outlives its terminal.
 pub fn hangups() -> io::Result<Option<Signal>> {
-    (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose()
+    (!ignores_hangup())
+        .then(|| signal(SignalKind::hangup()))
+        .transpose()
 }
 
-/// True if this process was started with SIGHUP ignored, as nohup does. Linux shows it as the first bit of a mask.
+/// True if this process was started with SIGHUP ignored, as nohup does. Linux shows it as the first
+/// bit of a mask.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+    ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
 }

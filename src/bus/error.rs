@@ -44,22 +44,32 @@ pub enum Error {
     /// A retry does not help: the user must change something.
     #[error("{0}")]
     Misconfigured(#[source] Cause),
-    /// A retry does not help: offsets mean nothing any more, and only a new opening of the bus helps.
+    /// A retry does not help: offsets mean nothing any more, and only a new opening of the bus
+    /// helps.
     #[error("the bus has lost its records: generation {generation} is gone")]
     Lost { generation: String },
     /// A topic was deleted: a new opening of the bus creates it again.
     #[error("topic {topic} is gone")]
     Gone { topic: Topic },
-    /// A topic has more partitions than before, or was made anew with fewer: only a new opening of the bus knows them.
+    /// A topic has more partitions than before, or was made anew with fewer: only a new opening of
+    /// the bus knows them.
     #[error("topic {topic} has {found} partitions now, no longer {known}")]
-    Resized { topic: Topic, known: u32, found: u32 },
+    Resized {
+        topic: Topic,
+        known: u32,
+        found: u32,
+    },
 }
 
 impl Error {
     /// True if the same call may succeed later, on the same opening of the bus.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Publish { .. } | Self::Read { .. } | Self::Commit { .. } | Self::Trim { .. } | Self::Setup(_) => true,
+            Self::Publish { .. }
+            | Self::Read { .. }
+            | Self::Commit { .. }
+            | Self::Trim { .. }
+            | Self::Setup(_) => true,
             Self::TooLarge { .. } | Self::Misconfigured(_) => false,
             Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. } => false,
         }
@@ -67,24 +77,39 @@ impl Error {
 
     /// True if only a new opening of the bus helps.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. })
+        matches!(
+            self,
+            Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. }
+        )
     }
 
     /// Turns what a backend said into an error of publishing.
     pub(super) fn publish<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
-        move |cause| Self::Publish { topic, cause: cause.into() }
+        move |cause| Self::Publish {
+            topic,
+            cause: cause.into(),
+        }
     }
 
     pub(super) fn read<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
-        move |cause| Self::Read { topic, cause: cause.into() }
+        move |cause| Self::Read {
+            topic,
+            cause: cause.into(),
+        }
     }
 
     pub(super) fn commit<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
-        move |cause| Self::Commit { topic, cause: cause.into() }
+        move |cause| Self::Commit {
+            topic,
+            cause: cause.into(),
+        }
     }
 
     pub(super) fn trim<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
-        move |cause| Self::Trim { topic, cause: cause.into() }
+        move |cause| Self::Trim {
+            topic,
+            cause: cause.into(),
+        }
     }
 
     pub(super) fn setup<E: Into<Cause>>(cause: E) -> Self {

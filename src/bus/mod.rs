@@ -1,6 +1,7 @@
 //! The bus: topics with partitions, which keep records in order until their readers have read them.
 //!
-//! At least once: after an error or a crash a record may be there twice. Readers must tolerate that.
+//! At least once: after an error or a crash a record may be there twice. Readers must tolerate
+//! that.
 
 mod error;
 pub mod kafka;
@@ -38,7 +39,8 @@ pub struct Message {
     pub value: Bytes,
 }
 
-/// The records that a trim keeps: the last `records` of each partition that are not older than `age`.
+/// The records that a trim keeps: the last `records` of each partition that are not older than
+/// `age`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
     pub age: Duration,
@@ -48,13 +50,16 @@ pub struct Keep {
 /// A way to read a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// Each partition in order, from behind the committed offset, with one reader at a time per partition.
+    /// Each partition in order, from behind the committed offset, with one reader at a time per
+    /// partition.
     Ordered,
-    /// Any reader of the group that is free. Uncommitted records of a dead reader come again, out of order.
+    /// Any reader of the group that is free. Uncommitted records of a dead reader come again, out
+    /// of order.
     Shared,
 }
 
-/// The bus. `redis_streams` and `kafka` are its backends; `tests/support/bus_contract.rs` runs on both.
+/// The bus. `redis_streams` and `kafka` are its backends; `tests/support/bus_contract.rs` runs on
+/// both.
 #[async_trait]
 pub trait Bus: Send + Sync {
     /// The topics' generation: offsets of another one mean nothing.
@@ -68,19 +73,21 @@ pub trait Bus: Send + Sync {
         true
     }
 
-    /// Makes sure that a topic is there which the opening leaves out unless the settings need it: `events`.
+    /// Makes sure that a topic is there which the opening leaves out unless the settings need it:
+    /// `events`.
     async fn ensure(&self, _topic: Topic) -> Result<()> {
         Ok(())
     }
 
-    /// Appends all records, in order within a partition. Answers one offset per record, in the given order.
+    /// Appends all records, in order within a partition. Answers one offset per record, in the
+    /// given order.
     ///
-    /// After the answer the records are as durable as the bus makes them. On `Err` any of them may be there or not:
-    /// publish all again.
+    /// After the answer the records are as durable as the bus makes them. On `Err` any of them may
+    /// be there or not: publish all again.
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>>;
 
-    /// Publishes as [`Self::publish`] does, with the traceparents of some records, by their places. Kafka writes them
-    /// into headers for its tools. taskd reads those in the records.
+    /// Publishes as [`Self::publish`] does, with the traceparents of some records, by their places.
+    /// Kafka writes them into headers for its tools. taskd reads those in the records.
     async fn publish_traced(
         &self,
         topic: Topic,
@@ -90,8 +97,14 @@ pub trait Bus: Send + Sync {
         self.publish(topic, records).await
     }
 
-    /// Publishes as [`Self::publish`] does; record n has the key n. A bus whose records have no keys leaves them out.
-    async fn publish_keyed(&self, topic: Topic, records: &[Record], _keys: &[String]) -> Result<Vec<Offset>> {
+    /// Publishes as [`Self::publish`] does; record n has the key n. A bus whose records have no
+    /// keys leaves them out.
+    async fn publish_keyed(
+        &self,
+        topic: Topic,
+        records: &[Record],
+        _keys: &[String],
+    ) -> Result<Vec<Offset>> {
         self.publish(topic, records).await
     }
 
@@ -101,7 +114,8 @@ pub trait Bus: Send + Sync {
     /// The offset of the last record by partition; `None`: the partition is empty.
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// When the record at this offset was published, by the bus's clock; `None`: its offsets do not say.
+    /// When the record at this offset was published, by the bus's clock; `None`: its offsets do not
+    /// say.
     fn published_at(&self, _offset: Offset) -> Option<i64> {
         None
     }
@@ -109,10 +123,11 @@ pub trait Bus: Send + Sync {
     /// The offset that the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// True if a partition that once held this offset ends before it now, so that the bus assigns offsets again.
+    /// True if a partition that once held this offset ends before it now, so that the bus assigns
+    /// offsets again.
     ///
-    /// The topic was made anew, or the partition has lost its last records. Always false on a bus that never assigns an
-    /// offset twice.
+    /// The topic was made anew, or the partition has lost its last records. Always false on a bus
+    /// that never assigns an offset twice.
     async fn lies_beyond(&self, _topic: Topic, _partition: u32, _offset: Offset) -> Result<bool> {
         Ok(false)
     }
@@ -122,12 +137,13 @@ pub trait Bus: Send + Sync {
 
     /// Deletes the records that `keep` does not cover. Answers roughly how many.
     ///
-    /// If taskd reads the topic, the group's uncommitted records stay. A bus that others use, too, deletes nothing of
-    /// `events`, a name that others may have chosen: it bounds the topic when it makes it.
+    /// If taskd reads the topic, the group's uncommitted records stay. A bus that others use, too,
+    /// deletes nothing of `events`, a name that others may have chosen: it bounds the topic when it
+    /// makes it.
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64>;
 
-    /// Raises the partitions of a topic that taskd reads to `count`. Only a new opening of the bus reaches the new
-    /// ones.
+    /// Raises the partitions of a topic that taskd reads to `count`. Only a new opening of the bus
+    /// reaches the new ones.
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
 
     /// Looks for changes of topics since this opening.
@@ -135,7 +151,8 @@ pub trait Bus: Send + Sync {
     /// [`Error::Resized`]: a topic has more partitions now, or fewer. [`Error::Gone`]: a topic does not exist any more.
     async fn check_partitions(&self) -> Result<()>;
 
-    /// Asks the bus whether it answers, and waits some seconds at most. `None`: it is no server of its own.
+    /// Asks the bus whether it answers, and waits some seconds at most. `None`: it is no server of
+    /// its own.
     async fn ping(&self) -> Option<Result<()>> {
         None
     }
@@ -152,15 +169,18 @@ pub trait Subscription: Send {
     /// Cancel safe: if the future is dropped before it answers, no record is lost.
     async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
 
-    /// `Ordered` only: keeps the reader's place in the group for up to a second, and takes no records.
+    /// `Ordered` only: keeps the reader's place in the group for up to a second, and takes no
+    /// records.
     ///
-    /// For a reader that has no room: the group would give its partitions to others, or wait for it. Cancel safe.
+    /// For a reader that has no room: the group would give its partitions to others, or wait for
+    /// it. Cancel safe.
     async fn stay(&mut self) -> Result<()>;
 
     /// Commits processed messages. `Ordered`: also all messages before them in their partitions.
     async fn commit(&mut self, messages: &[Message]) -> Result<()>;
 
-    /// `Ordered` only: a number that grows each time that this reader gets the partition; 0: never yet.
+    /// `Ordered` only: a number that grows each time that this reader gets the partition; 0: never
+    /// yet.
     ///
     /// In between other readers may have read it.
     fn tenure(&self, partition: u32) -> u64;
@@ -181,14 +201,21 @@ fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
 
 fn check_grown(topic: Topic, known: u32, found: Option<u32>) -> Result<()> {
     match found.filter(|found| *found > known) {
-        Some(found) => Err(Error::Resized { topic, known, found }),
+        Some(found) => Err(Error::Resized {
+            topic,
+            known,
+            found,
+        }),
         None => Ok(()),
     }
 }
 
 fn check_partitions(topic: Topic, records: &[Record], count: u32) -> Result<()> {
     match records.iter().find(|record| record.partition >= count) {
-        Some(Record { partition, .. }) => Err(Error::publish(topic)(NoPartition { partition: *partition, count })),
+        Some(Record { partition, .. }) => Err(Error::publish(topic)(NoPartition {
+            partition: *partition,
+            count,
+        })),
         None => Ok(()),
     }
 }

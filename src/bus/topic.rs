@@ -13,7 +13,13 @@ pub enum Topic {
 }
 
 impl Topic {
-    pub const ALL: [Self; 5] = [Self::Pipeline, Self::TaskResults, Self::Expirations, Self::DeadLetters, Self::Events];
+    pub const ALL: [Self; 5] = [
+        Self::Pipeline,
+        Self::TaskResults,
+        Self::Expirations,
+        Self::DeadLetters,
+        Self::Events,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {

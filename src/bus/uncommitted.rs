@@ -6,8 +6,8 @@ use tokio::time::Instant;
 use super::{Message, Result, Subscription};
 use crate::runtime::tick_after;
 
-/// Messages whose effects are done, without their values. They wait for the next [tick](crate::runtime::tick), so that
-/// those which come one by one share a commit.
+/// Messages whose effects are done, without their values. They wait for the next
+/// [tick](crate::runtime::tick), so that those which come one by one share a commit.
 ///
 /// Until then they come again after a crash, as without this: the effects may be repeated.
 #[derive(Default)]
@@ -19,7 +19,11 @@ pub struct Uncommitted {
 impl Uncommitted {
     pub fn add(&mut self, messages: Vec<Message>) {
         self.due.get_or_insert_with(|| tick_after(Instant::now()));
-        self.messages.extend(messages.into_iter().map(|message| Message { value: Bytes::new(), ..message }));
+        self.messages
+            .extend(messages.into_iter().map(|message| Message {
+                value: Bytes::new(),
+                ..message
+            }));
     }
 
     /// Leaves out the other messages.
@@ -36,7 +40,11 @@ impl Uncommitted {
     }
 
     /// Commits if the tick is over, or if there are `most` messages.
-    pub async fn commit_if_due(&mut self, subscription: &mut dyn Subscription, most: usize) -> Result<()> {
+    pub async fn commit_if_due(
+        &mut self,
+        subscription: &mut dyn Subscription,
+        most: usize,
+    ) -> Result<()> {
         if self.messages.len() < most && self.due.is_none_or(|due| Instant::now() < due) {
             return Ok(());
         }
@@ -45,6 +53,8 @@ impl Uncommitted {
 
     pub async fn commit(&mut self, subscription: &mut dyn Subscription) -> Result<()> {
         self.due = None;
-        subscription.commit(&std::mem::take(&mut self.messages)).await
+        subscription
+            .commit(&std::mem::take(&mut self.messages))
+            .await
     }
 }

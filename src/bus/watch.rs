@@ -7,7 +7,8 @@ use crate::runtime::{Loop, Supervisor};
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Ends the round when the topics differ from what this process knows: it has no reader for the new partitions.
+/// Ends the round when the topics differ from what this process knows: it has no reader for the new
+/// partitions.
 pub fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
     supervisor.spawn_loop("partitions", bus, watch);
 }
@@ -16,7 +17,12 @@ async fn watch(bus: Arc<dyn Bus>, cx: Loop) -> Result<()> {
     loop {
         bus.check_partitions().await?;
         cx.beat();
-        if cx.stop.run_until_cancelled(cx.idle(tokio::time::sleep(LOOK_EVERY))).await.is_none() {
+        if cx
+            .stop
+            .run_until_cancelled(cx.idle(tokio::time::sleep(LOOK_EVERY)))
+            .await
+            .is_none()
+        {
             return Ok(());
         }
     }

@@ -14,7 +14,11 @@ pub(super) use crate::model::printable;
 /// The answer to `path`, which is none of an error.
 pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = server.get(path).await?;
-    if status.is_success() { Ok(body) } else { Err(refusal(server, status, &body)) }
+    if status.is_success() {
+        Ok(body)
+    } else {
+        Err(refusal(server, status, &body))
+    }
 }
 
 /// Reads an answer.
@@ -23,7 +27,10 @@ pub(super) fn read<T: DeserializeOwned>(server: &HttpPort, body: &[u8]) -> anyho
 }
 
 /// Asks, and answers the body and what is in it. `None`: there is no such thing, which stderr says.
-pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> anyhow::Result<Option<(Bytes, T)>> {
+pub(super) async fn ask<T: DeserializeOwned>(
+    server: &HttpPort,
+    path: &str,
+) -> anyhow::Result<Option<(Bytes, T)>> {
     let (status, body) = server.get(path).await?;
     if status.is_success() {
         let answer = read(server, &body)?;
@@ -40,7 +47,10 @@ pub(super) async fn ask<T: DeserializeOwned>(server: &HttpPort, path: &str) -> a
 /// The words of taskd in an answer that is an error.
 fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
     match serde_json::from_slice::<Problem>(body) {
-        Ok(problem) => anyhow!(with_hint(&printable(&problem.detail), status == StatusCode::UNAUTHORIZED)),
+        Ok(problem) => anyhow!(with_hint(
+            &printable(&problem.detail),
+            status == StatusCode::UNAUTHORIZED
+        )),
         Err(error) => anyhow::Error::from(error).context(server.is_another()),
     }
 }

@@ -1,4 +1,5 @@
-//! `taskd books`: what came in, what went out, and where the rest is, of each queue of a running taskd.
+//! `taskd books`: what came in, what went out, and where the rest is, of each queue of a running
+//! taskd.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -76,9 +77,22 @@ struct Queue {
 impl Queue {
     /// True if nothing ever came in, as of a queue that is not there.
     fn is_blank(&self) -> bool {
-        let In { stored, duplicates, rejected } = self.came_in;
-        let Redis { queued, assigned, delayed, reports } = self.held.redis;
-        [stored, duplicates, rejected, queued, assigned, delayed, reports].iter().all(|count| *count == 0)
+        let In {
+            stored,
+            duplicates,
+            rejected,
+        } = self.came_in;
+        let Redis {
+            queued,
+            assigned,
+            delayed,
+            reports,
+        } = self.held.redis;
+        [
+            stored, duplicates, rejected, queued, assigned, delayed, reports,
+        ]
+        .iter()
+        .all(|count| *count == 0)
     }
 }
 
@@ -122,12 +136,18 @@ struct Redis {
 /// Prints the books. False if those of a queue are unbalanced.
 pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     let server = args.server.port()?;
-    let clear = if args.watch && io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
+    let clear = if args.watch && io::stdout().is_terminal() && !args.json {
+        CLEAR
+    } else {
+        ""
+    };
     let (mut body, mut answer) = look(&server, args.queue.as_deref()).await?;
     if let (Some(name), false) = (&args.queue, args.watch)
         && answer.queues.iter().all(Queue::is_blank)
     {
-        bail!(NotThere(format!("queue {name} has no task; taskd stats lists the queues")));
+        bail!(NotThere(format!(
+            "queue {name} has no task; taskd stats lists the queues"
+        )));
     }
     loop {
         let text = match args.json {
@@ -141,7 +161,10 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
             Err(unwritten) => return Err(unwritten.into()),
         };
         if !args.watch || !is_read {
-            return Ok(answer.queues.iter().all(|queue| queue.state != "UNBALANCED"));
+            return Ok(answer
+                .queues
+                .iter()
+                .all(|queue| queue.state != "UNBALANCED"));
         }
         (body, answer) = next(&server, args.queue.as_deref()).await;
     }
@@ -167,7 +190,11 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, 
     let mut path = "/v1/books".to_owned();
     if let Some(queue) = queue {
         path.push('?');
-        path.push_str(&form_urlencoded::Serializer::new(String::new()).append_pair("queue", queue).finish());
+        path.push_str(
+            &form_urlencoded::Serializer::new(String::new())
+                .append_pair("queue", queue)
+                .finish(),
+        );
     }
     let body = get(server, &path).await?;
     let answer = read(server, &body)?;
@@ -176,25 +203,49 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, 
 
 fn table(answer: &Answer) -> String {
     let mut table = print::table([
-        "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked", "sched.", "missing",
-        "between", "queued", "assigned", "delayed", "reports", "state",
+        "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked",
+        "sched.", "missing", "between", "queued", "assigned", "delayed", "reports", "state",
     ]);
-    for Queue { queue, state, came_in, out, held } in &answer.queues {
-        let Held { sql, between, redis } = held;
+    for Queue {
+        queue,
+        state,
+        came_in,
+        out,
+        held,
+    } in &answer.queues
+    {
+        let Held {
+            sql,
+            between,
+            redis,
+        } = held;
         let count = |count: u64| HumanCount(count).to_string();
         let mut row = vec![queue.clone()];
         row.extend([came_in.stored, came_in.duplicates, came_in.rejected].map(count));
         row.extend([out.completed, out.dead, out.cancelled].map(count));
         row.extend([sql.fresh, sql.parked, sql.scheduled, sql.missing].map(count));
-        row.push(format!("{}{}", if *between < 0 { "-" } else { "" }, count(between.unsigned_abs())));
+        row.push(format!(
+            "{}{}",
+            if *between < 0 { "-" } else { "" },
+            count(between.unsigned_abs())
+        ));
         row.extend([redis.queued, redis.assigned, redis.delayed, redis.reports].map(count));
         row.push(state.clone());
         table.add_row(row);
     }
-    table.column_iter_mut().skip(1).take(15).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+        .column_iter_mut()
+        .skip(1)
+        .take(15)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     match answer.bus {
-        Some(Bus { pipeline, task_results }) => {
-            format!("{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results")
+        Some(Bus {
+            pipeline,
+            task_results,
+        }) => {
+            format!(
+                "{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results"
+            )
         }
         None => table.to_string(),
     }
@@ -214,6 +265,9 @@ mod tests {
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         let expected = "q 1,234 1 2 3 4 5 6 7 8 9 -1,500 10 11 12 14 MOVING";
         assert_eq!(cells, expected.split(' ').collect::<Vec<_>>());
-        assert!(text.ends_with("1 records of pipeline, 2 of task-results"), "{text}");
+        assert!(
+            text.ends_with("1 records of pipeline, 2 of task-results"),
+            "{text}"
+        );
     }
 }

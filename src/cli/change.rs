@@ -1,4 +1,5 @@
-//! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd, over gRPC.
+//! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd,
+//! over gRPC.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -13,9 +14,9 @@ use super::{
     values::{Values, Whom},
 };
 use crate::wire::pb::{
-    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, ListTasksRequest,
-    PauseQueueRequest, RequeueTasksRequest, ResumeQueueRequest, TaskFilter, discovery_client::DiscoveryClient,
-    operator_client::OperatorClient,
+    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus,
+    ListTasksRequest, PauseQueueRequest, RequeueTasksRequest, ResumeQueueRequest, TaskFilter,
+    discovery_client::DiscoveryClient, operator_client::OperatorClient,
 };
 
 /// The tasks of one call.
@@ -26,7 +27,11 @@ const AT_ONCE: usize = 500;
 #[group(skip)]
 pub(super) struct Targets {
     /// Ids of tasks
-    #[arg(value_name = "ID", required_unless_present = "queue", conflicts_with = "queue")]
+    #[arg(
+        value_name = "ID",
+        required_unless_present = "queue",
+        conflicts_with = "queue"
+    )]
     ids: Vec<String>,
 
     /// Queue of the tasks that --key names
@@ -64,8 +69,12 @@ pub struct Cancel {
 pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
     args.targets
         .change("cancelled", async |taskd, ids| {
-            let answer =
-                DiscoveryClient::new(taskd).cancel_tasks(CancelTasksRequest { ids, ..Default::default() }).await?;
+            let answer = DiscoveryClient::new(taskd)
+                .cancel_tasks(CancelTasksRequest {
+                    ids,
+                    ..Default::default()
+                })
+                .await?;
             Ok(answer.map(|answer| answer.results))
         })
         .await
@@ -112,7 +121,10 @@ pub struct Requeue {
 pub async fn change(args: Change) -> anyhow::Result<bool> {
     let values = args.values.message();
     let call = async |taskd, ids| {
-        let request = ChangeTasksRequest { ids, ..values.clone() };
+        let request = ChangeTasksRequest {
+            ids,
+            ..values.clone()
+        };
         let answer = OperatorClient::new(taskd).change_tasks(request).await?;
         Ok(answer.map(|answer| answer.results))
     };
@@ -123,7 +135,10 @@ pub async fn change(args: Change) -> anyhow::Result<bool> {
 pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
     let whom = args.whom.message()?;
     let call = async |taskd, ids| {
-        let request = RequeueTasksRequest { ids, ..whom.clone() };
+        let request = RequeueTasksRequest {
+            ids,
+            ..whom.clone()
+        };
         let answer = OperatorClient::new(taskd).requeue_tasks(request).await?;
         Ok(answer.map(|answer| answer.results))
     };
@@ -155,16 +170,34 @@ pub struct Resume {
 
 pub async fn pause(args: Pause) -> anyhow::Result<()> {
     let (taskd, queue) = (args.server.connect().await?, args.queue);
-    let request = PauseQueueRequest { queue: queue.clone() };
-    let answer = patiently(async || OperatorClient::new(taskd.clone()).pause_queue(request.clone()).await).await?;
+    let request = PauseQueueRequest {
+        queue: queue.clone(),
+    };
+    let answer = patiently(async || {
+        OperatorClient::new(taskd.clone())
+            .pause_queue(request.clone())
+            .await
+    })
+    .await?;
     // A misspelt name is the name of a queue, too.
-    let filter = Some(TaskFilter { queue: queue.clone(), ..Default::default() });
-    let first = ListTasksRequest { filter, limit: 1, ..Default::default() };
+    let filter = Some(TaskFilter {
+        queue: queue.clone(),
+        ..Default::default()
+    });
+    let first = ListTasksRequest {
+        filter,
+        limit: 1,
+        ..Default::default()
+    };
     let first = DiscoveryClient::new(taskd).list_tasks(first).await;
     let is_empty = first.is_ok_and(|first| first.into_inner().tasks.is_empty());
     print(format_args!(
         "queue {queue} {}{}",
-        if answer.into_inner().changed { "is paused" } else { "was paused before" },
+        if answer.into_inner().changed {
+            "is paused"
+        } else {
+            "was paused before"
+        },
         if is_empty { " (it has no task)" } else { "" }
     ))?;
     Ok(())
@@ -172,9 +205,23 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
 
 pub async fn resume(args: Resume) -> anyhow::Result<()> {
     let (taskd, queue) = (args.server.connect().await?, args.queue);
-    let request = ResumeQueueRequest { queue: queue.clone() };
-    let answer = patiently(async || OperatorClient::new(taskd.clone()).resume_queue(request.clone()).await).await?;
-    print(format_args!("queue {queue} {}", if answer.into_inner().changed { "is resumed" } else { "was not paused" }))?;
+    let request = ResumeQueueRequest {
+        queue: queue.clone(),
+    };
+    let answer = patiently(async || {
+        OperatorClient::new(taskd.clone())
+            .resume_queue(request.clone())
+            .await
+    })
+    .await?;
+    print(format_args!(
+        "queue {queue} {}",
+        if answer.into_inner().changed {
+            "is resumed"
+        } else {
+            "was not paused"
+        }
+    ))?;
     Ok(())
 }
 
@@ -197,7 +244,10 @@ impl Targets {
             }
         }
         for ids in ids.chunks(AT_ONCE) {
-            for result in patiently(async || call(taskd.clone(), ids.to_vec()).await).await?.into_inner() {
+            for result in patiently(async || call(taskd.clone(), ids.to_vec()).await)
+                .await?
+                .into_inner()
+            {
                 match result.status() {
                     ItemStatus::Ok => changed += 1,
                     _ => failed += 1,
@@ -206,7 +256,10 @@ impl Targets {
             }
         }
         if !self.json {
-            print(format_args!("{changed} of {} tasks {done}", changed + failed))?;
+            print(format_args!(
+                "{changed} of {} tasks {done}",
+                changed + failed
+            ))?;
         }
         Ok(failed == 0)
     }
@@ -216,7 +269,9 @@ impl Targets {
         let shown = status.as_str_name().trim_start_matches("ITEM_STATUS_");
         match (self.json, status) {
             // A full disk is no reason to leave the rest as it is.
-            (true, _) => drop(print(json!({ what: name, "status": shown, "error": error }))),
+            (true, _) => drop(print(
+                json!({ what: name, "status": shown, "error": error }),
+            )),
             (false, ItemStatus::Ok) => {}
             (false, _) if error.is_empty() => say(printable(&format!("{name}: {shown}"))),
             (false, _) => say(printable(&format!("{name}: {shown}: {error}"))),
@@ -226,8 +281,15 @@ impl Targets {
     /// The id of the task with this key, or taskd's words that there is none.
     async fn owner(&self, taskd: &Taskd, key: &str) -> anyhow::Result<Result<String, String>> {
         let queue = self.queue.clone().unwrap_or_default();
-        let question = ExplainTaskRequest { queue, key: key.as_bytes().to_vec().into(), ..Default::default() };
-        let explain = async || match DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await {
+        let question = ExplainTaskRequest {
+            queue,
+            key: key.as_bytes().to_vec().into(),
+            ..Default::default()
+        };
+        let explain = async || match DiscoveryClient::new(taskd.clone())
+            .explain_task(question.clone())
+            .await
+        {
             Ok(answer) => Ok(Ok(answer.into_inner())),
             Err(status) if status.code() == Code::NotFound => Ok(Err(client::why(&status))),
             Err(status) => Err(status),

@@ -1,4 +1,5 @@
-//! The common part of the commands that call a running taskd: its address, a connection, and which errors pass.
+//! The common part of the commands that call a running taskd: its address, a connection, and which
+//! errors pass.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,8 @@ use crate::config::{Time, without_password};
 /// The address of taskd's gRPC port, and the way to call it.
 #[derive(Args)]
 pub(super) struct Server {
-    /// gRPC address of taskd; host:port is enough; work and load take several, with commas between them
+    /// gRPC address of taskd; host:port is enough; work and load take several, with commas between
+    /// them
     #[arg(
         long,
         env = "TASKD_GRPC_URL",
@@ -70,16 +72,23 @@ impl Server {
     }
 
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
-        self.patiently(async || connect(&self.grpc, &self.trust).await).await
+        self.patiently(async || connect(&self.grpc, &self.trust).await)
+            .await
     }
 
     /// Tries again while taskd cannot be reached, for as long as `--wait-for-server` says.
-    async fn patiently<T>(&self, connect: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    async fn patiently<T>(
+        &self,
+        connect: impl AsyncFn() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let deadline = self.waiting.deadline();
         let mut waits = WAITS.build();
         loop {
             match connect().await {
-                Err(error) if error.is::<Unreachable>() && deadline.is_some_and(|end| Instant::now() < end) => {
+                Err(error)
+                    if error.is::<Unreachable>()
+                        && deadline.is_some_and(|end| Instant::now() < end) =>
+                {
                     tokio::time::sleep(waits.next().unwrap_or_default()).await;
                 }
                 answer => return answer,
@@ -89,7 +98,8 @@ impl Server {
 
     /// Connects for calls that may take any time. Pings find out whether taskd is still there.
     pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
-        self.patiently(async || connect_within(&self.grpc, &self.trust, None).await).await
+        self.patiently(async || connect_within(&self.grpc, &self.trust, None).await)
+            .await
     }
 
     /// Connects to the first of several addresses that answers.
@@ -119,7 +129,10 @@ impl Server {
     /// A client with connections of its own.
     pub(super) fn another_client(&self) -> anyhow::Result<Client> {
         let addresses = self.grpc.split(',');
-        Ok(Client::builder(addresses).token(self.trust.token()).tls(self.trust.over_grpc()?).build()?)
+        Ok(Client::builder(addresses)
+            .token(self.trust.token())
+            .tls(self.trust.over_grpc()?)
+            .build()?)
     }
 }
 
@@ -131,8 +144,11 @@ pub(super) fn said(status: &Status) -> String {
 /// Why a call failed.
 pub(super) fn why(status: &Status) -> String {
     match status.message() {
-        // A server that does not speak gRPC has no better message. Which one depends on who is faster.
-        vague @ ("transport error" | "operation was canceled") => format!("{vague}; is that taskd's gRPC port?"),
+        // A server that does not speak gRPC has no better message. Which one depends on who is
+        // faster.
+        vague @ ("transport error" | "operation was canceled") => {
+            format!("{vague}; is that taskd's gRPC port?")
+        }
         // A ping had no answer, for example.
         "http2 error" => "the connection broke off, or fell silent".to_owned(),
         why => why.to_owned(),
@@ -141,13 +157,23 @@ pub(super) fn why(status: &Status) -> String {
 
 /// The words of a refusal, from the crate.
 pub(super) fn refused(error: &taskd_client::Error) -> anyhow::Error {
-    let is_unauthenticated = matches!(error, taskd_client::Error::Refused { code: Code::Unauthenticated, .. });
-    anyhow::anyhow!("{}", trust::with_hint(&error.to_string(), is_unauthenticated))
+    let is_unauthenticated = matches!(
+        error,
+        taskd_client::Error::Refused {
+            code: Code::Unauthenticated,
+            ..
+        }
+    );
+    anyhow::anyhow!(
+        "{}",
+        trust::with_hint(&error.to_string(), is_unauthenticated)
+    )
 }
 
 /// How long to wait for an answer before the next try.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// A connection on which a call waits is asked so often whether taskd is still there, and ends without an answer.
+/// A connection on which a call waits is asked so often whether taskd is still there, and ends
+/// without an answer.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The waits between two tries.
@@ -162,9 +188,15 @@ pub(super) fn with_scheme(text: &str) -> Result<String, String> {
     let url = |text: &str| match text.split_once("://") {
         None => Ok(format!("http://{text}")),
         Some(("http" | "https", _)) => Ok(text.to_owned()),
-        Some(_) => Err(format!("{text:?} is not an address; write host:port, http:// or https://")),
+        Some(_) => Err(format!(
+            "{text:?} is not an address; write host:port, http:// or https://"
+        )),
     };
-    Ok(text.split(',').map(|text| url(text.trim())).collect::<Result<Vec<_>, _>>()?.join(","))
+    Ok(text
+        .split(',')
+        .map(|text| url(text.trim()))
+        .collect::<Result<Vec<_>, _>>()?
+        .join(","))
 }
 
 /// Connects to the gRPC port of taskd.
@@ -173,7 +205,11 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
 }
 
 /// An answer may take `within`; `None`: any time.
-async fn connect_within(url: &str, trust: &Trust, within: Option<Duration>) -> anyhow::Result<Taskd> {
+async fn connect_within(
+    url: &str,
+    trust: &Trust,
+    within: Option<Duration>,
+) -> anyhow::Result<Taskd> {
     trust.suits(url)?;
     let shown = without_password(url);
     let mut endpoint = Endpoint::from_shared(url.to_owned())
@@ -186,7 +222,9 @@ async fn connect_within(url: &str, trust: &Trust, within: Option<Duration>) -> a
         endpoint = endpoint.timeout(within);
     }
     if url.starts_with("https://") {
-        endpoint = endpoint.tls_config(trust.over_grpc()?).context("cannot use these certificates")?;
+        endpoint = endpoint
+            .tls_config(trust.over_grpc()?)
+            .context("cannot use these certificates")?;
     }
     let channel = endpoint.connect().await.map_err(|error| {
         if let Some(why) = trust.failure(&shown, &error) {
@@ -200,16 +238,22 @@ async fn connect_within(url: &str, trust: &Trust, within: Option<Duration>) -> a
     match speaks_other(endpoint.uri()).await {
         None => {}
         Some(probe::Other::Http1) => {
-            anyhow::bail!("{shown} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)")
+            anyhow::bail!(
+                "{shown} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)"
+            )
         }
         Some(probe::Other::Tls) => {
-            anyhow::bail!("{shown} wants TLS; write https://{}", shown.trim_start_matches("http://"))
+            anyhow::bail!(
+                "{shown} wants TLS; write https://{}",
+                shown.trim_start_matches("http://")
+            )
         }
     }
     Ok(InterceptedService::new(channel, trust.token()))
 }
 
-/// True if the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.
+/// True if the call may succeed later: the server is busy or away. A broken connection shows as one
+/// of several codes.
 pub(super) fn is_transient(status: &Status) -> bool {
     !matches!(
         status.code(),

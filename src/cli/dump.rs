@@ -61,7 +61,9 @@ struct Shard {
 pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     let server = args.server.port()?;
     let mut query = form_urlencoded::Serializer::new(String::new());
-    query.append_pair("queue", &args.queue).append_pair("limit", &args.limit.to_string());
+    query
+        .append_pair("queue", &args.queue)
+        .append_pair("limit", &args.limit.to_string());
     if let Some(shard) = args.shard {
         query.append_pair("shard", &shard.to_string());
     }
@@ -69,11 +71,21 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     if answer.shards.is_empty() {
         // A look at all shards needs only their numbers.
         let mut query = form_urlencoded::Serializer::new(String::new());
-        query.append_pair("queue", &args.queue).append_pair("limit", "1");
-        let open = if args.shard.is_some() { look(&server, &query.finish()).await?.1.shards } else { Vec::new() };
+        query
+            .append_pair("queue", &args.queue)
+            .append_pair("limit", "1");
+        let open = if args.shard.is_some() {
+            look(&server, &query.finish()).await?.1.shards
+        } else {
+            Vec::new()
+        };
         bail!(NotThere(absent(&args.queue, args.shard, &open)));
     }
-    let text = if args.json { String::from_utf8_lossy(&body).into_owned() } else { text(&args.queue, &answer) };
+    let text = if args.json {
+        String::from_utf8_lossy(&body).into_owned()
+    } else {
+        text(&args.queue, &answer)
+    };
     Ok(print(text)?)
 }
 
@@ -87,7 +99,10 @@ async fn look(server: &HttpPort, query: &str) -> anyhow::Result<(Bytes, Answer)>
 fn absent(queue: &str, shard: Option<u32>, open: &[Shard]) -> String {
     let has: Vec<_> = open.iter().map(|shard| shard.shard.to_string()).collect();
     match shard.filter(|_| !has.is_empty()) {
-        Some(shard) => format!("queue {queue} has no open shard {shard}; it has {}", has.join(", ")),
+        Some(shard) => format!(
+            "queue {queue} has no open shard {shard}; it has {}",
+            has.join(", ")
+        ),
         None => format!("queue {queue} has no open shard; taskd stats lists the queues"),
     }
 }
@@ -100,7 +115,9 @@ fn text(queue: &str, answer: &Answer) -> String {
             None => lines.push(format!("shard {queue}:{shard} has no generation in Redis")),
             Some(fields) => {
                 lines.push(format!("shard {queue}:{shard}"));
-                fields.iter().for_each(|(name, value)| show(name, value, 1, &mut lines));
+                fields
+                    .iter()
+                    .for_each(|(name, value)| show(name, value, 1, &mut lines));
             }
         }
     }
@@ -117,7 +134,11 @@ fn show(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
     for entry in entries {
         lines.push(format!("{indent}  {}", inline(entry)));
         // A lane has lists of its own.
-        let fields = entry.as_object().into_iter().flatten().filter(|(name, _)| is_of_lane(name));
+        let fields = entry
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(name, _)| is_of_lane(name));
         fields.for_each(|(name, list)| show(name, list, depth + 2, lines));
     }
 }
@@ -126,11 +147,17 @@ fn show(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
 fn inline(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
-            let shown = fields.iter().filter(|(name, value)| !(value.is_array() && is_of_lane(name)));
-            let field = |(name, value): (&String, &Value)| format!("{name}={}", inline(&at(name, value)));
+            let shown = fields
+                .iter()
+                .filter(|(name, value)| !(value.is_array() && is_of_lane(name)));
+            let field =
+                |(name, value): (&String, &Value)| format!("{name}={}", inline(&at(name, value)));
             shown.map(field).collect::<Vec<_>>().join(" ")
         }
-        Value::Array(entries) => format!("[{}]", entries.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        Value::Array(entries) => format!(
+            "[{}]",
+            entries.iter().map(inline).collect::<Vec<_>>().join(", ")
+        ),
         Value::String(text) => printable(text),
         other => other.to_string(),
     }
@@ -162,10 +189,24 @@ mod tests {
                         id=61 spent=false\n  leases\n    at_ms=1970-01-01T00:00:00Z grant=7 id=61\n  offset: g/1-0\n  \
                         records\n    held=[grant=7 worker=w] id=61\nshard q:1 has no generation in Redis";
         let shown = text("q", &serde_json::from_str(answer).unwrap());
-        assert_eq!(shown.replace(".000Z", "Z").replace("length=1 lane=m", "lane=m length=1"), expected);
-        assert_eq!(absent("q", None, &[]), "queue q has no open shard; taskd stats lists the queues");
+        assert_eq!(
+            shown
+                .replace(".000Z", "Z")
+                .replace("length=1 lane=m", "lane=m length=1"),
+            expected
+        );
+        assert_eq!(
+            absent("q", None, &[]),
+            "queue q has no open shard; taskd stats lists the queues"
+        );
         assert_eq!(absent("q", Some(7), &[]), absent("q", None, &[]));
-        let open = [0, 2].map(|shard| Shard { shard, holds: Value::Null });
-        assert_eq!(absent("q", Some(7), &open), "queue q has no open shard 7; it has 0, 2");
+        let open = [0, 2].map(|shard| Shard {
+            shard,
+            holds: Value::Null,
+        });
+        assert_eq!(
+            absent("q", Some(7), &open),
+            "queue q has no open shard 7; it has 0, 2"
+        );
     }
 }

@@ -9,44 +9,74 @@ use crate::config::{Properties, nearest};
 /// Checks that an option of `command` reads each of `given`.
 ///
 /// `Err` names the first unknown variable, and the nearest known one.
-pub(super) fn check(command: &Command, given: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
+pub(super) fn check(
+    command: &Command,
+    given: impl IntoIterator<Item = (String, String)>,
+) -> Result<(), String> {
     let known = variables(command);
     let strange = |(name, value): &(String, String)| {
-        name.starts_with("TASKD_") && !known.contains(name) && !is_others(name, value) && !is_property(name, value)
+        name.starts_with("TASKD_")
+            && !known.contains(name)
+            && !is_others(name, value)
+            && !is_property(name, value)
     };
-    let Some((name, _)) = given.into_iter().filter(strange).min() else { return Ok(()) };
-    let settings = known.iter().filter_map(|known| known.strip_prefix("TASKD_"));
+    let Some((name, _)) = given.into_iter().filter(strange).min() else {
+        return Ok(());
+    };
+    let settings = known
+        .iter()
+        .filter_map(|known| known.strip_prefix("TASKD_"));
     Err(match nearest(name.trim_start_matches("TASKD_"), settings) {
-        Some(near) => format!("unknown variable {name} in the environment; did you mean TASKD_{near}?"),
-        None => format!("unknown variable {name} in the environment; taskd --help lists the settings"),
+        Some(near) => {
+            format!("unknown variable {name} in the environment; did you mean TASKD_{near}?")
+        }
+        None => {
+            format!("unknown variable {name} in the environment; taskd --help lists the settings")
+        }
     })
 }
 
-/// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a command of `all`.
+/// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a
+/// command of `all`.
 pub(super) fn overlooked(
     all: &Command,
     run: &Command,
     given: impl IntoIterator<Item = (String, String)>,
 ) -> Option<String> {
-    let address = variables(run).into_iter().find(|name| ADDRESSES.contains(&name.as_str()))?;
+    let address = variables(run)
+        .into_iter()
+        .find(|name| ADDRESSES.contains(&name.as_str()))?;
     let known = variables(all);
     let looks_so = |name: &String| LIKE_ADDRESSES.iter().any(|start| name.starts_with(start));
-    let strange = |(name, value): &(String, String)| looks_so(name) && !known.contains(name) && !is_others(name, value);
+    let strange = |(name, value): &(String, String)| {
+        looks_so(name) && !known.contains(name) && !is_others(name, value)
+    };
     let (name, _) = given.into_iter().filter(strange).min()?;
-    Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
+    Some(format!(
+        "nothing reads the variable {name}; this command takes its address from {address}"
+    ))
 }
 
 /// `command` with empty variables unset: docker compose writes a variable without a value as empty.
 pub(super) fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
-    let unset = |arg: Arg| if arg.get_env().is_some_and(is_empty) { arg.env(Resettable::Reset) } else { arg };
+    let unset = |arg: Arg| {
+        if arg.get_env().is_some_and(is_empty) {
+            arg.env(Resettable::Reset)
+        } else {
+            arg
+        }
+    };
     command.mut_args(unset).mut_subcommands(without_empty)
 }
 
 /// The properties of `[kafka]` in `given`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
 pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Properties {
     let mut properties = Properties::default();
-    for (name, value) in given.into_iter().filter(|(name, value)| is_property(name, value)) {
+    for (name, value) in given
+        .into_iter()
+        .filter(|(name, value)| is_property(name, value))
+    {
         properties.set(name[KAFKA.len()..].replace('_', ".").to_lowercase(), value);
     }
     properties
@@ -54,7 +84,13 @@ pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Proper
 
 /// The addresses of commands that call a running taskd.
 const ADDRESSES: [&str; 2] = ["TASKD_GRPC_URL", "TASKD_HTTP_URL"];
-const LIKE_ADDRESSES: [&str; 5] = ["TASKD_GRPC", "TASKD_HTTP", "TASKD_SERVER", "TASKD_URL", "TASKD_ADDR"];
+const LIKE_ADDRESSES: [&str; 5] = [
+    "TASKD_GRPC",
+    "TASKD_HTTP",
+    "TASKD_SERVER",
+    "TASKD_URL",
+    "TASKD_ADDR",
+];
 
 const KAFKA: &str = "TASKD_KAFKA_";
 
@@ -64,21 +100,29 @@ fn is_property(name: &str, value: &str) -> bool {
 
 /// The variables of a command and of its subcommands.
 fn variables(command: &Command) -> Vec<String> {
-    let own = command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
-    own.chain(command.get_subcommands().flat_map(variables)).collect()
+    let own = command
+        .get_arguments()
+        .filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    own.chain(command.get_subcommands().flat_map(variables))
+        .collect()
 }
 
-/// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's tests do.
+/// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's
+/// tests do.
 fn is_others(name: &str, value: &str) -> bool {
     let rest = name.trim_start_matches("TASKD");
     // `_PORT_7600_TCP`, `_PORT_7600_TCP_ADDR`
     let is_of_port = |behind: &str| {
         let mut parts = behind.split('_');
         parts.next().is_some_and(|port| port.parse::<u16>().is_ok())
-            && parts.next().is_some_and(|protocol| PROTOCOLS.contains(&protocol))
+            && parts
+                .next()
+                .is_some_and(|protocol| PROTOCOLS.contains(&protocol))
     };
     let is_url = || {
-        let scheme = value.split_once("://").map(|(scheme, _)| scheme.to_uppercase());
+        let scheme = value
+            .split_once("://")
+            .map(|(scheme, _)| scheme.to_uppercase());
         scheme.is_some_and(|scheme| PROTOCOLS.contains(&&*scheme))
     };
     rest.starts_with("_TEST_")
@@ -111,17 +155,41 @@ mod tests {
     #[test]
     fn a_misspelt_variable_is_refused_with_the_nearest() {
         let error = check(&["PATH", "TASKD_PARTITONS", "TASKD_CONFIG"]).unwrap_err();
-        assert_eq!(error, "unknown variable TASKD_PARTITONS in the environment; did you mean TASKD_PARTITIONS?");
-        assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("did you mean TASKD_HTTP_LISTEN?"));
-        assert!(check(&["TASKD_HTTP_PORT=8080"]).unwrap_err().starts_with("unknown variable TASKD_HTTP_PORT in"));
+        assert_eq!(
+            error,
+            "unknown variable TASKD_PARTITONS in the environment; did you mean TASKD_PARTITIONS?"
+        );
+        assert!(
+            check(&["TASKD_HTTP_LISTN"])
+                .unwrap_err()
+                .ends_with("did you mean TASKD_HTTP_LISTEN?")
+        );
+        assert!(
+            check(&["TASKD_HTTP_PORT=8080"])
+                .unwrap_err()
+                .starts_with("unknown variable TASKD_HTTP_PORT in")
+        );
         let error = check(&["TASKD_FOO"]).unwrap_err();
-        assert_eq!(error, "unknown variable TASKD_FOO in the environment; taskd --help lists the settings");
+        assert_eq!(
+            error,
+            "unknown variable TASKD_FOO in the environment; taskd --help lists the settings"
+        );
     }
 
     #[test]
     fn properties_are_those_that_kubernetes_does_not_tell_of() {
-        let given = ["TASKD_KAFKA_SASL_PASSWORD", "TASKD_KAFKA_SERVICE_HOST", "TASKD_KAFKA_PORT_9092_TCP", "TASKD_LOG"];
-        assert_eq!(super::kafka(given.map(variable)).names().collect::<Vec<_>>(), ["sasl.password"]);
+        let given = [
+            "TASKD_KAFKA_SASL_PASSWORD",
+            "TASKD_KAFKA_SERVICE_HOST",
+            "TASKD_KAFKA_PORT_9092_TCP",
+            "TASKD_LOG",
+        ];
+        assert_eq!(
+            super::kafka(given.map(variable))
+                .names()
+                .collect::<Vec<_>>(),
+            ["sasl.password"]
+        );
         check(&["TASKD_KAFKA_SSL_CA_LOCATION"]).unwrap();
         assert!(check(&["TASKD_KAFKA"]).is_err());
     }
@@ -130,23 +198,54 @@ mod tests {
     fn a_variable_that_looks_like_an_address_is_named() {
         let all = Cli::command();
         let line = |run: &str, name: &str| {
-            super::overlooked(&all, all.find_subcommand(run).unwrap(), [name, "TASKD_FOO"].map(variable))
+            super::overlooked(
+                &all,
+                all.find_subcommand(run).unwrap(),
+                [name, "TASKD_FOO"].map(variable),
+            )
         };
         let said = |name, address| {
-            Some(format!("nothing reads the variable {name}; this command takes its address from {address}"))
+            Some(format!(
+                "nothing reads the variable {name}; this command takes its address from {address}"
+            ))
         };
-        assert_eq!(line("tasks", "TASKD_GRPC"), said("TASKD_GRPC", "TASKD_GRPC_URL"));
-        assert_eq!(line("dead", "TASKD_SERVER"), said("TASKD_SERVER", "TASKD_GRPC_URL"));
-        assert_eq!(line("stats", "TASKD_HTTP"), said("TASKD_HTTP", "TASKD_HTTP_URL"));
-        for name in ["TASKD_GRPC_URL", "TASKD_HTTP_URL", "TASKD_GRPC_LISTEN", "TASKD_HTTP_PORT=tcp://10.0.0.1:80"] {
+        assert_eq!(
+            line("tasks", "TASKD_GRPC"),
+            said("TASKD_GRPC", "TASKD_GRPC_URL")
+        );
+        assert_eq!(
+            line("dead", "TASKD_SERVER"),
+            said("TASKD_SERVER", "TASKD_GRPC_URL")
+        );
+        assert_eq!(
+            line("stats", "TASKD_HTTP"),
+            said("TASKD_HTTP", "TASKD_HTTP_URL")
+        );
+        for name in [
+            "TASKD_GRPC_URL",
+            "TASKD_HTTP_URL",
+            "TASKD_GRPC_LISTEN",
+            "TASKD_HTTP_PORT=tcp://10.0.0.1:80",
+        ] {
             assert_eq!(line("tasks", name), None, "{name}");
         }
-        assert_eq!(line("migrate", "TASKD_GRPC"), None, "the settings are checked elsewhere");
+        assert_eq!(
+            line("migrate", "TASKD_GRPC"),
+            None,
+            "the settings are checked elsewhere"
+        );
     }
 
     #[test]
     fn ours_and_those_of_kubernetes_are_let_through() {
-        check(&["TASKD_CONFIG", "TASKD_GRPC_URL", "TASKD_LOG", "TASKD_TEST_KAFKA", "TASKDX"]).unwrap();
+        check(&[
+            "TASKD_CONFIG",
+            "TASKD_GRPC_URL",
+            "TASKD_LOG",
+            "TASKD_TEST_KAFKA",
+            "TASKDX",
+        ])
+        .unwrap();
         check(&[
             "TASKD_PORT=tcp://10.0.0.1:7600",
             "TASKD_PORT_7600_TCP_ADDR",
@@ -154,8 +253,18 @@ mod tests {
             "TASKD_SERVICE_PORT_HTTP",
         ])
         .unwrap();
-        check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT=udp://h:1"]).unwrap();
-        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP", "TASKD_PORT_A_PORT_1_SCTP"]).unwrap();
+        check(&[
+            "TASKD_REDIS_SERVICE_HOST",
+            "TASKD_REDIS_SERVICE_PORT",
+            "TASKD_REDIS_PORT=udp://h:1",
+        ])
+        .unwrap();
+        check(&[
+            "TASKD_REDIS_SERVICE_PORT_TCP",
+            "TASKD_REDIS_PORT_6379_TCP",
+            "TASKD_PORT_A_PORT_1_SCTP",
+        ])
+        .unwrap();
         assert!(check(&["TASKD_HTTP_PORT_8080"]).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! `taskd explain`: says where a task is, what happens to it next, and why a worker does not get it.
+//! `taskd explain`: says where a task is, what happens to it next, and why a worker does not get
+//! it.
 
 use std::time::Duration;
 
@@ -53,10 +54,15 @@ pub async fn run(args: Explain) -> anyhow::Result<bool> {
             "{name:?} is not a task id; ids are UUIDs; with a queue, name the key behind it: taskd explain {name} KEY"
         );
     }
-    let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else { return Ok(false) };
+    let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else {
+        return Ok(false);
+    };
     match args.json {
         true => print(String::from_utf8_lossy(&body))?,
-        false => answer.lines().iter().try_for_each(|line| print(printable(line)))?,
+        false => answer
+            .lines()
+            .iter()
+            .try_for_each(|line| print(printable(line)))?,
     }
     Ok(true)
 }
@@ -65,7 +71,9 @@ fn path(args: &Explain) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     match &args.key {
         None => query.append_pair("id", &args.task),
-        Some(key) => query.append_pair("queue", &args.task).append_pair("key", key),
+        Some(key) => query
+            .append_pair("queue", &args.task)
+            .append_pair("key", key),
     };
     if let Some(worker) = &args.worker {
         query.append_pair("worker", worker);
@@ -121,17 +129,42 @@ struct Worker {
 
 impl Answer {
     fn lines(&self) -> Vec<String> {
-        let Task { id, queue, key, status, replicas } = &self.task;
-        let mut lines = vec![format!("Task {id} (queue {queue}, key {key}) is {status}: {}.", self.says)];
+        let Task {
+            id,
+            queue,
+            key,
+            status,
+            replicas,
+        } = &self.task;
+        let mut lines = vec![format!(
+            "Task {id} (queue {queue}, key {key}) is {status}: {}.",
+            self.says
+        )];
         if let Some(since) = &self.since {
             lines.push(format!("Since: {}.", self.at(since)));
         }
-        let at = self.next_at.as_ref().map(|at| format!(": {}", self.at(at))).unwrap_or_default();
+        let at = self
+            .next_at
+            .as_ref()
+            .map(|at| format!(": {}", self.at(at)))
+            .unwrap_or_default();
         lines.push(format!("Next: {}{at}.", self.next));
         lines.extend(self.notes.iter().map(|note| format!("Note: {note}.")));
-        for Lease { worker, lease_expires_at, delivered } in &self.leases {
-            let until = lease_expires_at.as_ref().map(|at| format!(" until {}", self.at(at))).unwrap_or_default();
-            let arrived = if *delivered { "" } else { "; taskd does not know yet that it has arrived" };
+        for Lease {
+            worker,
+            lease_expires_at,
+            delivered,
+        } in &self.leases
+        {
+            let until = lease_expires_at
+                .as_ref()
+                .map(|at| format!(" until {}", self.at(at)))
+                .unwrap_or_default();
+            let arrived = if *delivered {
+                ""
+            } else {
+                "; taskd does not know yet that it has arrived"
+            };
             lines.push(format!("Lease: worker {worker}{until}{arrived}."));
         }
         if !self.completed_by.is_empty() {
@@ -139,11 +172,27 @@ impl Answer {
             lines.push(format!("Completed by: {names} ({count} of {replicas})."));
         }
         for Failure { at, worker, reason } in &self.failures {
-            lines.push(format!("Failed: worker {worker}, {}: {reason:?}.", self.at(at)));
+            lines.push(format!(
+                "Failed: worker {worker}, {}: {reason:?}.",
+                self.at(at)
+            ));
         }
-        if let Some(Worker { worker, may_get, says, until }) = &self.worker {
-            let may = if *may_get { "may get it" } else { "does not get it" };
-            let until = until.as_ref().map(|at| format!(", until {}", self.at(at))).unwrap_or_default();
+        if let Some(Worker {
+            worker,
+            may_get,
+            says,
+            until,
+        }) = &self.worker
+        {
+            let may = if *may_get {
+                "may get it"
+            } else {
+                "does not get it"
+            };
+            let until = until
+                .as_ref()
+                .map(|at| format!(", until {}", self.at(at)))
+                .unwrap_or_default();
             lines.push(format!("Worker {worker} {may}: {says}{until}."));
         }
         lines
@@ -151,10 +200,16 @@ impl Answer {
 
     /// The time, and how far away it is.
     fn at(&self, time: &str) -> String {
-        let (Some(at), Some(now)) = (from_rfc_3339(time), from_rfc_3339(&self.now)) else { return time.to_owned() };
+        let (Some(at), Some(now)) = (from_rfc_3339(time), from_rfc_3339(&self.now)) else {
+            return time.to_owned();
+        };
         let away = Duration::from_secs(at.abs_diff(now) / 1000);
         let away = Time(away);
-        if at > now { format!("{time} (in {away})") } else { format!("{time} ({away} ago)") }
+        if at > now {
+            format!("{time} (in {away})")
+        } else {
+            format!("{time} ({away} ago)")
+        }
     }
 }
 
@@ -197,6 +252,9 @@ mod tests {
             json: false,
             server: HttpServer::default(),
         };
-        assert_eq!(path(&args), "/v1/tasks:explain?queue=q&key=a%26b+c&worker=w%2F1");
+        assert_eq!(
+            path(&args),
+            "/v1/tasks:explain?queue=q&key=a%26b+c&worker=w%2F1"
+        );
     }
 }

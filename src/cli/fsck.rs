@@ -48,14 +48,23 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     // The check of a large shard takes minutes, and is one call.
     let taskd = args.server.connect_for_long_calls().await?;
     let client = OperatorClient::new(taskd).max_decoding_message_size(64 << 20);
-    let mut request =
-        pb::FsckRequest { queue: args.queue.clone().unwrap_or_default(), repair: args.repair, cursor: String::new() };
+    let mut request = pb::FsckRequest {
+        queue: args.queue.clone().unwrap_or_default(),
+        repair: args.repair,
+        cursor: String::new(),
+    };
     let (mut found, mut mended, mut more) = (0, 0, 0);
     let (mut shards, mut tasks, mut unchecked, mut unchecked_shards) = (0, 0, 0, BTreeSet::new());
     loop {
-        let page = patiently(async || client.clone().fsck(request.clone()).await).await?.into_inner();
+        let page = patiently(async || client.clone().fsck(request.clone()).await)
+            .await?
+            .into_inner();
         for find in &page.finds {
-            let line = if args.json { json_line(find) } else { line(find) };
+            let line = if args.json {
+                json_line(find)
+            } else {
+                line(find)
+            };
             print(line)?;
             found += 1;
             mended += u64::from(find.mended);
@@ -77,13 +86,22 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         }
         request.cursor = page.cursor;
     }
-    if let Some(queue) = args.queue.filter(|_| shards == 0 && tasks == 0 && found == 0 && unchecked_shards.is_empty()) {
-        let why = format!("queue {queue} has no shard and no published task; taskd stats lists the queues");
+    if let Some(queue) = args
+        .queue
+        .filter(|_| shards == 0 && tasks == 0 && found == 0 && unchecked_shards.is_empty())
+    {
+        let why = format!(
+            "queue {queue} has no shard and no published task; taskd stats lists the queues"
+        );
         bail!(NotThere(why));
     }
-    say(format_args!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended"));
+    say(format_args!(
+        "{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended"
+    ));
     if more > 0 {
-        say(format_args!("{more} of them have no line: a part of the answer shows 5,000"));
+        say(format_args!(
+            "{more} of them have no line: a part of the answer shows 5,000"
+        ));
     }
     if unchecked > 0 {
         say(format_args!(
@@ -91,22 +109,50 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         ));
     }
     if !unchecked_shards.is_empty() {
-        say(format_args!("{} shards could not be checked; run taskd fsck again", unchecked_shards.len()));
+        say(format_args!(
+            "{} shards could not be checked; run taskd fsck again",
+            unchecked_shards.len()
+        ));
     }
     Ok(found == mended && unchecked == 0 && unchecked_shards.is_empty())
 }
 
 fn line(find: &pb::FsckFind) -> String {
-    let pb::FsckFind { kind, queue, shard, task_id, says, repair, mended } = find;
+    let pb::FsckFind {
+        kind,
+        queue,
+        shard,
+        task_id,
+        says,
+        repair,
+        mended,
+    } = find;
     let shard = shard.map(|shard| format!(":{shard}")).unwrap_or_default();
-    let task = if task_id.is_empty() { String::new() } else { format!(" {task_id}") };
-    let end = if *mended { format!("mended: {repair}") } else { format!("a repair {repair}") };
+    let task = if task_id.is_empty() {
+        String::new()
+    } else {
+        format!(" {task_id}")
+    };
+    let end = if *mended {
+        format!("mended: {repair}")
+    } else {
+        format!("a repair {repair}")
+    };
     printable(&format!("{kind} {queue}{shard}{task}: {says}; {end}"))
 }
 
 fn json_line(find: &pb::FsckFind) -> String {
-    let pb::FsckFind { kind, queue, shard, task_id, says, repair, mended } = find;
-    let mut object = json!({"kind": kind, "queue": queue, "says": says, "repair": repair, "mended": mended});
+    let pb::FsckFind {
+        kind,
+        queue,
+        shard,
+        task_id,
+        says,
+        repair,
+        mended,
+    } = find;
+    let mut object =
+        json!({"kind": kind, "queue": queue, "says": says, "repair": repair, "mended": mended});
     if let Some(shard) = shard {
         object["shard"] = json!(shard);
     }
@@ -131,10 +177,16 @@ mod tests {
             repair: "publishes it again".into(),
             mended: false,
         };
-        assert_eq!(line(&find), "lost_payload q:3 t: 0 bytes\\u{7}; a repair publishes it again");
+        assert_eq!(
+            line(&find),
+            "lost_payload q:3 t: 0 bytes\\u{7}; a repair publishes it again"
+        );
         (find.mended, find.shard) = (true, None);
         find.task_id.clear();
-        assert_eq!(line(&find), "lost_payload q: 0 bytes\\u{7}; mended: publishes it again");
+        assert_eq!(
+            line(&find),
+            "lost_payload q: 0 bytes\\u{7}; mended: publishes it again"
+        );
         assert!(!json_line(&find).contains("task"), "{}", json_line(&find));
     }
 }

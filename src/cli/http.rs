@@ -45,8 +45,15 @@ pub(super) struct HttpServer {
 
 impl HttpServer {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
-        let port = HttpPort::new("--server (TASKD_HTTP_URL)", &self.server, self.trust.clone())?;
-        Ok(HttpPort { deadline: self.waiting.deadline(), ..port })
+        let port = HttpPort::new(
+            "--server (TASKD_HTTP_URL)",
+            &self.server,
+            self.trust.clone(),
+        )?;
+        Ok(HttpPort {
+            deadline: self.waiting.deadline(),
+            ..port
+        })
     }
 }
 
@@ -76,16 +83,27 @@ impl HttpPort {
         let is_tls = parsed.scheme() == "https";
         let port = parsed.port_or_known_default().with_context(wrong)?;
         let name = host.trim_matches(['[', ']']).to_owned();
-        Ok(Self { url: shown, host: format!("{host}:{port}"), name, flag, trust, is_tls, deadline: None })
+        Ok(Self {
+            url: shown,
+            host: format!("{host}:{port}"),
+            name,
+            flag,
+            trust,
+            is_tls,
+            deadline: None,
+        })
     }
 
     /// The mistake behind an answer that taskd does not give.
     pub(super) fn is_another(&self) -> String {
-        format!("{} does not answer as taskd does; is that taskd's HTTP port?", self.url)
+        format!(
+            "{} does not answer as taskd does; is that taskd's HTTP port?",
+            self.url
+        )
     }
 
-    /// The status and the body of the answer. While `--wait-for-server` lasts, a taskd that cannot be reached, or is not
-    /// ready yet, is asked again.
+    /// The status and the body of the answer. While `--wait-for-server` lasts, a taskd that cannot
+    /// be reached, or is not ready yet, is asked again.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut waits = client::WAITS.build();
         loop {
@@ -97,7 +115,11 @@ impl HttpPort {
                 Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
                 Err(error) => error.is::<Unreachable>(),
             };
-            if !may_pass || self.deadline.is_none_or(|deadline| Instant::now() >= deadline) {
+            if !may_pass
+                || self
+                    .deadline
+                    .is_none_or(|deadline| Instant::now() >= deadline)
+            {
                 return answer;
             }
             tokio::time::sleep(waits.next().unwrap_or_default()).await;
@@ -105,7 +127,12 @@ impl HttpPort {
     }
 
     async fn call(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let unreachable = || format!("cannot reach taskd's HTTP at {}; {} names another place", self.url, self.flag);
+        let unreachable = || {
+            format!(
+                "cannot reach taskd's HTTP at {}; {} names another place",
+                self.url, self.flag
+            )
+        };
         let another = || {
             let (url, flag) = (&self.url, self.flag);
             format!(
@@ -113,21 +140,29 @@ impl HttpPort {
             )
         };
         let socket = TcpStream::connect(&self.host).await;
-        let socket = socket.map_err(|error| anyhow::Error::new(Unreachable(format!("{}: {error}", unreachable()))))?;
+        let socket = socket.map_err(|error| {
+            anyhow::Error::new(Unreachable(format!("{}: {error}", unreachable())))
+        })?;
         let mut driver = JoinSet::new();
         let mut sender = if self.is_tls {
             let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;
             let connector = TlsConnector::from(self.trust.over_http()?);
             let encrypted = connector.connect(name, socket).await;
-            let encrypted = encrypted.map_err(|error| match self.trust.failure(&self.url, &error) {
-                Some(why) => anyhow!(why),
-                None => anyhow::Error::from(error).context(format!("no TLS connection with {}", self.url)),
-            })?;
-            let (sender, connection) = http1::handshake(TokioIo::new(encrypted)).await.with_context(another)?;
+            let encrypted =
+                encrypted.map_err(|error| match self.trust.failure(&self.url, &error) {
+                    Some(why) => anyhow!(why),
+                    None => anyhow::Error::from(error)
+                        .context(format!("no TLS connection with {}", self.url)),
+                })?;
+            let (sender, connection) = http1::handshake(TokioIo::new(encrypted))
+                .await
+                .with_context(another)?;
             driver.spawn(connection);
             sender
         } else {
-            let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(another)?;
+            let (sender, connection) = http1::handshake(TokioIo::new(socket))
+                .await
+                .with_context(another)?;
             driver.spawn(connection);
             sender
         };
@@ -138,7 +173,9 @@ impl HttpPort {
         let request = request.body(Body::empty())?;
         let answer = sender.send_request(request).await.with_context(another)?;
         let status = answer.status();
-        let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES).await.with_context(unreachable)?;
+        let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES)
+            .await
+            .with_context(unreachable)?;
         Ok((status, body))
     }
 }

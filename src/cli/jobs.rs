@@ -100,7 +100,12 @@ struct Stop {
 pub async fn run(args: Jobs) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
-        What::Show(Show { id, watch: is_watched, server, .. }) => {
+        What::Show(Show {
+            id,
+            watch: is_watched,
+            server,
+            ..
+        }) => {
             let client = connect(&server).await?;
             let job = read(&client, &id).await?;
             if is_watched {
@@ -111,7 +116,9 @@ pub async fn run(args: Jobs) -> anyhow::Result<bool> {
         }
         What::Stop(Stop { id, server }) => {
             let (client, request) = (connect(&server).await?, pb::StopJobRequest { id });
-            let job = patiently(async || client.clone().stop_job(request.clone()).await).await?.into_inner();
+            let job = patiently(async || client.clone().stop_job(request.clone()).await)
+                .await?
+                .into_inner();
             print(sentence(&job))?;
             Ok(true)
         }
@@ -124,14 +131,24 @@ pub(super) async fn connect(server: &Server) -> anyhow::Result<Operator> {
 
 async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::Job> {
     let request = pb::GetJobRequest { id: id.to_owned() };
-    Ok(patiently(async || client.clone().get_job(request.clone()).await).await?.into_inner())
+    Ok(
+        patiently(async || client.clone().get_job(request.clone()).await)
+            .await?
+            .into_inner(),
+    )
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     // One more tells whether the list goes on.
-    let request = pb::ListJobsRequest { limit: MOST.min(args.limit + 1), before: String::new() };
-    let mut jobs = patiently(async || client.clone().list_jobs(request.clone()).await).await?.into_inner().jobs;
+    let request = pb::ListJobsRequest {
+        limit: MOST.min(args.limit + 1),
+        before: String::new(),
+    };
+    let mut jobs = patiently(async || client.clone().list_jobs(request.clone()).await)
+        .await?
+        .into_inner()
+        .jobs;
     if jobs.len() > args.limit as usize {
         jobs.pop();
         say_more(args.limit, "--limit");
@@ -140,21 +157,43 @@ async fn list(args: &List) -> anyhow::Result<()> {
         jobs.iter().try_for_each(|job| print_one(json(job)))?;
         return Ok(());
     }
-    let mut table = print::table(["ID", "CREATED", "WHO", "WHAT", "QUEUE", "STATE", "MATCHED", "CHANGED", "FAILED"]);
+    let mut table = print::table([
+        "ID", "CREATED", "WHO", "WHAT", "QUEUE", "STATE", "MATCHED", "CHANGED", "FAILED",
+    ]);
     for job in &jobs {
         let created = job.created_at.map(|at| at.to_string()).unwrap_or_default();
         let queue = job.filter.as_ref().map_or("", |filter| &filter.queue);
-        let [matched, changed, failed] = [job.matched, job.changed, job.failed].map(|count| count.to_string());
-        table.add_row([&job.id, &created, &job.who, &job.what, queue, state(job), &matched, &changed, &failed]);
+        let [matched, changed, failed] =
+            [job.matched, job.changed, job.failed].map(|count| count.to_string());
+        table.add_row([
+            &job.id,
+            &created,
+            &job.who,
+            &job.what,
+            queue,
+            state(job),
+            &matched,
+            &changed,
+            &failed,
+        ]);
     }
     print(&table)?;
     Ok(())
 }
 
 /// Watches a job until its end. Answers whether it has changed all its tasks.
-pub(super) async fn watch(client: &Operator, mut job: pb::Job, as_json: bool) -> anyhow::Result<bool> {
+pub(super) async fn watch(
+    client: &Operator,
+    mut job: pb::Job,
+    as_json: bool,
+) -> anyhow::Result<bool> {
     let bar = progress_bar();
-    bar.suspend(|| say(format_args!("job {}: taskd jobs stop {} stops it", job.id, job.id)));
+    bar.suspend(|| {
+        say(format_args!(
+            "job {}: taskd jobs stop {} stops it",
+            job.id, job.id
+        ))
+    });
     while job.state == i32::from(pb::JobState::Running) {
         let (looked_at, changed) = (HumanCount(job.looked_at), HumanCount(job.changed));
         bar.set_message(format!("{looked_at} tasks looked at, {changed} changed"));
@@ -163,7 +202,11 @@ pub(super) async fn watch(client: &Operator, mut job: pb::Job, as_json: bool) ->
         job = read(client, &job.id).await?;
     }
     bar.finish_and_clear();
-    print(if as_json { json(&job).to_string() } else { sentence(&job) })?;
+    print(if as_json {
+        json(&job).to_string()
+    } else {
+        sentence(&job)
+    })?;
     Ok(job.failed == 0 && job.state() == pb::JobState::Done)
 }
 
@@ -179,9 +222,17 @@ fn state(job: &pb::Job) -> &'static str {
 
 fn sentence(job: &pb::Job) -> String {
     let (matched, changed) = (HumanCount(job.matched), HumanCount(job.changed));
-    let mut text = format!("job {} is {}: {changed} of {matched} tasks changed", job.id, state(job));
+    let mut text = format!(
+        "job {} is {}: {changed} of {matched} tasks changed",
+        job.id,
+        state(job)
+    );
     if !job.last_error.is_empty() {
-        text.push_str(&format!("; {} failed, the last error: {}", HumanCount(job.failed), job.last_error));
+        text.push_str(&format!(
+            "; {} failed, the last error: {}",
+            HumanCount(job.failed),
+            job.last_error
+        ));
     }
     text
 }
@@ -193,15 +244,27 @@ pub(super) fn json(job: &pb::Job) -> Value {
     set("id", job.id.as_str().into());
     set("what", job.what.as_str().into());
     set("state", state(job).into());
-    set("filter", job.filter.as_ref().map(filter).unwrap_or_default());
+    set(
+        "filter",
+        job.filter.as_ref().map(filter).unwrap_or_default(),
+    );
     set("who", job.who.as_str().into());
-    let counts =
-        [("looked_at", job.looked_at), ("matched", job.matched), ("changed", job.changed), ("failed", job.failed)];
-    counts.into_iter().for_each(|(name, count)| set(name, count.into()));
+    let counts = [
+        ("looked_at", job.looked_at),
+        ("matched", job.matched),
+        ("changed", job.changed),
+        ("failed", job.failed),
+    ];
+    counts
+        .into_iter()
+        .for_each(|(name, count)| set(name, count.into()));
     if !job.last_error.is_empty() {
         set("last_error", job.last_error.as_str().into());
     }
-    for (name, at) in [("created_at", job.created_at), ("updated_at", job.updated_at)] {
+    for (name, at) in [
+        ("created_at", job.created_at),
+        ("updated_at", job.updated_at),
+    ] {
         if let Some(at) = at {
             set(name, at.to_string().into());
         }
@@ -211,7 +274,13 @@ pub(super) fn json(job: &pb::Job) -> Value {
 
 fn filter(filter: &pb::TaskFilter) -> Value {
     let mut object = Map::new();
-    let statuses: Vec<_> = filter.statuses.iter().copied().filter_map(task_status).map(TaskStatus::as_str).collect();
+    let statuses: Vec<_> = filter
+        .statuses
+        .iter()
+        .copied()
+        .filter_map(task_status)
+        .map(TaskStatus::as_str)
+        .collect();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     for (name, value) in [
         ("queue", filter.queue.clone()),
@@ -219,8 +288,14 @@ fn filter(filter: &pb::TaskFilter) -> Value {
         ("key", text(&filter.key)),
         ("key_prefix", text(&filter.key_prefix)),
         ("worker", filter.worker.clone()),
-        ("since", filter.since.map(|at| at.to_string()).unwrap_or_default()),
-        ("until", filter.until.map(|at| at.to_string()).unwrap_or_default()),
+        (
+            "since",
+            filter.since.map(|at| at.to_string()).unwrap_or_default(),
+        ),
+        (
+            "until",
+            filter.until.map(|at| at.to_string()).unwrap_or_default(),
+        ),
     ] {
         if !value.is_empty() {
             object.insert(name.into(), value.into());

@@ -33,7 +33,9 @@ impl Completions {
     pub(super) fn print(&self, mut command: Command) -> anyhow::Result<()> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut command, "taskd", &mut script);
-        Ok(super::print::print(String::from_utf8_lossy(&script).trim_end())?)
+        Ok(super::print::print(
+            String::from_utf8_lossy(&script).trim_end(),
+        )?)
     }
 }
 
@@ -41,6 +43,7 @@ impl Man {
     pub(super) fn write(&self, command: Command) -> anyhow::Result<()> {
         let folder = self.folder.display();
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {folder}"))?;
-        clap_mangen::generate_to(command, &self.folder).with_context(|| format!("cannot write into {folder}"))
+        clap_mangen::generate_to(command, &self.folder)
+            .with_context(|| format!("cannot write into {folder}"))
     }
 }

@@ -11,24 +11,39 @@ use crate::config::without_password;
 /// `--help` shows the usage better. If a value came from a variable, the line names the variable.
 pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     let text = without_secrets(error);
-    let said =
-        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let said = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
-    let line = lines.join("; ").trim_start_matches("error: ").replace(":; ", ": ");
+    let line = lines
+        .join("; ")
+        .trim_start_matches("error: ")
+        .replace(":; ", ": ");
     let line = line.replace("invalid digit found in string", "not a whole number");
-    let line = line.replace("number would be zero for non-zero type", "must be at least 1");
+    let line = line.replace(
+        "number would be zero for non-zero type",
+        "must be at least 1",
+    );
     let line = in_bounds(&line).unwrap_or(line);
-    if error.kind() == ErrorKind::MissingRequiredArgument && args.iter().all(|arg| arg != "--queue") {
+    if error.kind() == ErrorKind::MissingRequiredArgument && args.iter().all(|arg| arg != "--queue")
+    {
         let line = line.replace("<ID>...", "<ID>... (or --queue with --key)");
         let is_watch = args.get(1).is_some_and(|command| command == "watch");
-        return if is_watch { line.replace("<ID|QUEUE>", "<ID|QUEUE> (or --queue NAME)") } else { line };
+        return if is_watch {
+            line.replace("<ID|QUEUE>", "<ID|QUEUE> (or --queue NAME)")
+        } else {
+            line
+        };
     }
     if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
         return format!("{line}; put the options behind the command");
     }
     match error.kind() {
         ErrorKind::MissingSubcommand => return command_needed(error).unwrap_or(line),
-        ErrorKind::InvalidSubcommand => return format!("{line}; {} lists the commands", help_above(error, args)),
+        ErrorKind::InvalidSubcommand => {
+            return format!("{line}; {} lists the commands", help_above(error, args));
+        }
         _ => {}
     }
     match error.get(ContextKind::InvalidArg) {
@@ -36,8 +51,12 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
             // Nobody means it so.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
             match &arg[..] {
-                "--server" => format!("{line}; commands that speak gRPC take --grpc URL (port 7601)"),
-                "--grpc" => format!("{line}; commands that speak HTTP take --server URL (port 7600)"),
+                "--server" => {
+                    format!("{line}; commands that speak gRPC take --grpc URL (port 7601)")
+                }
+                "--grpc" => {
+                    format!("{line}; commands that speak HTTP take --server URL (port 7600)")
+                }
                 _ => with_value(line, arg, args),
             }
         }
@@ -49,9 +68,10 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
 /// clap's message, in which a value that is wrong does not show a secret.
 fn without_secrets(error: &clap::Error) -> String {
     let text = error.render().to_string();
-    let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
-        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
-    else {
+    let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) = (
+        error.get(ContextKind::InvalidArg),
+        error.get(ContextKind::InvalidValue),
+    ) else {
         return text;
     };
     match arg.split(' ').next() {
@@ -66,7 +86,8 @@ fn in_bounds(line: &str) -> Option<String> {
     let (said, range) = line.rsplit_once(" is not in ")?;
     let (said, value) = said.rsplit_once(": ")?;
     let (least, most) = range.split_once("..")?;
-    let [value, least, most] = [value, least, most.trim_start_matches('=')].map(|text| text.parse::<i128>().ok());
+    let [value, least, most] =
+        [value, least, most.trim_start_matches('=')].map(|text| text.parse::<i128>().ok());
     let (value, least, most) = (value?, least?, most?);
     // A bound that only the size of the number sets is of interest to those who exceed it.
     Some(if most < i128::from(u32::MAX) {
@@ -80,11 +101,18 @@ fn in_bounds(line: &str) -> Option<String> {
 
 /// `dead needs a command: list, show, retry or purge; taskd dead --help says more`
 fn command_needed(error: &clap::Error) -> Option<String> {
-    let Some(ContextValue::String(path)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidSubcommand) else { return None };
+    let Some(ContextValue::String(path)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidSubcommand) else {
+        return None;
+    };
     let (last, others) = known.split_last()?;
     let name = path.trim_start_matches("taskd ");
-    Some(format!("{name} needs a command: {} or {last}; {path} --help says more", others.join(", ")))
+    Some(format!(
+        "{name} needs a command: {} or {last}; {path} --help says more",
+        others.join(", ")
+    ))
 }
 
 /// The help that lists what the unknown command could have been.
@@ -94,17 +122,25 @@ fn help_above(error: &clap::Error, args: &[OsString]) -> String {
         _ => "",
     };
     match args.get(1).map(|first| first.to_string_lossy()) {
-        Some(first) if first != unknown && !first.starts_with('-') => format!("taskd {first} --help"),
+        Some(first) if first != unknown && !first.starts_with('-') => {
+            format!("taskd {first} --help")
+        }
         _ => "taskd --help".to_owned(),
     }
 }
 
 /// Adds to a line how to write a value that clap takes for a flag, as a number below zero or a key.
 fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
-    let Some(place) = args.iter().position(|given| given.to_string_lossy().starts_with(arg)) else {
+    let Some(place) = args
+        .iter()
+        .position(|given| given.to_string_lossy().starts_with(arg))
+    else {
         return line.into();
     };
-    let (before, value) = (args[..place].last().map(|arg| arg.to_string_lossy()), args[place].to_string_lossy());
+    let (before, value) = (
+        args[..place].last().map(|arg| arg.to_string_lossy()),
+        args[place].to_string_lossy(),
+    );
     match before.filter(|flag| flag.starts_with("--") && !value.starts_with("--")) {
         Some(flag) => format!("{line}; if it is the value of {flag}, write {flag}={value}"),
         None => line.to_owned(),
@@ -113,11 +149,18 @@ fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
 
 fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
     let flag = arg.split(' ').next().unwrap_or(arg);
-    let given = args.iter().any(|given| given.to_string_lossy().starts_with(flag));
+    let given = args
+        .iter()
+        .any(|given| given.to_string_lossy().starts_with(flag));
     let variable = match flag {
         "--grpc" => "TASKD_GRPC_URL".to_owned(),
         "--server" => "TASKD_HTTP_URL".to_owned(),
-        _ => format!("TASKD_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase()),
+        _ => format!(
+            "TASKD_{}",
+            flag.trim_start_matches('-')
+                .replace('-', "_")
+                .to_uppercase()
+        ),
     };
     if given || std::env::var_os(&variable).is_none() {
         return line;
@@ -132,56 +175,154 @@ mod tests {
     use super::super::{Command, Refusal};
 
     fn parse(args: &[&str]) -> Result<Command, Refusal> {
-        super::super::parse(std::iter::once("taskd").chain(args.iter().copied()).map(OsString::from))
+        super::super::parse(
+            std::iter::once("taskd")
+                .chain(args.iter().copied())
+                .map(OsString::from),
+        )
     }
 
     #[test]
     fn a_wrong_value_shows_no_secret() {
         let cases: [(&[&str], &str); 3] = [
-            (&["--otlp-headers", "authorization Bearer s3cret"], "'***' for '--otlp-headers <LIST>': header 1 is not"),
-            (&["stats", "--token", "s3\ncret"], "'***' for '--token <TOKEN>': it is no token"),
-            (&["stats", "--server", "ftp://u:s3cret@h"], "\"ftp://u:***@h\" is not an address"),
+            (
+                &["--otlp-headers", "authorization Bearer s3cret"],
+                "'***' for '--otlp-headers <LIST>': header 1 is not",
+            ),
+            (
+                &["stats", "--token", "s3\ncret"],
+                "'***' for '--token <TOKEN>': it is no token",
+            ),
+            (
+                &["stats", "--server", "ftp://u:s3cret@h"],
+                "\"ftp://u:***@h\" is not an address",
+            ),
         ];
         for (args, want) in cases {
-            let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };
-            assert!(line.contains(want) && !line.contains("s3") && !line.contains("cret"), "{line:?}");
+            let Err(Refusal::Usage(line)) = parse(args) else {
+                panic!("{args:?} should be refused")
+            };
+            assert!(
+                line.contains(want) && !line.contains("s3") && !line.contains("cret"),
+                "{line:?}"
+            );
         }
     }
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
         let cases: [(&[&str], &str); 28] = [
-            (&["--data-dir", "x", "migrate"], "put the options behind the command"),
-            (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
-            (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
-            (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
-            (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),
+            (
+                &["--data-dir", "x", "migrate"],
+                "put the options behind the command",
+            ),
+            (
+                &["--pipelines", "all", "--partitions", "four"],
+                "not a whole number",
+            ),
+            (
+                &["--pipelines", "fnout"],
+                "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+            ),
+            (
+                &["--pipelnes", "all"],
+                "a similar argument exists: '--pipelines'",
+            ),
+            (
+                &["--pipelines", "all", "--partitions", "0"],
+                "partitions = 0 (--partitions) must be 1 to 1024",
+            ),
             (&["--grace-period", "5"], "\"5\" is not a duration"),
-            (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
-            (&["insrt"], "a similar subcommand exists: 'insert'; taskd --help lists the commands"),
-            (&["foo"], "unrecognized subcommand 'foo'; taskd --help lists the commands"),
-            (&["dead", "foo"], "unrecognized subcommand 'foo'; taskd dead --help lists the commands"),
-            (&["dead"], "dead needs a command: list, show, retry or purge; taskd dead --help says more"),
-            (&["jobs"], "jobs needs a command: list, show or stop; taskd jobs --help says more"),
-            (&["token"], "token needs a command: create, list or revoke; taskd token --help says more"),
-            (&["load", "--concurrency", "0"], "'0' for '--concurrency <N>': must be 1 to 1000"),
-            (&["insert", "--batch", "0"], "'0' for '--batch <N>': must be 1 to 10000"),
-            (&["tasks", "--limit", "0"], "'0' for '--limit <N>': must be at least 1"),
-            (&["dead", "list", "--limit", "0"], "'0' for '--limit <N>': must be at least 1"),
-            (&["acts", "--last", "0"], "'0' for '--last <N>': must be at least 1"),
-            (&["dump", "q", "--limit", "0"], "'0' for '--limit <N>': must be 1 to 1000"),
+            (
+                &["--http-listen", "localhost:7600"],
+                "write IP:PORT, for example 127.0.0.1:7600",
+            ),
+            (
+                &["insrt"],
+                "a similar subcommand exists: 'insert'; taskd --help lists the commands",
+            ),
+            (
+                &["foo"],
+                "unrecognized subcommand 'foo'; taskd --help lists the commands",
+            ),
+            (
+                &["dead", "foo"],
+                "unrecognized subcommand 'foo'; taskd dead --help lists the commands",
+            ),
+            (
+                &["dead"],
+                "dead needs a command: list, show, retry or purge; taskd dead --help says more",
+            ),
+            (
+                &["jobs"],
+                "jobs needs a command: list, show or stop; taskd jobs --help says more",
+            ),
+            (
+                &["token"],
+                "token needs a command: create, list or revoke; taskd token --help says more",
+            ),
+            (
+                &["load", "--concurrency", "0"],
+                "'0' for '--concurrency <N>': must be 1 to 1000",
+            ),
+            (
+                &["insert", "--batch", "0"],
+                "'0' for '--batch <N>': must be 1 to 10000",
+            ),
+            (
+                &["tasks", "--limit", "0"],
+                "'0' for '--limit <N>': must be at least 1",
+            ),
+            (
+                &["dead", "list", "--limit", "0"],
+                "'0' for '--limit <N>': must be at least 1",
+            ),
+            (
+                &["acts", "--last", "0"],
+                "'0' for '--last <N>': must be at least 1",
+            ),
+            (
+                &["dump", "q", "--limit", "0"],
+                "'0' for '--limit <N>': must be 1 to 1000",
+            ),
             (&["partitions", "0"], "'0' for '<COUNT>': must be 1 to 1024"),
-            (&["tasks", "change", "--replicas", "0"], "'0' for '--replicas <NUM>': must be at least 1"),
-            (&["token", "create", "a", "--calls-per-second", "0"], "must be at least 1"),
-            (&["--pipelines", "all", "--partitions", "99999999999"], "must be at most 4294967295"),
-            (&["bench", "--rate", "-5"], "if it is the value of --rate, write --rate=-5"),
-            (&["stats", "--every", "-1s"], "if it is the value of --every, write --every=-1s"),
-            (&["tasks", "change"], "were not provided: <--priority <PRIORITY>|--replicas <NUM>>"),
-            (&["watch"], "were not provided: <ID|QUEUE> (or --queue NAME)"),
-            (&["cancel"], "were not provided: <ID>... (or --queue with --key)"),
+            (
+                &["tasks", "change", "--replicas", "0"],
+                "'0' for '--replicas <NUM>': must be at least 1",
+            ),
+            (
+                &["token", "create", "a", "--calls-per-second", "0"],
+                "must be at least 1",
+            ),
+            (
+                &["--pipelines", "all", "--partitions", "99999999999"],
+                "must be at most 4294967295",
+            ),
+            (
+                &["bench", "--rate", "-5"],
+                "if it is the value of --rate, write --rate=-5",
+            ),
+            (
+                &["stats", "--every", "-1s"],
+                "if it is the value of --every, write --every=-1s",
+            ),
+            (
+                &["tasks", "change"],
+                "were not provided: <--priority <PRIORITY>|--replicas <NUM>>",
+            ),
+            (
+                &["watch"],
+                "were not provided: <ID|QUEUE> (or --queue NAME)",
+            ),
+            (
+                &["cancel"],
+                "were not provided: <ID>... (or --queue with --key)",
+            ),
         ];
         for (args, want) in cases {
-            let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };
+            let Err(Refusal::Usage(line)) = parse(args) else {
+                panic!("{args:?} should be refused")
+            };
             assert!(line.contains(want), "{line:?} should say {want:?}");
             assert_eq!(line.lines().count(), 1, "{line}");
         }

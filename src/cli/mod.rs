@@ -34,7 +34,8 @@ pub mod work;
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{
-    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind, parser::ValueSource,
+    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind,
+    parser::ValueSource,
 };
 
 use self::print::say;
@@ -44,7 +45,8 @@ use crate::{
     config::{self, Loaded, Options, Origins, Settings},
 };
 
-/// Exit code for a wrong command line or configuration, and for a server that a command cannot reach.
+/// Exit code for a wrong command line or configuration, and for a server that a command cannot
+/// reach.
 pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -88,7 +90,8 @@ Say which pipelines this process should run:
 struct Cli {
     #[command(flatten)]
     options: Options,
-    /// Stop in order when stdin ends: a taskd of `taskd bench` outlives no benchmark, however that ends
+    /// Stop in order when stdin ends: a taskd of `taskd bench` outlives no benchmark, however that
+    /// ends
     #[arg(long, hide = true)]
     stop_with_stdin: bool,
     #[command(subcommand)]
@@ -142,7 +145,8 @@ struct Migrate {
     options: Options,
 }
 
-/// Give the bus more partitions, and each queue as many shards, and exit; running processes notice it
+/// Give the bus more partitions, and each queue as many shards, and exit; running processes notice
+/// it
 #[derive(Args)]
 struct Partitions {
     /// The new number of partitions, 1 to 1024; never fewer than now
@@ -152,7 +156,8 @@ struct Partitions {
     options: Options,
 }
 
-/// Print the effective settings as TOML (passwords hidden), and where each that is no default comes from
+/// Print the effective settings as TOML (passwords hidden), and where each that is no default comes
+/// from
 #[derive(Args)]
 struct CheckConfig {
     #[command(flatten)]
@@ -161,7 +166,10 @@ struct CheckConfig {
 
 /// The command that the user asks for.
 pub enum Command {
-    Run { loaded: Loaded, stop_with_stdin: bool },
+    Run {
+        loaded: Loaded,
+        stop_with_stdin: bool,
+    },
     Migrate(Settings),
     Partitions(Settings, u32),
     CheckConfig(Loaded),
@@ -215,23 +223,31 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         // It has the user's own words, such as a key that was pasted.
         _ => Refusal::Usage(ask::printable(&mistake::in_one_line(&error, &args))),
     };
-    let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
+    let matches = environment::without_empty(Cli::command())
+        .try_get_matches_from(&args)
+        .map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
     let load = |options| load(options, &matches);
     let all = Cli::command();
-    let run = matches.subcommand_name().and_then(|name| all.find_subcommand(name));
+    let run = matches
+        .subcommand_name()
+        .and_then(|name| all.find_subcommand(name));
     if let Some(line) = run.and_then(|run| environment::overlooked(&all, run, variables())) {
         say(format_args!("taskd: {line}"));
     }
     Ok(match cli.command {
         Some(Subcommands::Client(client)) => {
             if let Client::Bench(bench) = &client {
-                let is_given = |flag: &str| innermost(&matches).value_source(flag) == Some(ValueSource::CommandLine);
+                let is_given = |flag: &str| {
+                    innermost(&matches).value_source(flag) == Some(ValueSource::CommandLine)
+                };
                 bench.check(is_given).map_err(Refusal::Usage)?;
             }
             Command::Client(client)
         }
-        Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
+        Some(Subcommands::Migrate(Migrate { options })) => {
+            Command::Migrate(load(options)?.settings)
+        }
         Some(Subcommands::Partitions(Partitions { count, options })) => {
             Command::Partitions(load(options)?.settings, count)
         }
@@ -243,13 +259,18 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             let settings = load(std::mem::take(&mut acts.options))?.settings;
             Command::Acts(acts, settings)
         }
-        Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
+        Some(Subcommands::CheckConfig(CheckConfig { options })) => {
+            Command::CheckConfig(load(options)?)
+        }
         None => {
             let loaded = load(cli.options)?;
             if loaded.settings.pipelines.is_empty() {
                 return Err(Refusal::NothingNamed);
             }
-            Command::Run { loaded, stop_with_stdin: cli.stop_with_stdin }
+            Command::Run {
+                loaded,
+                stop_with_stdin: cli.stop_with_stdin,
+            }
         }
     })
 }
@@ -258,16 +279,30 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
 fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, Refusal> {
     environment::check(&Cli::command(), variables()).map_err(Refusal::Usage)?;
     let vars = std::env::vars_os();
-    let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let vars = vars
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let vars = vars.filter(|(_, value)| !value.is_empty());
-    let options = Options { kafka: environment::kafka(vars), ..options };
+    let options = Options {
+        kafka: environment::kafka(vars),
+        ..options
+    };
     let origins = Origins::given(innermost(matches)).with_environment(&options.kafka);
-    Ok(config::load(options, origins, app::PROPERTY_RULES, |name| std::env::var(name).ok())?)
+    Ok(config::load(
+        options,
+        origins,
+        app::PROPERTY_RULES,
+        |name| std::env::var(name).ok(),
+    )?)
 }
 
 /// The variables of this process.
 fn variables() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()))
+    std::env::vars_os().map(|(name, value)| {
+        (
+            name.to_string_lossy().into(),
+            value.to_string_lossy().into(),
+        )
+    })
 }
 
 /// The whole command line, for completions and manual pages.
@@ -287,7 +322,11 @@ mod tests {
     use super::*;
 
     fn parse(args: &[&str]) -> Result<Command, Refusal> {
-        super::parse(std::iter::once("taskd").chain(args.iter().copied()).map(OsString::from))
+        super::parse(
+            std::iter::once("taskd")
+                .chain(args.iter().copied())
+                .map(OsString::from),
+        )
     }
 
     #[test]
@@ -299,14 +338,25 @@ mod tests {
     #[test]
     fn helps_break_no_paragraph_and_their_examples_fit() {
         fn check(command: &clap::Command) {
-            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let (name, is_text) = (command.get_name(), |line: &str| !line.is_empty() && !line.starts_with(' '));
+            let text = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let (name, is_text) = (command.get_name(), |line: &str| {
+                !line.is_empty() && !line.starts_with(' ')
+            });
             for (line, next) in text.lines().zip(text.lines().skip(1).chain([""])) {
-                assert!(is_text(line) || line.chars().count() <= 100, "{name}: {line:?} is too long");
+                assert!(
+                    is_text(line) || line.chars().count() <= 100,
+                    "{name}: {line:?} is too long"
+                );
                 let is_broken = is_text(line) && is_text(next) && !next.starts_with("Exit code");
                 assert!(!is_broken, "{name}: clap breaks {line:?}");
             }
-            command.get_subcommands().filter(|command| command.get_name() != "work").for_each(check);
+            command
+                .get_subcommands()
+                .filter(|command| command.get_name() != "work")
+                .for_each(check);
         }
         check(&Cli::command());
     }
@@ -315,10 +365,18 @@ mod tests {
     fn all_commands_of_a_server_can_wait_for_it() {
         fn check(command: &clap::Command, path: &str) -> usize {
             let path = format!("{path} {}", command.get_name());
-            let has = |name: &str| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+            let has = |name: &str| {
+                command
+                    .get_arguments()
+                    .any(|arg| arg.get_long() == Some(name))
+            };
             let calls = (has("grpc") || has("server")) && !path.contains("bench");
             assert_eq!(has("wait-for-server"), calls, "{path}");
-            usize::from(calls) + command.get_subcommands().map(|command| check(command, &path)).sum::<usize>()
+            usize::from(calls)
+                + command
+                    .get_subcommands()
+                    .map(|command| check(command, &path))
+                    .sum::<usize>()
         }
         assert!(check(&Cli::command(), "") > 10);
     }
@@ -326,9 +384,14 @@ mod tests {
     #[test]
     fn pipelines_run_and_nothing_is_refused() {
         let run = parse(&["--pipelines", "all"]);
-        assert!(matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4));
+        assert!(
+            matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4)
+        );
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
-        assert!(matches!(parse(&["migrate", "--data-dir", "x"]), Ok(Command::Migrate(_))));
+        assert!(matches!(
+            parse(&["migrate", "--data-dir", "x"]),
+            Ok(Command::Migrate(_))
+        ));
         assert!(matches!(parse(&["--help"]), Err(Refusal::Asked(_))));
     }
 }

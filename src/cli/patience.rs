@@ -1,4 +1,5 @@
-//! The common part of the commands that ask a running taskd page by page: patience, progress, and times.
+//! The common part of the commands that ask a running taskd page by page: patience, progress, and
+//! times.
 
 use std::time::{Duration, Instant};
 
@@ -24,14 +25,20 @@ pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> a
     Ok(repeatedly(call).await?.0)
 }
 
-/// As [`patiently`]; true if a call before the last one may have done its work, and its answer was lost.
-pub(super) async fn repeatedly<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<(T, bool)> {
+/// As [`patiently`]; true if a call before the last one may have done its work, and its answer was
+/// lost.
+pub(super) async fn repeatedly<T>(
+    call: impl AsyncFn() -> Result<T, Status>,
+) -> anyhow::Result<(T, bool)> {
     // A call may itself take long to fail.
     let (began, mut waits, mut may_have_worked) = (Instant::now(), WAITS.build(), false);
     loop {
         match call().await {
             Ok(answer) => return Ok((answer, may_have_worked)),
-            Err(status) => match waits.next().filter(|_| is_transient(&status) && began.elapsed() < GIVE_UP_AFTER) {
+            Err(status) => match waits
+                .next()
+                .filter(|_| is_transient(&status) && began.elapsed() < GIVE_UP_AFTER)
+            {
                 Some(wait) => {
                     may_have_worked |= status.code() != Code::ResourceExhausted;
                     tokio::time::sleep(wait).await;
@@ -45,11 +52,13 @@ pub(super) async fn repeatedly<T>(call: impl AsyncFn() -> Result<T, Status>) -> 
 
 /// Says that taskd refused changes which a call before, whose answer was lost, has perhaps made.
 pub(super) fn say_perhaps_changed(refused: u64) {
-    say(format_args!("{refused} of these were perhaps changed by a call whose answer was lost"));
+    say(format_args!(
+        "{refused} of these were perhaps changed by a call whose answer was lost"
+    ));
 }
 
-/// Prints a list, page by page: a line of JSON for each of it, or one table. `page` gets the size and the cursor of a
-/// page, and answers its part of the list and the next cursor.
+/// Prints a list, page by page: a line of JSON for each of it, or one table. `page` gets the size
+/// and the cursor of a page, and answers its part of the list and the next cursor.
 pub(super) async fn pages<T>(
     limit: u64,
     as_json: bool,
@@ -91,13 +100,16 @@ pub(super) fn time(text: &str) -> Result<i64, String> {
     }
     let wrong = || format!("{text:?} is neither a time (2030-01-31T12:00:00Z) nor a duration (2h)");
     let Time(ago) = text.parse().map_err(|_| wrong())?;
-    i64::try_from(ago.as_millis()).map(|ago| now_unix_ms().saturating_sub(ago)).map_err(|_| wrong())
+    i64::try_from(ago.as_millis())
+        .map(|ago| now_unix_ms().saturating_sub(ago))
+        .map_err(|_| wrong())
 }
 
 /// A line of progress; it draws nothing if stderr is not a terminal.
 pub(super) fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}");
-    ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+    ProgressBar::new_spinner()
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }
 
 #[cfg(test)]

@@ -29,15 +29,23 @@ impl Unwritten {
 #[error("{0}")]
 pub(super) struct NotThere(pub(super) String);
 
-/// Writes a command's answer to stdout. `println` panics where the reader has closed it; here that is no failure, so
-/// that the exit code still tells the command's own outcome.
+/// Writes a command's answer to stdout. `println` panics where the reader has closed it; here that
+/// is no failure, so that the exit code still tells the command's own outcome.
 pub(super) fn print(answer: impl Display) -> Result<(), Unwritten> {
-    print_one(answer).or_else(|unwritten| if unwritten.is_closed() { Ok(()) } else { Err(unwritten) })
+    print_one(answer).or_else(|unwritten| {
+        if unwritten.is_closed() {
+            Ok(())
+        } else {
+            Err(unwritten)
+        }
+    })
 }
 
-/// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the command may end.
+/// Writes one of many lines to stdout. [`Unwritten::is_closed`]: nobody reads the rest, so the
+/// command may end.
 ///
-/// This is the one printer of all commands. It escapes what JSON lets pass and a terminal obeys, or does not show.
+/// This is the one printer of all commands. It escapes what JSON lets pass and a terminal obeys, or
+/// does not show.
 pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     let line = line.to_string();
     Ok(writeln!(io::stdout(), "{}", escape_hidden(&line))?)
@@ -52,10 +60,13 @@ pub(super) fn table(head: impl Into<Row>) -> Table {
 
 /// Says that a list ended at its limit. `flag` raises it.
 pub(super) fn say_more(shown: impl Display, flag: &str) {
-    say(format_args!("{shown} shown, and there may be more; {flag} N shows N"));
+    say(format_args!(
+        "{shown} shown, and there may be more; {flag} N shows N"
+    ));
 }
 
-/// Writes a line to stderr. `eprintln` panics where the reader has closed it; then nobody misses the line.
+/// Writes a line to stderr. `eprintln` panics where the reader has closed it; then nobody misses
+/// the line.
 pub(super) fn say(line: impl Display) {
     let line = line.to_string();
     writeln!(io::stderr(), "{}", escape_hidden(&line)).ok();

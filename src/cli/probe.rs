@@ -1,5 +1,5 @@
-//! A look whether a port speaks HTTP/2, as gRPC does. A command would take another server for a taskd that is away, and
-//! wait for it.
+//! A look whether a port speaks HTTP/2, as gRPC does. A command would take another server for a
+//! taskd that is away, and wait for it.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tokio::{
 use tonic::transport::Uri;
 
 const WITHIN: Duration = Duration::from_secs(1);
-/// The preface of a client and an empty frame of settings. The server's own settings are its first frame (RFC 9113,
-/// section 3.4).
+/// The preface of a client and an empty frame of settings. The server's own settings are its first
+/// frame (RFC 9113, section 3.4).
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const HTTP_1: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
@@ -27,7 +27,9 @@ pub(super) enum Other {
 
 /// Asks the server at a URL without TLS. `None`: it speaks HTTP/2, or does not answer.
 pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
-    let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else { return None };
+    let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else {
+        return None;
+    };
     let at = (host.trim_matches(['[', ']']), url.port_u16().unwrap_or(80));
     let look = async {
         let first = ask(at, HTTP_2).await.ok()?;
@@ -37,7 +39,11 @@ pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
         if first.get(3) == Some(&SETTINGS) {
             return None;
         }
-        ask(at, HTTP_1).await.ok()?.starts_with(b"HTTP/1").then_some(Other::Http1)
+        ask(at, HTTP_1)
+            .await
+            .ok()?
+            .starts_with(b"HTTP/1")
+            .then_some(Other::Http1)
     };
     timeout(WITHIN, look).await.ok().flatten()
 }

@@ -28,7 +28,9 @@ impl Queue {
     /// The mark behind the name.
     pub(super) fn mark(&self) -> &'static str {
         match self {
-            Self { unread_shards: 1.., .. } => " (unread)",
+            Self {
+                unread_shards: 1.., ..
+            } => " (unread)",
             Self { paused: true, .. } => " (paused)",
             _ => "",
         }
@@ -50,7 +52,15 @@ pub(super) struct Counts {
 impl Counts {
     /// All tasks that taskd counts, finished or not.
     pub(super) fn all(&self) -> u64 {
-        let Self { pending, queued, assigned, delayed, completed, dead, cancelled } = self;
+        let Self {
+            pending,
+            queued,
+            assigned,
+            delayed,
+            completed,
+            dead,
+            cancelled,
+        } = self;
         pending + queued + assigned + delayed + completed + dead + cancelled
     }
 }
@@ -93,7 +103,10 @@ impl Look {
             queues: Vec<Queue>,
         }
         let Queues { queues } = ask::read(server, body)?;
-        Ok(Self { at: Instant::now(), queues })
+        Ok(Self {
+            at: Instant::now(),
+            queues,
+        })
     }
 
     /// The rates of a queue of this look since an earlier one that has the queue, too.
@@ -103,13 +116,20 @@ impl Look {
         let rate = |now: u64, was: u64| per_second(now.saturating_sub(was), self.at - before.at);
         let (now, was) = (queue.counts, was.counts);
         // Retention removes finished tasks, so a count may be lower than before.
-        Some(Rates { inserted: rate(now.all(), was.all()), completed: rate(now.completed, was.completed) })
+        Some(Rates {
+            inserted: rate(now.all(), was.all()),
+            completed: rate(now.completed, was.completed),
+        })
     }
 }
 
 /// Events a second. Two looks at the same time have no rate.
 pub(super) fn per_second(events: u64, elapsed: Duration) -> f64 {
-    if elapsed.is_zero() { 0.0 } else { events as f64 / elapsed.as_secs_f64() }
+    if elapsed.is_zero() {
+        0.0
+    } else {
+        events as f64 / elapsed.as_secs_f64()
+    }
 }
 
 #[cfg(test)]
@@ -120,18 +140,41 @@ mod tests {
     fn rates_are_those_between_two_looks() {
         let queue = |name: &str, queued, completed| Queue {
             queue: name.into(),
-            counts: Counts { queued, completed, ..Counts::default() },
+            counts: Counts {
+                queued,
+                completed,
+                ..Counts::default()
+            },
             ..Queue::default()
         };
         let at = Instant::now();
-        let before = Look { at, queues: vec![queue("q", 10, 100)] };
-        let now = Look { at: at + Duration::from_secs(2), queues: vec![queue("q", 40, 110), queue("new", 1, 1)] };
-        let want = Rates { inserted: 20.0, completed: 5.0 };
+        let before = Look {
+            at,
+            queues: vec![queue("q", 10, 100)],
+        };
+        let now = Look {
+            at: at + Duration::from_secs(2),
+            queues: vec![queue("q", 40, 110), queue("new", 1, 1)],
+        };
+        let want = Rates {
+            inserted: 20.0,
+            completed: 5.0,
+        };
         assert_eq!(now.rates(&now.queues[0], Some(&before)), Some(want));
-        assert_eq!(now.rates(&now.queues[1], Some(&before)), None, "the look before did not have it");
+        assert_eq!(
+            now.rates(&now.queues[1], Some(&before)),
+            None,
+            "the look before did not have it"
+        );
         assert_eq!(now.rates(&now.queues[0], None), None);
-        let removed = Look { at: at + Duration::from_secs(2), queues: vec![queue("q", 0, 50)] };
-        assert_eq!(removed.rates(&removed.queues[0], Some(&before)), Some(Rates::default()));
+        let removed = Look {
+            at: at + Duration::from_secs(2),
+            queues: vec![queue("q", 0, 50)],
+        };
+        assert_eq!(
+            removed.rates(&removed.queues[0], Some(&before)),
+            Some(Rates::default())
+        );
         assert_eq!(per_second(1, Duration::ZERO), 0.0);
     }
 }

@@ -1,10 +1,11 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not there, `insert` had
-//! lines rejected, `books` found a queue unbalanced, `fsck` found a difference, `watch` saw no completion, `dead`,
-//! `tasks`, `cancel`, `change` or `requeue` could not change something, somebody stopped the job of `tasks` or `jobs`,
-//! or `bench` or `load` counted a task too few or too many times. 2: wrong command line or settings, or no server for a
-//! command. 130, 143: a signal ended `insert`.
+//! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not
+//! there, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
+//! `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change
+//! something, somebody stopped the job of `tasks` or `jobs`, or `bench` or `load` counted a task
+//! too few or too many times. 2: wrong command line or settings, or no server for a command. 130,
+//! 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -33,23 +34,31 @@ use crate::{
 
 /// The `main` of the binary.
 pub fn run() -> ExitCode {
-    // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made before.
+    // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made
+    // before.
     drop(rustls::crypto::ring::default_provider().install_default());
     let command = match parse(std::env::args_os()) {
         Ok(command) => command,
         Err(refusal) => return refusal.show(),
     };
-    // Only this user may read the files that taskd makes. Those of a command that `work` runs, and the pages of the
-    // manual, are as the user has them elsewhere.
+    // Only this user may read the files that taskd makes. Those of a command that `work` runs, and
+    // the pages of the manual, are as the user has them elsewhere.
     if !matches!(command, Command::Client(Client::Work(_) | Client::Man(_))) {
         umask(Mode::from_bits_truncate(0o077));
     }
     match command {
-        Command::Run { loaded, stop_with_stdin } => match check(&loaded) {
+        Command::Run {
+            loaded,
+            stop_with_stdin,
+        } => match check(&loaded) {
             Ok(()) => {
                 let idle = config::without_effect(&loaded);
                 let settings = loaded.settings;
-                let ready = if stop_with_stdin { stop_with(std::io::stdin()) } else { Ok(()) };
+                let ready = if stop_with_stdin {
+                    stop_with(std::io::stdin())
+                } else {
+                    Ok(())
+                };
                 let ready = ready.and_then(|()| with_logging(&settings));
                 idle.iter().for_each(|line| tracing::warn!("{line}"));
                 exit(ready.and_then(|()| block_on(app::run(settings))?), 1)
@@ -61,16 +70,32 @@ pub fn run() -> ExitCode {
             exit(answer.and_then(|answer| Ok(print(answer)?)), 1)
         }
         Command::Partitions(settings, count) => {
-            let answer = with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?);
+            let answer = with_logging(&settings)
+                .and_then(|()| block_on(app::raise_partitions(settings, count))?);
             exit(answer.and_then(|answer| Ok(print(answer)?)), 1)
         }
-        Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
-        Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
+        Command::Token(command, settings) => {
+            exit(block_on(token::run(command, settings)).flatten(), USAGE)
+        }
+        Command::Acts(list, settings) => {
+            exit(block_on(token::list_acts(list, settings)).flatten(), USAGE)
+        }
         Command::Client(client) => run_client(client),
         Command::CheckConfig(loaded) => {
-            let text = || config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret);
-            config::without_effect(&loaded).iter().for_each(|line| say(format_args!("taskd: warning: {line}")));
-            exit(check(&loaded).and_then(|()| Ok(print(text().trim_end())?)), USAGE)
+            let text = || {
+                config::to_toml(
+                    &loaded.settings,
+                    &loaded.origins,
+                    app::PROPERTY_RULES.is_secret,
+                )
+            };
+            config::without_effect(&loaded)
+                .iter()
+                .for_each(|line| say(format_args!("taskd: warning: {line}")));
+            exit(
+                check(&loaded).and_then(|()| Ok(print(text().trim_end())?)),
+                USAGE,
+            )
         }
     }
 }
@@ -87,7 +112,9 @@ fn run_client(client: Client) -> ExitCode {
         Client::Completions(completions) => exit(completions.print(command_line()), 1),
         Client::Man(man) => exit(man.write(command_line()), 1),
         Client::Insert(args) => match block_on(insert::run(args)) {
-            Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => ExitCode::from(1),
+            Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => {
+                ExitCode::from(1)
+            }
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
@@ -142,14 +169,17 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
     }
 }
 
-/// Sends SIGTERM to this process when `input` ends. The kernel ends a pipe when its writer dies in any way.
+/// Sends SIGTERM to this process when `input` ends. The kernel ends a pipe when its writer dies in
+/// any way.
 fn stop_with(mut input: impl Read + Send + 'static) -> anyhow::Result<()> {
     let wait = move || {
         // An error ends it, too.
         drop(std::io::copy(&mut input, &mut std::io::sink()));
         kill(Pid::this(), Signal::SIGTERM).ok();
     };
-    let thread = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
+    let thread = std::thread::Builder::new()
+        .name("stdin".to_owned())
+        .spawn(wait);
     thread.context("cannot start a thread").map(drop)
 }
 
@@ -158,7 +188,9 @@ fn with_logging(settings: &Settings) -> anyhow::Result<()> {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
     let runtime = runtime.context("cannot start the runtime")?;
     let result = runtime.block_on(future);
     // A thread that still blocks, as in a call to a silent broker, must not hold up the end.

@@ -21,7 +21,8 @@ use crate::config::Time;
 
 /// The size of a terminal that does not say it.
 const USUAL: (Width, Height) = (Width(80), Height(24));
-/// The columns that a narrow terminal leaves out, one after the other: assigned, completed, pending.
+/// The columns that a narrow terminal leaves out, one after the other: assigned, completed,
+/// pending.
 const LEFT_OUT: [usize; 3] = [3, 6, 1];
 
 /// Show the queues of a running taskd: a table that lives on a terminal, else JSON
@@ -74,8 +75,13 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         }
         tokio::time::sleep(args.every.0.max(Duration::from_millis(100))).await;
         // A taskd that is being restarted comes back.
-        let look = get(&server, "/v1/queues").await.and_then(|answer| Look::read(&server, &answer));
-        trouble = look.as_ref().err().map(|error| printable(&format!("{error:#}")));
+        let look = get(&server, "/v1/queues")
+            .await
+            .and_then(|answer| Look::read(&server, &answer));
+        trouble = look
+            .as_ref()
+            .err()
+            .map(|error| printable(&format!("{error:#}")));
         if let Ok(look) = look {
             text = table(&look, Some(&before), size().0).to_string();
             before = look;
@@ -88,9 +94,12 @@ fn size() -> (usize, usize) {
     (width.max(1).into(), height.max(2).into())
 }
 
-/// The lines of the table that fit, below the trouble of the last look. The last line of the terminal stays free.
+/// The lines of the table that fit, below the trouble of the last look. The last line of the
+/// terminal stays free.
 fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Vec<String> {
-    let rows = height.saturating_sub(1 + usize::from(trouble.is_some())).max(1);
+    let rows = height
+        .saturating_sub(1 + usize::from(trouble.is_some()))
+        .max(1);
     let lines: Vec<&str> = table.lines().collect();
     let mut shown: Vec<String> = trouble.map(str::to_owned).into_iter().collect();
     if lines.len() <= rows {
@@ -100,7 +109,10 @@ fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Ve
         shown.extend(lines[..fit].iter().map(|line| (*line).to_owned()));
         shown.push(format!(" and {hidden} more queues; taskd top sorts them"));
     }
-    shown.iter().map(|line| cut(line.trim_end(), width)).collect()
+    shown
+        .iter()
+        .map(|line| cut(line.trim_end(), width))
+        .collect()
 }
 
 fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
@@ -118,10 +130,24 @@ fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
         "oldest",
     ]);
     for queue in &look.queues {
-        let rates = look.rates(queue, before).map(|rates| [rates.inserted, rates.completed]);
-        let rates = rates.map_or_else(Default::default, |rates| rates.map(|rate| format!("{rate:.0}")));
-        let oldest = queue.oldest_waiting_ms.map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
-        let Counts { pending, queued, assigned, delayed, completed, dead, .. } = queue.counts;
+        let rates = look
+            .rates(queue, before)
+            .map(|rates| [rates.inserted, rates.completed]);
+        let rates = rates.map_or_else(Default::default, |rates| {
+            rates.map(|rate| format!("{rate:.0}"))
+        });
+        let oldest = queue
+            .oldest_waiting_ms
+            .map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
+        let Counts {
+            pending,
+            queued,
+            assigned,
+            delayed,
+            completed,
+            dead,
+            ..
+        } = queue.counts;
         let counts = [pending, queued, assigned, delayed, queue.leases, completed];
         let mut row = vec![format!("{}{}", queue.queue, queue.mark())];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
@@ -132,7 +158,10 @@ fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
     for column in table.column_iter_mut() {
         column.set_padding((1, 0));
     }
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+        .column_iter_mut()
+        .skip(1)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     for column in LEFT_OUT {
         let is_wider = table.lines().any(|line| line.chars().count() > width);
         if let Some(column) = table.column_mut(column).filter(|_| is_wider) {
@@ -154,12 +183,21 @@ mod tests {
         for (width, height) in [(1, 2), (5, 3), (80, 24), (20, 4)] {
             for trouble in [None, Some("cannot reach taskd")] {
                 let lines = screen(table, trouble, width, height);
-                assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:?}");
+                assert!(
+                    lines.iter().all(|line| line.chars().count() <= width),
+                    "{lines:?}"
+                );
                 assert!(lines.len() < height || height == 2, "{lines:?}");
             }
         }
-        assert_eq!(screen(table, None, 60, 4)[1..], ["a-long-name  1", " and 2 more queues; taskd top sorts them"]);
-        assert_eq!(screen(table, Some("trouble"), 9, 24)[..2], ["trouble", "queue  p…"]);
+        assert_eq!(
+            screen(table, None, 60, 4)[1..],
+            ["a-long-name  1", " and 2 more queues; taskd top sorts them"]
+        );
+        assert_eq!(
+            screen(table, Some("trouble"), 9, 24)[..2],
+            ["trouble", "queue  p…"]
+        );
     }
 
     #[test]
@@ -168,20 +206,50 @@ mod tests {
             "completed": 1000, "dead": 5, "cancelled": 0, "oldest_waiting_ms": 61000}"#;
         let queue: Queue = serde_json::from_slice(answer).unwrap();
         let at = Instant::now();
-        let counts = Counts { completed: 0, queued: 12245, ..queue.counts };
-        let was = Queue { counts, ..queue.clone() };
-        let before = Look { at, queues: vec![was] };
-        let look = Look { at: at + Duration::from_secs(100), queues: vec![queue] };
+        let counts = Counts {
+            completed: 0,
+            queued: 12245,
+            ..queue.counts
+        };
+        let was = Queue {
+            counts,
+            ..queue.clone()
+        };
+        let before = Look {
+            at,
+            queues: vec![was],
+        };
+        let look = Look {
+            at: at + Duration::from_secs(100),
+            queues: vec![queue],
+        };
         let cells = |before| -> Vec<String> {
             let text = table(&look, before, 90).to_string();
-            text.lines().nth(1).unwrap().split_whitespace().map(str::to_owned).collect()
+            text.lines()
+                .nth(1)
+                .unwrap()
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect()
         };
-        assert_eq!(cells(None), ["q", "0", "12,345", "2", "3", "4", "1,000", "5", "1m", "1s"]);
+        assert_eq!(
+            cells(None),
+            ["q", "0", "12,345", "2", "3", "4", "1,000", "5", "1m", "1s"]
+        );
         assert_eq!(cells(Some(&before))[7..9], ["11", "10"]);
         let usual = table(&look, None, 80).to_string();
-        assert!(usual.lines().all(|line| line.chars().count() <= 80), "{usual}");
-        assert!(!usual.contains("assigned") && usual.contains("pending") && usual.contains("oldest"), "{usual}");
+        assert!(
+            usual.lines().all(|line| line.chars().count() <= 80),
+            "{usual}"
+        );
+        assert!(
+            !usual.contains("assigned") && usual.contains("pending") && usual.contains("oldest"),
+            "{usual}"
+        );
         let narrow = table(&look, None, 60).to_string();
-        assert!(!narrow.contains("pending") && narrow.contains("queued") && narrow.contains("oldest"), "{narrow}");
+        assert!(
+            !narrow.contains("pending") && narrow.contains("queued") && narrow.contains("oldest"),
+            "{narrow}"
+        );
     }
 }

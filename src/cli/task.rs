@@ -54,7 +54,11 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
         None => {
             // The id becomes a part of the path.
             let is_id = args.task.parse::<TaskId>().is_ok();
-            ensure!(is_id, "{:?} is not the id of a task; to name it by its key: taskd task QUEUE KEY", args.task);
+            ensure!(
+                is_id,
+                "{:?} is not the id of a task; to name it by its key: taskd task QUEUE KEY",
+                args.task
+            );
             args.task
         }
         Some(key) => {
@@ -68,7 +72,9 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
             }
         }
     };
-    let Some((body, answer)) = ask::<Answer>(&server, &format!("/v1/tasks/{id}")).await? else { return Ok(false) };
+    let Some((body, answer)) = ask::<Answer>(&server, &format!("/v1/tasks/{id}")).await? else {
+        return Ok(false);
+    };
     if args.json {
         print(String::from_utf8_lossy(&body))?;
         return Ok(true);
@@ -79,7 +85,10 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
     };
     // Results may be larger than a command takes.
     let results = results.unwrap_or_else(|error| {
-        say(format_args!("taskd: the results cannot be shown: {}", printable(&format!("{error:#}"))));
+        say(format_args!(
+            "taskd: the results cannot be shown: {}",
+            printable(&format!("{error:#}"))
+        ));
         None
     });
     print(answer.text(&results.map_or_else(Vec::new, |(_, found)| found.results)))?;
@@ -163,21 +172,35 @@ impl Answer {
         }
         if !results.is_empty() {
             let rows = results.iter().map(|one| {
-                let result = content(one.result.as_ref(), one.result_base64.as_ref()).unwrap_or_default();
-                [one.worker.clone(), one.completed_at.clone(), cut(&result, SHOWN_OF_RESULT)]
+                let result =
+                    content(one.result.as_ref(), one.result_base64.as_ref()).unwrap_or_default();
+                [
+                    one.worker.clone(),
+                    one.completed_at.clone(),
+                    cut(&result, SHOWN_OF_RESULT),
+                ]
             });
             parts.push(table(["WORKER", "COMPLETED", "RESULT"], rows));
         }
         if !self.acts.is_empty() {
-            let rows = self.acts.iter().map(|act| [act.at.clone(), act.who.clone(), act.what.clone()]);
+            let rows = self
+                .acts
+                .iter()
+                .map(|act| [act.at.clone(), act.who.clone(), act.what.clone()]);
             parts.push(table(["AT", "WHO", "ACT"], rows));
         }
         parts.join("\n\n")
     }
 
     fn facts(&self) -> String {
-        let key = self.key.clone().unwrap_or_else(|| format!("{} (base64)", self.key_base64.as_deref().unwrap_or("")));
-        let completed = format!("{} of {}; {} results are stored", self.completed, self.replicas, self.results);
+        let key = self
+            .key
+            .clone()
+            .unwrap_or_else(|| format!("{} (base64)", self.key_base64.as_deref().unwrap_or("")));
+        let completed = format!(
+            "{} of {}; {} results are stored",
+            self.completed, self.replicas, self.results
+        );
         let mut facts: Vec<(String, String)> = [
             ("id", self.id.clone()),
             ("queue", self.queue.clone()),
@@ -191,25 +214,52 @@ impl Answer {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        facts.extend(self.not_before.iter().map(|at| ("not before".to_owned(), at.clone())));
-        facts.extend(self.deadline.iter().map(|at| ("deadline".to_owned(), at.clone())));
+        facts.extend(
+            self.not_before
+                .iter()
+                .map(|at| ("not before".to_owned(), at.clone())),
+        );
+        facts.extend(
+            self.deadline
+                .iter()
+                .map(|at| ("deadline".to_owned(), at.clone())),
+        );
         if !self.reason.is_empty() {
             facts.push(("reason".into(), self.reason.clone()));
         }
-        facts.extend(self.headers.iter().map(|(name, value)| (format!("header {name}"), value.clone())));
+        facts.extend(
+            self.headers
+                .iter()
+                .map(|(name, value)| (format!("header {name}"), value.clone())),
+        );
         let payload = content(self.payload.as_ref(), self.payload_base64.as_ref());
         facts.extend(payload.map(|payload| ("payload".to_owned(), payload)));
-        let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        let line = |(name, value): &(String, String)| format!("{:width$}  {}", printable(name), shortened(value));
+        let width = facts
+            .iter()
+            .map(|(name, _)| name.chars().count())
+            .max()
+            .unwrap_or(0);
+        let line = |(name, value): &(String, String)| {
+            format!("{:width$}  {}", printable(name), shortened(value))
+        };
         facts.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     fn attempts(&self) -> String {
         let rows = self.history.iter().map(|one| {
-            let state = if one.surplus { format!("{} (surplus)", one.state) } else { one.state.clone() };
-            let ends = one.lease_expires_at.as_ref().map(|at| format!("lease until {at}"));
+            let state = if one.surplus {
+                format!("{} (surplus)", one.state)
+            } else {
+                one.state.clone()
+            };
+            let ends = one
+                .lease_expires_at
+                .as_ref()
+                .map(|at| format!("lease until {at}"));
             [
-                one.attempt.map(|number| number.to_string()).unwrap_or_default(),
+                one.attempt
+                    .map(|number| number.to_string())
+                    .unwrap_or_default(),
                 state,
                 one.worker.clone(),
                 one.from.clone().unwrap_or_default(),
@@ -218,13 +268,21 @@ impl Answer {
                 one.reason.clone(),
             ]
         });
-        table(["ATTEMPT", "STATE", "WORKER", "FROM", "UNTIL", "TOOK", "REASON"], rows)
+        table(
+            [
+                "ATTEMPT", "STATE", "WORKER", "FROM", "UNTIL", "TOOK", "REASON",
+            ],
+            rows,
+        )
     }
 }
 
 impl Attempt {
     fn took(&self) -> Option<String> {
-        let (from, until) = (from_rfc_3339(self.from.as_ref()?)?, from_rfc_3339(self.until.as_ref()?)?);
+        let (from, until) = (
+            from_rfc_3339(self.from.as_ref()?)?,
+            from_rfc_3339(self.until.as_ref()?)?,
+        );
         Some(Time(Duration::from_millis(until.abs_diff(from))).to_string())
     }
 }
@@ -279,7 +337,9 @@ mod tests {
             {"worker": "x", "attempt": 1, "completed_at": "2030-01-31T12:00:04Z", "surplus": false,
              "result_base64": "/w=="}]}"#;
         let Results { results } = serde_json::from_str(results).unwrap();
-        let text = serde_json::from_str::<Answer>(answer).unwrap().text(&results);
+        let text = serde_json::from_str::<Answer>(answer)
+            .unwrap()
+            .text(&results);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<_> = text.lines().map(words).collect();
         for line in [
@@ -294,7 +354,10 @@ mod tests {
             "x 2030-01-31T12:00:04Z /w== (base64)",
             "2030-01-31T12:00:02Z ann retry dead letter",
         ] {
-            assert!(lines.iter().any(|one| one == line), "{line} is not in\n{text}");
+            assert!(
+                lines.iter().any(|one| one == line),
+                "{line} is not in\n{text}"
+            );
         }
         assert!(!text.contains('\x1b'));
         assert_eq!(shortened(&"x".repeat(1001)).chars().count(), 1001);

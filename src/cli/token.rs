@@ -1,5 +1,5 @@
-//! `taskd token` and `taskd acts`: who may call, and what operators did. They work on the database itself, so that the
-//! first token needs none.
+//! `taskd token` and `taskd acts`: who may call, and what operators did. They work on the database
+//! itself, so that the first token needs none.
 
 use std::{
     num::NonZeroU32,
@@ -68,8 +68,8 @@ pub struct Create {
     /// Name of the token, unique: 1 to 64 characters of A-Z a-z 0-9 . _ -
     #[arg(value_parser = name)]
     name: String,
-    /// The rights of its owner, a comma list: insert (insert tasks), work (get, complete, reject, extend), read (tasks,
-    /// results, queues, metrics), admin (everything)
+    /// The rights of its owner, a comma list: insert (insert tasks), work (get, complete, reject,
+    /// extend), read (tasks, results, queues, metrics), admin (everything)
     #[arg(long, value_name = "LIST")]
     roles: Roles,
     /// The queues that it reaches, a comma list of NAME and PREFIX* [default: every queue]
@@ -123,12 +123,17 @@ pub struct Acts {
 /// The name of a token has the letters of a queue's name.
 fn name(text: &str) -> Result<String, String> {
     let odd = |_| format!("{text:?} is not a name; use 1 to 64 of A-Z a-z 0-9 . _ -");
-    QueueName::new(text).map(|name| name.as_str().to_owned()).map_err(odd)
+    QueueName::new(text)
+        .map(|name| name.as_str().to_owned())
+        .map_err(odd)
 }
 
 /// An empty list is a mistake, such as a variable that is not set: it would be every queue.
 fn scope(text: &str) -> Result<Scope, String> {
-    if text.split(',').any(|part| part.trim().trim_end_matches('*').contains('*')) {
+    if text
+        .split(',')
+        .any(|part| part.trim().trim_end_matches('*').contains('*'))
+    {
         return Err("a * may only stand at the end, as in crawl.*".to_owned());
     }
     let scope: Scope = text.parse()?;
@@ -157,7 +162,10 @@ fn worker(text: &str) -> Result<WorkerName, String> {
 /// The user of this machine who runs the command.
 fn me() -> String {
     let uid = nix::unistd::Uid::current();
-    let user = nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name);
+    let user = nix::unistd::User::from_uid(uid)
+        .ok()
+        .flatten()
+        .map_or_else(|| uid.to_string(), |user| user.name);
     format!("{user}, by command")
 }
 
@@ -188,7 +196,15 @@ pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<
 }
 
 async fn create(create: Create, store: &Arc<dyn Store>, auth: Auth) -> anyhow::Result<()> {
-    let Create { name, roles, queues, worker, expires, calls_per_second, .. } = create;
+    let Create {
+        name,
+        roles,
+        queues,
+        worker,
+        expires,
+        calls_per_second,
+        ..
+    } = create;
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
     let expires_unix_ms = expires.map(|time| now.saturating_add(millis(time.0)));
@@ -201,28 +217,60 @@ async fn create(create: Create, store: &Arc<dyn Store>, auth: Auth) -> anyhow::R
         created_unix_ms: now,
         expires_unix_ms,
     };
-    let act = Act::new(&me(), "create token", &format!("{} ({})", token.name, token.roles));
+    let act = Act::new(
+        &me(),
+        "create token",
+        &format!("{} ({})", token.name, token.roles),
+    );
     match store.add_token(secret.hash(), &token, &act).await? {
         AddedToken::Yes => print(secret.as_str())?,
         AddedToken::NameTaken => {
-            bail!("there is a token {:?} already; revoke it first, or choose another name", token.name)
+            bail!(
+                "there is a token {:?} already; revoke it first, or choose another name",
+                token.name
+            )
         }
         AddedToken::NoRoom => bail!("there are {MOST_TOKENS} tokens; revoke some first"),
     }
     if auth == Auth::None {
-        say("a taskd asks for tokens only with auth = tokens; the settings of this command have auth = none");
+        say(
+            "a taskd asks for tokens only with auth = tokens; the settings of this command have auth = none",
+        );
     }
     Ok(())
 }
 
 async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
-    let hash = store.tokens().await?.into_iter().find(|(_, token)| token.name == name).map(|(hash, _)| hash);
-    if !store.revoke_token(name, &Act::new(&me(), "revoke token", name)).await? {
-        bail!(NotThere(format!("there is no token {name:?}; taskd token list shows all")));
+    let hash = store
+        .tokens()
+        .await?
+        .into_iter()
+        .find(|(_, token)| token.name == name)
+        .map(|(hash, _)| hash);
+    if !store
+        .revoke_token(name, &Act::new(&me(), "revoke token", name))
+        .await?
+    {
+        bail!(NotThere(format!(
+            "there is no token {name:?}; taskd token list shows all"
+        )));
     }
-    for job in store.running_jobs().await?.into_iter().filter(|job| job.token.is_some() && job.token == hash) {
-        let queue = job.filter.queue.as_ref().map_or("all queues", QueueName::as_str);
-        say(format!("the job {} ({} of {queue}) stops: {name:?} had started it", job.id, job.change.of_tasks()));
+    for job in store
+        .running_jobs()
+        .await?
+        .into_iter()
+        .filter(|job| job.token.is_some() && job.token == hash)
+    {
+        let queue = job
+            .filter
+            .queue
+            .as_ref()
+            .map_or("all queues", QueueName::as_str);
+        say(format!(
+            "the job {} ({} of {queue}) stops: {name:?} had started it",
+            job.id,
+            job.change.of_tasks()
+        ));
     }
     Ok(())
 }
@@ -264,7 +312,11 @@ fn in_seconds(unix_ms: i64) -> String {
 }
 
 async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
-    let tokens = store.tokens().await?.into_iter().map(|(_, token)| Shown::from(token));
+    let tokens = store
+        .tokens()
+        .await?
+        .into_iter()
+        .map(|(_, token)| Shown::from(token));
     if list.json {
         for token in tokens {
             print_one(serde_json::to_string(&token)?)?;
@@ -276,10 +328,20 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
             table.add_row([
                 token.name,
                 token.roles,
-                if token.queues.is_empty() { "all".to_owned() } else { token.queues },
+                if token.queues.is_empty() {
+                    "all".to_owned()
+                } else {
+                    token.queues
+                },
                 token.worker.unwrap_or_else(|| "any".to_owned()),
-                token.calls_per_second.map_or_else(|| "any".to_owned(), |limit| limit.to_string()),
-                if token.has_expired { format!("{expires} (expired)") } else { expires },
+                token
+                    .calls_per_second
+                    .map_or_else(|| "any".to_owned(), |limit| limit.to_string()),
+                if token.has_expired {
+                    format!("{expires} (expired)")
+                } else {
+                    expires
+                },
             ]);
         }
         print(&table)?;

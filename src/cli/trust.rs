@@ -1,4 +1,5 @@
-//! The flags of commands that call taskd: the token that they show, and the certificates that they trust.
+//! The flags of commands that call taskd: the token that they show, and the certificates that they
+//! trust.
 
 use std::{
     io,
@@ -20,7 +21,8 @@ use crate::config::without_password;
 /// The token of the caller, and the certificates of both sides.
 #[derive(Args, Clone, Default)]
 pub(super) struct Trust {
-    /// Access token, if taskd asks for one; better in the variable TASKD_TOKEN, which other users do not see
+    /// Access token, if taskd asks for one; better in the variable TASKD_TOKEN, which other users
+    /// do not see
     #[arg(long, env = "TASKD_TOKEN", hide_env = true, value_name = "TOKEN")]
     token: Option<Token>,
 
@@ -39,7 +41,10 @@ pub(super) struct Trust {
 
 impl From<Token> for Trust {
     fn from(token: Token) -> Self {
-        Self { token: Some(token), ..Self::default() }
+        Self {
+            token: Some(token),
+            ..Self::default()
+        }
     }
 }
 
@@ -48,10 +53,14 @@ impl Trust {
         self.token.clone().unwrap_or_default()
     }
 
-    /// Refuses certificates for an address without TLS: nobody would look at them, and the token would go in clear.
+    /// Refuses certificates for an address without TLS: nobody would look at them, and the token
+    /// would go in clear.
     pub(super) fn suits(&self, urls: &str) -> anyhow::Result<()> {
         let flag = match (&self.tls_ca, &self.client_cert) {
-            (Some(file), _) if std::env::var_os("TASKD_TLS_CA").is_some_and(|given| file == Path::new(&given)) => {
+            (Some(file), _)
+                if std::env::var_os("TASKD_TLS_CA")
+                    .is_some_and(|given| file == Path::new(&given)) =>
+            {
                 "TASKD_TLS_CA"
             }
             (Some(_), _) => "--tls-ca",
@@ -59,30 +68,50 @@ impl Trust {
             (None, None) => return Ok(()),
         };
         match urls.split(',').find_map(|url| url.strip_prefix("http://")) {
-            Some(host) => bail!("{flag} needs an https:// address; write https://{}", without_password(host)),
+            Some(host) => bail!(
+                "{flag} needs an https:// address; write https://{}",
+                without_password(host)
+            ),
             None => Ok(()),
         }
     }
 
     /// Why TLS failed with the server at `url`. `None`: the error is another one.
-    pub(super) fn failure(&self, url: &str, error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    pub(super) fn failure(
+        &self,
+        url: &str,
+        error: &(dyn std::error::Error + 'static),
+    ) -> Option<String> {
         let host = url.trim_start_matches("https://");
         let error = tls_error(error)?;
         let why = match error {
             // The second is that of another authority with the same name.
-            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-                let trusted = self.tls_ca.as_ref().map(|file| format!("not that of {}", file.display()));
+            rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            ) => {
+                let trusted = self
+                    .tls_ca
+                    .as_ref()
+                    .map(|file| format!("not that of {}", file.display()));
                 let trusted = trusted.as_deref().unwrap_or("not trusted here");
-                format!("the certificate of {host}: its authority is {trusted}; name it with --tls-ca")
+                format!(
+                    "the certificate of {host}: its authority is {trusted}; name it with --tls-ca"
+                )
             }
-            rustls::Error::InvalidCertificate(CertificateError::Other(why)) if is_authority(why) => {
+            rustls::Error::InvalidCertificate(CertificateError::Other(why))
+                if is_authority(why) =>
+            {
                 format!(
                     "the certificate of {host} is that of an authority (CA:TRUE); make one with \
                      basicConstraints=CA:FALSE"
                 )
             }
             rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-                let instead = if self.tls_ca.is_some() { ", without --tls-ca" } else { "" };
+                let instead = if self.tls_ca.is_some() {
+                    ", without --tls-ca"
+                } else {
+                    ""
+                };
                 format!("{host} speaks no TLS; write http://{host}{instead}")
             }
             other => format!("no TLS connection with {url}: {other}"),
@@ -111,17 +140,23 @@ impl Trust {
         match &self.tls_ca {
             Some(file) => {
                 for authority in certificates(file)? {
-                    roots.add(authority).with_context(|| format!("{} is no authority", file.display()))?;
+                    roots
+                        .add(authority)
+                        .with_context(|| format!("{} is no authority", file.display()))?;
                 }
             }
-            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+            None => drop(
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
+            ),
         }
         let config = ClientConfig::builder().with_root_certificates(roots);
         let config = match (&self.client_cert, &self.client_key) {
             (Some(cert), Some(key)) => {
                 let key = PrivateKeyDer::from_pem_slice(&read(key)?)
                     .with_context(|| format!("{} has no private key in PEM", key.display()))?;
-                config.with_client_auth_cert(certificates(cert)?, key).context("--client-cert is of no use")?
+                config
+                    .with_client_auth_cert(certificates(cert)?, key)
+                    .context("--client-cert is of no use")?
             }
             _ => config.with_no_client_auth(),
         };
@@ -135,8 +170,9 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let none = || format!("{} has no certificate in PEM", file.display());
-    let certificates: Vec<_> =
-        CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>().with_context(none)?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&read(file)?)
+        .collect::<Result<_, _>>()
+        .with_context(none)?;
     ensure!(!certificates.is_empty(), none());
     Ok(certificates)
 }
@@ -150,7 +186,9 @@ fn is_authority(why: &rustls::OtherError) -> bool {
 fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     let mut chain = std::iter::successors(Some(error), |error| error.source());
     chain.find_map(|error| {
-        let inner = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref()?.downcast_ref());
+        let inner = error
+            .downcast_ref::<io::Error>()
+            .and_then(|error| error.get_ref()?.downcast_ref());
         inner.or_else(|| error.downcast_ref())
     })
 }

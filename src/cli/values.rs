@@ -45,13 +45,19 @@ pub(super) struct Whom {
 impl Values {
     /// A request that names no tasks.
     pub(super) fn message(&self) -> pb::ChangeTasksRequest {
-        let priority = self.priority.map_or(pb::Priority::Unspecified, |level| match level {
-            Level::High => pb::Priority::High,
-            Level::Medium => pb::Priority::Medium,
-            Level::Low => pb::Priority::Low,
-        });
+        let priority = self
+            .priority
+            .map_or(pb::Priority::Unspecified, |level| match level {
+                Level::High => pb::Priority::High,
+                Level::Medium => pb::Priority::Medium,
+                Level::Low => pb::Priority::Low,
+            });
         let replicas = self.replicas.unwrap_or_default();
-        pb::ChangeTasksRequest { priority: priority.into(), replicas, ..Default::default() }
+        pb::ChangeTasksRequest {
+            priority: priority.into(),
+            replicas,
+            ..Default::default()
+        }
     }
 }
 
@@ -59,9 +65,17 @@ impl Whom {
     /// A request that names no tasks.
     pub(super) fn message(&self) -> anyhow::Result<pb::RequeueTasksRequest> {
         let name = |worker: &Option<String>| worker.clone().unwrap_or_default();
-        let reserved_for = self.reserved_for.map(|time| prost_types::Duration::try_from(time.0)).transpose();
+        let reserved_for = self
+            .reserved_for
+            .map(|time| prost_types::Duration::try_from(time.0))
+            .transpose();
         let reserved_for = reserved_for.context("--for is too long")?;
         let (to, away_from) = (name(&self.to), name(&self.away_from));
-        Ok(pb::RequeueTasksRequest { to, away_from, reserved_for, ..Default::default() })
+        Ok(pb::RequeueTasksRequest {
+            to,
+            away_from,
+            reserved_for,
+            ..Default::default()
+        })
     }
 }

@@ -45,7 +45,11 @@ Exit code of a task: 0 if it is completed, 1 if it died, was cancelled, or is no
 cannot be reached or the question is wrong.")]
 pub struct Watch {
     /// Id of the task; with a key behind it, the name of its queue
-    #[arg(value_name = "ID|QUEUE", required_unless_present = "queue", conflicts_with = "queue")]
+    #[arg(
+        value_name = "ID|QUEUE",
+        required_unless_present = "queue",
+        conflicts_with = "queue"
+    )]
     task: Option<String>,
 
     /// Key of the task
@@ -77,27 +81,45 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
         (Some(queue), _) => Target::Queue(queue),
         (None, Some(queue)) if args.key.is_some() => {
             let key = args.key.unwrap_or_default().into_bytes().into();
-            let question = pb::ExplainTaskRequest { queue, key, ..Default::default() };
-            let explain = async || DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await;
+            let question = pb::ExplainTaskRequest {
+                queue,
+                key,
+                ..Default::default()
+            };
+            let explain = async || {
+                DiscoveryClient::new(taskd.clone())
+                    .explain_task(question.clone())
+                    .await
+            };
             let answer = patiently(explain).await?.into_inner();
             Target::Task(answer.task.context("taskd names no task")?.id)
         }
         (None, task) => {
             let task = task.unwrap_or_default();
             if Uuid::parse_str(&task).is_err() {
-                bail!("{task:?} is not a task id; watch QUEUE KEY watches one task, watch --queue NAME a queue");
+                bail!(
+                    "{task:?} is not a task id; watch QUEUE KEY watches one task, watch --queue NAME a queue"
+                );
             }
             Target::Task(task)
         }
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
-    let (mut last, mut was_open, mut waits, mut heard) = (String::new(), false, WAITS.build(), Instant::now());
+    let (mut last, mut was_open, mut waits, mut heard) =
+        (String::new(), false, WAITS.build(), Instant::now());
     loop {
         let ended = match open(&taskd, &target, &last).await {
             Ok(events) => {
                 // Without an event to go on behind, nobody knows what happened between two streams.
                 if was_open && last.is_empty() && matches!(target, Target::Queue(_)) {
-                    tell(&pb::TaskEvent { gap: true, ..Default::default() }, &target, as_json)?;
+                    tell(
+                        &pb::TaskEvent {
+                            gap: true,
+                            ..Default::default()
+                        },
+                        &target,
+                        as_json,
+                    )?;
                 }
                 was_open = true;
                 let (before, opened) = (last.clone(), Instant::now());
@@ -114,9 +136,13 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
             Ended::Quiet => bail!("taskd ended the watch without a reason"),
             Ended::Broken(status) if !is_transient(&status) => return refused(&status),
             // A call may itself take long to fail.
-            Ended::Broken(status) => match waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER) {
+            Ended::Broken(status) => match waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER)
+            {
                 Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("gave up: no word from taskd for a minute: {}", client::said(&status)),
+                None => bail!(
+                    "gave up: no word from taskd for a minute: {}",
+                    client::said(&status)
+                ),
             },
         }
     }
@@ -131,11 +157,29 @@ fn refused(status: &Status) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-async fn open(taskd: &Taskd, target: &Target, last: &str) -> Result<Streaming<pb::TaskEvent>, Status> {
+async fn open(
+    taskd: &Taskd,
+    target: &Target,
+    last: &str,
+) -> Result<Streaming<pb::TaskEvent>, Status> {
     let (mut client, last_event_id) = (DiscoveryClient::new(taskd.clone()), last.to_owned());
     let answer = match target {
-        Target::Task(id) => client.watch_task(pb::WatchTaskRequest { id: id.clone(), last_event_id }).await,
-        Target::Queue(queue) => client.watch_queue(pb::WatchQueueRequest { queue: queue.clone(), last_event_id }).await,
+        Target::Task(id) => {
+            client
+                .watch_task(pb::WatchTaskRequest {
+                    id: id.clone(),
+                    last_event_id,
+                })
+                .await
+        }
+        Target::Queue(queue) => {
+            client
+                .watch_queue(pb::WatchQueueRequest {
+                    queue: queue.clone(),
+                    last_event_id,
+                })
+                .await
+        }
     };
     Ok(answer?.into_inner())
 }
@@ -177,7 +221,10 @@ async fn follow(
 
 fn tell(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
     let at = event.at.map(|at| at.to_string()).unwrap_or_default();
-    let (id, status) = (&event.id, task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str));
+    let (id, status) = (
+        &event.id,
+        task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str),
+    );
     let line = match (as_json, event.gap, target) {
         (true, true, _) => json!({"gap": true}).to_string(),
         (true, false, _) => {

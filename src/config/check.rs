@@ -1,4 +1,5 @@
-//! Checks of settings, alone and against each other. If two disagree, the message shows both values.
+//! Checks of settings, alone and against each other. If two disagree, the message shows both
+//! values.
 
 mod spans;
 
@@ -47,7 +48,11 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     checker.traces(&settings.traces)?;
     checker.pipelines(settings)?;
     checker.queue("default", &settings.queues.default, settings)?;
-    settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
+    settings
+        .queues
+        .named
+        .iter()
+        .try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
 }
 
 pub(super) struct Checker<'a> {
@@ -61,51 +66,91 @@ impl Checker<'_> {
         }
         self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
         // A reader of a Redis that was set back seeks to older records.
-        self.time("topic_retention", settings.topic_retention, Duration::from_secs(60)..=3650 * DAY)?;
-        self.range("topic_retention_records", settings.topic_retention_records, 1000..=MOST)?;
-        self.time("grace_period", settings.grace_period, Duration::from_millis(1)..=DAY)?;
+        self.time(
+            "topic_retention",
+            settings.topic_retention,
+            Duration::from_secs(60)..=3650 * DAY,
+        )?;
+        self.range(
+            "topic_retention_records",
+            settings.topic_retention_records,
+            1000..=MOST,
+        )?;
+        self.time(
+            "grace_period",
+            settings.grace_period,
+            Duration::from_millis(1)..=DAY,
+        )?;
         // A waiting loop beats once a second.
-        self.time("stall_after", settings.stall_after, Duration::from_secs(3)..=DAY)?;
+        self.time(
+            "stall_after",
+            settings.stall_after,
+            Duration::from_secs(3)..=DAY,
+        )?;
         if settings.http_listen == settings.grpc_listen && settings.http_listen.port() != 0 {
             let both = self.shown("http_listen", settings.http_listen);
-            return self.fail("grpc_listen", settings.grpc_listen, &format!("is taken by {both}; choose another port"));
+            return self.fail(
+                "grpc_listen",
+                settings.grpc_listen,
+                &format!("is taken by {both}; choose another port"),
+            );
         }
-        for (key, listen) in [("http_listen", settings.http_listen), ("grpc_listen", settings.grpc_listen)] {
-            let admits_anybody = settings.auth == Auth::None && settings.tls.client_ca_file.is_none();
+        for (key, listen) in [
+            ("http_listen", settings.http_listen),
+            ("grpc_listen", settings.grpc_listen),
+        ] {
+            let admits_anybody =
+                settings.auth == Auth::None && settings.tls.client_ca_file.is_none();
             if admits_anybody && !settings.open_without_tokens && !listen.ip().is_loopback() {
                 let why = "is open to the network, and auth = none lets anybody in; set auth = tokens, or \
                            open_without_tokens = true";
                 return self.fail(key, listen, why);
             }
         }
-        let TlsFiles { cert_file, key_file, client_ca_file } = &settings.tls;
+        let TlsFiles {
+            cert_file,
+            key_file,
+            client_ca_file,
+        } = &settings.tls;
         self.pair(("tls_cert_file", cert_file), ("tls_key_file", key_file))?;
         self.pair(("tls_key_file", key_file), ("tls_cert_file", cert_file))?;
-        self.pair(("tls_client_ca_file", client_ca_file), ("tls_cert_file", cert_file))?;
+        self.pair(
+            ("tls_client_ca_file", client_ca_file),
+            ("tls_cert_file", cert_file),
+        )?;
         self.log(&settings.log)
     }
 
     fn log(&self, filter: &str) -> Result<(), Error> {
         let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
-        // The filter takes such a word for a module of which everything is logged, and nothing else.
+        // The filter takes such a word for a module of which everything is logged, and nothing
+        // else.
         let is_word = |part: &&str| !part.contains('=') && !is_level(part);
         // The fields of a span have commas, too.
         let words = (!filter.contains('[')).then(|| filter.split(',').map(str::trim));
         if let Some(word) = words.into_iter().flatten().find(is_word) {
             let written = word.to_lowercase();
-            let near =
-                LEVELS.into_iter().find(|level| written.starts_with(level)).or_else(|| nearest(&written, LEVELS));
+            let near = LEVELS
+                .into_iter()
+                .find(|level| written.starts_with(level))
+                .or_else(|| nearest(&written, LEVELS));
             let hint = near.map_or_else(
                 || format!("write {word}=debug, or {LOG_FILTERS}"),
                 |level| format!("did you mean {level}?"),
             );
-            return self.fail("log", quoted(filter), &format!("has {word:?}, which is no level; {hint}"));
+            return self.fail(
+                "log",
+                quoted(filter),
+                &format!("has {word:?}, which is no level; {hint}"),
+            );
         }
         match EnvFilter::try_new(filter) {
             Ok(_) => Ok(()),
-            Err(error) => {
-                self.fail("log", quoted(filter), &format!("is not a log filter ({error}); write {LOG_FILTERS}"))
-            }
+            Err(error) => self.fail(
+                "log",
+                quoted(filter),
+                &format!("is not a log filter ({error}); write {LOG_FILTERS}"),
+            ),
         }
     }
 
@@ -114,7 +159,11 @@ impl Checker<'_> {
         self.range("database_pool", settings.database_pool, 1..=1000)?;
         // Braces decide which part of a key Redis hashes: taskd's own must be the first.
         if settings.redis_prefix.contains(['{', '}']) {
-            return self.fail("redis_prefix", quoted(&settings.redis_prefix), "must not contain { or }");
+            return self.fail(
+                "redis_prefix",
+                quoted(&settings.redis_prefix),
+                "must not contain { or }",
+            );
         }
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if !settings.topic_prefix.chars().all(legal) || settings.topic_prefix.len() > 200 {
@@ -142,15 +191,25 @@ impl Checker<'_> {
                 return self.fail(key, quoted(&file.display().to_string()), why);
             }
         }
-        self.pair(("redis_cert_file", &redis.cert_file), ("redis_key_file", &redis.key_file))?;
-        self.pair(("redis_key_file", &redis.key_file), ("redis_cert_file", &redis.cert_file))?;
+        self.pair(
+            ("redis_cert_file", &redis.cert_file),
+            ("redis_key_file", &redis.key_file),
+        )?;
+        self.pair(
+            ("redis_key_file", &redis.key_file),
+            ("redis_cert_file", &redis.cert_file),
+        )?;
         if redis.max_memory != 0 && !(LEAST_MEMORY..=MOST).contains(&redis.max_memory) {
             let why = format!("must be 0, or {} to {MOST} bytes", ByteSize(LEAST_MEMORY));
             return self.fail("redis_max_memory", ByteSize(redis.max_memory), &why);
         }
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
         // Below the time limit of a call.
-        self.time("redis_wait_timeout", redis.wait_timeout, Duration::from_millis(10)..=Duration::from_secs(5))?;
+        self.time(
+            "redis_wait_timeout",
+            redis.wait_timeout,
+            Duration::from_millis(10)..=Duration::from_secs(5),
+        )?;
         let why = "needs a redis_url: the embedded Redis has no replicas, and syncs its file before it answers";
         if url.is_none() && redis.wait_replicas > 0 {
             return self.fail("redis_wait_replicas", redis.wait_replicas, why);
@@ -162,7 +221,12 @@ impl Checker<'_> {
     }
 
     fn kafka(&self, settings: &Settings, rules: Rules) -> Result<(), Error> {
-        let shown = |name: &str| (format!("kafka.{name}"), quoted(settings.kafka.shown(name, rules)));
+        let shown = |name: &str| {
+            (
+                format!("kafka.{name}"),
+                quoted(settings.kafka.shown(name, rules)),
+            )
+        };
         if let Some((name, why)) = (rules.mistake)(&settings.kafka) {
             let (key, value) = shown(name);
             return self.fail(&key, value, &why);
@@ -180,8 +244,16 @@ impl Checker<'_> {
         let limits = &settings.limits;
         self.range("max_replicas", limits.max_replicas, 1..=MAX_REPLICAS)?;
         self.range("max_items", limits.max_items, BATCH)?;
-        self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
-        self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
+        self.time(
+            "max_lease",
+            limits.max_lease,
+            SHORTEST_LEASE..=LONGEST_LEASE,
+        )?;
+        self.time(
+            "max_wait",
+            limits.max_wait,
+            Duration::ZERO..=Duration::from_secs(3600),
+        )?;
         self.range("max_sessions", limits.max_sessions, 1..=1_000_000)?;
         self.range("max_session_tasks", limits.max_session_tasks, 1..=100_000)?;
         self.range("max_worker_tasks", limits.max_worker_tasks, 1..=10_000_000)?;
@@ -194,25 +266,51 @@ impl Checker<'_> {
         }
         if limits.request_budget > MOST_BUDGET {
             let why = format!("must be at most {}", ByteSize(MOST_BUDGET as u64));
-            return self.fail("request_budget", ByteSize(limits.request_budget as u64), &why);
+            return self.fail(
+                "request_budget",
+                ByteSize(limits.request_budget as u64),
+                &why,
+            );
         }
-        // Small requests have a part of their own, and the decoded form of a request counts as well.
+        // Small requests have a part of their own, and the decoded form of a request counts as
+        // well.
         if limits.request_budget / 2 < limits.max_request_bytes {
-            let why = format!("must be at least twice {}", self.shown("max_request_bytes", request));
-            return self.fail("request_budget", ByteSize(limits.request_budget as u64), &why);
+            let why = format!(
+                "must be at least twice {}",
+                self.shown("max_request_bytes", request)
+            );
+            return self.fail(
+                "request_budget",
+                ByteSize(limits.request_budget as u64),
+                &why,
+            );
         }
         let parts = [
-            ("max_payload_bytes", limits.max_payload_bytes, MAX_RECORD_BYTES),
+            (
+                "max_payload_bytes",
+                limits.max_payload_bytes,
+                MAX_RECORD_BYTES,
+            ),
             ("max_headers_bytes", limits.max_headers_bytes, MOST_HEADERS),
-            ("max_result_bytes", limits.max_result_bytes, MAX_RECORD_BYTES),
+            (
+                "max_result_bytes",
+                limits.max_result_bytes,
+                MAX_RECORD_BYTES,
+            ),
         ];
         for (key, bytes, most) in parts {
             if bytes > limits.max_request_bytes {
-                let why = format!("must not exceed {}", self.shown("max_request_bytes", request));
+                let why = format!(
+                    "must not exceed {}",
+                    self.shown("max_request_bytes", request)
+                );
                 return self.fail(key, ByteSize(bytes as u64), &why);
             }
             if bytes > most {
-                let why = format!("must not exceed {}: the bus and SQL hold no more", ByteSize(most as u64));
+                let why = format!(
+                    "must not exceed {}: the bus and SQL hold no more",
+                    ByteSize(most as u64)
+                );
                 return self.fail(key, ByteSize(bytes as u64), &why);
             }
         }
@@ -220,38 +318,75 @@ impl Checker<'_> {
     }
 
     fn pipelines(&self, settings: &Settings) -> Result<(), Error> {
-        let Settings { discovery, fanout, watchdog, .. } = settings;
+        let Settings {
+            discovery,
+            fanout,
+            watchdog,
+            ..
+        } = settings;
         self.range("discovery_batch_max", discovery.batch_max, BATCH)?;
         self.range("fanout_batch_max", fanout.batch_max, BATCH)?;
         self.range("watchdog_batch_max", watchdog.batch_max, BATCH)?;
-        self.time("discovery_batch_delay", discovery.batch_delay, Duration::ZERO..=Duration::from_secs(10))?;
+        self.time(
+            "discovery_batch_delay",
+            discovery.batch_delay,
+            Duration::ZERO..=Duration::from_secs(10),
+        )?;
         if discovery.buffer < discovery.batch_max {
-            let why = format!("must hold a batch: {}", self.shown("discovery_batch_max", discovery.batch_max));
+            let why = format!(
+                "must hold a batch: {}",
+                self.shown("discovery_batch_max", discovery.batch_max)
+            );
             return self.fail("discovery_buffer", discovery.buffer, &why);
         }
         self.range("max_queues", discovery.max_queues, 1..=1_000_000)?;
         self.range("discovery_buffer", discovery.buffer, 1..=10_000_000)?;
         let forget = watchdog.forget_queues_after;
         if !forget.is_zero() && !(Duration::from_secs(1)..=3650 * DAY).contains(&forget) {
-            return self.fail("forget_queues_after", Time(forget), "must be 0s (never) or 1s to 3650days");
+            return self.fail(
+                "forget_queues_after",
+                Time(forget),
+                "must be 0s (never) or 1s to 3650days",
+            );
         }
         let ages = [
             ("retention", watchdog.retention),
             ("letter_retention", watchdog.letter_retention),
             ("history_retention", watchdog.history_retention),
         ];
-        ages.into_iter().try_for_each(|(key, age)| self.time(key, age, Duration::ZERO..=36_500 * DAY))?;
-        self.time("watchdog_interval", watchdog.interval, Duration::from_millis(10)..=Duration::from_secs(60))?;
-        self.time("republish_after", watchdog.republish_after, Duration::from_millis(100)..=DAY)?;
+        ages.into_iter()
+            .try_for_each(|(key, age)| self.time(key, age, Duration::ZERO..=36_500 * DAY))?;
+        self.time(
+            "watchdog_interval",
+            watchdog.interval,
+            Duration::from_millis(10)..=Duration::from_secs(60),
+        )?;
+        self.time(
+            "republish_after",
+            watchdog.republish_after,
+            Duration::from_millis(100)..=DAY,
+        )?;
         self.time("grace", watchdog.grace, Duration::from_secs(1)..=DAY)?;
-        self.time("horizon", watchdog.horizon, Duration::from_secs(1)..=30 * DAY)?;
-        self.time("reconcile_every", watchdog.reconcile_every, Duration::from_millis(10)..=DAY)?;
-        // A reader of a record of a removed task must ask SQL first. The fanout asks about records older than `grace`,
-        // and the final record stays in Redis as long. Twice, because clocks differ.
+        self.time(
+            "horizon",
+            watchdog.horizon,
+            Duration::from_secs(1)..=30 * DAY,
+        )?;
+        self.time(
+            "reconcile_every",
+            watchdog.reconcile_every,
+            Duration::from_millis(10)..=DAY,
+        )?;
+        // A reader of a record of a removed task must ask SQL first. The fanout asks about records
+        // older than `grace`, and the final record stays in Redis as long. Twice, because clocks
+        // differ.
         let least = 2 * (watchdog.grace + watchdog.republish_after);
         if !watchdog.retention.is_zero() && watchdog.retention < least {
-            let [grace, republish_after] = [("grace", watchdog.grace), ("republish_after", watchdog.republish_after)]
-                .map(|(key, time)| self.shown(key, Time(time)));
+            let [grace, republish_after] = [
+                ("grace", watchdog.grace),
+                ("republish_after", watchdog.republish_after),
+            ]
+            .map(|(key, time)| self.shown(key, Time(time)));
             let why = format!(
                 "must be 0s (for ever) or at least {}: twice {grace} and {republish_after}, until when the bus may \
                  repeat a task",
@@ -263,9 +398,17 @@ impl Checker<'_> {
     }
 
     /// A file that is of no use without the other.
-    fn pair(&self, one: (&str, &Option<PathBuf>), other: (&str, &Option<PathBuf>)) -> Result<(), Error> {
+    fn pair(
+        &self,
+        one: (&str, &Option<PathBuf>),
+        other: (&str, &Option<PathBuf>),
+    ) -> Result<(), Error> {
         match (one.1, other.1) {
-            (Some(file), None) => self.fail(one.0, quoted(&file.display().to_string()), &format!("needs {}", other.0)),
+            (Some(file), None) => self.fail(
+                one.0,
+                quoted(&file.display().to_string()),
+                &format!("needs {}", other.0),
+            ),
             _ => Ok(()),
         }
     }
@@ -279,10 +422,19 @@ impl Checker<'_> {
         if range.contains(&value) {
             return Ok(());
         }
-        self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
+        self.fail(
+            key,
+            value,
+            &format!("must be {} to {}", range.start(), range.end()),
+        )
     }
 
-    pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
+    pub(super) fn time(
+        &self,
+        key: &str,
+        value: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }

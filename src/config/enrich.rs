@@ -17,7 +17,8 @@ pub struct Enrich {
     pub batch_bytes: usize,
     pub answer_bytes: usize,
     pub concurrency: usize,
-    /// The failures in a row that open the circuit, or twice as many among four times as many calls, …
+    /// The failures in a row that open the circuit, or twice as many among four times as many
+    /// calls, …
     pub failures: u32,
     /// … for this long.
     pub pause: Duration,
@@ -32,9 +33,13 @@ impl EnrichUrl {
         if text.is_empty() {
             return Ok(Self(None));
         }
-        let url = Url::parse(text).map_err(|error| format!("the URL is not one ({error}); write https://HOST/PATH"))?;
+        let url = Url::parse(text)
+            .map_err(|error| format!("the URL is not one ({error}); write https://HOST/PATH"))?;
         if !["http", "https"].contains(&url.scheme()) || !url.has_host() {
-            return Err(format!("the URL has scheme {:?}; write https://HOST/PATH or http://…", url.scheme()));
+            return Err(format!(
+                "the URL has scheme {:?}; write https://HOST/PATH or http://…",
+                url.scheme()
+            ));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("the URL contains a user or a password; use enrich_header".into());
@@ -71,20 +76,28 @@ impl SecretHeader {
     fn read(written: &str) -> Result<Self, String> {
         let line = match written.split_once(':') {
             None if written.is_empty() => return Ok(Self::default()),
-            Some(("file", path)) => fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?,
-            Some(("env", name)) => env::var(name).map_err(|error| format!("the variable {name}: {error}"))?,
+            Some(("file", path)) => {
+                fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?
+            }
+            Some(("env", name)) => {
+                env::var(name).map_err(|error| format!("the variable {name}: {error}"))?
+            }
             // The text may be the secret itself.
             _ => return Err("the header is not named; write file:PATH or env:NAME".into()),
         };
         let wrong = || format!("{written} does not hold one line \"Name: value\"");
         let (name, value) = line.trim().split_once(':').ok_or_else(wrong)?;
-        let (Ok(name), Ok(mut value)) =
-            (HeaderName::from_bytes(name.trim().as_bytes()), HeaderValue::from_str(value.trim()))
-        else {
+        let (Ok(name), Ok(mut value)) = (
+            HeaderName::from_bytes(name.trim().as_bytes()),
+            HeaderValue::from_str(value.trim()),
+        ) else {
             return Err(wrong());
         };
         value.set_sensitive(true);
-        Ok(Self { written: written.to_owned(), header: Some((name, value)) })
+        Ok(Self {
+            written: written.to_owned(),
+            header: Some((name, value)),
+        })
     }
 }
 
@@ -108,11 +121,20 @@ mod tests {
     fn an_endpoint_is_a_web_address_without_secrets() {
         assert_eq!(EnrichUrl::read("").unwrap(), EnrichUrl(None));
         let url = EnrichUrl::read("https://h:1/enrich?key=secret").unwrap();
-        assert_eq!(serde_json::to_string(&url).unwrap(), "\"https://h:1/enrich?***\"");
+        assert_eq!(
+            serde_json::to_string(&url).unwrap(),
+            "\"https://h:1/enrich?***\""
+        );
         for (url, want) in [
             ("h", "the URL is not one ("),
-            ("ftp://h/", "the URL has scheme \"ftp\"; write https://HOST/PATH"),
-            ("https://u:secret@h/", "the URL contains a user or a password; use enrich_header"),
+            (
+                "ftp://h/",
+                "the URL has scheme \"ftp\"; write https://HOST/PATH",
+            ),
+            (
+                "https://u:secret@h/",
+                "the URL contains a user or a password; use enrich_header",
+            ),
         ] {
             let error = EnrichUrl::read(url).unwrap_err();
             assert!(error.contains(want) && !error.contains("secret"), "{error}");
@@ -129,15 +151,24 @@ mod tests {
         assert_eq!(header.header.as_ref().unwrap().1, "Bearer secret");
         assert!(!format!("{header:?}").contains("secret"));
         for (text, want) in [
-            ("Authorization: secret", "the header is not named; write file:PATH or env:NAME"),
+            (
+                "Authorization: secret",
+                "the header is not named; write file:PATH or env:NAME",
+            ),
             ("file:/no/such", "cannot read /no/such: "),
             ("env:NO_SUCH_VARIABLE", "the variable NO_SUCH_VARIABLE: "),
         ] {
             let error = SecretHeader::read(text).unwrap_err();
-            assert!(error.starts_with(want) && !error.contains("secret"), "{error}");
+            assert!(
+                error.starts_with(want) && !error.contains("secret"),
+                "{error}"
+            );
         }
         fs::write(&path, "secret").unwrap();
         let error = SecretHeader::read(&written).unwrap_err();
-        assert_eq!(error, format!("{written} does not hold one line \"Name: value\""));
+        assert_eq!(
+            error,
+            format!("{written} does not hold one line \"Name: value\"")
+        );
     }
 }

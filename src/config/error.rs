@@ -6,9 +6,16 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the configuration file {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{}:{line}: {message}", path.display())]
-    File { path: PathBuf, line: usize, message: String },
+    File {
+        path: PathBuf,
+        line: usize,
+        message: String,
+    },
     #[error("{0}")]
     Value(String),
 }

@@ -17,8 +17,16 @@ pub struct EventQueues {
 impl EventQueues {
     pub fn of(queues: &Queues) -> Self {
         let others = queues.default.events;
-        let named = queues.named.iter().filter(|(_, queue)| queue.events != others);
-        Self { others, named: named.map(|(name, queue)| (name.clone(), queue.events)).collect() }
+        let named = queues
+            .named
+            .iter()
+            .filter(|(_, queue)| queue.events != others);
+        Self {
+            others,
+            named: named
+                .map(|(name, queue)| (name.clone(), queue.events))
+                .collect(),
+        }
     }
 
     pub fn is_on(&self, queue: &QueueName) -> bool {
@@ -39,10 +47,16 @@ mod tests {
     #[test]
     fn a_section_of_a_queue_decides_about_it_and_the_default_about_the_others() {
         let [a, b] = ["a", "b"].map(|name| QueueName::new(name).unwrap());
-        let settings = |events| QueueSettings { events, ..Default::default() };
+        let settings = |events| QueueSettings {
+            events,
+            ..Default::default()
+        };
         let of = |default, of_a| {
             let named = [(a.clone(), settings(of_a))].into();
-            EventQueues::of(&Queues { default: settings(default), named })
+            EventQueues::of(&Queues {
+                default: settings(default),
+                named,
+            })
         };
         let on = |queues: &EventQueues| (queues.is_on(&a), queues.is_on(&b), queues.are_some_on());
         assert_eq!(on(&of(false, false)), (false, false, false));

@@ -1,5 +1,5 @@
-//! Random configuration files: one that is refused gets one line, and one that is accepted is printed as a file that
-//! says the same.
+//! Random configuration files: one that is refused gets one line, and one that is accepted is
+//! printed as a file that says the same.
 
 use std::fs;
 
@@ -13,7 +13,10 @@ use super::{
     show::to_toml,
 };
 
-const RULES: Rules = Rules { mistake: |_: &Properties| None, is_secret: |_| false };
+const RULES: Rules = Rules {
+    mistake: |_: &Properties| None,
+    is_secret: |_| false,
+};
 
 /// A file with sections, and the sample with all settings.
 const FILES: [&str; 2] = [
@@ -43,7 +46,10 @@ enum Damage {
 
 impl Damage {
     fn apply(&self, text: &mut Vec<u8>) {
-        let mut lines: Vec<Vec<u8>> = text.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+        let mut lines: Vec<Vec<u8>> = text
+            .split(|byte| *byte == b'\n')
+            .map(<[u8]>::to_vec)
+            .collect();
         match self {
             Self::CutLine(at) => drop(lines.remove(at.index(lines.len()))),
             Self::DoubleLine(at, to) => {
@@ -70,15 +76,16 @@ fn damage() -> impl Strategy<Value = Damage> {
 }
 
 fn files() -> impl Strategy<Value = Vec<u8>> {
-    let damaged = (prop::sample::select(&FILES[..]), vec(damage(), 0..4)).prop_map(|(file, damages)| {
-        let mut text = file.as_bytes().to_vec();
-        damages.iter().for_each(|damage| {
-            if !text.is_empty() {
-                damage.apply(&mut text)
-            }
+    let damaged =
+        (prop::sample::select(&FILES[..]), vec(damage(), 0..4)).prop_map(|(file, damages)| {
+            let mut text = file.as_bytes().to_vec();
+            damages.iter().for_each(|damage| {
+                if !text.is_empty() {
+                    damage.apply(&mut text)
+                }
+            });
+            text
         });
-        text
-    });
     prop_oneof![1 => vec(any::<u8>(), 0..64), 9 => damaged]
 }
 

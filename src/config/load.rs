@@ -24,10 +24,11 @@ pub struct Loaded {
     pub origins: Origins,
 }
 
-/// Completes `flags` (which contain the environment) from their `config` file and from the defaults.
+/// Completes `flags` (which contain the environment) from their `config` file and from the
+/// defaults.
 ///
-/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`; `variable` reads a variable of
-/// OpenTelemetry.
+/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`; `variable`
+/// reads a variable of OpenTelemetry.
 pub fn load(
     flags: Options,
     given: Origins,
@@ -38,9 +39,13 @@ pub fn load(
     let mut origins = Origins::default();
     let mut options = flags;
     if let Some(path) = options.config.clone() {
-        let text = fs::read_to_string(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        let text = fs::read_to_string(&path).map_err(|source| Error::Read {
+            path: path.clone(),
+            source,
+        })?;
         origins = origins_in(&path, &text)?;
-        let document = toml::Deserializer::parse(&text).map_err(|error| located(&path, &text, &error))?;
+        let document =
+            toml::Deserializer::parse(&text).map_err(|error| located(&path, &text, &error))?;
         let mut of_file: Options = serde_path_to_error::deserialize(document).map_err(|error| {
             let message = in_field(error.path(), error.inner().message());
             located_as(&path, &text, error.inner(), &message)
@@ -84,7 +89,13 @@ fn origins_in(path: &Path, text: &str) -> Result<Origins, Error> {
     let table = DeTable::parse(text).map_err(|error| located(path, text, &error))?;
     let mut origins = Origins::default();
     note(table.get_ref(), "", &mut |key, at| {
-        origins.insert(key, Origin::File { path: path.to_owned(), line: line_of(text, at) });
+        origins.insert(
+            key,
+            Origin::File {
+                path: path.to_owned(),
+                line: line_of(text, at),
+            },
+        );
     });
     Ok(origins)
 }
@@ -100,7 +111,12 @@ fn note(table: &DeTable<'_>, prefix: &str, found: &mut impl FnMut(String, usize)
 }
 
 fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
+    text.as_bytes()
+        .iter()
+        .take(at)
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1
 }
 
 fn located(path: &Path, text: &str, error: &toml::de::Error) -> Error {
@@ -109,19 +125,34 @@ fn located(path: &Path, text: &str, error: &toml::de::Error) -> Error {
 
 fn located_as(path: &Path, text: &str, error: &toml::de::Error, message: &str) -> Error {
     let line = line_of(text, error.span().map_or(0, |span| span.start));
-    Error::File { path: path.to_owned(), line, message: in_one_line(message) }
+    Error::File {
+        path: path.to_owned(),
+        line,
+        message: in_one_line(message),
+    }
 }
 
 /// A message of serde in the words of TOML: keys, quoted as in all other messages.
 fn in_one_line(message: &str) -> String {
     let message = message.lines().collect::<Vec<_>>().join("; ");
-    match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected ")) {
-        Some((key, expected)) if expected.starts_with("one of `pipelines`") && is_of_queues(key) => {
-            format!("{key} is a setting of queues; write it below [queues.default], or [queues.NAME] for one queue")
+    match message
+        .strip_prefix("unknown field `")
+        .and_then(|rest| rest.split_once("`, expected "))
+    {
+        Some((key, expected))
+            if expected.starts_with("one of `pipelines`") && is_of_queues(key) =>
+        {
+            format!(
+                "{key} is a setting of queues; write it below [queues.default], or [queues.NAME] for one queue"
+            )
         }
         Some((key, expected)) => {
-            let guess = nearest(key, in_backticks(expected)).map(|near| format!("did you mean {near}? "));
-            format!("unknown key {key:?}; {}taskd.toml lists all", guess.unwrap_or_default())
+            let guess =
+                nearest(key, in_backticks(expected)).map(|near| format!("did you mean {near}? "));
+            format!(
+                "unknown key {key:?}; {}taskd.toml lists all",
+                guess.unwrap_or_default()
+            )
         }
         None => message,
     }
@@ -130,7 +161,8 @@ fn in_one_line(message: &str) -> String {
 /// True if queues have a setting of this name.
 fn is_of_queues(key: &str) -> bool {
     let read = toml::from_str::<QueueOptions>(&format!("{key} = []"));
-    read.err().is_none_or(|error| !error.message().starts_with("unknown field"))
+    read.err()
+        .is_none_or(|error| !error.message().starts_with("unknown field"))
 }
 
 #[cfg(test)]
@@ -145,12 +177,18 @@ mod tests {
         model::Priority,
     };
 
-    const RULES: Rules = Rules { mistake: |_| None, is_secret: |_| false };
+    const RULES: Rules = Rules {
+        mistake: |_| None,
+        is_secret: |_| false,
+    };
 
     fn parse(args: &[&str]) -> (Options, Origins) {
         let command = Options::augment_args(Command::new("taskd").no_binary_name(true));
         let matches = command.try_get_matches_from(args).unwrap();
-        (Options::from_arg_matches(&matches).unwrap(), Origins::given(&matches))
+        (
+            Options::from_arg_matches(&matches).unwrap(),
+            Origins::given(&matches),
+        )
     }
 
     fn load_with(file: &str, args: &[&str]) -> Result<Loaded, String> {
@@ -174,8 +212,17 @@ mod tests {
         assert_eq!(loaded.settings.partitions, 16);
         assert_eq!(loaded.settings.grace_period, Duration::from_secs(3));
         assert_eq!(loaded.settings.stall_after, Settings::default().stall_after);
-        assert_eq!(loaded.origins.describe("partitions").unwrap(), "--partitions");
-        assert!(loaded.origins.describe("grace_period").unwrap().ends_with("t.toml:2"));
+        assert_eq!(
+            loaded.origins.describe("partitions").unwrap(),
+            "--partitions"
+        );
+        assert!(
+            loaded
+                .origins
+                .describe("grace_period")
+                .unwrap()
+                .ends_with("t.toml:2")
+        );
         assert_eq!(loaded.origins.describe("stall_after"), None);
     }
 
@@ -186,9 +233,15 @@ mod tests {
         )
         .unwrap();
         let crawl = settings.queues.get(&QueueName::new("crawl").unwrap());
-        assert_eq!((crawl.replicas, crawl.lease, crawl.priority), (3, Duration::from_secs(60), Priority::Low));
+        assert_eq!(
+            (crawl.replicas, crawl.lease, crawl.priority),
+            (3, Duration::from_secs(60), Priority::Low)
+        );
         let other = settings.queues.get(&QueueName::new("other").unwrap());
-        assert_eq!((other.replicas, &other.backoff), (1, &vec![Duration::from_secs(2)]));
+        assert_eq!(
+            (other.replicas, &other.backoff),
+            (1, &vec![Duration::from_secs(2)])
+        );
     }
 
     #[test]
@@ -199,7 +252,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_in_one_line_with_its_place_and_the_alternatives() {
         let cases = [
-            ("a = 1\n", "t.toml:1: unknown key \"a\"; taskd.toml lists all"),
+            (
+                "a = 1\n",
+                "t.toml:1: unknown key \"a\"; taskd.toml lists all",
+            ),
             (
                 "lease = \"5s\"\n",
                 "t.toml:1: lease is a setting of queues; write it below [queues.default], or [queues.",
@@ -208,12 +264,18 @@ mod tests {
                 "partitions = 4\npartitons = 3\n",
                 "t.toml:2: unknown key \"partitons\"; did you mean partitions? taskd.toml lists all",
             ),
-            ("[queue.crawl]\n", "t.toml:1: unknown key \"queue\"; did you mean queues? taskd.toml lists all"),
+            (
+                "[queue.crawl]\n",
+                "t.toml:1: unknown key \"queue\"; did you mean queues? taskd.toml lists all",
+            ),
             (
                 "[queues.q]\nreplica = 1\n",
                 "t.toml:2: unknown key \"replica\"; did you mean replicas? taskd.toml lists all",
             ),
-            ("partitions = \"3\"", "t.toml:1: partitions: invalid type: string \"3\", expected a whole number"),
+            (
+                "partitions = \"3\"",
+                "t.toml:1: partitions: invalid type: string \"3\", expected a whole number",
+            ),
             (
                 "[queues.q]\npriority = \"urgent\"",
                 "queues.q.priority: unknown value \"urgent\"; expected high, medium, low",
@@ -226,24 +288,45 @@ mod tests {
                 "pipelines = \"fnout\"",
                 "t.toml:1: pipelines: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
             ),
-            ("grace_period = \"5\"", "t.toml:1: grace_period: \"5\" is not a duration"),
+            (
+                "grace_period = \"5\"",
+                "t.toml:1: grace_period: \"5\" is not a duration",
+            ),
             (
                 "http_listen = \"localhost:7600\"",
                 "t.toml:1: http_listen: \"localhost:7600\" is not an address; write IP:PORT, for example \
                  127.0.0.1:7600",
             ),
             ("grace_period = 5", "expected a duration such as \"30s\""),
-            ("max_payload_bytes = \"1 lot\"", "t.toml:1: max_payload_bytes: \"1 lot\" is not a size"),
-            ("\npartitions = -1", "t.toml:2: partitions: invalid value: integer `-1`, expected no negative number"),
-            ("max_items = \"x\"", "t.toml:1: max_items: invalid type: string \"x\", expected a whole number"),
+            (
+                "max_payload_bytes = \"1 lot\"",
+                "t.toml:1: max_payload_bytes: \"1 lot\" is not a size",
+            ),
+            (
+                "\npartitions = -1",
+                "t.toml:2: partitions: invalid value: integer `-1`, expected no negative number",
+            ),
+            (
+                "max_items = \"x\"",
+                "t.toml:1: max_items: invalid type: string \"x\", expected a whole number",
+            ),
             (
                 "[queues.q]\nbackoff = \"1s\"",
                 "t.toml:2: queues.q.backoff: invalid type: string \"1s\", expected a list",
             ),
-            ("[queues]\nq = 3", "t.toml:2: queues.q: invalid type: integer `3`, expected a section [queues.NAME]"),
+            (
+                "[queues]\nq = 3",
+                "t.toml:2: queues.q: invalid type: integer `3`, expected a section [queues.NAME]",
+            ),
             ("\n\npartitions =\n", "t.toml:3: "),
-            ("log_format = \"xml\"", "t.toml:1: log_format: unknown value \"xml\"; expected auto, pretty, json"),
-            ("[queues.\"a b\"]\n", "t.toml:1: queue \"a b\" contains ' '; use A-Z a-z 0-9 . _ -"),
+            (
+                "log_format = \"xml\"",
+                "t.toml:1: log_format: unknown value \"xml\"; expected auto, pretty, json",
+            ),
+            (
+                "[queues.\"a b\"]\n",
+                "t.toml:1: queue \"a b\" contains ' '; use A-Z a-z 0-9 . _ -",
+            ),
         ];
         for (file, want) in cases {
             let error = load_file(file).unwrap_err();
@@ -254,48 +337,84 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named() {
-        let flags = Options { config: Some("/no/such.toml".into()), ..Default::default() };
-        let error = load(flags, Origins::default(), RULES, |_| None).unwrap_err().to_string();
-        assert!(error.starts_with("cannot read the configuration file /no/such.toml: "), "{error}");
+        let flags = Options {
+            config: Some("/no/such.toml".into()),
+            ..Default::default()
+        };
+        let error = load(flags, Origins::default(), RULES, |_| None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("cannot read the configuration file /no/such.toml: "),
+            "{error}"
+        );
     }
 
     #[test]
     fn every_flag_has_its_environment_variable_and_its_key() {
         let command = Options::augment_args(Command::new("taskd"));
-        let table =
-            toml::Table::try_from(Options::of(&Settings { pipelines: Pipeline::ALL.to_vec(), ..Default::default() }))
-                .unwrap();
+        let table = toml::Table::try_from(Options::of(&Settings {
+            pipelines: Pipeline::ALL.to_vec(),
+            ..Default::default()
+        }))
+        .unwrap();
         for arg in command.get_arguments() {
             let key = arg.get_id().as_str();
-            assert_eq!(arg.get_env().unwrap(), format!("TASKD_{}", key.to_uppercase()).as_str());
+            assert_eq!(
+                arg.get_env().unwrap(),
+                format!("TASKD_{}", key.to_uppercase()).as_str()
+            );
             assert_eq!(arg.get_long().unwrap(), key.replace('_', "-"));
-            assert!(key == "config" || table.contains_key(key), "{key} cannot be printed");
+            assert!(
+                key == "config" || table.contains_key(key),
+                "{key} cannot be printed"
+            );
         }
-        assert_eq!(table.len(), command.get_arguments().count() - 1 + 1, "all but --config, and the queues");
+        assert_eq!(
+            table.len(),
+            command.get_arguments().count() - 1 + 1,
+            "all but --config, and the queues"
+        );
     }
 
     #[test]
     fn the_sample_documents_every_key_with_its_default() {
         let sample = include_str!("../../taskd.toml");
         let settings = load_file(sample).unwrap();
-        let everything = Settings { pipelines: Pipeline::ALL.to_vec(), ..Default::default() };
+        let everything = Settings {
+            pipelines: Pipeline::ALL.to_vec(),
+            ..Default::default()
+        };
         assert_eq!(settings, everything);
         let documented: toml::Table = sample.parse().unwrap();
-        let all: toml::Table = to_toml(&everything, &Origins::default(), RULES.is_secret).parse().unwrap();
-        assert_eq!(documented.keys().collect::<Vec<_>>(), all.keys().collect::<Vec<_>>());
-        let keys =
-            |table: &toml::Table| table["queues"]["default"].as_table().unwrap().keys().cloned().collect::<Vec<_>>();
+        let all: toml::Table = to_toml(&everything, &Origins::default(), RULES.is_secret)
+            .parse()
+            .unwrap();
+        assert_eq!(
+            documented.keys().collect::<Vec<_>>(),
+            all.keys().collect::<Vec<_>>()
+        );
+        let keys = |table: &toml::Table| {
+            table["queues"]["default"]
+                .as_table()
+                .unwrap()
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
         assert_eq!(keys(&documented), keys(&all));
     }
 
     #[test]
     fn what_is_printed_reads_back_as_the_same() {
-        let file =
-            "pipelines = \"tasks\"\nmax_items = 7\nbus_url = \"kafka://h:9092\"\n[queues.crawl]\nlease = \"1500ms\"\n";
+        let file = "pipelines = \"tasks\"\nmax_items = 7\nbus_url = \"kafka://h:9092\"\n[queues.crawl]\nlease = \"1500ms\"\n";
         let loaded = load_with(file, &["--partitions", "16"]).unwrap();
         let printed = to_toml(&loaded.settings, &loaded.origins, RULES.is_secret);
         assert_eq!(load_file(&printed).unwrap(), loaded.settings);
-        assert!(printed.contains("partitions = 16 # --partitions\n"), "{printed}");
+        assert!(
+            printed.contains("partitions = 16 # --partitions\n"),
+            "{printed}"
+        );
         assert!(printed.contains("t.toml:2\n"), "{printed}");
         assert!(printed.contains("t.toml:5\n"), "{printed}");
     }

@@ -1,6 +1,7 @@
 //! The settings of a process, complete: every default filled in, every value checked.
 //!
-//! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
+//! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints
+//! them.
 
 mod check;
 mod check_queue;
@@ -36,8 +37,8 @@ pub use self::{
     properties::{Properties, Rules},
     schema::NamedSchema,
     settings::{
-        Auth, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings,
-        TlsFiles, Watchdog,
+        Auth, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues,
+        RedisAccess, Settings, TlsFiles, Watchdog,
     },
     show::to_toml,
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},

@@ -1,6 +1,7 @@
 //! The settings by their names: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
 //!
-//! To add a setting: a field in `settings.rs`, a row here, a paragraph in `taskd.toml`, and a bound in `check.rs`.
+//! To add a setting: a field in `settings.rs`, a row here, a paragraph in `taskd.toml`, and a bound
+//! in `check.rs`.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -18,7 +19,8 @@ use super::{
     written::{env_name, heading, set, text},
 };
 
-/// The options under their headings in `--help`: name, written form, name of the value, place in [`Settings`].
+/// The options under their headings in `--help`: name, written form, name of the value, place in
+/// [`Settings`].
 macro_rules! options {
     ($($heading:literal {
         $($(#[$meta:meta])* $name:ident: $form:ty, $value:literal $(=> $($place:ident).+)?;)*
@@ -64,7 +66,8 @@ macro_rules! options {
                 settings.kafka.extend(self.kafka);
             }
 
-            /// The options that result in `settings`, all of them set. Without the passwords of URLs.
+            /// The options that result in `settings`, all of them set. Without the passwords of
+            /// URLs.
             pub(super) fn of(settings: &Settings) -> Self {
                 let mut options = Self::default();
                 $($($(options.$name = text(&settings.$($place).+);)?)*)*
@@ -86,7 +89,8 @@ macro_rules! options {
 
 options! {
     "" {
-        /// The pipelines of this process: `all`, or a comma list of discovery, fanout, watchdog, tasks
+        /// The pipelines of this process: `all`, or a comma list of discovery, fanout, watchdog,
+        /// tasks
         pipelines: Pipelines, "all|LIST" => pipelines;
         /// A TOML file with the same settings (long names, _ for -) and the settings of queues
         #[serde(skip)]
@@ -95,10 +99,11 @@ options! {
         data_dir: PathBuf, "DIR" => data_dir;
     }
     "Backends" {
-        /// redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://; empty: an embedded redis-server in the
-        /// data folder
+        /// redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://; empty: an embedded
+        /// redis-server in the data folder
         redis_url: String, "URL";
-        /// Certificate authority of a rediss:// server [default: empty, the authorities of the system]
+        /// Certificate authority of a rediss:// server [default: empty, the authorities of the
+        /// system]
         redis_ca_file: PathBuf, "PEM" => redis.ca_file;
         /// taskd's certificate, if a rediss:// server requests one [default: empty]
         redis_cert_file: PathBuf, "PEM" => redis.cert_file;
@@ -106,12 +111,14 @@ options! {
         redis_key_file: PathBuf, "PEM" => redis.key_file;
         /// Redis replicas that must have a completion before taskd answers it (WAIT) [default: 0]
         redis_wait_replicas: u32, "N" => redis.wait_replicas;
-        /// true: the append-only files of the master and of those replicas must have it, too (WAITAOF) [default: false]
+        /// true: the append-only files of the master and of those replicas must have it, too
+        /// (WAITAOF) [default: false]
         redis_wait_aof: bool, "BOOL" => redis.wait_aof;
-        /// The longest such wait of a completion; then taskd tells the worker to try again [default: 1s]
+        /// The longest such wait of a completion; then taskd tells the worker to try again
+        /// [default: 1s]
         redis_wait_timeout: Time, "TIME" => redis.wait_timeout;
-        /// Memory that a Redis server may use; at 80 % taskd refuses inserts [default: 0, its maxmemory; embedded: half
-        /// of the machine's]
+        /// Memory that a Redis server may use; at 80 % taskd refuses inserts [default: 0, its
+        /// maxmemory; embedded: half of the machine's]
         redis_max_memory: ByteSize, "SIZE" => redis.max_memory;
         /// mysql://, mariadb:// or sqlite://; empty: SQLite in the data folder
         database_url: String, "URL";
@@ -123,7 +130,8 @@ options! {
         redis_prefix: String, "TEXT" => redis_prefix;
         /// Prefix of every topic [default: empty]
         topic_prefix: String, "TEXT" => topic_prefix;
-        /// Partitions of the bus, and shards of each queue, when taskd creates the topics [default: 1]
+        /// Partitions of the bus, and shards of each queue, when taskd creates the topics [default:
+        /// 1]
         partitions: u32, "N" => partitions;
         /// How long read bus records and reports stay [default: 7days]
         topic_retention: Time, "TIME" => topic_retention;
@@ -135,21 +143,22 @@ options! {
         http_listen: Address, "IP:PORT" => http_listen;
         /// Address of the gRPC port [default: 127.0.0.1:7601]
         grpc_listen: Address, "IP:PORT" => grpc_listen;
-        /// Host names of this taskd for HTTP, besides IP addresses and localhost; .NAME for all below it, * for any
-        /// [default: empty]
+        /// Host names of this taskd for HTTP, besides IP addresses and localhost; .NAME for all
+        /// below it, * for any [default: empty]
         allowed_hosts: Hosts, "LIST" => allowed_hosts;
-        /// Certificate of both ports, with those between it and its authority; read again when it changes
-        /// [default: empty, no TLS]
+        /// Certificate of both ports, with those between it and its authority; read again when it
+        /// changes [default: empty, no TLS]
         tls_cert_file: PathBuf, "PEM" => tls.cert_file;
         /// The key of that certificate [default: empty]
         tls_key_file: PathBuf, "PEM" => tls.key_file;
         /// Authority of clients' certificates [default: empty, clients need none]
         tls_client_ca_file: PathBuf, "PEM" => tls.client_ca_file;
-        /// tokens: a call needs a token (taskd token create); none: anybody who reaches the ports may do everything
-        /// [default: none]
+        /// tokens: a call needs a token (taskd token create); none: anybody who reaches the ports
+        /// may do everything [default: none]
         #[arg(value_enum, hide_possible_values = true)]
         auth: Auth, "HOW" => auth;
-        /// true: with auth = none, the ports may have other addresses than loopback [default: false]
+        /// true: with auth = none, the ports may have other addresses than loopback [default:
+        /// false]
         open_without_tokens: bool, "BOOL" => open_without_tokens;
         /// Most connections of each listener; fewer if file descriptors are short [default: 10000]
         max_connections: usize, "N" => limits.max_connections;
@@ -166,7 +175,8 @@ options! {
         log: String, "FILTER" => log;
     }
     "Traces" {
-        /// OTLP endpoint of a collector of spans, http://HOST:4317 or https:// [default: empty, no spans]
+        /// OTLP endpoint of a collector of spans, http://HOST:4317 or https:// [default: empty, no
+        /// spans]
         otlp_endpoint: String, "URL" => traces.endpoint;
         /// grpc, or http/protobuf (port 4318) [default: grpc]
         #[arg(value_enum, hide_possible_values = true)]
@@ -177,8 +187,8 @@ options! {
         otlp_timeout: Time, "TIME" => traces.timeout;
         /// Part of the tasks without a caller's context that is traced, 0 to 1 [default: 0.0]
         trace_sample: f64, "PART" => traces.sample;
-        /// Trace of tasks that a traced task discovered: child, its own; link, a new one with a link to it, if
-        /// trace_sample picks it [default: child]
+        /// Trace of tasks that a traced task discovered: child, its own; link, a new one with a
+        /// link to it, if trace_sample picks it [default: child]
         #[arg(value_enum, hide_possible_values = true)]
         trace_discovered: TraceDiscovered, "HOW" => traces.discovered;
     }
@@ -195,7 +205,8 @@ options! {
         max_lease: Time, "TIME" => limits.max_lease;
         /// Largest gRPC message, HTTP body that is not NDJSON, or line of NDJSON [default: 32MiB]
         max_request_bytes: ByteSize, "SIZE" => limits.max_request_bytes;
-        /// Memory of all requests in hand together; beyond it taskd tells callers to try later [default: 256MiB]
+        /// Memory of all requests in hand together; beyond it taskd tells callers to try later
+        /// [default: 256MiB]
         request_budget: ByteSize, "SIZE" => limits.request_budget;
         /// Most tasks in one get, complete, reject or extend call [default: 1000]
         max_items: usize, "N" => limits.max_items;
@@ -209,11 +220,14 @@ options! {
         max_worker_tasks: usize, "N" => limits.max_worker_tasks;
     }
     "Discovery" {
-        /// Tasks at which a batch is stored, 1 to 1000; four times as many while callers pile up [default: 1000]
+        /// Tasks at which a batch is stored, 1 to 1000; four times as many while callers pile up
+        /// [default: 1000]
         discovery_batch_max: usize, "N" => discovery.batch_max;
-        /// How long the first task of a batch waits for others [default: 0s: as long as the batch before it takes]
+        /// How long the first task of a batch waits for others [default: 0s: as long as the batch
+        /// before it takes]
         discovery_batch_delay: Time, "TIME" => discovery.batch_delay;
-        /// Most tasks that wait to be stored; beyond it taskd tells callers to try later [default: 20000]
+        /// Most tasks that wait to be stored; beyond it taskd tells callers to try later [default:
+        /// 20000]
         discovery_buffer: usize, "N" => discovery.buffer;
         /// Most queues at a time; taskd rejects a task of another one [default: 1000]
         max_queues: usize, "N" => discovery.max_queues;
@@ -227,7 +241,8 @@ options! {
         watchdog_interval: Time, "TIME" => watchdog.interval;
         /// Most leases, delays or repairs in one step, 1 to 1000 [default: 1000]
         watchdog_batch_max: usize, "N" => watchdog.batch_max;
-        /// Age after which the watchdog publishes a stored task that is not on the bus [default: 5s]
+        /// Age after which the watchdog publishes a stored task that is not on the bus [default:
+        /// 5s]
         republish_after: Time, "TIME" => watchdog.republish_after;
         /// How long a final record stays in Redis after SQL has it [default: 1m]
         grace: Time, "TIME" => watchdog.grace;
@@ -235,17 +250,22 @@ options! {
         horizon: Time, "TIME" => watchdog.horizon;
         /// How often the watchdog compares a page of unfinished tasks with Redis [default: 1s]
         reconcile_every: Time, "TIME" => watchdog.reconcile_every;
-        /// Mend what the watchdog's checks find, as taskd fsck --repair does [default: false: only report]
+        /// Mend what the watchdog's checks find, as taskd fsck --repair does [default: false: only
+        /// report]
         repair: bool, "BOOL" => watchdog.repair;
-        /// How long a finished task can be looked up; its key stays a duplicate [default: 30days; 0s: for ever]
+        /// How long a finished task can be looked up; its key stays a duplicate [default: 30days;
+        /// 0s: for ever]
         retention: Time, "TIME" => watchdog.retention;
-        /// How long a dead letter stays that is not about a stored task [default: 30days; 0s: for ever]
+        /// How long a dead letter stays that is not about a stored task [default: 30days; 0s: for
+        /// ever]
         letter_retention: Time, "TIME" => watchdog.letter_retention;
-        /// How long the failed attempts of a task can be looked up [default: 7days; 0s: as long as the task]
+        /// How long the failed attempts of a task can be looked up [default: 7days; 0s: as long as
+        /// the task]
         history_retention: Time, "TIME" => watchdog.history_retention;
         /// false: this process writes no failed attempts into histories of tasks [default: true]
         history: bool, "BOOL" => history;
-        /// taskd closes a queue that was empty for this long: its keys and metrics go [default: 1day; 0s: never]
+        /// taskd closes a queue that was empty for this long: its keys and metrics go [default:
+        /// 1day; 0s: never]
         forget_queues_after: Time, "TIME" => watchdog.forget_queues_after;
     }
 }
@@ -253,7 +273,8 @@ options! {
 /// The options of a queue, under the names of its settings.
 macro_rules! queue_options {
     ($($name:ident: $form:ty,)*) => {
-        /// `[queues.NAME]`. A setting that is absent comes from `[queues.default]`, or else from taskd's defaults.
+        /// `[queues.NAME]`. A setting that is absent comes from `[queues.default]`, or else from
+        /// taskd's defaults.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, expecting = "a section [queues.NAME]")]
         pub struct QueueOptions {
@@ -319,9 +340,15 @@ mod tests {
                 toml::Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            let said = help.split_once("[default: ").map(|(_, said)| said).unwrap_or_default();
+            let said = help
+                .split_once("[default: ")
+                .map(|(_, said)| said)
+                .unwrap_or_default();
             let rest = said.strip_prefix(&default).unwrap_or("?");
-            assert!(rest.starts_with([']', ',', ';', ':']), "{key}: {help:?} should name {default:?}");
+            assert!(
+                rest.starts_with([']', ',', ';', ':']),
+                "{key}: {help:?} should name {default:?}"
+            );
         }
     }
 }

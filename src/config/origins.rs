@@ -42,7 +42,9 @@ impl Origins {
 
     /// Adds the properties of `[kafka]` that the environment gives.
     pub fn with_environment(mut self, kafka: &Properties) -> Self {
-        let keys = kafka.names().map(|name| (format!("kafka.{name}"), Origin::Environment));
+        let keys = kafka
+            .names()
+            .map(|name| (format!("kafka.{name}"), Origin::Environment));
         self.0.extend(keys);
         self
     }
@@ -59,10 +61,13 @@ impl Origins {
 
     /// The origin of a setting as the beginning of a message; empty for a default.
     pub(super) fn prefix(&self, key: &str) -> String {
-        self.describe(key).map(|origin| format!("{origin}: ")).unwrap_or_default()
+        self.describe(key)
+            .map(|origin| format!("{origin}: "))
+            .unwrap_or_default()
     }
 
-    /// The place of the setting with which a message of a backend begins, as the beginning of the line.
+    /// The place of the setting with which a message of a backend begins, as the beginning of the
+    /// line.
     pub fn place(&self, message: &str) -> String {
         let message = message.replacen("kafka: ", "kafka.", 1);
         self.prefix(message.split([' ', ':']).next().unwrap_or_default())
@@ -75,7 +80,9 @@ impl Origins {
 
     /// `partitions = 2000 (taskd.toml:3)`
     pub(super) fn shown(&self, key: &str, value: impl Display) -> String {
-        let origin = self.describe(key).map_or_else(|| " (the default)".into(), |origin| format!(" ({origin})"));
+        let origin = self
+            .describe(key)
+            .map_or_else(|| " (the default)".into(), |origin| format!(" ({origin})"));
         format!("{key} = {value}{origin}")
     }
 

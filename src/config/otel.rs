@@ -1,5 +1,5 @@
-//! The variables of OpenTelemetry (`OTEL_…`), below taskd's own settings: who runs a collector has often set them for
-//! all programs of a machine.
+//! The variables of OpenTelemetry (`OTEL_…`), below taskd's own settings: who runs a collector has
+//! often set them for all programs of a machine.
 //!
 //! They count only where spans are exported, so a wrong one stops no other taskd.
 
@@ -22,7 +22,9 @@ pub(super) fn fill(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, String)>, Error> {
     let get = |name: &'static str| {
-        let value = variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let value = variable(name)
+            .map(|value| value.trim().to_owned())
+            .filter(|value| !value.is_empty());
         value.map(|value| (name, value))
     };
     if is_off(get) && options.otlp_endpoint.is_none() {
@@ -33,22 +35,34 @@ pub(super) fn fill(
         Some(_) => None,
         None => get(TRACES_ENDPOINT).or_else(|| get(ENDPOINT)),
     };
-    if endpoint.is_none() && options.otlp_endpoint.as_deref().unwrap_or_default().is_empty() {
+    if endpoint.is_none()
+        && options
+            .otlp_endpoint
+            .as_deref()
+            .unwrap_or_default()
+            .is_empty()
+    {
         return Ok(Vec::new());
     }
     if options.otlp_protocol.is_none()
         && let Some((name, value)) =
             get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL").or_else(|| get("OTEL_EXPORTER_OTLP_PROTOCOL"))
     {
-        let known = [OtlpProtocol::Grpc, OtlpProtocol::Http].into_iter().find(|known| known.as_str() == value);
-        options.otlp_protocol = Some(known.ok_or_else(|| wrong(name, &value, "write grpc or http/protobuf"))?);
+        let known = [OtlpProtocol::Grpc, OtlpProtocol::Http]
+            .into_iter()
+            .find(|known| known.as_str() == value);
+        options.otlp_protocol =
+            Some(known.ok_or_else(|| wrong(name, &value, "write grpc or http/protobuf"))?);
         note("otlp_protocol", name);
     }
     if let Some((name, value)) = endpoint {
         // Only the variable for all signals names the beginning of the path.
         let is_base = name == ENDPOINT && options.otlp_protocol == Some(OtlpProtocol::Http);
-        options.otlp_endpoint =
-            Some(if is_base { format!("{}/v1/traces", value.trim_end_matches('/')) } else { value });
+        options.otlp_endpoint = Some(if is_base {
+            format!("{}/v1/traces", value.trim_end_matches('/'))
+        } else {
+            value
+        });
         note("otlp_endpoint", name);
     }
     if options.otlp_headers.is_none()
@@ -56,7 +70,8 @@ pub(super) fn fill(
             get("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| get("OTEL_EXPORTER_OTLP_HEADERS"))
     {
         // The value is secret.
-        let headers = OtlpHeaders::encoded(&value).map_err(|why| Error::Value(format!("{name}: {why}")))?;
+        let headers =
+            OtlpHeaders::encoded(&value).map_err(|why| Error::Value(format!("{name}: {why}")))?;
         options.otlp_headers = Some(headers);
         note("otlp_headers", name);
     }
@@ -64,7 +79,9 @@ pub(super) fn fill(
         && let Some((name, value)) =
             get("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT").or_else(|| get("OTEL_EXPORTER_OTLP_TIMEOUT"))
     {
-        let ms = value.parse().map_err(|_| wrong(name, &value, "write milliseconds, a whole number"))?;
+        let ms = value
+            .parse()
+            .map_err(|_| wrong(name, &value, "write milliseconds, a whole number"))?;
         options.otlp_timeout = Some(Time(Duration::from_millis(ms)));
         note("otlp_timeout", name);
     }
@@ -84,8 +101,10 @@ const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 
 /// True if the variables say that this program exports no spans, or by another protocol.
 fn is_off(get: impl Fn(&'static str) -> Option<(&'static str, String)>) -> bool {
-    let is_disabled = get("OTEL_SDK_DISABLED").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
-    let others = get("OTEL_TRACES_EXPORTER").is_some_and(|(_, list)| !list.split(',').any(|one| one.trim() == "otlp"));
+    let is_disabled =
+        get("OTEL_SDK_DISABLED").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
+    let others = get("OTEL_TRACES_EXPORTER")
+        .is_some_and(|(_, list)| !list.split(',').any(|one| one.trim() == "otlp"));
     is_disabled || others
 }
 
@@ -101,16 +120,28 @@ fn sample(sampler: &str, argument: Option<(&'static str, String)>) -> Result<f64
                 part.ok_or_else(|| wrong(name, &value, "write a part of all, 0.0 to 1.0"))
             }
         },
-        _ => Err(wrong(SAMPLER, sampler, "write always_on, always_off or traceidratio, also behind parentbased_")),
+        _ => Err(wrong(
+            SAMPLER,
+            sampler,
+            "write always_on, always_off or traceidratio, also behind parentbased_",
+        )),
     }
 }
 
 /// The attributes of the resource; `OTEL_SERVICE_NAME` wins.
-fn resource(get: impl Fn(&'static str) -> Option<(&'static str, String)>) -> Result<Vec<(String, String)>, Error> {
+fn resource(
+    get: impl Fn(&'static str) -> Option<(&'static str, String)>,
+) -> Result<Vec<(String, String)>, Error> {
     let mut attributes: Vec<(String, String)> = Vec::new();
     if let Some((name, list)) = get("OTEL_RESOURCE_ATTRIBUTES") {
-        for pair in list.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let read = pair.split_once('=').and_then(|(key, value)| Some((decoded(key)?, decoded(value)?)));
+        for pair in list
+            .split(',')
+            .map(str::trim)
+            .filter(|pair| !pair.is_empty())
+        {
+            let read = pair
+                .split_once('=')
+                .and_then(|(key, value)| Some((decoded(key)?, decoded(value)?)));
             attributes.push(read.ok_or_else(|| wrong(name, pair, "write name=value,name=value"))?);
         }
     }
@@ -151,19 +182,43 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_SERVICE_NAME", "crawler"),
-            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,deployment.environment=a%20b"),
+            (
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "service.name=other,deployment.environment=a%20b",
+            ),
         ];
         let (options, origins, resource) = filled(Options::default(), &variables).unwrap();
-        assert_eq!(options.otlp_endpoint.as_deref(), Some("http://h:4318/v1/traces"));
+        assert_eq!(
+            options.otlp_endpoint.as_deref(),
+            Some("http://h:4318/v1/traces")
+        );
         assert_eq!(options.otlp_protocol, Some(OtlpProtocol::Http));
         let headers: Vec<_> = options.otlp_headers.as_ref().unwrap().pairs().collect();
-        assert_eq!((headers[0].0.as_str(), headers[0].1.to_str().unwrap()), ("api-key", "a,b"));
-        assert_eq!((headers[1].0.as_str(), headers[1].1.to_str().unwrap()), ("x", "y"));
-        assert_eq!(options.otlp_timeout, Some(Time(Duration::from_millis(2500))));
+        assert_eq!(
+            (headers[0].0.as_str(), headers[0].1.to_str().unwrap()),
+            ("api-key", "a,b")
+        );
+        assert_eq!(
+            (headers[1].0.as_str(), headers[1].1.to_str().unwrap()),
+            ("x", "y")
+        );
+        assert_eq!(
+            options.otlp_timeout,
+            Some(Time(Duration::from_millis(2500)))
+        );
         assert_eq!(options.trace_sample, Some(0.25));
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        assert_eq!(resource, [pair("deployment.environment", "a b"), pair("service.name", "crawler")]);
-        assert_eq!(origins.describe("otlp_endpoint").unwrap(), "OTEL_EXPORTER_OTLP_ENDPOINT");
+        assert_eq!(
+            resource,
+            [
+                pair("deployment.environment", "a b"),
+                pair("service.name", "crawler")
+            ]
+        );
+        assert_eq!(
+            origins.describe("otlp_endpoint").unwrap(),
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        );
 
         let own = Options {
             otlp_endpoint: Some("http://own:4317".into()),
@@ -174,46 +229,102 @@ mod tests {
             ..Options::default()
         };
         let (options, origins, _) = filled(own.clone(), &variables).unwrap();
-        assert_eq!((options, origins), (own, Origins::default()), "taskd's own settings win");
+        assert_eq!(
+            (options, origins),
+            (own, Origins::default()),
+            "taskd's own settings win"
+        );
     }
 
     #[test]
     fn variables_of_a_machine_turn_nothing_on_that_was_turned_off() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h:4317");
         let wrong = ("OTEL_TRACES_SAMPLER", "jaeger_remote");
-        let off = Options { otlp_endpoint: Some(String::new()), ..Options::default() };
+        let off = Options {
+            otlp_endpoint: Some(String::new()),
+            ..Options::default()
+        };
         for (options, variables) in [
-            (Options::default(), vec![("OTEL_EXPORTER_OTLP_ENDPOINT", " "), wrong]),
-            (Options::default(), vec![endpoint, ("OTEL_SDK_DISABLED", "TRUE"), wrong]),
-            (Options::default(), vec![endpoint, ("OTEL_TRACES_EXPORTER", "console"), wrong]),
+            (
+                Options::default(),
+                vec![("OTEL_EXPORTER_OTLP_ENDPOINT", " "), wrong],
+            ),
+            (
+                Options::default(),
+                vec![endpoint, ("OTEL_SDK_DISABLED", "TRUE"), wrong],
+            ),
+            (
+                Options::default(),
+                vec![endpoint, ("OTEL_TRACES_EXPORTER", "console"), wrong],
+            ),
             (off, vec![endpoint, wrong]),
         ] {
             let (after, _, resource) = filled(options.clone(), &variables).unwrap();
             assert_eq!((after, resource), (options, Vec::new()));
         }
         let others = [endpoint, ("OTEL_TRACES_EXPORTER", "console, otlp")];
-        assert_eq!(filled(Options::default(), &others).unwrap().0.otlp_endpoint.as_deref(), Some("http://h:4317"));
-        let traces = [endpoint, ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/path")];
-        assert_eq!(filled(Options::default(), &traces).unwrap().0.otlp_endpoint.as_deref(), Some("http://t:1/path"));
+        assert_eq!(
+            filled(Options::default(), &others)
+                .unwrap()
+                .0
+                .otlp_endpoint
+                .as_deref(),
+            Some("http://h:4317")
+        );
+        let traces = [
+            endpoint,
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/path"),
+        ];
+        assert_eq!(
+            filled(Options::default(), &traces)
+                .unwrap()
+                .0
+                .otlp_endpoint
+                .as_deref(),
+            Some("http://t:1/path")
+        );
     }
 
     #[test]
     fn a_wrong_variable_is_one_line_that_names_it_and_no_secret() {
         for (name, value, want) in [
-            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL: \"http/json\" is not known; "),
-            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "OTEL_EXPORTER_OTLP_TIMEOUT: \"10s\" is not known; write millis"),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "secret", "OTEL_EXPORTER_OTLP_HEADERS: header 1 is not name=value"),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "a=%zz", "OTEL_EXPORTER_OTLP_HEADERS: header 1 is not name=value"),
+            (
+                "OTEL_EXPORTER_OTLP_PROTOCOL",
+                "http/json",
+                "OTEL_EXPORTER_OTLP_PROTOCOL: \"http/json\" is not known; ",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_TIMEOUT",
+                "10s",
+                "OTEL_EXPORTER_OTLP_TIMEOUT: \"10s\" is not known; write millis",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "secret",
+                "OTEL_EXPORTER_OTLP_HEADERS: header 1 is not name=value",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "a=%zz",
+                "OTEL_EXPORTER_OTLP_HEADERS: header 1 is not name=value",
+            ),
             (
                 "OTEL_TRACES_SAMPLER",
                 "jaeger_remote",
                 "OTEL_TRACES_SAMPLER: \"jaeger_remote\" is not known; write always",
             ),
-            ("OTEL_RESOURCE_ATTRIBUTES", "a", "OTEL_RESOURCE_ATTRIBUTES: \"a\" is not known; write name=value"),
+            (
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "a",
+                "OTEL_RESOURCE_ATTRIBUTES: \"a\" is not known; write name=value",
+            ),
         ] {
             let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h:4317");
             let error = filled(Options::default(), &[endpoint, (name, value)]).unwrap_err();
-            assert!(error.starts_with(want) && !error.contains("secret"), "{error}");
+            assert!(
+                error.starts_with(want) && !error.contains("secret"),
+                "{error}"
+            );
         }
         assert!(sample("traceidratio", Some((SAMPLER_ARG, "2".into()))).is_err());
     }

@@ -1,4 +1,5 @@
-//! `[kafka]`: properties of the clients of the bus, by name. The bus knows their meaning: see [`Rules`].
+//! `[kafka]`: properties of the clients of the bus, by name. The bus knows their meaning: see
+//! [`Rules`].
 
 use std::{collections::BTreeMap, fmt};
 
@@ -37,13 +38,24 @@ impl Properties {
 
     /// The value of `name` if it may be shown.
     pub(super) fn shown(&self, name: &str, rules: Rules) -> &str {
-        if (rules.is_secret)(name) { HIDDEN } else { self.get(name).unwrap_or_default() }
+        if (rules.is_secret)(name) {
+            HIDDEN
+        } else {
+            self.get(name).unwrap_or_default()
+        }
     }
 
     /// The properties with their secrets replaced.
     pub(super) fn hidden(&self, is_secret: fn(&str) -> bool) -> Self {
         let hide = |(name, value): (&String, &String)| {
-            (name.clone(), if is_secret(name) { HIDDEN.to_owned() } else { value.clone() })
+            (
+                name.clone(),
+                if is_secret(name) {
+                    HIDDEN.to_owned()
+                } else {
+                    value.clone()
+                },
+            )
         };
         Self(self.0.iter().map(hide).collect())
     }
@@ -58,7 +70,10 @@ impl Properties {
     }
 
     pub(super) fn extend(&mut self, others: Self) {
-        others.0.into_iter().for_each(|(name, value)| self.set(name, value));
+        others
+            .0
+            .into_iter()
+            .for_each(|(name, value)| self.set(name, value));
     }
 }
 
@@ -73,7 +88,11 @@ impl<'de> Deserialize<'de> for Properties {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut properties = BTreeMap::new();
         match Node::deserialize(deserializer)? {
-            Node::Leaf(_) => return Err(de::Error::custom("expected a section [kafka] of librdkafka's properties")),
+            Node::Leaf(_) => {
+                return Err(de::Error::custom(
+                    "expected a section [kafka] of librdkafka's properties",
+                ));
+            }
             Node::Table(table) => flatten(table, "", &mut properties),
         }
         Ok(Self(properties))
@@ -146,20 +165,32 @@ mod tests {
 
     #[test]
     fn dotted_keys_with_and_without_quotes_are_the_same() {
-        let quoted = parse("\"security.protocol\" = \"SASL_SSL\"\n\"sasl.username\" = \"taskd\"\n\"linger.ms\" = 5");
-        let bare = parse("security.protocol = \"SASL_SSL\"\nsasl.username = \"taskd\"\nlinger.ms = 5");
+        let quoted = parse(
+            "\"security.protocol\" = \"SASL_SSL\"\n\"sasl.username\" = \"taskd\"\n\"linger.ms\" = 5",
+        );
+        let bare =
+            parse("security.protocol = \"SASL_SSL\"\nsasl.username = \"taskd\"\nlinger.ms = 5");
         assert_eq!(quoted, bare);
         assert_eq!(quoted.get("linger.ms"), Some("5"));
         let bool = parse("enable.ssl.certificate.verification = false");
-        assert_eq!(bool.get("enable.ssl.certificate.verification"), Some("false"));
+        assert_eq!(
+            bool.get("enable.ssl.certificate.verification"),
+            Some("false")
+        );
     }
 
     #[test]
     fn secrets_are_not_shown() {
         let is_secret = |name: &str| name.contains("password");
         let properties = parse("sasl.password = \"old\"\nsasl.username = \"taskd\"");
-        assert_eq!(properties.hidden(is_secret).get("sasl.password"), Some("***"));
-        let rules = Rules { mistake: |_| None, is_secret };
+        assert_eq!(
+            properties.hidden(is_secret).get("sasl.password"),
+            Some("***")
+        );
+        let rules = Rules {
+            mistake: |_| None,
+            is_secret,
+        };
         assert_eq!(properties.shown("sasl.username", rules), "taskd");
         assert!(!format!("{properties:?}").contains("old"));
     }

@@ -9,7 +9,8 @@ use crate::model::PayloadSchema;
 /// A schema beyond this is a mistake, such as the path of another file.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// A schema, and the text that names it in the file. Text that begins with `{` is the schema itself; no text is none.
+/// A schema, and the text that names it in the file. Text that begins with `{` is the schema
+/// itself; no text is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NamedSchema {
     written: String,
@@ -23,12 +24,20 @@ impl NamedSchema {
             return Ok(Self::default());
         }
         if written.starts_with('{') {
-            let schema = PayloadSchema::compile(written).map_err(|why| format!("the schema: {why}"))?;
-            return Ok(Self { written: schema.text().to_owned(), schema: Some(schema) });
+            let schema =
+                PayloadSchema::compile(written).map_err(|why| format!("the schema: {why}"))?;
+            return Ok(Self {
+                written: schema.text().to_owned(),
+                schema: Some(schema),
+            });
         }
-        let text = read_file(written).map_err(|why| format!("cannot read the schema {written:?}: {why}"))?;
+        let text = read_file(written)
+            .map_err(|why| format!("cannot read the schema {written:?}: {why}"))?;
         let schema = PayloadSchema::compile(&text).map_err(|why| format!("{written}: {why}"))?;
-        Ok(Self { written: written.to_owned(), schema: Some(schema) })
+        Ok(Self {
+            written: written.to_owned(),
+            schema: Some(schema),
+        })
     }
 }
 
@@ -65,7 +74,10 @@ mod tests {
         let path = dir.path().join("page.json");
         let path = path.to_str().unwrap();
         let error = NamedSchema::read(path).unwrap_err();
-        assert!(error.starts_with("cannot read the schema \"") && error.lines().count() == 1, "{error}");
+        assert!(
+            error.starts_with("cannot read the schema \"") && error.lines().count() == 1,
+            "{error}"
+        );
         fs::write(path, "{\"type\": \"object\"}").unwrap();
         let named = NamedSchema::read(path).unwrap();
         assert_eq!((&named.written[..], named.schema), (path, inline.schema));

@@ -1,6 +1,8 @@
 //! The settings of a process, each with its default.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use super::{
     enrich::{Enrich, EnrichUrl, SecretHeader},
@@ -57,18 +59,31 @@ impl FromStr for Pipeline {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|pipeline| pipeline.as_str() == name).ok_or_else(|| {
-            let known = Self::ALL.map(Self::as_str).join(", ");
-            match name {
-                "all" => format!("\"all\" stands alone; write all, or a list of {known}"),
-                _ => format!("unknown pipeline {name:?}; expected all, {known}"),
-            }
-        })
+        Self::ALL
+            .into_iter()
+            .find(|pipeline| pipeline.as_str() == name)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(Self::as_str).join(", ");
+                match name {
+                    "all" => format!("\"all\" stands alone; write all, or a list of {known}"),
+                    _ => format!("unknown pipeline {name:?}; expected all, {known}"),
+                }
+            })
     }
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Pretty on a terminal, JSON otherwise.
@@ -90,7 +105,17 @@ pub enum Dedup {
 }
 
 /// The rule for callers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {
     /// Everybody who reaches the ports.
@@ -120,8 +145,8 @@ settings! {
         pub kafka: Properties = Properties::default(),
         pub http_listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7600)),
         pub grpc_listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7601)),
-        /// The host names of this taskd for HTTP, besides IP addresses and localhost. `.example.org` includes all below
-        /// it, `*` any.
+        /// The host names of this taskd for HTTP, besides IP addresses and localhost.
+        /// `.example.org` includes all below it, `*` any.
         pub allowed_hosts: Vec<String> = Vec::new(),
         pub tls: TlsFiles = TlsFiles::default(),
         pub auth: Auth = Auth::None,
@@ -183,7 +208,8 @@ settings! {
         /// True: the append-only files of the master and of those replicas must have it, too.
         pub wait_aof: bool = false,
         pub wait_timeout: Duration = Duration::from_secs(1),
-        /// The bytes that a server may use; 0: its `maxmemory`, for the embedded one half of the machine's memory.
+        /// The bytes that a server may use; 0: its `maxmemory`, for the embedded one half of the
+        /// machine's memory.
         pub max_memory: u64 = 0,
     }
 }
@@ -210,7 +236,8 @@ settings! {
         pub max_sessions: usize = 10_000,
         /// The most tasks that a session may have in hand and on demand.
         pub max_session_tasks: u32 = 1000,
-        /// The most tasks that all sessions of a worker may have in hand and on demand, in all processes.
+        /// The most tasks that all sessions of a worker may have in hand and on demand, in all
+        /// processes.
         pub max_worker_tasks: usize = 10_000,
     }
 }
@@ -218,7 +245,8 @@ settings! {
 settings! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Discovery {
-        /// The number of tasks at which a batch is stored (four times as many while callers pile up) …
+        /// The number of tasks at which a batch is stored (four times as many while callers pile
+        /// up) …
         pub batch_max: usize = 1000,
         /// … or the time since its first task. 0: as soon as the batch before it is stored.
         pub batch_delay: Duration = Duration::ZERO,
@@ -244,7 +272,8 @@ settings! {
         pub interval: Duration = Duration::from_millis(250),
         /// The age at which the watchdog publishes a stored task that is not on the bus.
         pub republish_after: Duration = Duration::from_secs(5),
-        /// How long a final record stays in Redis after SQL has it. The fanout looks older bus records up in SQL.
+        /// How long a final record stays in Redis after SQL has it. The fanout looks older bus
+        /// records up in SQL.
         pub grace: Duration = Duration::from_secs(60),
         /// A task that is due later than this stays in SQL.
         pub horizon: Duration = Duration::from_secs(600),
@@ -273,11 +302,14 @@ settings! {
         pub priority: Priority = Priority::Medium,
         pub lease: Duration = Duration::from_secs(30),
         pub max_attempts: u32 = 5,
-        /// The waits before the second, third, … attempt; the last one repeats. Each has a jitter of up to a fifth.
+        /// The waits before the second, third, … attempt; the last one repeats. Each has a jitter
+        /// of up to a fifth.
         pub backoff: Vec<Duration> = [1, 5, 15, 30, 60].map(Duration::from_secs).to_vec(),
-        /// How long an insert that is sent again with its idempotency key is answered as the first time.
+        /// How long an insert that is sent again with its idempotency key is answered as the first
+        /// time.
         pub idempotency_window: Duration = Duration::from_secs(24 * 3600),
-        /// The tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay in SQL …
+        /// The tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay
+        /// in SQL …
         pub high_water_tasks: u64 = 1_000_000,
         /// … or their bytes.
         pub high_water_bytes: u64 = 256 << 20,
@@ -329,7 +361,8 @@ impl QueueSettings {
         })
     }
 
-    /// The live tasks at which a shard is full, whatever they wait for: a worker, a due time, a backoff.
+    /// The live tasks at which a shard is full, whatever they wait for: a worker, a due time, a
+    /// backoff.
     pub fn live_tasks_max(&self) -> u64 {
         self.high_water_tasks.saturating_mul(10)
     }

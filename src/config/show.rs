@@ -4,11 +4,13 @@ use std::fmt;
 
 use super::{options::Options, origins::Origins, settings::Settings};
 
-/// A file that results in `settings`, without secrets. A comment names the origin of each value that is not a default.
+/// A file that results in `settings`, without secrets. A comment names the origin of each value
+/// that is not a default.
 pub fn to_toml(settings: &Settings, origins: &Origins, is_secret: fn(&str) -> bool) -> String {
     let mut options = Options::of(settings);
     options.kafka = options.kafka.hidden(is_secret);
-    let text = toml::to_string(&options).expect("options are strings, numbers and lists of them under string keys");
+    let text = toml::to_string(&options)
+        .expect("options are strings, numbers and lists of them under string keys");
     with_origins(&text, origins)
 }
 
@@ -24,10 +26,17 @@ fn with_origins(text: &str, origins: &Origins) -> String {
     let mut shown = String::with_capacity(text.len() * 2);
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        if let Some(name) = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+        {
             section = format!("{}.", name.replace('"', ""));
         }
-        let key = line.split(" = ").next().unwrap_or_default().trim_matches('"');
+        let key = line
+            .split(" = ")
+            .next()
+            .unwrap_or_default()
+            .trim_matches('"');
         let mut entry = line.to_owned();
         // A text with line breaks has lines of its own, and the comment goes behind the last one.
         while toml::from_str::<toml::Table>(&entry).is_err() {
@@ -51,7 +60,10 @@ mod tests {
 
     #[test]
     fn settings_are_shown_without_passwords() {
-        let settings = Settings { redis_url: Some("redis://:secret@h".parse().unwrap()), ..Default::default() };
+        let settings = Settings {
+            redis_url: Some("redis://:secret@h".parse().unwrap()),
+            ..Default::default()
+        };
         assert!(!format!("{settings:?}").contains("secret"));
     }
 }

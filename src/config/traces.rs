@@ -84,9 +84,18 @@ impl OtlpHeaders {
 
     /// An error names no value.
     fn read(text: &str, decode: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
-        let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).enumerate();
+        let pairs = text
+            .split(',')
+            .map(str::trim)
+            .filter(|pair| !pair.is_empty())
+            .enumerate();
         let pair = |(place, pair): (usize, &str)| {
-            let wrong = || format!("header {} is not name=value; write name=value,name=value", place + 1);
+            let wrong = || {
+                format!(
+                    "header {} is not name=value; write name=value,name=value",
+                    place + 1
+                )
+            };
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = name.trim().to_lowercase().parse().map_err(|_| wrong())?;
             let value = decode(value).ok_or_else(wrong)?;
@@ -107,7 +116,9 @@ pub(super) fn decoded(text: &str) -> Option<String> {
             b'%' => {
                 let (digits, behind) = rest.split_at_checked(2)?;
                 rest = behind;
-                let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?;
+                let digits = std::str::from_utf8(digits)
+                    .ok()
+                    .filter(|digits| !digits.starts_with('+'))?;
                 u8::from_str_radix(digits, 16).ok()?
             }
             other => *other,
@@ -126,7 +137,14 @@ impl FromStr for OtlpHeaders {
 
 impl fmt::Display for OtlpHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(","))
+        f.write_str(
+            &self
+                .0
+                .iter()
+                .map(|(name, _)| format!("{name}=***"))
+                .collect::<Vec<_>>()
+                .join(","),
+        )
     }
 }
 
@@ -144,7 +162,9 @@ impl Serialize for OtlpHeaders {
 
 impl<'de> Deserialize<'de> for OtlpHeaders {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 
@@ -156,12 +176,21 @@ mod tests {
     fn headers_are_read_and_their_values_hidden() {
         let headers: OtlpHeaders = "Authorization=Bearer a=b, x-team=crawl,".parse().unwrap();
         let pairs: Vec<_> = headers.pairs().collect();
-        assert_eq!((pairs[0].0.as_str(), pairs[0].1.to_str().unwrap()), ("authorization", "Bearer a=b"));
+        assert_eq!(
+            (pairs[0].0.as_str(), pairs[0].1.to_str().unwrap()),
+            ("authorization", "Bearer a=b")
+        );
         assert_eq!((pairs[1].0.as_str(), pairs.len()), ("x-team", 2));
-        assert_eq!(format!("{headers} {headers:?}"), "authorization=***,x-team=*** authorization=***,x-team=***");
+        assert_eq!(
+            format!("{headers} {headers:?}"),
+            "authorization=***,x-team=*** authorization=***,x-team=***"
+        );
         for wrong in ["secret", "a=b,secret", "a b=secret", "a=sec\nret"] {
             let error = wrong.parse::<OtlpHeaders>().unwrap_err();
-            assert!(error.contains("is not name=value") && !error.contains("secret"), "{error}");
+            assert!(
+                error.contains("is not name=value") && !error.contains("secret"),
+                "{error}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. Flags, environment and file share one form.
+//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. Flags, environment and file
+//! share one form.
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
@@ -15,7 +16,8 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |error| format!("{text:?} is not a duration ({error}); write 250ms, 30s or 1h 30m");
+        let wrong =
+            |error| format!("{text:?} is not a duration ({error}); write 250ms, 30s or 1h 30m");
         humantime::parse_duration(text).map(Self).map_err(wrong)
     }
 }
@@ -24,8 +26,14 @@ impl FromStr for Time {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: u128 = 24 * 3600 * 1_000_000_000;
-        let units =
-            [("h", DAY / 24), ("m", DAY / 1440), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000), ("ns", 1)];
+        let units = [
+            ("h", DAY / 24),
+            ("m", DAY / 1440),
+            ("s", 1_000_000_000),
+            ("ms", 1_000_000),
+            ("us", 1000),
+            ("ns", 1),
+        ];
         let (days, mut rest) = (self.0.as_nanos() / DAY, self.0.as_nanos() % DAY);
         let mut parts: Vec<String> = match days {
             0 => Vec::new(),
@@ -50,18 +58,31 @@ impl fmt::Display for Time {
 pub struct ByteSize(pub u64);
 
 /// The larger first, so that a size is printed in the largest unit that fits.
-const UNITS: [(&str, u64); 6] =
-    [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
+const UNITS: [(&str, u64); 6] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+];
 
 impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a size; write bytes (65536) or a unit (64KiB, 1MiB, 2GiB, 1MB)");
+        let wrong = || {
+            format!(
+                "{text:?} is not a size; write bytes (65536) or a unit (64KiB, 1MiB, 2GiB, 1MB)"
+            )
+        };
         let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let number: u64 = text[..digits].parse().map_err(|_| wrong())?;
         let unit = text[digits..].trim();
-        let factor = match UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
+        let factor = match UNITS
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(unit))
+        {
             Some((_, factor)) => *factor,
             None if unit.is_empty() || unit.eq_ignore_ascii_case("b") => 1,
             None => return Err(wrong()),
@@ -72,7 +93,9 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let binary = UNITS[..3].iter().find(|(_, factor)| self.0 > 0 && self.0.is_multiple_of(*factor));
+        let binary = UNITS[..3]
+            .iter()
+            .find(|(_, factor)| self.0 > 0 && self.0.is_multiple_of(*factor));
         match binary {
             Some((name, factor)) => write!(f, "{}{name}", self.0 / factor),
             None => self.0.fmt(f),
@@ -88,7 +111,8 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |_| format!("{text:?} is not an address; write IP:PORT, for example 127.0.0.1:7600");
+        let wrong =
+            |_| format!("{text:?} is not an address; write IP:PORT, for example 127.0.0.1:7600");
         text.parse().map(Self).map_err(wrong)
     }
 }
@@ -110,10 +134,15 @@ impl FromStr for Pipelines {
         if text.trim() == "all" {
             return Ok(Self(Pipeline::ALL.to_vec()));
         }
-        let (all, others): (Vec<&str>, Vec<&str>) = text.split(',').map(str::trim).partition(|name| *name == "all");
+        let (all, others): (Vec<&str>, Vec<&str>) = text
+            .split(',')
+            .map(str::trim)
+            .partition(|name| *name == "all");
         // A name that is unknown is the mistake, also next to `all`.
         let names = others.into_iter().chain(all);
-        let mut pipelines = names.map(str::parse).collect::<Result<Vec<Pipeline>, _>>()?;
+        let mut pipelines = names
+            .map(str::parse)
+            .collect::<Result<Vec<Pipeline>, _>>()?;
         pipelines.sort();
         pipelines.dedup();
         Ok(Self(pipelines))
@@ -125,7 +154,14 @@ impl fmt::Display for Pipelines {
         if self.0 == Pipeline::ALL {
             return f.write_str("all");
         }
-        f.write_str(&self.0.iter().map(|p| p.as_str()).collect::<Vec<_>>().join(","))
+        f.write_str(
+            &self
+                .0
+                .iter()
+                .map(|p| p.as_str())
+                .collect::<Vec<_>>()
+                .join(","),
+        )
     }
 }
 
@@ -213,7 +249,9 @@ impl de::Visitor<'_> for Number {
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<ByteSize, E> {
-        u64::try_from(number).map(ByteSize).map_err(|_| E::custom(format!("{number} is not a size; it is negative")))
+        u64::try_from(number)
+            .map(ByteSize)
+            .map_err(|_| E::custom(format!("{number} is not a size; it is negative")))
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<ByteSize, E> {
@@ -229,13 +267,19 @@ impl<'de> Deserialize<'de> for Time {
 
 impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(Text("IP:PORT, such as \"127.0.0.1:7600\"", Default::default()))
+        deserializer.deserialize_str(Text(
+            "IP:PORT, such as \"127.0.0.1:7600\"",
+            Default::default(),
+        ))
     }
 }
 
 impl<'de> Deserialize<'de> for Pipelines {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(Text("\"all\" or a comma list of pipelines", Default::default()))
+        deserializer.deserialize_str(Text(
+            "\"all\" or a comma list of pipelines",
+            Default::default(),
+        ))
     }
 }
 
@@ -268,14 +312,23 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_and_without_units() {
-        let cases =
-            [("0", 0), ("65536", 65_536), ("64KiB", 65_536), ("1 MiB", 1 << 20), ("2gib", 2 << 30), ("3MB", 3_000_000)];
+        let cases = [
+            ("0", 0),
+            ("65536", 65_536),
+            ("64KiB", 65_536),
+            ("1 MiB", 1 << 20),
+            ("2gib", 2 << 30),
+            ("3MB", 3_000_000),
+        ];
         for (text, bytes) in cases {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
         for bad in ["", "MiB", "1.5MiB", "-1", "1 parsec", "99999999999GiB"] {
             let error = bad.parse::<ByteSize>().unwrap_err();
-            assert!(error.contains("64KiB"), "{error:?} should show how a size is written");
+            assert!(
+                error.contains("64KiB"),
+                "{error:?} should show how a size is written"
+            );
         }
         assert_eq!(ByteSize(32 << 20).to_string(), "32MiB");
         assert_eq!(ByteSize(1500).to_string(), "1500");
@@ -287,18 +340,33 @@ mod tests {
         assert_eq!(read("all").unwrap(), "all");
         assert_eq!(read("tasks, discovery,tasks").unwrap(), "discovery,tasks");
         let error = read("discovery,fnout").unwrap_err();
-        assert_eq!(error, "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks");
-        assert!(read("all,foo").unwrap_err().starts_with("unknown pipeline \"foo\""));
-        let alone = "\"all\" stands alone; write all, or a list of discovery, fanout, watchdog, tasks";
+        assert_eq!(
+            error,
+            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"
+        );
+        assert!(
+            read("all,foo")
+                .unwrap_err()
+                .starts_with("unknown pipeline \"foo\"")
+        );
+        let alone =
+            "\"all\" stands alone; write all, or a list of discovery, fanout, watchdog, tasks";
         assert_eq!(read("all,tasks").unwrap_err(), alone);
     }
 
     #[test]
     fn hosts_are_names_without_ports() {
         let read = |text: &str| text.parse::<Hosts>().map(|hosts| hosts.to_string());
-        assert_eq!(read(" Taskd, .example.org.,*").unwrap(), "taskd,.example.org,*");
+        assert_eq!(
+            read(" Taskd, .example.org.,*").unwrap(),
+            "taskd,.example.org,*"
+        );
         assert_eq!(read("").unwrap(), "");
-        assert!(read("http://taskd").unwrap_err().starts_with("\"http://taskd\" is not a host"));
+        assert!(
+            read("http://taskd")
+                .unwrap_err()
+                .starts_with("\"http://taskd\" is not a host")
+        );
         assert!(read("taskd:7600").is_err());
     }
 

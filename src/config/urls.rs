@@ -10,7 +10,9 @@ pub(super) fn given<T: FromStr<Err = String>>(
     text: Option<String>,
     origins: &Origins,
 ) -> Result<Option<T>, Error> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
     match text.parse() {
         Ok(url) => Ok(Some(url)),
         Err(why) => Err(origins.fault(key, format!("{:?}", without_password(&text)), &why)),
@@ -36,7 +38,17 @@ impl FromStr for RedisUrl {
     type Err = String;
 
     fn from_str(url: &str) -> Result<Self, String> {
-        scheme(url, &["redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "redis+unix"])?;
+        scheme(
+            url,
+            &[
+                "redis",
+                "rediss",
+                "redis+cluster",
+                "rediss+cluster",
+                "unix",
+                "redis+unix",
+            ],
+        )?;
         Ok(Self(url.to_owned()))
     }
 }
@@ -99,7 +111,9 @@ fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
     let host = place.rsplit('@').next().unwrap_or_default();
     match host.split_once('/') {
         Some((_, name)) if !name.is_empty() => Ok(()),
-        _ => Err(format!("names no database; write {scheme}://user:password@host/taskd")),
+        _ => Err(format!(
+            "names no database; write {scheme}://user:password@host/taskd"
+        )),
     }
 }
 
@@ -107,12 +121,20 @@ fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
 fn has_known_parameters(url: &str) -> Result<(), String> {
     const KNOWN: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
     let query = url.split_once('?').map_or("", |(_, query)| query);
-    let mut names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
+    let mut names = query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split('=').next().unwrap_or(pair));
     match names.find(|name| !KNOWN.contains(name)) {
         None => Ok(()),
         // The name may be a part of the password.
-        Some(_) if query.contains('@') => Err("has a ? in its password, which is written %3F".into()),
-        Some(name) => Err(format!("has an unknown parameter {name:?}; expected {}", KNOWN.join(", "))),
+        Some(_) if query.contains('@') => {
+            Err("has a ? in its password, which is written %3F".into())
+        }
+        Some(name) => Err(format!(
+            "has an unknown parameter {name:?}; expected {}",
+            KNOWN.join(", ")
+        )),
     }
 }
 
@@ -128,7 +150,9 @@ impl FromStr for BusUrl {
 
     fn from_str(url: &str) -> Result<Self, String> {
         scheme(url, &["kafka"])?;
-        Ok(Self { brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned() })
+        Ok(Self {
+            brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned(),
+        })
     }
 }
 
@@ -157,15 +181,22 @@ fn scheme<'a>(url: &'a str, known: &[&str]) -> Result<&'a str, String> {
     if known.contains(&scheme) && (!rest.is_empty() || scheme == "sqlite") {
         return Ok(scheme);
     }
-    let expected = known.iter().map(|scheme| format!("{scheme}://…")).collect::<Vec<_>>().join(", ");
+    let expected = known
+        .iter()
+        .map(|scheme| format!("{scheme}://…"))
+        .collect::<Vec<_>>()
+        .join(", ");
     Err(format!("is not usable; expected {expected}"))
 }
 
 /// A URL as it may be shown.
 ///
-/// A parser of URLs would not do: taskd shows URLs that it refuses, too, and Kafka's lists of brokers are no URLs.
+/// A parser of URLs would not do: taskd shows URLs that it refuses, too, and Kafka's lists of
+/// brokers are no URLs.
 pub fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return hide_credentials(url) };
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return hide_credentials(url);
+    };
     format!("{scheme}://{}", hide_credentials(rest))
 }
 
@@ -179,7 +210,8 @@ pub(super) fn without_query(url: &str) -> String {
 }
 
 fn hide_credentials(rest: &str) -> String {
-    // A password may contain any character, also an unescaped /, ? or @: credentials end at the last @.
+    // A password may contain any character, also an unescaped /, ? or @: credentials end at the
+    // last @.
     if let Some((credentials, place)) = rest.rsplit_once('@')
         && let Some((user, _)) = credentials.split_once(':')
     {
@@ -189,12 +221,17 @@ fn hide_credentials(rest: &str) -> String {
 }
 
 fn hide_parameters(place: &str) -> String {
-    let Some((place, query)) = place.split_once('?') else { return place.to_owned() };
+    let Some((place, query)) = place.split_once('?') else {
+        return place.to_owned();
+    };
     let hide = |pair: &str| match pair.split_once('=') {
         Some((name, _)) if name.to_ascii_lowercase().contains("pass") => format!("{name}=***"),
         _ => pair.to_owned(),
     };
-    format!("{place}?{}", query.split('&').map(hide).collect::<Vec<_>>().join("&"))
+    format!(
+        "{place}?{}",
+        query.split('&').map(hide).collect::<Vec<_>>().join("&")
+    )
 }
 
 #[cfg(test)]
@@ -205,28 +242,49 @@ mod tests {
     fn passwords_are_hidden_wherever_they_stand() {
         let cases = [
             ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
-            ("redis+cluster://u:se,cr@et@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
+            (
+                "redis+cluster://u:se,cr@et@a:1,b:2",
+                "redis+cluster://u:***@a:1,b:2",
+            ),
             ("mysql://u:se/cr@t@h/db", "mysql://u:***@h/db"),
             ("mysql://u:se?cr/e@t@h/db", "mysql://u:***@h/db"),
-            ("mysql://u:secret@h/db?ssl-mode=x", "mysql://u:***@h/db?ssl-mode=x"),
-            ("mysql://u:se?cret=@h/db?password=secret", "mysql://u:***@h/db?password=***"),
+            (
+                "mysql://u:secret@h/db?ssl-mode=x",
+                "mysql://u:***@h/db?ssl-mode=x",
+            ),
+            (
+                "mysql://u:se?cret=@h/db?password=secret",
+                "mysql://u:***@h/db?password=***",
+            ),
             ("mysql://h/db?password=sec@ret", "mysql://h/db?password=***"),
             ("redis://:se?cret@h", "redis://:***@h"),
-            ("mysql://h/db?ssl-mode=x&password=secret", "mysql://h/db?ssl-mode=x&password=***"),
+            (
+                "mysql://h/db?ssl-mode=x&password=secret",
+                "mysql://h/db?ssl-mode=x&password=***",
+            ),
             ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),
-            ("kafka://u:secret@a:9092,b:9092", "kafka://u:***@a:9092,b:9092"),
+            (
+                "kafka://u:secret@a:9092,b:9092",
+                "kafka://u:***@a:9092,b:9092",
+            ),
             ("sqlite://x.db", "sqlite://x.db"),
             ("u:secret@h", "u:***@h"),
         ];
         for (url, shown) in cases {
             assert_eq!(without_password(url), shown);
         }
-        assert_eq!("redis://:secret@h".parse::<RedisUrl>().unwrap().to_string(), "redis://:***@h");
+        assert_eq!(
+            "redis://:secret@h".parse::<RedisUrl>().unwrap().to_string(),
+            "redis://:***@h"
+        );
     }
 
     #[test]
     fn the_query_of_a_collector_is_hidden() {
-        assert_eq!(without_query("https://u:secret@h:1/p?key=secret&a"), "https://u:***@h:1/p?***");
+        assert_eq!(
+            without_query("https://u:secret@h:1/p?key=secret&a"),
+            "https://u:***@h:1/p?***"
+        );
         assert_eq!(without_query("https://h:1/p"), "https://h:1/p");
     }
 
@@ -250,24 +308,52 @@ mod tests {
                 "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, \
                  mariadb://…, sqlite://…",
             ),
-            ("database_url", "sqlite:foo.db", "\"sqlite:foo.db\" (the default) needs two slashes"),
-            ("database_url", "sqlite://", "names no file: write sqlite://PATH, or nothing"),
-            ("database_url", "sqlite://:memory:", "would be lost with the process"),
-            ("database_url", "sqlite://a.db?mode=ro", "takes no parameters: write sqlite://PATH"),
-            ("database_url", "sqlite:///var/lib/", "names a folder: write sqlite://PATH"),
+            (
+                "database_url",
+                "sqlite:foo.db",
+                "\"sqlite:foo.db\" (the default) needs two slashes",
+            ),
+            (
+                "database_url",
+                "sqlite://",
+                "names no file: write sqlite://PATH, or nothing",
+            ),
+            (
+                "database_url",
+                "sqlite://:memory:",
+                "would be lost with the process",
+            ),
+            (
+                "database_url",
+                "sqlite://a.db?mode=ro",
+                "takes no parameters: write sqlite://PATH",
+            ),
+            (
+                "database_url",
+                "sqlite:///var/lib/",
+                "names a folder: write sqlite://PATH",
+            ),
             (
                 "database_url",
                 "mysql://u:p@h",
                 "database_url = \"mysql://u:***@h\" (the default) names no database; write \
                  mysql://user:password@host/taskd",
             ),
-            ("database_url", "mariadb://u:p@h:3306/?ssl-mode=x/y", "names no database"),
+            (
+                "database_url",
+                "mariadb://u:p@h:3306/?ssl-mode=x/y",
+                "names no database",
+            ),
             (
                 "database_url",
                 "mysql://u:p@h/d?ssl-ca=/c&ssl_mode=REQUIRED",
                 "has an unknown parameter \"ssl_mode\"; expected ssl-mode, ssl-ca, ",
             ),
-            ("database_url", "mysql://u:a/b?c=1@h/d", "\"mysql://u:***@h/d\" (the default) has a ? in its password"),
+            (
+                "database_url",
+                "mysql://u:a/b?c=1@h/d",
+                "\"mysql://u:***@h/d\" (the default) has a ? in its password",
+            ),
             ("bus_url", "nats://h", "expected kafka://…"),
             ("bus_url", "kafka://", "expected kafka://…"),
         ];

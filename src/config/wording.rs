@@ -14,7 +14,9 @@ pub fn in_field(field: &Path, message: &str) -> String {
 
 /// The known name that `given` most likely stands for: at most a third of its letters are wrong.
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(known, given), known));
+    let distances = known
+        .into_iter()
+        .map(|known| (strsim::damerau_levenshtein(known, given), known));
     let (distance, known) = distances.min()?;
     (3 * distance <= given.chars().count()).then_some(known)
 }
@@ -26,13 +28,16 @@ pub(super) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
 
 /// The message without names of Rust types.
 fn plainly(message: &str) -> String {
-    if let Some((given, known)) =
-        message.strip_prefix("unknown variant `").and_then(|rest| rest.split_once("`, expected "))
+    if let Some((given, known)) = message
+        .strip_prefix("unknown variant `")
+        .and_then(|rest| rest.split_once("`, expected "))
     {
         let known = in_backticks(known).collect::<Vec<_>>().join(", ");
         return format!("unknown value {given:?}; expected {known}");
     }
-    let Some((given, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    let Some((given, expected)) = message.rsplit_once(", expected ") else {
+        return message.to_owned();
+    };
     let expected = match expected {
         "u32" | "u64" | "usize" if given.starts_with("invalid type") => "a whole number".into(),
         "u32" | "u64" | "usize" if given.contains("integer `-") => "no negative number".into(),
@@ -43,7 +48,10 @@ fn plainly(message: &str) -> String {
         "a boolean" => "true or false".into(),
         other => other.into(),
     };
-    format!("{}, expected {expected}", given.replace("invalid type: sequence", "invalid type: list"))
+    format!(
+        "{}, expected {expected}",
+        given.replace("invalid type: sequence", "invalid type: list")
+    )
 }
 
 #[cfg(test)]
@@ -53,24 +61,52 @@ mod tests {
     #[test]
     fn types_are_called_what_they_are_in_json_and_toml() {
         let cases = [
-            ("invalid value: integer `-1`, expected u32", "expected no negative number"),
-            ("invalid value: integer `5000000000`, expected u32", "expected a whole number from 0 to 4294967295"),
-            ("invalid type: string \"x\", expected usize", "expected a whole number"),
-            ("unknown variant `xml`, expected one of `auto`, `json`", "unknown value \"xml\"; expected auto, json"),
-            ("unknown variant `x`, expected `a` or `b`", "unknown value \"x\"; expected a, b"),
-            ("invalid type: string \"a, expected b\", expected a sequence", "\"a, expected b\", expected a list"),
-            ("invalid type: sequence, expected a string", "invalid type: list, expected a string"),
+            (
+                "invalid value: integer `-1`, expected u32",
+                "expected no negative number",
+            ),
+            (
+                "invalid value: integer `5000000000`, expected u32",
+                "expected a whole number from 0 to 4294967295",
+            ),
+            (
+                "invalid type: string \"x\", expected usize",
+                "expected a whole number",
+            ),
+            (
+                "unknown variant `xml`, expected one of `auto`, `json`",
+                "unknown value \"xml\"; expected auto, json",
+            ),
+            (
+                "unknown variant `x`, expected `a` or `b`",
+                "unknown value \"x\"; expected a, b",
+            ),
+            (
+                "invalid type: string \"a, expected b\", expected a sequence",
+                "\"a, expected b\", expected a list",
+            ),
+            (
+                "invalid type: sequence, expected a string",
+                "invalid type: list, expected a string",
+            ),
             ("missing field `id`", "missing field `id`"),
         ];
         for (said, want) in cases {
-            assert!(plainly(said).ends_with(want), "{:?} should end with {want:?}", plainly(said));
+            assert!(
+                plainly(said).ends_with(want),
+                "{:?} should end with {want:?}",
+                plainly(said)
+            );
         }
     }
 
     #[test]
     fn only_a_name_that_is_near_is_named() {
         let near = |given| nearest(given, ["queues", "partitions", "log"]);
-        assert_eq!((near("queue"), near("partitons")), (Some("queues"), Some("partitions")));
+        assert_eq!(
+            (near("queue"), near("partitons")),
+            (Some("queues"), Some("partitions"))
+        );
         assert_eq!((near("foo"), near("a"), near("")), (None, None, None));
     }
 }

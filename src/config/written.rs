@@ -78,7 +78,11 @@ pub(super) fn text<T, W: Written<T>>(value: &T) -> Option<W> {
 
 /// The heading of options in `--help`; an empty one is none.
 pub(super) fn heading(text: &'static str) -> Resettable<Str> {
-    if text.is_empty() { Resettable::Reset } else { Resettable::Value(text.into()) }
+    if text.is_empty() {
+        Resettable::Reset
+    } else {
+        Resettable::Value(text.into())
+    }
 }
 
 /// `TASKD_SOME_THING`, the environment variable of the option `some_thing`.

@@ -1,7 +1,9 @@
-//! Agreement between processes: whose tasks Redis holds, who does a shared work, who owns a partition, what time it is.
+//! Agreement between processes: whose tasks Redis holds, who does a shared work, who owns a
+//! partition, what time it is.
 //!
-//! Every fact is a key beside those of the shards (`lua/README.md`). A lost key is safe: the ownership key starts the
-//! process over, a lease saves work only, and an epoch that fell back is raised again.
+//! Every fact is a key beside those of the shards (`lua/README.md`). A lost key is safe: the
+//! ownership key starts the process over, a lease saves work only, and an epoch that fell back is
+//! raised again.
 
 mod watch;
 
@@ -55,10 +57,15 @@ pub struct Coordination {
 
 impl Coordination {
     pub fn new(redis: Redis, process: &str, clock: Clock) -> Self {
-        Self { redis, process: process.into(), clock }
+        Self {
+            redis,
+            process: process.into(),
+            clock,
+        }
     }
 
-    /// Claims Redis for the database `store_id`, if no database has it. Fails when it holds the tasks of another.
+    /// Claims Redis for the database `store_id`, if no database has it. Fails when it holds the
+    /// tasks of another.
     pub async fn own(&self, store_id: &str) -> Result<()> {
         // A full Redis refuses the write, so only a missing key is written.
         let owner = match self.owner().await? {
@@ -72,7 +79,10 @@ impl Coordination {
             }
         };
         if owner != store_id {
-            return Err(Error::OfAnother { owner, store_id: store_id.to_owned() });
+            return Err(Error::OfAnother {
+                owner,
+                store_id: store_id.to_owned(),
+            });
         }
         Ok(())
     }
@@ -81,15 +91,22 @@ impl Coordination {
     pub async fn redis_name(&self) -> Result<String> {
         let mut call = scripts::NAME.call(&[format!("{}:redis-name", self.redis.prefix())]);
         call.arg(Uuid::new_v4().simple().to_string());
-        Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
+        Ok(
+            redis::from_redis_value(call.run(&mut self.redis.conn()).await?)
+                .map_err(RedisError::from)?,
+        )
     }
 
     /// The database whose tasks this Redis holds; `None` when the key is gone.
     async fn owner(&self) -> Result<Option<String>> {
-        Ok(redis::cmd("GET").arg(self.owner_key()).query_async(&mut self.redis.conn()).await?)
+        Ok(redis::cmd("GET")
+            .arg(self.owner_key())
+            .query_async(&mut self.redis.conn())
+            .await?)
     }
 
-    /// Takes or keeps the lease on a work that one process at a time does. Answers whether this process has it.
+    /// Takes or keeps the lease on a work that one process at a time does. Answers whether this
+    /// process has it.
     pub async fn lease(&self, work: &str, lease: Duration) -> Result<bool> {
         let key = format!("{}:lease:{work}", self.redis.prefix());
         let mut call = scripts::LEASE.call(&[key]).now(self.clock.moved_unix_ms());
@@ -103,7 +120,8 @@ impl Coordination {
         Ok(())
     }
 
-    /// A new owner's epoch of a partition of `pipeline`. An enqueue with a lower epoch is refused from the next on.
+    /// A new owner's epoch of a partition of `pipeline`. An enqueue with a lower epoch is refused
+    /// from the next on.
     pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
         self.raise_epoch(partition, 1).await
     }
@@ -118,7 +136,8 @@ impl Coordination {
         Ok(())
     }
 
-    /// The present epoch of a partition, by a write that changes nothing: it fails where Redis takes none.
+    /// The present epoch of a partition, by a write that changes nothing: it fails where Redis
+    /// takes none.
     pub async fn present_epoch(&self, partition: u32) -> Result<u64> {
         self.raise_epoch(partition, 0).await
     }
@@ -131,11 +150,15 @@ impl Coordination {
 
     /// Redis's time, in unix ms. In a cluster one node answers, the same each time.
     async fn time(&self) -> Result<i64> {
-        self.run(scripts::TIME.call(&[self.owner_key()]).now(None)).await
+        self.run(scripts::TIME.call(&[self.owner_key()]).now(None))
+            .await
     }
 
     async fn run(&self, call: Call) -> Result<i64> {
-        Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
+        Ok(
+            redis::from_redis_value(call.run(&mut self.redis.conn()).await?)
+                .map_err(RedisError::from)?,
+        )
     }
 
     fn owner_key(&self) -> String {

@@ -34,7 +34,9 @@ impl Coordination {
     pub async fn follow_clock(&self) -> Result<()> {
         let asked = Instant::now();
         if let Some(by) = self.clock.follow(self.time().await?, asked) {
-            tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
+            tracing::warn!(
+                "redis's clock stands {by} ms beside what this process took the time for: Redis's counts"
+            );
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
-//! The filter of queues whose keys are numbers (`dedup = "bitmap"`): a bit for a key instead of a hash and an id.
+//! The filter of queues whose keys are numbers (`dedup = "bitmap"`): a bit for a key instead of a
+//! hash and an id.
 //!
-//! A set bit only says that SQL probably has the key. The caller asks SQL which task it is, because its answer to a
-//! duplicate names the task, and stores the key if SQL has none. So a bit may be wrong in both directions: neither a
-//! database that is set back nor a dead task needs a new era, or a cleared bit.
+//! A set bit only says that SQL probably has the key. The caller asks SQL which task it is, because
+//! its answer to a duplicate names the task, and stores the key if SQL has none. So a bit may be
+//! wrong in both directions: neither a database that is set back nor a dead task needs a new era,
+//! or a cleared bit.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +22,13 @@ const AT_ONCE: usize = 1000;
 
 /// The number that a key is: decimal, below 2^40, without leading zeros. Any other key has no bit.
 pub fn number(key: &[u8]) -> Option<u64> {
-    let is_plain = !key.is_empty() && key.iter().all(u8::is_ascii_digit) && (key.len() == 1 || key[0] != b'0');
-    let number: u64 = std::str::from_utf8(key).ok().filter(|_| is_plain)?.parse().ok()?;
+    let is_plain =
+        !key.is_empty() && key.iter().all(u8::is_ascii_digit) && (key.len() == 1 || key[0] != b'0');
+    let number: u64 = std::str::from_utf8(key)
+        .ok()
+        .filter(|_| is_plain)?
+        .parse()
+        .ok()?;
     (number < NUMBERS).then_some(number)
 }
 
@@ -55,17 +62,22 @@ impl Filter {
         }
         let answers: Vec<Vec<u8>> = pipe.query_async(&mut self.redis.conn()).await?;
         for (bits, answer) in chunks.values().zip(answers) {
-            bits.iter().zip(answer).for_each(|((at, _), bit)| seen[*at] = bit == 1);
+            bits.iter()
+                .zip(answer)
+                .for_each(|((at, _), bit)| seen[*at] = bit == 1);
         }
         Ok(seen)
     }
 
-    /// Sets the bits of numbers whose tasks are stored. The bitmap takes as much memory as a filter of `limit` keys.
+    /// Sets the bits of numbers whose tasks are stored. The bitmap takes as much memory as a filter
+    /// of `limit` keys.
     pub async fn mark_numbers(&self, queue: &QueueName, numbers: &[u64], limit: u64) -> Result<()> {
         let mut numbers = numbers.to_vec();
         numbers.sort_unstable();
         for numbers in numbers.chunks(AT_ONCE) {
-            let mut call = scripts::FILTER_BITS.call(&[self.chunks_key(queue)]).of_items(numbers.len());
+            let mut call = scripts::FILTER_BITS
+                .call(&[self.chunks_key(queue)])
+                .of_items(numbers.len());
             call.arg((limit / KEYS_PER_CHUNK).max(1));
             for number in numbers {
                 let (chunk, bit) = place(*number);
@@ -76,18 +88,32 @@ impl Filter {
         Ok(())
     }
 
-    /// Forgets all numbers of a queue. First the bitmaps, then their names: after a crash in between, the next call
-    /// finds the rest.
+    /// Forgets all numbers of a queue. First the bitmaps, then their names: after a crash in
+    /// between, the next call finds the rest.
     pub(super) async fn forget_numbers(&self, queue: &QueueName) -> Result<()> {
         let (index, mut conn) = (self.chunks_key(queue), self.redis.conn());
         loop {
-            let chunks: Vec<u64> = redis::cmd("SRANDMEMBER").arg(&index).arg(AT_ONCE).query_async(&mut conn).await?;
+            let chunks: Vec<u64> = redis::cmd("SRANDMEMBER")
+                .arg(&index)
+                .arg(AT_ONCE)
+                .query_async(&mut conn)
+                .await?;
             if chunks.is_empty() {
                 return Ok(());
             }
-            let bitmaps: Vec<String> = chunks.iter().map(|chunk| format!("{index}:{chunk}")).collect();
-            let () = redis::cmd("UNLINK").arg(bitmaps).query_async(&mut conn).await?;
-            let () = redis::cmd("SREM").arg(&index).arg(chunks).query_async(&mut conn).await?;
+            let bitmaps: Vec<String> = chunks
+                .iter()
+                .map(|chunk| format!("{index}:{chunk}"))
+                .collect();
+            let () = redis::cmd("UNLINK")
+                .arg(bitmaps)
+                .query_async(&mut conn)
+                .await?;
+            let () = redis::cmd("SREM")
+                .arg(&index)
+                .arg(chunks)
+                .query_async(&mut conn)
+                .await?;
         }
     }
 }
@@ -98,12 +124,27 @@ mod tests {
 
     #[test]
     fn plain_decimal_numbers_have_a_bit() {
-        for (key, want) in
-            [("0", Some(0)), ("7", Some(7)), ("65536", Some(65536)), ("1099511627775", Some(NUMBERS - 1))]
-        {
+        for (key, want) in [
+            ("0", Some(0)),
+            ("7", Some(7)),
+            ("65536", Some(65536)),
+            ("1099511627775", Some(NUMBERS - 1)),
+        ] {
             assert_eq!(number(key.as_bytes()), want);
         }
-        for key in ["", "07", "00", "+7", "-1", "7 ", "7.0", "x", "1099511627776", "99999999999999999999999999", "٣"] {
+        for key in [
+            "",
+            "07",
+            "00",
+            "+7",
+            "-1",
+            "7 ",
+            "7.0",
+            "x",
+            "1099511627776",
+            "99999999999999999999999999",
+            "٣",
+        ] {
             assert_eq!(number(key.as_bytes()), None, "{key}");
         }
         assert_eq!((place(65535), place(65536)), ((0, 65535), (1, 0)));

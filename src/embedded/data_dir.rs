@@ -29,14 +29,22 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Creates the folder if it is missing, and locks it. The kernel unlocks it when this process ends in any way.
+    /// Creates the folder if it is missing, and locks it. The kernel unlocks it when this process
+    /// ends in any way.
     pub fn lock(path: impl AsRef<Path>) -> Result<Self, Error> {
         let folder = path.as_ref();
-        let fail = |cause| Error::Folder { folder: folder.to_owned(), cause };
+        let fail = |cause| Error::Folder {
+            folder: folder.to_owned(),
+            cause,
+        };
         create_private(folder, true).map_err(fail)?;
-        // The path is absolute: redis-server works in another folder, and a link that changes later must not move it.
+        // The path is absolute: redis-server works in another folder, and a link that changes later
+        // must not move it.
         let path = folder.canonicalize().map_err(fail)?;
-        let not_safe = |why| Error::Unsafe { folder: folder.to_owned(), why };
+        let not_safe = |why| Error::Unsafe {
+            folder: folder.to_owned(),
+            why,
+        };
         if let Some(why) = open_to_others(&path).map_err(fail)? {
             return Err(not_safe(why));
         }
@@ -47,12 +55,18 @@ impl DataDir {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::InUse { folder: folder.to_owned(), holder: read_pid(&mut file) });
+                return Err(Error::InUse {
+                    folder: folder.to_owned(),
+                    holder: read_pid(&mut file),
+                });
             }
             Err(TryLockError::Error(cause)) => return Err(fail(cause)),
         }
         write_pid(&mut file).map_err(fail)?;
-        Ok(Self { path, _lock: Arc::new(file) })
+        Ok(Self {
+            path,
+            _lock: Arc::new(file),
+        })
     }
 
     /// The folder, absolute.
@@ -69,66 +83,100 @@ impl DataDir {
         }
     }
 
-    /// The socket of redis-server: in the folder if the path is short enough, otherwise in a private one under `temp`.
+    /// The socket of redis-server: in the folder if the path is short enough, otherwise in a
+    /// private one under `temp`.
     pub(super) fn socket(&self, temp: &Path) -> Result<PathBuf, Error> {
         let near = self.path.join("redis.sock");
         if near.as_os_str().len() <= MAX_SOCKET_PATH {
             return Ok(near);
         }
         let digest = Sha256::digest(self.path.as_os_str().as_bytes());
-        let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name: String = digest
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let folder = temp.join(format!("taskd-{name}"));
         let far = folder.join("redis.sock");
         if far.as_os_str().len() > MAX_SOCKET_PATH {
             let reason = format!("the path is longer than {MAX_SOCKET_PATH} bytes");
-            return Err(Error::SocketFolder { folder: far, reason });
+            return Err(Error::SocketFolder {
+                folder: far,
+                reason,
+            });
         }
         match own_folder(&folder) {
             Ok(()) => Ok(far),
-            Err(cause) => Err(Error::SocketFolder { folder, reason: cause.to_string() }),
+            Err(cause) => Err(Error::SocketFolder {
+                folder,
+                reason: cause.to_string(),
+            }),
         }
     }
 }
 
 fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(parents).create(folder)
+    DirBuilder::new()
+        .mode(0o700)
+        .recursive(parents)
+        .create(folder)
 }
 
-/// The reason why a folder is unsafe: other users could put links into it that lead to files of this user.
+/// The reason why a folder is unsafe: other users could put links into it that lead to files of
+/// this user.
 fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     let found = folder.metadata()?;
     if found.uid() != us()? && found.uid() != 0 {
-        return Ok(Some(format!("it belongs to another user (uid {}); make it this user's", found.uid())));
+        return Ok(Some(format!(
+            "it belongs to another user (uid {}); make it this user's",
+            found.uid()
+        )));
     }
     let mode = found.mode() & 0o777;
     if mode & 0o022 != 0 {
-        return Ok(Some(format!("other users may write to it (mode {mode:03o}); chmod 700 it, name a folder in it")));
+        return Ok(Some(format!(
+            "other users may write to it (mode {mode:03o}); chmod 700 it, name a folder in it"
+        )));
     }
     if mode & 0o055 != 0 {
         let shown = folder.display();
-        tracing::warn!("other users may read the data folder {shown} (mode {mode:03o}); chmod 700 it");
+        tracing::warn!(
+            "other users may read the data folder {shown} (mode {mode:03o}); chmod 700 it"
+        );
     }
     Ok(None)
 }
 
-/// The reason why the folder is unsafe: a link in it, or in the folders of redis-server in it, would open another file.
+/// The reason why the folder is unsafe: a link in it, or in the folders of redis-server in it,
+/// would open another file.
 fn link_in(folder: &Path) -> io::Result<Option<String>> {
     let append_only: PathBuf = ["redis", "appendonlydir"].iter().collect();
     for part in [Path::new(""), Path::new("redis"), &append_only] {
         let entries = match fs::read_dir(folder.join(part)) {
             Ok(entries) => entries,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                continue;
+            }
             Err(error) => return Err(error),
         };
         for entry in entries {
             let entry = entry?;
             // Another taskd may have the folder, and its redis-server removes files.
-            let Ok(kind) = entry.file_type() else { continue };
+            let Ok(kind) = entry.file_type() else {
+                continue;
+            };
             if kind.is_symlink() {
                 let name = part.join(entry.file_name());
                 let name = name.to_string_lossy();
                 let instead = match name.starts_with("taskd.db") {
-                    true => "remove it, name the file it leads to (database_url = \"sqlite://PATH\")",
+                    true => {
+                        "remove it, name the file it leads to (database_url = \"sqlite://PATH\")"
+                    }
                     false => "remove it: taskd would write to the file that it leads to",
                 };
                 return Ok(Some(format!("{name} in it is a link; {instead}")));
@@ -143,7 +191,8 @@ fn us() -> io::Result<u32> {
     Ok(Path::new("/proc/self").metadata()?.uid())
 }
 
-/// Creates a folder under the temp dir, where every user may. One that exists must be private to this user.
+/// Creates a folder under the temp dir, where every user may. One that exists must be private to
+/// this user.
 fn own_folder(folder: &Path) -> io::Result<()> {
     match create_private(folder, false) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -155,7 +204,10 @@ fn own_folder(folder: &Path) -> io::Result<()> {
         return Err(io::Error::other("it is not a folder"));
     }
     if found.uid() != us {
-        return Err(io::Error::other(format!("it belongs to another user (uid {})", found.uid())));
+        return Err(io::Error::other(format!(
+            "it belongs to another user (uid {})",
+            found.uid()
+        )));
     }
     if found.mode() & 0o077 != 0 {
         return Err(io::Error::other("it is open to other users"));
@@ -166,7 +218,13 @@ fn own_folder(folder: &Path) -> io::Result<()> {
 fn open_lock(folder: &Path) -> io::Result<File> {
     // Not truncated: before this process has the lock, the file has the pid of its holder.
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlag::O_NOFOLLOW.bits());
     options.open(folder.join("lock"))
 }
 
@@ -202,7 +260,10 @@ mod tests {
     fn a_short_path_keeps_its_socket_in_the_folder() {
         let root = tempfile::tempdir().expect("a temp dir");
         let data = DataDir::lock(root.path()).expect("a data folder");
-        assert_eq!(data.socket(root.path()).expect("a socket"), data.path().join("redis.sock"));
+        assert_eq!(
+            data.socket(root.path()).expect("a socket"),
+            data.path().join("redis.sock")
+        );
     }
 
     #[test]
@@ -221,12 +282,18 @@ mod tests {
         let socket = data.socket(root.path()).expect("a socket");
         let folder = socket.parent().expect("a folder");
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("chmod");
-        let error = data.socket(root.path()).expect_err("open to others").to_string();
+        let error = data
+            .socket(root.path())
+            .expect_err("open to others")
+            .to_string();
         assert!(error.contains("it is open to other users"), "{error}");
         fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).expect("chmod");
         if chown(folder, Some(12345), None).is_ok() {
             let error = data.socket(root.path()).expect_err("not ours").to_string();
-            assert!(error.contains("it belongs to another user (uid 12345)"), "{error}");
+            assert!(
+                error.contains("it belongs to another user (uid 12345)"),
+                "{error}"
+            );
         }
     }
 
@@ -235,17 +302,25 @@ mod tests {
         let root = tempfile::tempdir().expect("a temp dir");
         let lock_with = |mode| {
             fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).expect("chmod");
-            DataDir::lock(root.path()).map(drop).map_err(|error| error.to_string())
+            DataDir::lock(root.path())
+                .map(drop)
+                .map_err(|error| error.to_string())
         };
         for mode in [0o777, 0o770, 0o702, 0o1777] {
             let error = lock_with(mode).expect_err("others may write");
-            assert!(error.contains("other users may write to it (mode 7"), "{error}");
+            assert!(
+                error.contains("other users may write to it (mode 7"),
+                "{error}"
+            );
         }
         lock_with(0o755).expect("they may only read");
         lock_with(0o700).expect("private");
         if chown(root.path(), Some(12345), None).is_ok() {
             let error = lock_with(0o700).expect_err("not ours");
-            assert!(error.contains("it belongs to another user (uid 12345)"), "{error}");
+            assert!(
+                error.contains("it belongs to another user (uid 12345)"),
+                "{error}"
+            );
         }
     }
 
@@ -277,12 +352,20 @@ mod tests {
             let victim = outside.path().join("victim");
             fs::write(&victim, "precious").expect("a file");
             symlink(&victim, &link).expect("a link");
-            let error = DataDir::lock(root.path().join("data")).map(drop).expect_err("a link").to_string();
-            assert!(error.contains(&format!("{name} in it is a link")), "{error}");
+            let error = DataDir::lock(root.path().join("data"))
+                .map(drop)
+                .expect_err("a link")
+                .to_string();
+            assert!(
+                error.contains(&format!("{name} in it is a link")),
+                "{error}"
+            );
             assert_eq!(fs::read_to_string(&victim).expect("the file"), "precious");
             // Nothing waits for the file that a dangling link would make.
             fs::remove_file(&victim).expect("removed");
-            DataDir::lock(root.path().join("data")).map(drop).expect_err("a link");
+            DataDir::lock(root.path().join("data"))
+                .map(drop)
+                .expect_err("a link");
             assert!(!victim.exists());
         }
     }
@@ -290,7 +373,10 @@ mod tests {
     #[test]
     fn a_temp_dir_that_is_too_long_itself_is_refused() {
         let (root, data) = deep();
-        let error = data.socket(&root.path().join("t".repeat(120))).expect_err("too long").to_string();
+        let error = data
+            .socket(&root.path().join("t".repeat(120)))
+            .expect_err("too long")
+            .to_string();
         assert!(error.contains("longer than 107 bytes"), "{error}");
     }
 }

@@ -71,7 +71,14 @@ impl Launch {
     /// Ends a server that an earlier taskd left behind.
     pub(super) async fn end_orphan(&self) -> Result<(), Error> {
         let (url, socket, pid_file, redis) = (&self.url, &self.socket, &self.pid_file, &self.redis);
-        Traces { url, socket, pid_file, redis }.end().await
+        Traces {
+            url,
+            socket,
+            pid_file,
+            redis,
+        }
+        .end()
+        .await
     }
 
     /// Starts the server and waits until it answers.
@@ -81,7 +88,10 @@ impl Launch {
             child.kill().await.ok();
             return Err(error);
         }
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let pid = child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .unwrap_or_default();
         self.pid.store(pid, Ordering::Relaxed);
         tracing::info!(pid, "redis-server answers at {}", self.url);
         Ok(child)
@@ -92,11 +102,19 @@ impl Launch {
         let copy = log.try_clone().map_err(|cause| self.cannot_run(cause))?;
         let mut command = Command::new(&self.binary);
         // The server complains about its arguments before it opens its log.
-        command.stdin(Stdio::null()).stdout(log).stderr(copy).kill_on_drop(true);
-        // With a process group of its own, Ctrl-C on the terminal does not end Redis before taskd has drained.
+        command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(copy)
+            .kill_on_drop(true);
+        // With a process group of its own, Ctrl-C on the terminal does not end Redis before taskd
+        // has drained.
         command.process_group(0);
         // A user who wants to begin anew may have removed it.
-        fs::create_dir_all(&self.redis).map_err(|cause| Error::Folder { folder: self.redis.clone(), cause })?;
+        fs::create_dir_all(&self.redis).map_err(|cause| Error::Folder {
+            folder: self.redis.clone(),
+            cause,
+        })?;
         for (name, path) in [
             ("--dir", &self.redis),
             ("--unixsocket", &self.socket),
@@ -106,16 +124,48 @@ impl Launch {
             command.arg(name).arg(path);
         }
         // DEBUG and MODULE are off by default and stay so.
-        command.args(["--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--supervised", "no"]);
-        command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
-        // A file of that size is loaded in two or three seconds. With less, Redis would write it anew again and again
-        // while many tasks come and go.
-        command.args(["--auto-aof-rewrite-min-size", "256mb", "--auto-aof-rewrite-percentage", "100"]);
+        command.args([
+            "--port",
+            "0",
+            "--unixsocketperm",
+            "700",
+            "--daemonize",
+            "no",
+            "--supervised",
+            "no",
+        ]);
+        command.args([
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--save",
+            "",
+        ]);
+        // A file of that size is loaded in two or three seconds. With less, Redis would write it
+        // anew again and again while many tasks come and go.
+        command.args([
+            "--auto-aof-rewrite-min-size",
+            "256mb",
+            "--auto-aof-rewrite-percentage",
+            "100",
+        ]);
         // A crash may cut the last write short. Redis never answered that write.
         command.args(["--aof-load-truncated", "yes", "--lua-time-limit", "5000"]);
-        command.args(["--maxmemory", &self.max_memory.to_string(), "--maxmemory-policy", "noeviction"]);
-        // Of a larger list Redis looks at each entry to find one. That costs more than the memory that it saves.
-        command.args(["--hash-max-listpack-entries", "64", "--zset-max-listpack-entries", "32"]);
+        command.args([
+            "--maxmemory",
+            &self.max_memory.to_string(),
+            "--maxmemory-policy",
+            "noeviction",
+        ]);
+        // Of a larger list Redis looks at each entry to find one. That costs more than the memory
+        // that it saves.
+        command.args([
+            "--hash-max-listpack-entries",
+            "64",
+            "--zset-max-listpack-entries",
+            "32",
+        ]);
         command.spawn().map_err(|cause| self.cannot_run(cause))
     }
 
@@ -133,7 +183,11 @@ impl Launch {
                 return Ok(());
             }
             if began.elapsed() > limit {
-                return Err(Error::Slow { limit, log: self.log.clone(), last: self.tail() });
+                return Err(Error::Slow {
+                    limit,
+                    log: self.log.clone(),
+                    last: self.tail(),
+                });
             }
             if said.elapsed() > SAY_EVERY {
                 tracing::info!(
@@ -164,9 +218,19 @@ impl Launch {
         if self.log.metadata().is_ok_and(|log| log.len() > LARGEST_LOG) {
             fs::rename(&self.log, self.log.with_extension("log.old")).ok();
         }
-        let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log);
-        let opened = opened.map_err(|cause| Error::Folder { folder: self.log.clone(), cause })?;
-        self.log_begin.store(opened.metadata().map_or(0, |log| log.len()), Ordering::Relaxed);
+        let opened = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.log);
+        let opened = opened.map_err(|cause| Error::Folder {
+            folder: self.log.clone(),
+            cause,
+        })?;
+        self.log_begin.store(
+            opened.metadata().map_or(0, |log| log.len()),
+            Ordering::Relaxed,
+        );
         Ok(opened)
     }
 
@@ -176,36 +240,62 @@ impl Launch {
     }
 
     pub(super) fn ended(&self, status: std::process::ExitStatus) -> Error {
-        Error::Ended { status, log: self.log.clone(), last: self.tail() }
+        Error::Ended {
+            status,
+            log: self.log.clone(),
+            last: self.tail(),
+        }
     }
 
     pub(super) fn cannot_run(&self, cause: io::Error) -> Error {
-        Error::Run { binary: self.binary.clone(), cause }
+        Error::Run {
+            binary: self.binary.clone(),
+            cause,
+        }
     }
 }
 
 /// Refuses a program that is missing or too old.
 pub(super) async fn check_version(binary: &str) -> Result<(), Error> {
     let fail = |cause: io::Error| match cause.kind() {
-        io::ErrorKind::NotFound => Error::Missing { binary: binary.to_owned() },
-        _ => Error::Run { binary: binary.to_owned(), cause },
+        io::ErrorKind::NotFound => Error::Missing {
+            binary: binary.to_owned(),
+        },
+        _ => Error::Run {
+            binary: binary.to_owned(),
+            cause,
+        },
     };
     let mut command = Command::new(binary);
-    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     let output = timeout(Duration::from_secs(10), command.output());
-    let output =
-        output.await.unwrap_or_else(|_| Err(io::Error::other("it does not tell its version"))).map_err(fail)?;
+    let output = output
+        .await
+        .unwrap_or_else(|_| Err(io::Error::other("it does not tell its version")))
+        .map_err(fail)?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let version = version_in(&text).ok_or_else(|| fail(io::Error::other("it does not tell its version")))?;
-    match version.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
+    let version =
+        version_in(&text).ok_or_else(|| fail(io::Error::other("it does not tell its version")))?;
+    match version
+        .split('.')
+        .next()
+        .and_then(|major| major.parse::<u32>().ok())
+    {
         Some(major) if major >= 7 => Ok(()),
-        _ => Err(Error::TooOld { binary: binary.to_owned(), version: version.to_owned() }),
+        _ => Err(Error::TooOld {
+            binary: binary.to_owned(),
+            version: version.to_owned(),
+        }),
     }
 }
 
 /// The version in `Redis server v=7.0.15 sha=…`.
 fn version_in(text: &str) -> Option<&str> {
-    text.split_whitespace().find_map(|word| word.strip_prefix("v="))
+    text.split_whitespace()
+        .find_map(|word| word.strip_prefix("v="))
 }
 
 /// The URL `unix:///…` of a socket, escaped.
@@ -216,7 +306,9 @@ fn url_of(socket: &Path) -> String {
 
 /// The size of all files in and below the folder.
 fn bytes_in(folder: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return 0;
+    };
     let sizes = entries.flatten().map(|entry| match entry.metadata() {
         Ok(found) if found.is_dir() => bytes_in(&entry.path()),
         Ok(found) => found.len(),
@@ -239,8 +331,14 @@ fn tail(log: &Path, begin: u64) -> String {
     };
     let bytes = read().unwrap_or_else(|cause| format!("(cannot be read: {cause})").into_bytes());
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last = lines.iter().skip(lines.len().saturating_sub(LINES)).map(|line| format!("  {line}"));
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let last = lines
+        .iter()
+        .skip(lines.len().saturating_sub(LINES))
+        .map(|line| format!("  {line}"));
     last.collect::<Vec<_>>().join("\n")
 }
 
@@ -250,13 +348,22 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_redis_and_valkey() {
-        assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0"), Some("7.0.15"));
-        assert_eq!(version_in("Valkey server v=9.1.2 sha=0 bits=64"), Some("9.1.2"));
+        assert_eq!(
+            version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0"),
+            Some("7.0.15")
+        );
+        assert_eq!(
+            version_in("Valkey server v=9.1.2 sha=0 bits=64"),
+            Some("9.1.2")
+        );
         assert_eq!(version_in("something else"), None);
     }
 
     #[test]
     fn a_url_can_hold_any_path() {
-        assert_eq!(url_of(Path::new("/a b/50%/redis.sock")), "unix:///a%20b/50%25/redis.sock");
+        assert_eq!(
+            url_of(Path::new("/a b/50%/redis.sock")),
+            "unix:///a%20b/50%25/redis.sock"
+        );
     }
 }

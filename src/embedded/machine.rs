@@ -2,36 +2,55 @@
 
 use std::{fs, path::Path};
 
-/// Half of the memory of this machine or container, the default limit. `None`: the kernel does not say.
+/// Half of the memory of this machine or container, the default limit. `None`: the kernel does not
+/// say.
 ///
-/// SQLite and taskd use the other half, and so do the pages that fork copies while redis-server rewrites its
-/// append-only file.
+/// SQLite and taskd use the other half, and so do the pages that fork copies while redis-server
+/// rewrites its append-only file.
 pub(super) fn half_of_memory() -> Option<u64> {
-    let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
+    let total = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| total(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = groups.lines().filter_map(|line| limit_of(line, |path| fs::read_to_string(path).ok()));
+    let limits = groups
+        .lines()
+        .filter_map(|line| limit_of(line, |path| fs::read_to_string(path).ok()));
     total.into_iter().chain(limits).min().map(|bytes| bytes / 2)
 }
 
 /// The memory in `/proc/meminfo`, in bytes.
 fn total(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib << 10)
 }
 
-/// The lowest limit of a control group and those above it, from its line in `/proc/self/cgroup`: `0::/a/b`, or
-/// `4:memory:/a/b` of version 1.
+/// The lowest limit of a control group and those above it, from its line in `/proc/self/cgroup`:
+/// `0::/a/b`, or `4:memory:/a/b` of version 1.
 fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (controllers, path) = (parts.next()?, parts.next()?);
     let (root, file) = match controllers {
         "" => ("/sys/fs/cgroup", "memory.max"),
-        _ if controllers.split(',').any(|name| name == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        _ if controllers.split(',').any(|name| name == "memory") => {
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        }
         _ => return None,
     };
     let path = Path::new(path.trim_start_matches('/'));
     // In a container the path may be the host's; then only the root exists.
-    let limit = |group: &Path| read(&Path::new(root).join(group).join(file))?.trim().parse().ok();
+    let limit = |group: &Path| {
+        read(&Path::new(root).join(group).join(file))?
+            .trim()
+            .parse()
+            .ok()
+    };
     path.ancestors().filter_map(limit).min()
 }
 
@@ -41,7 +60,10 @@ mod tests {
 
     #[test]
     fn the_machine_says_what_it_has() {
-        assert_eq!(total("MemTotal:       24560136 kB\nMemFree: 1 kB\n"), Some(24_560_136 << 10));
+        assert_eq!(
+            total("MemTotal:       24560136 kB\nMemFree: 1 kB\n"),
+            Some(24_560_136 << 10)
+        );
         assert_eq!(total("MemFree: 1 kB\n"), None);
         assert!(half_of_memory().is_some_and(|bytes| bytes > 1 << 20));
     }

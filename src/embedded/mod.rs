@@ -9,8 +9,9 @@
 //!     redis.log
 //! ```
 //!
-//! This Redis writes to disk before it answers (`appendfsync always`), so a kill at any moment loses no answered write.
-//! A killed taskd leaves its redis-server behind. The next taskd ends it before it starts its own.
+//! This Redis writes to disk before it answers (`appendfsync always`), so a kill at any moment
+//! loses no answered write. A killed taskd leaves its redis-server behind. The next taskd ends it
+//! before it starts its own.
 
 mod ask;
 mod data_dir;
@@ -31,7 +32,10 @@ pub enum Error {
         "data folder {} is in use by another taskd{}; stop it, or choose another folder with --data-dir",
         folder.display(), holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
-    InUse { folder: PathBuf, holder: Option<u32> },
+    InUse {
+        folder: PathBuf,
+        holder: Option<u32>,
+    },
     #[error(
         "cannot use data folder {}: {cause}; make it a folder that this user may write to, or choose another one with \
          --data-dir",
@@ -49,9 +53,13 @@ pub enum Error {
          or name a Redis that runs elsewhere with --redis-url"
     )]
     Missing { binary: String },
-    #[error("{binary} is version {version}; taskd needs Redis 7.0 or newer: install one, or name one with --redis-url")]
+    #[error(
+        "{binary} is version {version}; taskd needs Redis 7.0 or newer: install one, or name one with --redis-url"
+    )]
     TooOld { binary: String, version: String },
-    #[error("cannot run {binary}: {cause}; repair it, or name a Redis that runs elsewhere with --redis-url")]
+    #[error(
+        "cannot run {binary}: {cause}; repair it, or name a Redis that runs elsewhere with --redis-url"
+    )]
     Run {
         binary: String,
         #[source]
@@ -63,9 +71,17 @@ pub enum Error {
     )]
     SocketFolder { folder: PathBuf, reason: String },
     #[error("redis-server ended ({status}); the end of {}:\n{last}", log.display())]
-    Ended { status: ExitStatus, log: PathBuf, last: String },
+    Ended {
+        status: ExitStatus,
+        log: PathBuf,
+        last: String,
+    },
     #[error("redis-server did not answer within {limit:?}; the end of {}:\n{last}", log.display())]
-    Slow { limit: Duration, log: PathBuf, last: String },
+    Slow {
+        limit: Duration,
+        log: PathBuf,
+        last: String,
+    },
     #[error(
         "{} is answered by a redis-server of another folder ({dir}); stop it, or choose another folder with --data-dir",
         socket.display()

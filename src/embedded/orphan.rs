@@ -1,4 +1,5 @@
-//! The end of a redis-server whose taskd was killed. Two servers on one append-only file would ruin it.
+//! The end of a redis-server whose taskd was killed. Two servers on one append-only file would ruin
+//! it.
 
 use std::{
     fs,
@@ -34,19 +35,29 @@ pub(super) struct Traces<'a> {
 }
 
 impl Traces<'_> {
-    /// Ends a server that an earlier taskd left behind. Takes at most [`ask::STOP`], [`KILLED`] and some seconds.
+    /// Ends a server that an earlier taskd left behind. Takes at most [`ask::STOP`], [`KILLED`] and
+    /// some seconds.
     pub(super) async fn end(&self) -> Result<(), Error> {
-        let Some(pid) = listener(self.socket).await.or_else(|| self.noted()) else { return Ok(()) };
+        let Some(pid) = listener(self.socket).await.or_else(|| self.noted()) else {
+            return Ok(());
+        };
         if pid == UNSEEN {
             return Err(self.foreign("it runs in another container"));
         }
         let told = ask::folder_of(self.url).await;
-        if let Some(dir) = told.as_ref().filter(|dir| !same_folder(Path::new(dir), self.redis)) {
+        if let Some(dir) = told
+            .as_ref()
+            .filter(|dir| !same_folder(Path::new(dir), self.redis))
+        {
             return Err(self.foreign(dir));
         }
         if told.is_none() && !self.is_ours(pid) {
             // The server may also have ended meanwhile.
-            return if alive(pid) { Err(self.foreign("it does not say which")) } else { Ok(()) };
+            return if alive(pid) {
+                Err(self.foreign("it does not say which"))
+            } else {
+                Ok(())
+            };
         }
         tracing::info!("ending redis-server (pid {pid}), which an earlier taskd left behind");
         if told.is_some() && ask::ask_to_end(self.url).await && gone(pid, ask::STOP).await {
@@ -57,11 +68,16 @@ impl Traces<'_> {
 
     /// The pid in the pid file, if it is that of a redis-server of this folder.
     fn noted(&self) -> Option<u32> {
-        let pid = fs::read_to_string(self.pid_file).ok()?.trim().parse().ok()?;
+        let pid = fs::read_to_string(self.pid_file)
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
         self.is_ours(pid).then_some(pid)
     }
 
-    /// True if this process is a redis-server that works in the folder. Its pid may have been another process's.
+    /// True if this process is a redis-server that works in the folder. Its pid may have been
+    /// another process's.
     fn is_ours(&self, pid: u32) -> bool {
         let command = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);
@@ -70,23 +86,34 @@ impl Traces<'_> {
     }
 
     fn foreign(&self, dir: &str) -> Error {
-        Error::Foreign { socket: self.socket.to_owned(), dir: dir.to_owned() }
+        Error::Foreign {
+            socket: self.socket.to_owned(),
+            dir: dir.to_owned(),
+        }
     }
 
     async fn kill(&self, pid: u32) -> Result<(), Error> {
         if self.is_ours(pid) {
             tracing::warn!("redis-server (pid {pid}) does not end when asked: killed");
             let pid = i32::try_from(pid).map_err(|_| Error::Stuck { pid })?;
-            // The kill fails if the process is gone, or belongs to another user. The wait below tells which.
+            // The kill fails if the process is gone, or belongs to another user. The wait below
+            // tells which.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
-        if gone(pid, KILLED).await { Ok(()) } else { Err(Error::Stuck { pid }) }
+        if gone(pid, KILLED).await {
+            Ok(())
+        } else {
+            Err(Error::Stuck { pid })
+        }
     }
 }
 
 /// The pid that listens on this socket. The kernel answers, also for a server that hangs.
 async fn listener(socket: &Path) -> Option<u32> {
-    let stream = timeout(Duration::from_secs(1), UnixStream::connect(socket)).await.ok()?.ok()?;
+    let stream = timeout(Duration::from_secs(1), UnixStream::connect(socket))
+        .await
+        .ok()?
+        .ok()?;
     u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
 }
 
@@ -102,8 +129,12 @@ async fn gone(pid: u32, limit: Duration) -> bool {
 
 /// True if a process runs. A zombie counts as gone: it has let go of its files.
 fn alive(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(proc(pid, "stat")) else { return false };
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let Ok(stat) = fs::read_to_string(proc(pid, "stat")) else {
+        return false;
+    };
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
 

@@ -55,8 +55,14 @@ impl RedisServer {
         let mut restarts = Restarts::default();
         for _ in 1..STARTS {
             match launch.start().await {
-                Ok(child) => return Ok(Self { child: Mutex::new(Some(child)), launch }),
-                // A user or the kernel killed it. A server that refuses its data exits by itself and says why.
+                Ok(child) => {
+                    return Ok(Self {
+                        child: Mutex::new(Some(child)),
+                        launch,
+                    });
+                }
+                // A user or the kernel killed it. A server that refuses its data exits by itself
+                // and says why.
                 Err(error @ Error::Ended { status, .. }) if status.signal().is_some() => {
                     tracing::warn!("starting redis-server again: {error}");
                     sleep(restarts.after(Duration::ZERO)).await;
@@ -65,7 +71,10 @@ impl RedisServer {
             }
         }
         let child = launch.start().await?;
-        Ok(Self { child: Mutex::new(Some(child)), launch })
+        Ok(Self {
+            child: Mutex::new(Some(child)),
+            launch,
+        })
     }
 
     /// The URL of the server, which stays the same after another start.
@@ -86,7 +95,9 @@ impl RedisServer {
     /// Supervises the server until the supervisor stops, which must come after all users of Redis.
     pub fn keep_running(self: &Arc<Self>, supervisor: &Supervisor) {
         let server = Arc::clone(self);
-        supervisor.spawn_loop("redis-server", server, |server, cx| async move { server.supervise(cx.stop).await });
+        supervisor.spawn_loop("redis-server", server, |server, cx| async move {
+            server.supervise(cx.stop).await
+        });
     }
 
     /// Starts the server again whenever it dies. Ends it at the stop.
@@ -161,7 +172,10 @@ mod tests {
         // With jitter: up to the same again.
         for least in [100, 200, 400, 800, 1600, 2500, 2500] {
             let pause = restarts.after(quick).as_millis();
-            assert!((least..=2 * least).contains(&pause), "{pause} after {least}");
+            assert!(
+                (least..=2 * least).contains(&pause),
+                "{pause} after {least}"
+            );
         }
         assert_eq!(restarts.after(HEALTHY * 2), Duration::ZERO);
     }

@@ -7,7 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The calls of the window, in failures in a row that open the breaker. It opens, too, when half of them have failed.
+/// The calls of the window, in failures in a row that open the breaker. It opens, too, when half of
+/// them have failed.
 pub(super) const WINDOW: u32 = 4;
 
 /// Counts failures in a row, and those among the last calls. Callers share it.
@@ -50,7 +51,8 @@ impl Calls {
     }
 }
 
-/// A call that the breaker lets through. Dropped without an outcome, a probe leaves the breaker open.
+/// A call that the breaker lets through. Dropped without an outcome, a probe leaves the breaker
+/// open.
 pub(super) struct Permit<'a> {
     breaker: &'a Breaker,
     is_probe: bool,
@@ -64,10 +66,14 @@ pub(super) enum Turned {
 }
 
 impl Breaker {
-    /// Opens for `pause` after `most` failures in a row, or when twice as many of the last four times as many calls
-    /// have failed.
+    /// Opens for `pause` after `most` failures in a row, or when twice as many of the last four
+    /// times as many calls have failed.
     pub(super) fn new(most: u32, pause: Duration) -> Self {
-        Self { most, pause, state: Mutex::new(State::Closed(Calls::default())) }
+        Self {
+            most,
+            pause,
+            state: Mutex::new(State::Closed(Calls::default())),
+        }
     }
 
     /// `None` while the breaker is open. After the pause, one call at a time may probe.
@@ -81,11 +87,16 @@ impl Breaker {
             }
             State::Open { .. } | State::Probing => return None,
         };
-        Some(Permit { breaker: self, is_probe })
+        Some(Permit {
+            breaker: self,
+            is_probe,
+        })
     }
 
     fn open(&self, now: Instant) -> State {
-        State::Open { until: now + self.pause }
+        State::Open {
+            until: now + self.pause,
+        }
     }
 }
 
@@ -151,7 +162,11 @@ mod tests {
         let (breaker, mut now) = (Breaker::new(3, PAUSE), Instant::now());
         assert_eq!([fail(&breaker, now), fail(&breaker, now)], [None; 2]);
         assert_eq!(breaker.permit(now).unwrap().succeeded(), None);
-        let three = [fail(&breaker, now), fail(&breaker, now), fail(&breaker, now)];
+        let three = [
+            fail(&breaker, now),
+            fail(&breaker, now),
+            fail(&breaker, now),
+        ];
         assert_eq!(three, [None, None, Some(Turned::Opened)]);
         assert!(breaker.permit(now).is_none());
 
@@ -161,7 +176,10 @@ mod tests {
         assert_eq!(probe.failed(now), None);
         assert!(breaker.permit(now).is_none(), "the pause begins anew");
         now += PAUSE;
-        assert_eq!(breaker.permit(now).unwrap().succeeded(), Some(Turned::Closed));
+        assert_eq!(
+            breaker.permit(now).unwrap().succeeded(),
+            Some(Turned::Closed)
+        );
         assert_eq!(fail(&breaker, now), None);
     }
 
@@ -178,16 +196,25 @@ mod tests {
         (0..12).for_each(|_| assert_eq!(call(false), None));
         // Never three in a row: the sixth of the last twelve opens it.
         let half: Vec<_> = (0..11_u32).map(|n| call(n.is_multiple_of(2))).collect();
-        assert_eq!((half.iter().flatten().count(), half[10]), (1, Some(Turned::Opened)));
+        assert_eq!(
+            (half.iter().flatten().count(), half[10]),
+            (1, Some(Turned::Opened))
+        );
         // The breaker begins anew when it closes.
-        assert_eq!(breaker.permit(now + PAUSE).unwrap().succeeded(), Some(Turned::Closed));
+        assert_eq!(
+            breaker.permit(now + PAUSE).unwrap().succeeded(),
+            Some(Turned::Closed)
+        );
         assert_eq!([call(true), call(true)], [None; 2]);
     }
 
     #[test]
     fn outcomes_of_before_do_not_move_an_open_one_and_a_lost_probe_blocks_nobody() {
         let (breaker, start) = (Breaker::new(1, PAUSE), Instant::now());
-        let (good, bad) = (breaker.permit(start).unwrap(), breaker.permit(start).unwrap());
+        let (good, bad) = (
+            breaker.permit(start).unwrap(),
+            breaker.permit(start).unwrap(),
+        );
         assert_eq!(fail(&breaker, start), Some(Turned::Opened));
         assert_eq!((good.succeeded(), bad.failed(start)), (None, None));
         assert!(breaker.permit(start).is_none());

@@ -12,14 +12,15 @@ const ANSWERS: [&str; 2] = [
 fn answers() -> impl Strategy<Value = Vec<u8>> {
     let signs = prop::sample::select(&b"{}[]\":,\\\0\xff0-9eE.u "[..]);
     let change = (any::<Index>(), 0..8_usize, vec(signs, 0..4));
-    let damaged = (prop::sample::select(&ANSWERS[..]), vec(change, 0..4)).prop_map(|(sample, changes)| {
-        let mut text = sample.as_bytes().to_vec();
-        for (at, length, bytes) in changes {
-            let at = at.index(text.len() + 1);
-            text.splice(at..text.len().min(at + length), bytes);
-        }
-        text
-    });
+    let damaged =
+        (prop::sample::select(&ANSWERS[..]), vec(change, 0..4)).prop_map(|(sample, changes)| {
+            let mut text = sample.as_bytes().to_vec();
+            for (at, length, bytes) in changes {
+                let at = at.index(text.len() + 1);
+                text.splice(at..text.len().min(at + length), bytes);
+            }
+            text
+        });
     prop_oneof![1 => vec(any::<u8>(), 0..64), 9 => damaged]
 }
 

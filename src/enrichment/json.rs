@@ -48,17 +48,25 @@ impl<'a> From<&'a TaskRow> for Task<'a> {
         let text = std::str::from_utf8(&row.payload).ok();
         let payload = match row.payload_encoding {
             Encoding::Text => text.map(Payload::Text),
-            Encoding::Json => text.and_then(|text| serde_json::from_str(text).ok()).map(Payload::Json),
+            Encoding::Json => text
+                .and_then(|text| serde_json::from_str(text).ok())
+                .map(Payload::Json),
             Encoding::Bytes | Encoding::Unknown => None,
         };
         let is_left_over = payload.is_none() && !row.payload.is_empty();
         Self {
             id: row.id,
             key: String::from_utf8_lossy(&row.key),
-            key_base64: std::str::from_utf8(&row.key).is_err().then(|| BASE64.encode(&row.key)),
+            key_base64: std::str::from_utf8(&row.key)
+                .is_err()
+                .then(|| BASE64.encode(&row.key)),
             payload,
             payload_base64: is_left_over.then(|| BASE64.encode(&row.payload)),
-            headers: row.headers.iter().map(|(name, value)| (&name[..], &value[..])).collect(),
+            headers: row
+                .headers
+                .iter()
+                .map(|(name, value)| (&name[..], &value[..]))
+                .collect(),
             priority: row.priority,
             traceparent: row.context(),
         }
@@ -66,7 +74,10 @@ impl<'a> From<&'a TaskRow> for Task<'a> {
 }
 
 pub(super) fn request(queue: &QueueName, rows: &[&TaskRow]) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Request { queue, tasks: rows.iter().map(|row| Task::from(*row)).collect() })
+    serde_json::to_vec(&Request {
+        queue,
+        tasks: rows.iter().map(|row| Task::from(*row)).collect(),
+    })
 }
 
 /// The endpoint's word about a task.
@@ -107,19 +118,24 @@ struct Item<'a> {
 /// The verdict about one task, or one line with what is wrong about it.
 pub(super) type ReadVerdict = Result<Verdict, String>;
 
-/// Reads an answer about `count` tasks, each on its own: the sender of a task may have caused what is wrong about it.
+/// Reads an answer about `count` tasks, each on its own: the sender of a task may have caused what
+/// is wrong about it.
 ///
 /// Returns an error, in one line, if the answer as a whole cannot be read.
 pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<ReadVerdict>, String> {
     // The name of an unknown field may have any characters.
     let one_line = |why: String| in_one_line(&why).collect::<String>();
-    let Answer { tasks } =
-        serde_json::from_slice(body).map_err(|error| one_line(format!("the answer is wrong: {error}")))?;
+    let Answer { tasks } = serde_json::from_slice(body)
+        .map_err(|error| one_line(format!("the answer is wrong: {error}")))?;
     if tasks.len() != count {
-        return Err(format!("the answer has {} tasks; {count} were asked about", tasks.len()));
+        return Err(format!(
+            "the answer has {} tasks; {count} were asked about",
+            tasks.len()
+        ));
     }
-    let read =
-        |(place, item): (usize, &RawValue)| verdict(item).map_err(|why| one_line(format!("tasks[{place}]: {why}")));
+    let read = |(place, item): (usize, &RawValue)| {
+        verdict(item).map_err(|why| one_line(format!("tasks[{place}]: {why}")))
+    };
     Ok(tasks.into_iter().enumerate().map(read).collect())
 }
 
@@ -134,23 +150,37 @@ fn verdict(item: &RawValue) -> Result<Verdict, String> {
         return Ok(Verdict::Reject(reason));
     }
     let known = |name: String| {
-        let priority = Priority::ALL.into_iter().find(|known| known.as_str() == name);
+        let priority = Priority::ALL
+            .into_iter()
+            .find(|known| known.as_str() == name);
         priority.ok_or_else(|| format!("unknown priority {name:?}; expected high, medium or low"))
     };
     let payload = match (item.payload, item.payload_base64) {
-        (Some(_), Some(_)) => return Err("payload and payload_base64 are both given; use one".into()),
+        (Some(_), Some(_)) => {
+            return Err("payload and payload_base64 are both given; use one".into());
+        }
         (None, None) => None,
         (Some(json), None) if json.get().starts_with('"') => {
-            let text: String = serde_json::from_str(json.get()).map_err(|error| error.to_string())?;
+            let text: String =
+                serde_json::from_str(json.get()).map_err(|error| error.to_string())?;
             Some((text.into(), Encoding::Text))
         }
-        (Some(json), None) => Some((Bytes::copy_from_slice(json.get().as_bytes()), Encoding::Json)),
+        (Some(json), None) => Some((
+            Bytes::copy_from_slice(json.get().as_bytes()),
+            Encoding::Json,
+        )),
         (None, Some(text)) => {
-            let bytes = BASE64.decode(text).map_err(|error| format!("payload_base64 is not base64: {error}"))?;
+            let bytes = BASE64
+                .decode(text)
+                .map_err(|error| format!("payload_base64 is not base64: {error}"))?;
             Some((bytes.into(), Encoding::Bytes))
         }
     };
-    Ok(Verdict::Change(Change { headers: item.headers, priority: item.priority.map(known).transpose()?, payload }))
+    Ok(Verdict::Change(Change {
+        headers: item.headers,
+        priority: item.priority.map(known).transpose()?,
+        payload,
+    }))
 }
 
 #[cfg(test)]
@@ -175,7 +205,14 @@ mod tests {
                 headers,
                 ..NewTask::default()
             };
-            validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap()
+            validate::task_row(
+                task,
+                TaskId::new(),
+                &Settings::default().task_rules("q"),
+                1,
+                1,
+            )
+            .unwrap()
         };
         let rows = [
             row(b"k", b"{\"n\": 1.50}", Encoding::Json),
@@ -184,20 +221,37 @@ mod tests {
             row(b"none", b"", Encoding::Unknown),
         ];
         let request = request(&rows[0].queue, &rows.iter().collect::<Vec<_>>()).unwrap();
-        assert!(String::from_utf8_lossy(&request).contains("{\"n\": 1.50}"), "byte for byte");
+        assert!(
+            String::from_utf8_lossy(&request).contains("{\"n\": 1.50}"),
+            "byte for byte"
+        );
         let request: Value = serde_json::from_slice(&request).unwrap();
         let id = rows[0].id.to_string();
         let first = json!({
             "id": id, "key": "k", "payload": {"n": 1.5}, "headers": {"h": "v"}, "priority": "medium",
             "traceparent": rows[0].context(),
         });
-        assert_eq!((&request["queue"], &request["tasks"][0]), (&json!("q"), &first));
         assert_eq!(
-            (&request["tasks"][1]["key_base64"], &request["tasks"][1]["payload"]),
+            (&request["queue"], &request["tasks"][0]),
+            (&json!("q"), &first)
+        );
+        assert_eq!(
+            (
+                &request["tasks"][1]["key_base64"],
+                &request["tasks"][1]["payload"]
+            ),
             (&json!("/w=="), &json!("text"))
         );
         assert_eq!(request["tasks"][2]["payload_base64"], "/w==");
-        assert_eq!(request["tasks"][3].as_object().unwrap().keys().filter(|key| key.starts_with("payload")).count(), 0);
+        assert_eq!(
+            request["tasks"][3]
+                .as_object()
+                .unwrap()
+                .keys()
+                .filter(|key| key.starts_with("payload"))
+                .count(),
+            0
+        );
     }
 
     #[test]
@@ -214,12 +268,25 @@ mod tests {
         let payload = |bytes: &'static [u8], encoding| Some((bytes.into(), encoding));
         let want = [
             change(Change::default()),
-            change(Change { headers, priority: Some(Priority::High), payload: payload(b"{\"n\":1}", Encoding::Json) }),
-            change(Change { payload: payload(b"text", Encoding::Text), ..Change::default() }),
-            change(Change { payload: payload(b"\xff", Encoding::Bytes), ..Change::default() }),
+            change(Change {
+                headers,
+                priority: Some(Priority::High),
+                payload: payload(b"{\"n\":1}", Encoding::Json),
+            }),
+            change(Change {
+                payload: payload(b"text", Encoding::Text),
+                ..Change::default()
+            }),
+            change(Change {
+                payload: payload(b"\xff", Encoding::Bytes),
+                ..Change::default()
+            }),
             Verdict::Reject("not this".into()),
         ];
-        assert_eq!(answer(body.to_string().as_bytes(), 5).unwrap(), want.map(Ok));
+        assert_eq!(
+            answer(body.to_string().as_bytes(), 5).unwrap(),
+            want.map(Ok)
+        );
     }
 
     #[test]
@@ -227,8 +294,14 @@ mod tests {
         let cases = [
             ("garbage", "the answer is wrong: expected value"),
             ("[]", "the answer is wrong: "),
-            (r#"{"tasks": [{}, {}, {}]}"#, "the answer has 3 tasks; 2 were asked about"),
-            (r#"{"no\nluck": []}"#, "the answer is wrong: unknown field `no luck`"),
+            (
+                r#"{"tasks": [{}, {}, {}]}"#,
+                "the answer has 3 tasks; 2 were asked about",
+            ),
+            (
+                r#"{"no\nluck": []}"#,
+                "the answer is wrong: unknown field `no luck`",
+            ),
         ];
         for (body, want) in cases {
             let error = answer(body.as_bytes(), 2).unwrap_err();
@@ -240,14 +313,27 @@ mod tests {
     fn a_mistake_about_one_task_leaves_the_verdicts_about_others() {
         let cases = [
             (r#"{"prio": "high"}"#, "tasks[0]: unknown field `prio`"),
-            (r#"{"no\nluck": "high"}"#, "tasks[0]: unknown field `no luck`"),
-            (r#"{"priority": "urgent"}"#, "tasks[0]: unknown priority \"urgent\"; expected high"),
+            (
+                r#"{"no\nluck": "high"}"#,
+                "tasks[0]: unknown field `no luck`",
+            ),
+            (
+                r#"{"priority": "urgent"}"#,
+                "tasks[0]: unknown priority \"urgent\"; expected high",
+            ),
             (r#"{"payload": 1, "payload_base64": ""}"#, "both given"),
-            (r#"{"payload_base64": "?"}"#, "tasks[0]: payload_base64 is not base64"),
+            (
+                r#"{"payload_base64": "?"}"#,
+                "tasks[0]: payload_base64 is not base64",
+            ),
             ("7", "tasks[0]: invalid type"),
         ];
         for (item, want) in cases {
-            let mut verdicts = answer(format!(r#"{{"tasks": [{item}, {{"reject": "spam"}}]}}"#).as_bytes(), 2).unwrap();
+            let mut verdicts = answer(
+                format!(r#"{{"tasks": [{item}, {{"reject": "spam"}}]}}"#).as_bytes(),
+                2,
+            )
+            .unwrap();
             assert_eq!(verdicts.pop().unwrap(), Ok(Verdict::Reject("spam".into())));
             let error = verdicts.pop().unwrap().unwrap_err();
             assert!(error.contains(want), "{error:?} should say {want:?}");

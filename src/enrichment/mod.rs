@@ -1,16 +1,16 @@
-//! Enrichment: an HTTP endpoint of the operator sees new tasks before they are stored. It may add headers, change
-//! priority and payload, or reject a task.
+//! Enrichment: an HTTP endpoint of the operator sees new tasks before they are stored. It may add
+//! headers, change priority and payload, or reject a task.
 //!
-//! A task never waits for an endpoint that does not work: after a time-out or a failure it goes on without, and while
-//! the [`Breaker`] is open nobody asks.
+//! A task never waits for an endpoint that does not work: after a time-out or a failure it goes on
+//! without, and while the [`Breaker`] is open nobody asks.
 //!
-//! The sender of a task can make an answer wrong, for example with headers that leave no room for those of the
-//! endpoint. So each task is judged on its own: a mistake about one task leaves the verdicts about all others, and is
-//! no failure of the endpoint. If an answer is too large, or refuses a call with several tasks, taskd asks about each
-//! half of them.
+//! The sender of a task can make an answer wrong, for example with headers that leave no room for
+//! those of the endpoint. So each task is judged on its own: a mistake about one task leaves the
+//! verdicts about all others, and is no failure of the endpoint. If an answer is too large, or
+//! refuses a call with several tasks, taskd asks about each half of them.
 //!
-//! taskd may ask about a task twice: it may end between the answer and the commit, and two callers may insert one key
-//! at the same time. So an endpoint must be idempotent.
+//! taskd may ask about a task twice: it may end between the answer and the commit, and two callers
+//! may insert one key at the same time. So an endpoint must be idempotent.
 
 mod breaker;
 mod client;
@@ -46,7 +46,8 @@ use crate::{
     telemetry::metrics::{self, Skipped},
 };
 
-/// The time for all calls about the tasks of one caller. A loop that waits for it must not seem to hang.
+/// The time for all calls about the tasks of one caller. A loop that waits for it must not seem to
+/// hang.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// The endpoints of all queues. Clones share them.
@@ -60,8 +61,10 @@ struct Endpoints {
     longest: Duration,
 }
 
-/// A check of an answer about a task. Returns the schema that the new payload must fit, if there are both.
-pub type Check<'a> = &'a (dyn Fn(&TaskRow, &Change) -> Result<Option<PayloadSchema>, String> + Send + Sync);
+/// A check of an answer about a task. Returns the schema that the new payload must fit, if there
+/// are both.
+pub type Check<'a> =
+    &'a (dyn Fn(&TaskRow, &Change) -> Result<Option<PayloadSchema>, String> + Send + Sync);
 
 impl Enrichment {
     pub fn new(settings: &Settings) -> Self {
@@ -78,8 +81,15 @@ impl Enrichment {
             all.last().cloned()
         };
         let default = endpoint(default.enrich());
-        let named = named.iter().map(|(name, queue)| (name.clone(), endpoint(queue.enrich()))).collect();
-        Self(Arc::new(Endpoints { default, named, longest }))
+        let named = named
+            .iter()
+            .map(|(name, queue)| (name.clone(), endpoint(queue.enrich())))
+            .collect();
+        Self(Arc::new(Endpoints {
+            default,
+            named,
+            longest,
+        }))
     }
 
     /// True if no queue has an endpoint.
@@ -101,9 +111,11 @@ impl Enrichment {
         self.0.longest
     }
 
-    /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on without.
+    /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on
+    /// without.
     ///
-    /// A change that `check` refuses is wrong. Tasks without a verdict at the deadline go on without.
+    /// A change that `check` refuses is wrong. Tasks without a verdict at the deadline go on
+    /// without.
     pub async fn verdicts(
         &self,
         queue: &QueueName,
@@ -111,12 +123,17 @@ impl Enrichment {
         check: Check<'_>,
         deadline: Instant,
     ) -> Vec<Option<Verdict>> {
-        let Some(endpoint) = self.endpoint(queue) else { return vec![None; rows.len()] };
+        let Some(endpoint) = self.endpoint(queue) else {
+            return vec![None; rows.len()];
+        };
         let calls: Vec<BoxFuture<'_, _>> = pieces(rows, &endpoint.settings)
             .into_iter()
             .map(|piece| endpoint.verdicts(queue, piece, check, deadline).boxed())
             .collect();
-        stream::iter(calls).buffered(endpoint.settings.concurrency).concat().await
+        stream::iter(calls)
+            .buffered(endpoint.settings.concurrency)
+            .concat()
+            .await
     }
 }
 
@@ -148,7 +165,8 @@ struct Endpoint {
     breaker: Breaker,
     /// The last wrong answer in the log.
     logged: Mutex<LastSaid>,
-    /// Bounds the lines about wrong answers: senders of tasks can cause any number of different ones.
+    /// Bounds the lines about wrong answers: senders of tasks can cause any number of different
+    /// ones.
     wrong_answers: LogPace,
 }
 
@@ -170,8 +188,9 @@ impl Endpoint {
         }
     }
 
-    /// Asks about `rows`. If something is wrong about a call with several tasks, asks about each half of them: at most
-    /// twice as many calls as there are tasks, and none begins after the deadline.
+    /// Asks about `rows`. If something is wrong about a call with several tasks, asks about each
+    /// half of them: at most twice as many calls as there are tasks, and none begins after the
+    /// deadline.
     async fn verdicts(
         &self,
         queue: &QueueName,
@@ -212,7 +231,8 @@ impl Endpoint {
             let verdict = match verdict {
                 Ok(Verdict::Change(change)) => match check(row, &change) {
                     Ok(schema) => {
-                        if let (Some(schema), Some((payload, encoding))) = (schema, &change.payload) {
+                        if let (Some(schema), Some((payload, encoding))) = (schema, &change.payload)
+                        {
                             payloads.add(place, &schema, payload, *encoding);
                         }
                         Ok(Verdict::Change(change))
@@ -223,7 +243,12 @@ impl Endpoint {
             };
             checked.push(verdict);
         }
-        let payloads = compute(payloads, PayloadCheck::advance_quickly, PayloadCheck::advance).await;
+        let payloads = compute(
+            payloads,
+            PayloadCheck::advance_quickly,
+            PayloadCheck::advance,
+        )
+        .await;
         for (place, misfit) in payloads.misfits() {
             // Only the log says why an answer is wrong.
             checked[place] = Err(format!("tasks[{place}]: {}", misfit.logged));
@@ -243,7 +268,11 @@ impl Endpoint {
         }
         metrics::enrichment_done(queue.as_str(), enriched, rejected);
         if let Some(why) = first_mistake {
-            metrics::enrichment_skipped(queue.as_str(), Skipped::Wrong, judged.len() - enriched - rejected);
+            metrics::enrichment_skipped(
+                queue.as_str(),
+                Skipped::Wrong,
+                judged.len() - enriched - rejected,
+            );
             self.log(queue, Skipped::Wrong, &why);
         }
         judged
@@ -257,11 +286,16 @@ impl Endpoint {
         deadline: Instant,
     ) -> Result<Option<Vec<ReadVerdict>>, Skipped> {
         let waits_until = deadline.min(Instant::now() + self.settings.timeout);
-        let Ok(Ok(_slot)) = timeout_at(waits_until, self.slots.acquire()).await else { return Err(Skipped::Busy) };
+        let Ok(Ok(_slot)) = timeout_at(waits_until, self.slots.acquire()).await else {
+            return Err(Skipped::Busy);
+        };
         if Instant::now() >= deadline {
             return Err(Skipped::Busy);
         }
-        let permit = self.breaker.permit(Instant::now().into_std()).ok_or(Skipped::Open)?;
+        let permit = self
+            .breaker
+            .permit(Instant::now().into_std())
+            .ok_or(Skipped::Open)?;
         let started = Instant::now();
         let ends = deadline.min(started + self.settings.timeout);
         let outcome = timeout_at(ends, self.call(queue, rows)).await;
@@ -273,10 +307,16 @@ impl Endpoint {
                 self.log(queue, Skipped::Busy, "no time was left for an answer");
                 return Err(Skipped::Busy);
             }
-            Err(_) if ends == deadline => Err((Skipped::TimedOut, "no answer in the time for all calls".to_owned())),
+            Err(_) if ends == deadline => Err((
+                Skipped::TimedOut,
+                "no answer in the time for all calls".to_owned(),
+            )),
             Err(_) => {
                 let timeout = humantime::format_duration(self.settings.timeout);
-                Err((Skipped::TimedOut, format!("no answer within {timeout} (enrich_timeout)")))
+                Err((
+                    Skipped::TimedOut,
+                    format!("no answer within {timeout} (enrich_timeout)"),
+                ))
             }
         };
         match outcome {
@@ -299,17 +339,21 @@ impl Endpoint {
         }
     }
 
-    /// The outer error is a failure of the endpoint, the inner one is what is wrong about these tasks.
+    /// The outer error is a failure of the endpoint, the inner one is what is wrong about these
+    /// tasks.
     async fn call(
         &self,
         queue: &QueueName,
         rows: &[&TaskRow],
     ) -> Result<Result<Vec<ReadVerdict>, String>, (Skipped, String)> {
-        let body = json::request(queue, rows).map_err(|error| (Skipped::Failed, error.to_string()))?;
+        let body =
+            json::request(queue, rows).map_err(|error| (Skipped::Failed, error.to_string()))?;
         let trace = rows.first().map_or("".into(), |row| row.context());
         let client = self.client.get_or_init(|| Client::new(&self.settings));
         match client.post(body, &trace).await {
-            Ok(answer) => json::answer(&answer, rows.len()).map(Ok).map_err(|why| (Skipped::Wrong, why)),
+            Ok(answer) => json::answer(&answer, rows.len())
+                .map(Ok)
+                .map_err(|why| (Skipped::Wrong, why)),
             Err(NoAnswer::Failed(why)) => Err((Skipped::Failed, why)),
             Err(NoAnswer::OfTheseTasks(why)) => Ok(Err(why)),
         }
@@ -330,13 +374,25 @@ impl Endpoint {
         metrics::enrichment_turned(&self.name, turned == Some(Turned::Opened));
     }
 
-    /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the breaker.
+    /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the
+    /// breaker.
     fn log(&self, queue: &QueueName, skipped: Skipped, why: &str) {
         let is_news = skipped == Skipped::Wrong && self.logged.lock().is_news(why);
-        if is_news && self.wrong_answers.admit(Instant::now().into_std()).is_some() {
-            tracing::warn!("a task of queue {queue} goes on without the enrichment of {}: {why}", self.name);
+        if is_news
+            && self
+                .wrong_answers
+                .admit(Instant::now().into_std())
+                .is_some()
+        {
+            tracing::warn!(
+                "a task of queue {queue} goes on without the enrichment of {}: {why}",
+                self.name
+            );
         } else {
-            tracing::debug!("tasks of queue {queue} go on without the enrichment of {}: {why}", self.name);
+            tracing::debug!(
+                "tasks of queue {queue} go on without the enrichment of {}: {why}",
+                self.name
+            );
         }
     }
 }

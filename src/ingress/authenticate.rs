@@ -8,23 +8,34 @@ use crate::{
     model::{Caller, Client, Role},
 };
 
-/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation. Its connection
-/// belongs to the token from then on.
+/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no
+/// operation. Its connection belongs to the token from then on.
 pub(super) async fn authenticate(
     api: &Api,
     headers: &HeaderMap,
     extensions: &mut Extensions,
     role: Role,
 ) -> Result<(), Error> {
-    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let authorization = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
     let access = api.authenticate(authorization, role).await?;
-    let client: &Client = extensions.get().expect("the connection gives each request its client");
+    let client: &Client = extensions
+        .get()
+        .expect("the connection gives each request its client");
     if let Some(share) = extensions.get::<Share>() {
         share.belongs_to(&access);
     }
-    let caller = Caller { client: *client, access };
-    let standing: &Standing = extensions.get().expect("the connection gives each request its standing");
-    standing.called_by(&caller.access).map_err(Error::ManyConnections)?;
+    let caller = Caller {
+        client: *client,
+        access,
+    };
+    let standing: &Standing = extensions
+        .get()
+        .expect("the connection gives each request its standing");
+    standing
+        .called_by(&caller.access)
+        .map_err(Error::ManyConnections)?;
     extensions.insert(caller);
     Ok(())
 }

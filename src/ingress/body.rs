@@ -1,4 +1,5 @@
-//! A request's body on its way in. Its bytes count against the budget, it must keep coming, and a stop cuts it.
+//! A request's body on its way in. Its bytes count against the budget, it must keep coming, and a
+//! stop cuts it.
 
 use std::{
     future::{Future, poll_fn},
@@ -20,7 +21,8 @@ use super::{
     messages::Messages,
 };
 
-/// The longest time for a message of gRPC, from its first byte on, whatever the time for the whole body is.
+/// The longest time for a message of gRPC, from its first byte on, whatever the time for the whole
+/// body is.
 const MESSAGE_TIME: Duration = Duration::from_secs(120);
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -34,7 +36,9 @@ pub(super) enum Cut {
     Stopping,
     #[error("the body, or more of it, was not here after {0:?}")]
     Late(Duration),
-    #[error("a line did not end within {0:?} of its first byte; send shorter lines, or send faster")]
+    #[error(
+        "a line did not end within {0:?} of its first byte; send shorter lines, or send faster"
+    )]
     LongLine(Duration),
     #[error("the body broke off: {0}")]
     Broken(hyper::Error),
@@ -51,7 +55,8 @@ pub(super) struct Pace {
 
 /// The rest of a body that a handler did not read.
 ///
-/// HTTP/2 resets a stream whose end the server did not read, and some clients then miss their answer.
+/// HTTP/2 resets a stream whose end the server did not read, and some clients then miss their
+/// answer.
 #[derive(Clone, Default)]
 pub(super) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
@@ -60,7 +65,9 @@ impl Unread {
     pub(super) async fn drain(self) {
         const BYTES: usize = 64 << 10;
         const WAIT: Duration = Duration::from_secs(1);
-        let Some(mut body) = self.0.lock().take() else { return };
+        let Some(mut body) = self.0.lock().take() else {
+            return;
+        };
         let read = async {
             let mut bytes = 0;
             while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -80,7 +87,8 @@ pub(super) struct Counted {
     inner: Option<Incoming>,
     unread: Unread,
     share: Share,
-    /// Of a call that may stay open: room for the part that came last, until the call wants the next one.
+    /// Of a call that may stay open: room for the part that came last, until the call wants the
+    /// next one.
     passing: Option<(Share, usize)>,
     /// Of gRPC.
     messages: Option<Messages>,
@@ -107,7 +115,10 @@ struct Waiting {
 }
 
 impl Counted {
-    #[expect(clippy::too_many_arguments, reason = "each bounds the body in a way of its own, and one place makes it")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each bounds the body in a way of its own, and one place makes it"
+    )]
     pub(super) fn new(
         inner: Incoming,
         unread: Unread,
@@ -150,13 +161,19 @@ impl Counted {
         if waiting.stopped.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Cut::Stopping);
         }
-        let of_message = self.message_begun.map(|begun| (begun + MESSAGE_TIME, MESSAGE_TIME));
+        let of_message = self
+            .message_begun
+            .map(|begun| (begun + MESSAGE_TIME, MESSAGE_TIME));
         let of_body = self.pace.map(|pace| (self.end, pace.whole));
-        let of_part = self.pace.map(|pace| (waiting.heard + pace.silence, pace.silence));
+        let of_part = self
+            .pace
+            .map(|pace| (waiting.heard + pace.silence, pace.silence));
         let Some((end, time)) = [of_message, of_body, of_part].into_iter().flatten().min() else {
             return Poll::Pending;
         };
-        let alarm = waiting.alarm.get_or_insert_with(|| Box::pin(sleep_until(end)));
+        let alarm = waiting
+            .alarm
+            .get_or_insert_with(|| Box::pin(sleep_until(end)));
         if alarm.deadline() != end {
             alarm.as_mut().reset(end);
         }
@@ -175,7 +192,9 @@ impl Counted {
 
     /// Waits for the next part of the body.
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
         let Poll::Ready(part) = Pin::new(inner).poll_frame(cx) else {
             let why = ready!(self.poll_waiting(cx));
             return Poll::Ready(Some(Err(why)));
@@ -194,12 +213,16 @@ impl Counted {
     /// Waits for the next bytes that gRPC may have.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         loop {
-            let Some(messages) = &mut self.messages else { return self.poll_part(cx) };
+            let Some(messages) = &mut self.messages else {
+                return self.poll_part(cx);
+            };
             if let Some(bytes) = messages.next() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             let part = ready!(self.poll_part(cx)?);
-            let Some(messages) = &mut self.messages else { return Poll::Ready(part.map(Ok)) };
+            let Some(messages) = &mut self.messages else {
+                return Poll::Ready(part.map(Ok));
+            };
             match part.map(Frame::into_data) {
                 Some(Ok(bytes)) => {
                     let next = messages.take(bytes);
@@ -224,7 +247,10 @@ impl Body for Counted {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.is_cut {
             return Poll::Ready(None);
         }
@@ -239,7 +265,8 @@ impl Body for Counted {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.messages.as_ref().is_none_or(Messages::is_empty) && self.inner.as_ref().is_none_or(Body::is_end_stream)
+        self.messages.as_ref().is_none_or(Messages::is_empty)
+            && self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

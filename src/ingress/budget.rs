@@ -1,9 +1,9 @@
-//! One budget for the bytes of all requests in hand, over HTTP and gRPC together: their bodies, their decoded parts,
-//! and their answers until they are written.
+//! One budget for the bytes of all requests in hand, over HTTP and gRPC together: their bodies,
+//! their decoded parts, and their answers until they are written.
 //!
-//! A request has a [`Share`] of the budget. The share grows as the body comes in, and returns when the answer is
-//! written. taskd tells a request that finds no room to try again. No request waits for room: it would keep what it
-//! holds.
+//! A request has a [`Share`] of the budget. The share grows as the body comes in, and returns when
+//! the answer is written. taskd tells a request that finds no room to try again. No request waits
+//! for room: it would keep what it holds.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ const UNIT: usize = 1 << 10;
 const SMALL: usize = 64 << 10;
 /// The memory of an insert that waits, for each of its tasks, about.
 pub(super) const WAITING_TASK: usize = 512;
-/// The part of the budget that larger requests leave: a worker's report gets through beside large uploads.
+/// The part of the budget that larger requests leave: a worker's report gets through beside large
+/// uploads.
 const KEPT_FOR_SMALL: usize = 8;
 /// The part of the budget that one answer counts as at most.
 const MOST_OF_ANSWER: usize = 4;
@@ -25,7 +26,9 @@ const MOST_OF_ANSWER: usize = 4;
 /// A request does not fit beside the others in hand.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum NoRoom {
-    #[error("the requests in hand have {0} bytes, all that they may have (request_budget); try again later")]
+    #[error(
+        "the requests in hand have {0} bytes, all that they may have (request_budget); try again later"
+    )]
     OfAll(usize),
     #[error(
         "the requests in hand of this token have {0} bytes, all that a token with a scope or a worker may have: half of \
@@ -43,7 +46,10 @@ pub struct Budget {
 
 impl Budget {
     pub fn new(bytes: usize) -> Self {
-        Self { shares: Shares::new(bytes / UNIT), bytes }
+        Self {
+            shares: Shares::new(bytes / UNIT),
+            bytes,
+        }
     }
 
     /// An empty share, for a new request. [`Share::belongs_to`] says whose it is.
@@ -52,8 +58,14 @@ impl Budget {
     }
 
     fn share_of(&self, access: &Access) -> Share {
-        let held = Held { bytes: 0, units: self.shares.empty(access) };
-        Share { budget: self.clone(), held: Arc::new(Mutex::new(held)) }
+        let held = Held {
+            bytes: 0,
+            units: self.shares.empty(access),
+        };
+        Share {
+            budget: self.clone(),
+            held: Arc::new(Mutex::new(held)),
+        }
     }
 
     /// The most bytes that an answer counts as.
@@ -61,15 +73,16 @@ impl Budget {
         self.bytes / MOST_OF_ANSWER
     }
 
-    /// Room for an answer, until it is written. A very large answer counts as a quarter of the budget: otherwise it
-    /// would never find room.
+    /// Room for an answer, until it is written. A very large answer counts as a quarter of the
+    /// budget: otherwise it would never find room.
     pub(super) fn answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
         let share = self.share_of(access);
         share.grow(bytes.min(self.most_of_answer()))?;
         Ok(share)
     }
 
-    /// Room for an answer that must get through beside large requests. A part of a large answer does not count.
+    /// Room for an answer that must get through beside large requests. A part of a large answer
+    /// does not count.
     pub(super) fn small_answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
         self.answer(access, bytes.min(SMALL))
     }
@@ -94,8 +107,8 @@ struct Held {
 }
 
 impl Share {
-    /// Counts the request as one of this caller. The connection makes the share before it knows who calls, and nothing
-    /// is read of a body before that is known.
+    /// Counts the request as one of this caller. The connection makes the share before it knows who
+    /// calls, and nothing is read of a body before that is known.
     pub(super) fn belongs_to(&self, access: &Access) {
         let mut held = self.held.lock();
         let mut units = self.budget.shares.empty(access);
@@ -110,11 +123,19 @@ impl Share {
         let total = held.bytes + bytes;
         let more = total.div_ceil(UNIT).saturating_sub(held.units.units());
         if more > 0 {
-            let kept = |most: usize| if total > SMALL { most / KEPT_FOR_SMALL } else { 0 };
-            held.units.grow_leaving(more, kept).map_err(|no_share| match no_share {
-                NoShare::OfAll(_) => NoRoom::OfAll(self.budget.bytes),
-                NoShare::OfToken(units) => NoRoom::OfToken(units * UNIT),
-            })?;
+            let kept = |most: usize| {
+                if total > SMALL {
+                    most / KEPT_FOR_SMALL
+                } else {
+                    0
+                }
+            };
+            held.units
+                .grow_leaving(more, kept)
+                .map_err(|no_share| match no_share {
+                    NoShare::OfAll(_) => NoRoom::OfAll(self.budget.bytes),
+                    NoShare::OfToken(units) => NoRoom::OfToken(units * UNIT),
+                })?;
         }
         held.bytes = total;
         Ok(())
@@ -126,8 +147,8 @@ impl Share {
         self.change(held, bytes);
     }
 
-    /// Holds `to` bytes in place of `from`; answers the bytes that it holds. An answer that finds no room goes out all
-    /// the same: its operation has happened.
+    /// Holds `to` bytes in place of `from`; answers the bytes that it holds. An answer that finds
+    /// no room goes out all the same: its operation has happened.
     pub(super) fn change(&self, from: usize, to: usize) -> usize {
         match to.checked_sub(from) {
             Some(more) if self.grow(more).is_err() => return from,
@@ -148,8 +169,14 @@ impl Share {
     /// Moves what it holds into a share of its own. A stream does so for each of its messages.
     pub(super) fn part(&self) -> Self {
         let mut held = self.held.lock();
-        let part = Held { bytes: std::mem::take(&mut held.bytes), units: held.units.split_off() };
-        Self { budget: self.budget.clone(), held: Arc::new(Mutex::new(part)) }
+        let part = Held {
+            bytes: std::mem::take(&mut held.bytes),
+            units: held.units.split_off(),
+        };
+        Self {
+            budget: self.budget.clone(),
+            held: Arc::new(Mutex::new(part)),
+        }
     }
 
     /// Gives room back. A request may be answered part by part.
@@ -195,7 +222,9 @@ mod tests {
     #[test]
     fn an_answer_that_is_larger_than_all_finds_room_when_there_is_some() {
         let budget = Budget::new(1 << 20);
-        let answers: Vec<_> = (0..3).map(|_| budget.answer(&Access::Open, 100 << 20).unwrap()).collect();
+        let answers: Vec<_> = (0..3)
+            .map(|_| budget.answer(&Access::Open, 100 << 20).unwrap())
+            .collect();
         assert!(budget.answer(&Access::Open, 100 << 20).is_err());
         budget.answer(&Access::Open, 1 << 10).unwrap();
         drop(answers);
@@ -208,11 +237,18 @@ mod tests {
         let (mine, other) = (token("a.*"), token("b.*"));
         let bodies: Vec<_> = (0..2).map(|_| budget.share()).collect();
         bodies.iter().for_each(|body| body.belongs_to(&mine));
-        assert_eq!(bodies[0].left(), 512 << 10, "a token that has nothing else in hand has all of its half");
+        assert_eq!(
+            bodies[0].left(),
+            512 << 10,
+            "a token that has nothing else in hand has all of its half"
+        );
         bodies[0].grow(400 << 10).unwrap();
         let half = NoRoom::OfToken(512 << 10);
         assert_eq!(bodies[1].grow(100 << 10), Err(half));
-        assert!(half.to_string().contains("half of request_budget"), "{half}");
+        assert!(
+            half.to_string().contains("half of request_budget"),
+            "{half}"
+        );
         bodies[1].grow(48 << 10).unwrap();
         assert_eq!(budget.answer(&mine, 200 << 10).err(), Some(half));
         // What is small gets through beside what is large.

@@ -51,7 +51,8 @@ const READ_BUFFER: usize = 64 << 10;
 const STREAMS: u32 = 1024;
 /// The bytes that a client may send in a call that may stay open.
 const MAX_BYTES_OF_STAYING: usize = 64 << 10;
-/// The pings of HTTP/2. A client that does not answer in time has gone; its calls end before the default lease does.
+/// The pings of HTTP/2. A client that does not answer in time has gone; its calls end before the
+/// default lease does.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes of the preface that an HTTP/2 client sends first.
@@ -64,10 +65,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) enum Stay {
     /// Until its answer.
     No,
-    /// As long as its client likes. It may send little in all, and holds room of the budget only while a part of a
-    /// message passes. A stop does not wait for it.
+    /// As long as its client likes. It may send little in all, and holds room of the budget only
+    /// while a part of a message passes. A stop does not wait for it.
     Small,
-    /// As long as both sides like. Its handler gives back the room of each message, and ends it at a stop.
+    /// As long as both sides like. Its handler gives back the room of each message, and ends it at
+    /// a stop.
     Stream,
 }
 
@@ -75,7 +77,8 @@ pub(super) enum Stay {
 pub(super) trait Handlers: Clone + Send + Sync + 'static {
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 
-    fn answer(self, request: Request<Counted>) -> impl Future<Output = Response<Self::Body>> + Send;
+    fn answer(self, request: Request<Counted>)
+    -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
 impl Handlers for Router {
@@ -104,8 +107,8 @@ pub(super) struct Answering<H> {
     pub(super) stop: CancellationToken,
 }
 
-/// Serves a client until it goes, or has been silent for `patience`. After a stop, or if its standing says that it has
-/// to end, it answers the requests in hand.
+/// Serves a client until it goes, or has been silent for `patience`. After a stop, or if its
+/// standing says that it has to end, it answers the requests in hand.
 pub(super) async fn serve(
     stream: TcpStream,
     answering: Answering<impl Handlers>,
@@ -113,14 +116,29 @@ pub(super) async fn serve(
     patience: Duration,
 ) {
     let record = Arc::<Record>::default();
-    let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
+    let client = Client {
+        protocol: answering.protocol,
+        peer: stream.peer_addr().ok(),
+    };
     let socket = Socket::new(stream, Arc::clone(&record));
     let stop = answering.stop.clone();
-    let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
-    let requests = Requests { answering, client, record, standing, staying: OfConnection::default() };
+    let acceptor = answering
+        .tls
+        .as_ref()
+        .map(|tls| tls.acceptor(answering.protocol));
+    let requests = Requests {
+        answering,
+        client,
+        record,
+        standing,
+        staying: OfConnection::default(),
+    };
     match acceptor {
         None => converse(socket, requests, patience).await,
-        Some(acceptor) => match stop.run_until_cancelled(timeout(patience, acceptor.accept(socket))).await {
+        Some(acceptor) => match stop
+            .run_until_cancelled(timeout(patience, acceptor.accept(socket)))
+            .await
+        {
             Some(Ok(Ok(encrypted))) => Box::pin(converse(encrypted, requests, patience)).await,
             Some(Ok(Err(error))) => tracing::debug!("a connection did not begin with TLS: {error}"),
             Some(Err(_)) => tracing::debug!("a connection did not begin with TLS in time"),
@@ -153,7 +171,10 @@ where
     match protocol {
         Protocol::Http => {
             let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
+            builder
+                .timer(TokioTimer::new())
+                .header_read_timeout(patience)
+                .max_buf_size(READ_BUFFER);
             let connection = pin!(builder.serve_connection(io, requests));
             let written = Arc::clone(&record);
             let silence = async move {
@@ -161,7 +182,14 @@ where
                     sleep(LOOK_EVERY).await;
                 }
             };
-            drive(connection, http1::Connection::graceful_shutdown, silence, &record, ending).await;
+            drive(
+                connection,
+                http1::Connection::graceful_shutdown,
+                silence,
+                &record,
+                ending,
+            )
+            .await;
         }
         Protocol::Grpc => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -171,16 +199,24 @@ where
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface. They miss a client that answers pings and reads no answer: HTTP/2 sends
-            // only as much of an answer as the client has made room for.
+            // Pings begin behind the preface. They miss a client that answers pings and reads no
+            // answer: HTTP/2 sends only as much of an answer as the client has made room for.
             let (begun, written) = (Instant::now(), Arc::clone(&record));
             let silence = async move {
-                let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
+                let is_silent =
+                    || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
                 while !is_silent() && !written.has_unread() {
                     sleep(LOOK_EVERY).await;
                 }
             };
-            drive(connection, http2::Connection::graceful_shutdown, silence, &record, ending).await;
+            drive(
+                connection,
+                http2::Connection::graceful_shutdown,
+                silence,
+                &record,
+                ending,
+            )
+            .await;
         }
     }
 }
@@ -230,16 +266,43 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, handlers, budget, pace, stay, max_message, wrap, stop, .. } = &self.answering;
+        let Answering {
+            protocol,
+            handlers,
+            budget,
+            pace,
+            stay,
+            max_message,
+            wrap,
+            stop,
+            ..
+        } = &self.answering;
         let (mut parts, body) = request.into_parts();
         let stay = stay(&parts);
         let is_small = stay == Stay::Small;
-        let share = if is_small { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
+        let share = if is_small {
+            Budget::new(MAX_BYTES_OF_STAYING).share()
+        } else {
+            budget.share()
+        };
         let passing = is_small.then(|| budget.share());
         let (in_hand, unread) = (self.record.begin(!is_small), Unread::default());
-        let stop = if stay == Stay::Stream { CancellationToken::new() } else { stop.clone() };
+        let stop = if stay == Stay::Stream {
+            CancellationToken::new()
+        } else {
+            stop.clone()
+        };
         let messages = max_message.filter(|_| !is_small).map(Messages::new);
-        let body = Counted::new(body, unread.clone(), share.clone(), passing, messages, stop, pace(&parts), *wrap);
+        let body = Counted::new(
+            body,
+            unread.clone(),
+            share.clone(),
+            passing,
+            messages,
+            stop,
+            pace(&parts),
+            *wrap,
+        );
         if is_small {
             parts.extensions.insert(self.staying.clone());
         }

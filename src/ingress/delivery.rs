@@ -1,10 +1,10 @@
 //! The last step of a claim: its answer on the way to the worker.
 //!
-//! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the
-//! response's body, which counts its pieces. When the last piece has left for the socket, the deliveries move on to the
-//! [`Record`] of the connection, and the next flush confirms them. Any break before that drops them, which gives the
-//! leases back at no cost. While a connection carries deliveries, each write first checks that the client is still
-//! there.
+//! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves
+//! them into the response's body, which counts its pieces. When the last piece has left for the
+//! socket, the deliveries move on to the [`Record`] of the connection, and the next flush confirms
+//! them. Any break before that drops them, which gives the leases back at no cost. While a
+//! connection carries deliveries, each write first checks that the client is still there.
 
 use std::{
     any::Any,
@@ -60,7 +60,8 @@ impl Cargo {
     }
 }
 
-/// The cargo of the messages that a stream has just given to its encoder. It goes with the next piece of the body.
+/// The cargo of the messages that a stream has just given to its encoder. It goes with the next
+/// piece of the body.
 #[derive(Clone, Default)]
 pub(super) struct Loading(Arc<Mutex<Cargo>>);
 
@@ -76,7 +77,8 @@ impl Loading {
     }
 }
 
-/// The state of one connection: deliveries that wait for a flush, answers that wait for their reader, requests in hand.
+/// The state of one connection: deliveries that wait for a flush, answers that wait for their
+/// reader, requests in hand.
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
@@ -89,8 +91,8 @@ pub(super) struct Record {
     in_hand: watch::Sender<usize>,
 }
 
-/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so
-/// the client costs no attempt.
+/// The time after which a client that takes nothing of its answer has gone. It is shorter than the
+/// default lease, so the client costs no attempt.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time between two looks at a client: has it begun, and does it take its answers?
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -99,7 +101,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// The bytes of a large answer that a client reads between two looks, however much of it is left.
 const ENOUGH_PER_LOOK: usize = 64 << 10;
 
-/// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client makes room.
+/// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client makes
+/// room.
 struct Unread {
     pieces: usize,
     /// The bytes of these pieces that the socket has not taken.
@@ -111,7 +114,12 @@ struct Unread {
 
 impl Unread {
     fn new() -> Self {
-        Self { pieces: 0, waiting: 0, wanted: 0, since: Instant::now() }
+        Self {
+            pieces: 0,
+            waiting: 0,
+            wanted: 0,
+            since: Instant::now(),
+        }
     }
 
     fn piece_waits(&mut self, bytes: usize) {
@@ -130,13 +138,16 @@ impl Unread {
         }
     }
 
-    /// The time begins again. A single byte is not enough: a client that makes room byte by byte would hold its tasks,
-    /// and room of the budget, for ever.
+    /// The time begins again. A single byte is not enough: a client that makes room byte by byte
+    /// would hold its tasks, and room of the budget, for ever.
     fn ask_for_more(&mut self) {
         self.since = Instant::now();
         let looks = WRITE_TIMEOUT.as_secs() / LOOK_EVERY.as_secs();
-        let in_time = self.waiting / usize::try_from(ANSWER_TIME.as_secs() / WRITE_TIMEOUT.as_secs()).unwrap_or(1);
-        self.wanted = in_time.min(ENOUGH_PER_LOOK * usize::try_from(looks).unwrap_or(1)).max(1);
+        let in_time = self.waiting
+            / usize::try_from(ANSWER_TIME.as_secs() / WRITE_TIMEOUT.as_secs()).unwrap_or(1);
+        self.wanted = in_time
+            .min(ENOUGH_PER_LOOK * usize::try_from(looks).unwrap_or(1))
+            .max(1);
     }
 }
 
@@ -153,21 +164,27 @@ impl Record {
 
     /// True when the client takes too little of an answer.
     pub(super) fn has_unread(&self) -> bool {
-        self.unread().values().any(|answer| answer.since.elapsed() >= WRITE_TIMEOUT)
+        self.unread()
+            .values()
+            .any(|answer| answer.since.elapsed() >= WRITE_TIMEOUT)
     }
 
     fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
         self.unread.lock()
     }
 
-    /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request that `is_awaited`.
+    /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request
+    /// that `is_awaited`.
     pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
         self.in_hand.send_if_modified(|count| {
             *count += counts;
             false
         });
-        InHand { record: Arc::clone(self), counts }
+        InHand {
+            record: Arc::clone(self),
+            counts,
+        }
     }
 
     /// Waits until no awaited request is in hand.
@@ -194,28 +211,46 @@ impl Drop for InHand {
     }
 }
 
-/// Gives the response a body that notices when it has left. Until then the answer holds the handler's room, or that of
-/// its request.
+/// Gives the response a body that notices when it has left. Until then the answer holds the
+/// handler's room, or that of its request.
 pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
     mut response: Response<B>,
     in_hand: InHand,
     request: Share,
 ) -> Response<Shipped<B>> {
-    let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
+    let deliveries = response
+        .extensions_mut()
+        .remove::<Deliveries>()
+        .unwrap_or_default();
     let loading = response.extensions_mut().remove::<Loading>();
-    let room = response.extensions_mut().remove::<Share>().unwrap_or_else(|| {
-        if let Some(bytes) = response.body().size_hint().exact() {
-            request.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
-        }
-        request
-    });
+    let room = response
+        .extensions_mut()
+        .remove::<Share>()
+        .unwrap_or_else(|| {
+            if let Some(bytes) = response.body().size_hint().exact() {
+                request.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+            }
+            request
+        });
     if !deliveries.is_empty() {
         in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
     }
     let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
     let number = in_hand.record.next.fetch_add(1, Ordering::Relaxed);
-    let shipment = Shipment { number, deliveries, parts, is_broken, in_hand, _room: room };
-    response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), loading, ended: false })
+    let shipment = Shipment {
+        number,
+        deliveries,
+        parts,
+        is_broken,
+        in_hand,
+        _room: room,
+    };
+    response.map(|inner| Shipped {
+        inner,
+        shipment: Arc::new(shipment),
+        loading,
+        ended: false,
+    })
 }
 
 /// One answer on its way.
@@ -234,7 +269,10 @@ impl Shipment {
     fn piece_waits(&self, bytes: usize) {
         self.parts.fetch_add(1, Ordering::AcqRel);
         let mut unread = self.in_hand.record.unread();
-        unread.entry(self.number).or_insert_with(Unread::new).piece_waits(bytes);
+        unread
+            .entry(self.number)
+            .or_insert_with(Unread::new)
+            .piece_waits(bytes);
     }
 
     fn piece_moves(&self, count: usize) {
@@ -300,7 +338,10 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Shipped<B> {
     type Data = Piece;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Piece>, B::Error>>> {
         let Some(frame) = ready!(Pin::new(&mut self.inner).poll_frame(cx)?) else {
             self.end();
             return Poll::Ready(None);
@@ -347,9 +388,17 @@ impl Piece {
     fn new(bytes: Bytes, shipment: &Arc<Shipment>, cargo: Cargo) -> Self {
         shipment.piece_waits(bytes.len());
         if !cargo.deliveries.is_empty() {
-            shipment.in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
+            shipment
+                .in_hand
+                .record
+                .carried
+                .fetch_add(1, Ordering::AcqRel);
         }
-        Self { bytes, shipment: Arc::clone(shipment), cargo }
+        Self {
+            bytes,
+            shipment: Arc::clone(shipment),
+            cargo,
+        }
     }
 
     /// Takes the cargo off the connection: it arrived, or goes back.
@@ -357,7 +406,10 @@ impl Piece {
         if self.cargo.is_empty() {
             return;
         }
-        let Cargo { mut deliveries, rooms: _ } = std::mem::take(&mut self.cargo);
+        let Cargo {
+            mut deliveries,
+            rooms: _,
+        } = std::mem::take(&mut self.cargo);
         let record = &self.shipment.in_hand.record;
         if !deliveries.is_empty() {
             record.carried.fetch_sub(1, Ordering::AcqRel);
@@ -405,7 +457,11 @@ mod tests {
         assert_eq!(unread.wanted, 4 * ENOUGH_PER_LOOK, "of a large answer");
         let begun = unread.since;
         unread.bytes_move(1);
-        assert_eq!((unread.wanted, unread.since), (4 * ENOUGH_PER_LOOK - 1, begun), "a byte is not enough");
+        assert_eq!(
+            (unread.wanted, unread.since),
+            (4 * ENOUGH_PER_LOOK - 1, begun),
+            "a byte is not enough"
+        );
         unread.bytes_move(4 * ENOUGH_PER_LOOK);
         assert_eq!(unread.wanted, 4 * ENOUGH_PER_LOOK);
         assert!(unread.since > begun);

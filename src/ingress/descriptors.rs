@@ -9,7 +9,8 @@ const RESERVE: u64 = 200;
 /// The fewest connections of a listener, however few descriptors there are.
 const AT_LEAST: usize = 16;
 
-/// Raises the limit to the highest that this process may set. The usual 1,024 is for programs that use `select`.
+/// Raises the limit to the highest that this process may set. The usual 1,024 is for programs that
+/// use `select`.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
@@ -22,7 +23,11 @@ pub fn raise_limit() {
 /// The most connections of each of the two listeners.
 pub(super) fn for_each_listener(settings: &Settings) -> usize {
     let wanted = settings.limits.max_connections;
-    let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
+    let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return wanted;
+    };
     let rest = limit.saturating_sub(RESERVE + u64::from(settings.database_pool)) / 2;
-    wanted.min(usize::try_from(rest).unwrap_or(usize::MAX)).max(AT_LEAST)
+    wanted
+        .min(usize::try_from(rest).unwrap_or(usize::MAX))
+        .max(AT_LEAST)
 }

@@ -1,5 +1,6 @@
-//! Random input for everything that reads what clients send. No reader panics, none takes more memory than a request
-//! may have, and a task that was read is the same after it is written and read again.
+//! Random input for everything that reads what clients send. No reader panics, none takes more
+//! memory than a request may have, and a task that was read is the same after it is written and
+//! read again.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -76,7 +77,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     let signs = prop::sample::select(&b"{}[]\":,\\\0\xff0-9eE.u &=%+"[..]);
     prop_oneof![
         (any::<Index>(), 0..40_u8).prop_map(|(at, length)| Damage::Cut(at, length)),
-        (any::<Index>(), 0..60_u8, 0..60_u8).prop_map(|(at, length, times)| Damage::Repeat(at, length, times)),
+        (any::<Index>(), 0..60_u8, 0..60_u8)
+            .prop_map(|(at, length, times)| Damage::Repeat(at, length, times)),
         (any::<Index>(), vec(signs, 0..4)).prop_map(|(at, bytes)| Damage::Write(at, bytes)),
     ]
 }
@@ -84,10 +86,11 @@ fn damage() -> impl Strategy<Value = Damage> {
 /// Random bytes, or a sample with a little damage.
 pub(super) fn hostile(samples: impl IntoIterator<Item = Vec<u8>>) -> impl Strategy<Value = Bytes> {
     let samples: Vec<_> = samples.into_iter().collect();
-    let damaged = (prop::sample::select(samples), vec(damage(), 0..4)).prop_map(|(mut text, damages)| {
-        damages.iter().for_each(|damage| damage.apply(&mut text));
-        text
-    });
+    let damaged =
+        (prop::sample::select(samples), vec(damage(), 0..4)).prop_map(|(mut text, damages)| {
+            damages.iter().for_each(|damage| damage.apply(&mut text));
+            text
+        });
     prop_oneof![1 => vec(any::<u8>(), 0..64), 9 => damaged].prop_map(Bytes::from)
 }
 
@@ -97,7 +100,11 @@ pub(super) fn within<T>(bytes: usize, read: impl FnOnce(&mut Tally<'_>) -> T) ->
     let share = budget.share();
     let mut tally = Tally::new(&Settings::default(), &share, bytes);
     let answer = read(&mut tally);
-    assert!(budget.held() <= (24 << 20) + 4 * bytes + (32 << 10), "{} bytes for {bytes}", budget.held());
+    assert!(
+        budget.held() <= (24 << 20) + 4 * bytes + (32 << 10),
+        "{} bytes for {bytes}",
+        budget.held()
+    );
     drop(tally);
     assert_eq!(budget.held(), 0, "what a request does not keep goes back");
     answer
@@ -110,19 +117,35 @@ fn written(task: &NewTask) -> String {
     set("queue", task.queue.clone().into());
     set("key", String::from_utf8(task.key.to_vec()).unwrap().into());
     set("replicas", task.replicas.into());
-    set("priority", task.priority.map(|priority| priority.as_str()).into());
-    let durations =
-        [("delay", task.delay), ("finish_within", task.finish_within), ("lease_duration", task.lease_duration)];
+    set(
+        "priority",
+        task.priority.map(|priority| priority.as_str()).into(),
+    );
+    let durations = [
+        ("delay", task.delay),
+        ("finish_within", task.finish_within),
+        ("lease_duration", task.lease_duration),
+    ];
     for (name, time) in durations {
-        set(name, time.map(|time| humantime::format_duration(time).to_string()).into());
+        set(
+            name,
+            time.map(|time| humantime::format_duration(time).to_string())
+                .into(),
+        );
     }
-    set("not_before", task.not_before_unix_ms.map(to_rfc_3339).into());
+    set(
+        "not_before",
+        task.not_before_unix_ms.map(to_rfc_3339).into(),
+    );
     set("deadline", task.deadline_unix_ms.map(to_rfc_3339).into());
     set("max_attempts", task.max_attempts.into());
     set("headers", serde_json::to_value(&task.headers).unwrap());
     set("traceparent", task.traceparent.clone().into());
     match task.payload_encoding {
-        Encoding::Text => drop(set("payload", String::from_utf8(task.payload.to_vec()).unwrap().into())),
+        Encoding::Text => drop(set(
+            "payload",
+            String::from_utf8(task.payload.to_vec()).unwrap().into(),
+        )),
         Encoding::Bytes => drop(set("payload_base64", BASE64.encode(&task.payload).into())),
         Encoding::Unknown => assert!(task.payload.is_empty()),
         Encoding::Json => {
@@ -130,7 +153,10 @@ fn written(task: &NewTask) -> String {
             let text = serde_json::to_string(&fields).unwrap();
             let payload = std::str::from_utf8(&task.payload).unwrap();
             let _: &RawValue = serde_json::from_str(payload).unwrap();
-            return format!("{},\"payload\":{payload}}}", text.strip_suffix('}').unwrap());
+            return format!(
+                "{},\"payload\":{payload}}}",
+                text.strip_suffix('}').unwrap()
+            );
         }
     }
     serde_json::to_string(&fields).unwrap()

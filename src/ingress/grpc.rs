@@ -1,5 +1,5 @@
-//! The gRPC API: the proto's services, with reflection and health. A handler converts messages and calls an operation
-//! of `api`.
+//! The gRPC API: the proto's services, with reflection and health. A handler converts messages and
+//! calls an operation of `api`.
 
 mod not_ready;
 mod operator;
@@ -55,7 +55,10 @@ use crate::{
 };
 
 /// The pace of a call's message.
-const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
+const PACE: Pace = Pace {
+    silence: Duration::from_secs(30),
+    whole: Duration::from_secs(120),
+};
 
 /// The largest message to reflection or health, which take no token: a name, or a few.
 const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
@@ -78,7 +81,12 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let stopping = async {
         state.stop.cancelled().await;
         // Load balancers turn to other processes while taskd answers the last calls.
-        set_health(&health, &[DISCOVERY, TASKS, OPERATOR, WHOLE], ServingStatus::NotServing).await;
+        set_health(
+            &health,
+            &[DISCOVERY, TASKS, OPERATOR, WHOLE],
+            ServingStatus::NotServing,
+        )
+        .await;
     };
     let api = Arc::clone(&state.api);
     let door = Door {
@@ -146,7 +154,8 @@ pub const METHODS: [(&str, Role); 33] = [
 
 /// The services, and what a call passes on its way to one of them.
 ///
-/// They stand here one by one: with a general router in front of them, a call of one task takes 3 % more CPU.
+/// They stand here one by one: with a general router in front of them, a call of one task takes 3 %
+/// more CPU.
 struct Services {
     settings: Arc<Settings>,
     api: Arc<Api>,
@@ -161,7 +170,8 @@ impl Handlers for Arc<Services> {
 
     /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
     async fn answer(self, request: HttpRequest<Counted>) -> HttpResponse<Body> {
-        // A page in a browser may send other types without asking, and this one only where taskd agrees. It never does.
+        // A page in a browser may send other types without asking, and this one only where taskd
+        // agrees. It never does.
         let kind = request.headers().get(header::CONTENT_TYPE);
         if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
             let mut refused = HttpResponse::new(Body::empty());
@@ -169,7 +179,9 @@ impl Handlers for Arc<Services> {
             return refused;
         }
         let path = request.uri().path();
-        let known = METHODS.iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
+        let known = METHODS
+            .iter()
+            .find(|(method, _)| path.strip_prefix('/') == Some(*method));
         let Some(&(method, role)) = known else {
             if may_stay_at(path) {
                 // In a box: the calls of taskd need not keep room for these.
@@ -182,17 +194,33 @@ impl Handlers for Arc<Services> {
 }
 
 impl Services {
-    async fn call(&self, method: &str, role: Role, request: HttpRequest<Counted>) -> HttpResponse<Body> {
+    async fn call(
+        &self,
+        method: &str,
+        role: Role,
+        request: HttpRequest<Counted>,
+    ) -> HttpResponse<Body> {
         let shape = wire::shape(request.uri().path());
         let (mut head, body) = request.into_parts();
-        let client: Client = *head.extensions.get().expect("the connection gives each request its client");
-        if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role).await {
+        let client: Client = *head
+            .extensions
+            .get()
+            .expect("the connection gives each request its client");
+        if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role).await
+        {
             let refused = Status::from(error).into_http();
             log_refusal(&refused, &client, None, method);
             return refused;
         }
-        let access = head.extensions.get().map(|caller: &Caller| caller.access.clone());
-        let share: Share = head.extensions.get().cloned().expect("each request has a share");
+        let access = head
+            .extensions
+            .get()
+            .map(|caller: &Caller| caller.access.clone());
+        let share: Share = head
+            .extensions
+            .get()
+            .cloned()
+            .expect("each request has a share");
         let settings = Arc::clone(&self.settings);
         let inspect = move |message: &[u8]| {
             let mut tally = Tally::new(&settings, &share, message.len());
@@ -213,8 +241,15 @@ impl Services {
 }
 
 /// Logs an answer that is a refusal. Such an answer has its status in its head.
-fn log_refusal(answer: &HttpResponse<Body>, client: &Client, access: Option<&Access>, method: &str) {
-    let Some(status) = Status::from_header_map(answer.headers()) else { return };
+fn log_refusal(
+    answer: &HttpResponse<Body>,
+    client: &Client,
+    access: Option<&Access>,
+    method: &str,
+) {
+    let Some(status) = Status::from_header_map(answer.headers()) else {
+        return;
+    };
     let as_http = match status.code() {
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         Code::PermissionDenied => StatusCode::FORBIDDEN,
@@ -242,9 +277,22 @@ const WHOLE: &str = "";
 async fn services(state: &State) -> Result<(Services, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let api = &state.api;
-    let (discovery, tasks, operator) = (api.discovery.is_some(), api.tasks.is_some(), api.query.is_some());
-    for (service, runs) in [(DISCOVERY, discovery), (TASKS, tasks), (OPERATOR, operator), (WHOLE, true)] {
-        let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
+    let (discovery, tasks, operator) = (
+        api.discovery.is_some(),
+        api.tasks.is_some(),
+        api.query.is_some(),
+    );
+    for (service, runs) in [
+        (DISCOVERY, discovery),
+        (TASKS, tasks),
+        (OPERATOR, operator),
+        (WHOLE, true),
+    ] {
+        let status = if runs {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
         set_health(&reporter, &[service], status).await;
     }
     let reflection = || {
@@ -252,7 +300,8 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
             .register_encoded_file_descriptor_set(pb::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    // Several programs know only the older version, for example the package grpcio-reflection of Python.
+    // Several programs know only the older version, for example the package grpcio-reflection of
+    // Python.
     let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     let others = Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
         .add_service(v1.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
@@ -280,7 +329,10 @@ struct Service(State);
 /// The message of a call, and the client that sent it.
 fn open<T>(request: Request<T>) -> (Caller, T) {
     let (_, mut extensions, message) = request.into_parts();
-    (extensions.remove().expect("each call was authenticated"), message)
+    (
+        extensions.remove().expect("each call was authenticated"),
+        message,
+    )
 }
 
 fn results<T: From<A>, A>(answers: Vec<A>) -> Vec<T> {
@@ -294,7 +346,11 @@ impl Discovery for Service {
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let context = traced::caller_context(request.metadata().as_ref());
-        let share: Share = request.extensions().get().cloned().expect("each request has a share");
+        let share: Share = request
+            .extensions()
+            .get()
+            .cloned()
+            .expect("each request has a share");
         let (caller, request) = open(request);
         let (wait, max_bytes) = (insert_wait(&request), request.max_bytes);
         let mut tasks: Vec<_> = request.tasks.into_iter().map(NewTask::try_from).collect();
@@ -304,21 +360,37 @@ impl Discovery for Service {
 
     type WatchTaskStream = Events;
 
-    async fn watch_task(&self, request: Request<pb::WatchTaskRequest>) -> Result<Response<Events>, Status> {
+    async fn watch_task(
+        &self,
+        request: Request<pb::WatchTaskRequest>,
+    ) -> Result<Response<Events>, Status> {
         let (caller, request) = open(request);
         let last = Some(&request.last_event_id[..]);
-        Ok(Response::new(events(self.0.api.watch_task(&caller, &request.id, last).await?)))
+        Ok(Response::new(events(
+            self.0.api.watch_task(&caller, &request.id, last).await?,
+        )))
     }
 
     type WatchQueueStream = Events;
 
-    async fn watch_queue(&self, request: Request<pb::WatchQueueRequest>) -> Result<Response<Events>, Status> {
+    async fn watch_queue(
+        &self,
+        request: Request<pb::WatchQueueRequest>,
+    ) -> Result<Response<Events>, Status> {
         let (caller, request) = open(request);
         let last = Some(&request.last_event_id[..]);
-        Ok(Response::new(events(self.0.api.watch_queue(&caller, &request.queue, last).await?)))
+        Ok(Response::new(events(
+            self.0
+                .api
+                .watch_queue(&caller, &request.queue, last)
+                .await?,
+        )))
     }
 
-    async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
+    async fn get_task(
+        &self,
+        request: Request<pb::GetTaskRequest>,
+    ) -> Result<Response<pb::Task>, Status> {
         let (caller, request) = open(request);
         let room = |bytes| {
             let room = self.0.budget.answer(&caller.access, bytes);
@@ -333,7 +405,14 @@ impl Discovery for Service {
         request: Request<pb::ListTasksRequest>,
     ) -> Result<Response<pb::ListTasksResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(&caller, self.0.api.list_tasks(&caller, TaskPages::try_from(request)).await?.into())
+        self.within(
+            &caller,
+            self.0
+                .api
+                .list_tasks(&caller, TaskPages::try_from(request))
+                .await?
+                .into(),
+        )
     }
 
     async fn explain_task(
@@ -341,7 +420,9 @@ impl Discovery for Service {
         request: Request<pb::ExplainTaskRequest>,
     ) -> Result<Response<pb::TaskExplanation>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
+        Ok(Response::new(
+            self.0.api.explain(&caller, &request.into()).await?.into(),
+        ))
     }
 
     async fn cancel_tasks(
@@ -349,7 +430,11 @@ impl Discovery for Service {
         request: Request<pb::CancelTasksRequest>,
     ) -> Result<Response<pb::CancelTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let changed = self.0.api.cancel_chosen(&caller, ChangeTasks::try_from(request)).await?;
+        let changed = self
+            .0
+            .api
+            .cancel_chosen(&caller, ChangeTasks::try_from(request))
+            .await?;
         Ok(Response::new(changed.into()))
     }
 }
@@ -380,7 +465,9 @@ impl From<Refused> for Status {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Excess(Excess::NoRoom(_)) => Self::resource_exhausted(refused.to_string()),
-            Refused::Excess(_) | Refused::Malformed(_) => Self::invalid_argument(refused.to_string()),
+            Refused::Excess(_) | Refused::Malformed(_) => {
+                Self::invalid_argument(refused.to_string())
+            }
         }
     }
 }
@@ -409,14 +496,24 @@ mod tests {
         size_of::<F>()
     }
 
-    /// Ten thousand calls may wait. An `async fn` keeps a future that it is handed twice, and one around it four times.
+    /// Ten thousand calls may wait. An `async fn` keeps a future that it is handed twice, and one
+    /// around it four times.
     #[test]
     fn calls_are_small() {
-        let get = size(|api: &'static Api, caller: &'static Caller, request| api.get(caller, request));
-        let complete = size(|api: &'static Api, caller: &'static Caller, batch| api.complete(caller, batch));
-        let insert = size(|api: &'static Api, caller: &'static Caller, tasks| api.insert(caller, tasks));
+        let get =
+            size(|api: &'static Api, caller: &'static Caller, request| api.get(caller, request));
+        let complete =
+            size(|api: &'static Api, caller: &'static Caller, batch| api.complete(caller, batch));
+        let insert =
+            size(|api: &'static Api, caller: &'static Caller, tasks| api.insert(caller, tasks));
         let answer = size(|services: Arc<Services>, request, ()| services.answer(request));
         let sizes = [get, complete, insert, answer];
-        assert!(sizes.into_iter().zip([1700, 1200, 1600, 3200]).all(|(size, most)| size <= most), "{sizes:?}");
+        assert!(
+            sizes
+                .into_iter()
+                .zip([1700, 1200, 1600, 3200])
+                .all(|(size, most)| size <= most),
+            "{sizes:?}"
+        );
     }
 }

@@ -36,16 +36,28 @@ pub struct Lines<S> {
 }
 
 impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
-    /// Splits `stream`, and drops a line longer than `max` while it reads it. `dropped` hears of the bytes of such
-    /// lines, and of blank ones.
+    /// Splits `stream`, and drops a line longer than `max` while it reads it. `dropped` hears of
+    /// the bytes of such lines, and of blank ones.
     pub fn new(stream: S, max: usize, dropped: impl FnMut(usize) + Send + 'static) -> Self {
         let dropped = Box::new(dropped);
         let begun = Arc::default();
-        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0, begun, dropped };
-        Self { lines: FramedRead::with_capacity(StreamReader::new(stream), decoder, READ_BYTES), failed: None }
+        let decoder = LineDecoder {
+            max,
+            number: 0,
+            searched: 0,
+            is_too_long: false,
+            consumed: 0,
+            begun,
+            dropped,
+        };
+        Self {
+            lines: FramedRead::with_capacity(StreamReader::new(stream), decoder, READ_BYTES),
+            failed: None,
+        }
     }
 
-    /// Waits for a line, and takes the lines that are ready behind it: at most `max`. Empty at the end. Cancel safe.
+    /// Waits for a line, and takes the lines that are ready behind it: at most `max`. Empty at the
+    /// end. Cancel safe.
     pub async fn next_batch(&mut self, max: usize) -> io::Result<Vec<Line>> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -81,7 +93,8 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
     }
 }
 
-/// Drops the byte order mark with which some editors begin a file: it is no part of a key, nor of JSON.
+/// Drops the byte order mark with which some editors begin a file: it is no part of a key, nor of
+/// JSON.
 pub(super) fn without_mark(text: &mut Bytes) {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if text.starts_with(MARK) {
@@ -115,7 +128,10 @@ impl LineDecoder {
         }
         if std::mem::take(&mut self.is_too_long) || length > self.max {
             (self.dropped)(length + end);
-            return Some(Line { number: self.number, text: Err(TooLong(self.max)) });
+            return Some(Line {
+                number: self.number,
+                text: Err(TooLong(self.max)),
+            });
         }
         if text.iter().all(u8::is_ascii_whitespace) {
             (self.dropped)(length + end);
@@ -125,7 +141,10 @@ impl LineDecoder {
         if text.ends_with(b"\r") {
             text.truncate(text.len() - 1);
         }
-        Some(Line { number: self.number, text: Ok(text) })
+        Some(Line {
+            number: self.number,
+            text: Ok(text),
+        })
     }
 }
 
@@ -134,7 +153,10 @@ impl Decoder for LineDecoder {
     type Error = io::Error;
 
     fn decode(&mut self, buffer: &mut BytesMut) -> io::Result<Option<Line>> {
-        while let Some(at) = buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+        while let Some(at) = buffer[self.searched..]
+            .iter()
+            .position(|byte| *byte == b'\n')
+        {
             if let Some(line) = self.take(buffer, self.searched + at, 1) {
                 return Ok(Some(line));
             }
@@ -171,11 +193,17 @@ mod tests {
     use super::*;
 
     async fn lines(chunks: &[&'static str], max: usize) -> Vec<(u64, Option<String>)> {
-        let chunks = chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk.as_bytes())));
+        let chunks = chunks
+            .iter()
+            .map(|chunk| Ok(Bytes::from_static(chunk.as_bytes())));
         let mut lines = Lines::new(stream::iter(chunks.collect::<Vec<_>>()), max, drop);
         let mut all = Vec::new();
         while let [line] = &lines.next_batch(1).await.unwrap()[..] {
-            let text = line.text.as_ref().ok().map(|text| String::from_utf8(text.to_vec()).unwrap());
+            let text = line
+                .text
+                .as_ref()
+                .ok()
+                .map(|text| String::from_utf8(text.to_vec()).unwrap());
             all.push((line.number, text));
         }
         all
@@ -189,13 +217,19 @@ mod tests {
     async fn lines_are_found_wherever_chunks_end() {
         let whole = [line(1, "one"), line(2, "two"), line(4, "four")];
         assert_eq!(lines(&["one\ntwo\r\n\nfour"], 9).await, whole);
-        assert_eq!(lines(&["o", "ne\nt", "wo\r", "\n", "\nfo", "ur", "\n"], 9).await, whole);
+        assert_eq!(
+            lines(&["o", "ne\nt", "wo\r", "\n", "\nfo", "ur", "\n"], 9).await,
+            whole
+        );
         assert_eq!(lines(&[], 9).await, []);
     }
 
     #[tokio::test]
     async fn a_byte_order_mark_at_the_beginning_is_no_part_of_a_line() {
-        assert_eq!(lines(&["\u{feff}one\r\n\u{feff}two"], 9).await, [line(1, "one"), line(2, "\u{feff}two")]);
+        assert_eq!(
+            lines(&["\u{feff}one\r\n\u{feff}two"], 9).await,
+            [line(1, "one"), line(2, "\u{feff}two")]
+        );
         assert_eq!(lines(&["\u{feff}\r\ntwo"], 9).await, [line(2, "two")]);
         assert_eq!(lines(&["\u{feff}"], 9).await, []);
     }
@@ -204,25 +238,43 @@ mod tests {
     async fn a_long_line_is_dropped_and_the_next_one_is_not() {
         let expected = [(1, None), line(2, "ok"), (3, None)];
         assert_eq!(lines(&["123456\nok\n1234", "56"], 5).await, expected);
-        assert_eq!(lines(&["123", "456", "789\nok\n", "1234567890"], 5).await, expected);
+        assert_eq!(
+            lines(&["123", "456", "789\nok\n", "1234567890"], 5).await,
+            expected
+        );
     }
 
     #[tokio::test]
     async fn of_a_stream_that_breaks_the_whole_lines_count_and_the_last_piece_does_not() {
-        let chunks = [Ok(Bytes::from_static(b"one\ntw")), Err(io::Error::other("broken"))];
+        let chunks = [
+            Ok(Bytes::from_static(b"one\ntw")),
+            Err(io::Error::other("broken")),
+        ];
         let mut lines = Lines::new(stream::iter(chunks), 9, drop);
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 1);
-        assert_eq!(lines.next_batch(10).await.unwrap_err().to_string(), "broken");
+        assert_eq!(
+            lines.next_batch(10).await.unwrap_err().to_string(),
+            "broken"
+        );
         assert!(lines.next_batch(10).await.unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn every_byte_is_consumed_or_dropped_once_and_dropped_at_once() {
-        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0", "12345", "\n \n", "\nend"].map(|chunk| Ok(chunk.into()));
+        let chunks = [
+            "one\n\n\ntw",
+            "o\r\n123456789",
+            "0",
+            "12345",
+            "\n \n",
+            "\nend",
+        ]
+        .map(|chunk| Ok(chunk.into()));
         let dropped = Arc::new(AtomicUsize::new(0));
         let (dropping, seen) = (dropped.clone(), Arc::new(Mutex::new(Vec::new())));
         let (reading, before) = (seen.clone(), dropped.clone());
-        let chunks = stream::iter(chunks).inspect(move |_| reading.lock().push(before.load(Relaxed)));
+        let chunks =
+            stream::iter(chunks).inspect(move |_| reading.lock().push(before.load(Relaxed)));
         let count = move |bytes| {
             dropping.fetch_add(bytes, Relaxed);
         };
@@ -237,12 +289,21 @@ mod tests {
     #[tokio::test]
     async fn a_line_begins_with_its_first_byte() {
         let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(8);
-        let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 4, drop);
+        let mut lines = Lines::new(
+            tokio_stream::wrappers::ReceiverStream::new(receiver),
+            4,
+            drop,
+        );
         let begun = lines.begun();
         // Each part, and whether a line has begun then. The last but one is too long.
-        for (part, has_begun) in
-            [("\n", false), ("a", true), ("b", true), ("\n", false), ("\nx\n12345", true), ("6", true)]
-        {
+        for (part, has_begun) in [
+            ("\n", false),
+            ("a", true),
+            ("b", true),
+            ("\n", false),
+            ("\nx\n12345", true),
+            ("6", true),
+        ] {
             sender.send(Ok(part.into())).await.unwrap();
             while lines.next_batch(2).now_or_never().is_some() {}
             assert_eq!(begun.lock().is_some(), has_begun, "{part:?}");
@@ -250,13 +311,21 @@ mod tests {
         let first = *begun.lock();
         sender.send(Ok("7".into())).await.unwrap();
         assert!(lines.next_batch(2).now_or_never().is_none());
-        assert_eq!(*begun.lock(), first, "it does not begin again with each byte");
+        assert_eq!(
+            *begun.lock(),
+            first,
+            "it does not begin again with each byte"
+        );
     }
 
     #[tokio::test]
     async fn a_batch_takes_what_is_there_and_waits_for_nothing_more() {
         let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(8);
-        let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 99, drop);
+        let mut lines = Lines::new(
+            tokio_stream::wrappers::ReceiverStream::new(receiver),
+            99,
+            drop,
+        );
         sender.send(Ok("a\nb\nc".into())).await.unwrap();
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 2);
         sender.send(Ok("\nd\ne\n".into())).await.unwrap();

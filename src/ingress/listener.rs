@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const HASTE: Duration = Duration::from_secs(5);
 /// How long a connection may stay without an accepted call, if calls need a token.
 const STRANGERS_STAY: Duration = Duration::from_secs(30);
-/// The connections beyond the limit that taskd answers at a time. The oldest makes way for the next.
+/// The connections beyond the limit that taskd answers at a time. The oldest makes way for the
+/// next.
 const WITHOUT_ROOM: usize = 32;
 /// The pause after a failed accept: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,11 +57,13 @@ fn why(error: &io::Error) -> String {
 
 /// Listens on `addr`; `what` is `http` or `grpc`, as in `--http-listen`.
 pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, CannotListen> {
-    TcpListener::bind(addr).await.map_err(|error| CannotListen { addr, what, error })
+    TcpListener::bind(addr)
+        .await
+        .map_err(|error| CannotListen { addr, what, error })
 }
 
-/// How long a connection may stay without an accepted call; `None`: until it has to make way. Without tokens there is
-/// nothing that a client could show.
+/// How long a connection may stay without an accepted call; `None`: until it has to make way.
+/// Without tokens there is nothing that a client could show.
 pub(super) fn strangers_stay(settings: &Settings) -> Option<Duration> {
     (settings.auth == Auth::Tokens).then_some(STRANGERS_STAY)
 }
@@ -94,7 +97,9 @@ pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                said.now_and_then(|| tracing::warn!("cannot accept connections over {}: {error}", door.name));
+                said.now_and_then(|| {
+                    tracing::warn!("cannot accept connections over {}: {error}", door.name)
+                });
                 sleep(PAUSE).await;
                 continue;
             }
@@ -102,10 +107,17 @@ pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
         let Some((place, made_way)) = connections.admit() else {
             metrics::refused_connection(door.answering.protocol);
             said.now_and_then(|| {
-                tracing::warn!("{} connections over {}: no room for more", door.max_connections, door.name)
+                tracing::warn!(
+                    "{} connections over {}: no room for more",
+                    door.max_connections,
+                    door.name
+                )
             });
             if let Some(handlers) = &door.without_room {
-                let answering = Answering { handlers: handlers.clone(), ..door.answering.clone() };
+                let answering = Answering {
+                    handlers: handlers.clone(),
+                    ..door.answering.clone()
+                };
                 drop(tasks.spawn(brief(stream, answering, &mut turned_away)));
             }
             continue;
@@ -138,12 +150,15 @@ pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
 
 /// Waits until a connection has been here for `stay` without an accepted call, and tells it to end.
 async fn a_stranger_stayed(connections: &Connections, stay: Option<Duration>) {
-    let Some((stay, since)) = stay.zip(connections.oldest_stranger()) else { return future::pending().await };
+    let Some((stay, since)) = stay.zip(connections.oldest_stranger()) else {
+        return future::pending().await;
+    };
     sleep_until((since + stay).into()).await;
     connections.end_strangers(stay);
 }
 
-/// Serves a connection beyond the limit. It makes way for later ones, so that silent clients do not keep out probes.
+/// Serves a connection beyond the limit. It makes way for later ones, so that silent clients do not
+/// keep out probes.
 fn brief<H: Handlers>(
     stream: TcpStream,
     answering: Answering<H>,
@@ -157,7 +172,14 @@ fn brief<H: Handlers>(
         oldest.cancel();
     }
     async move {
-        make_way.run_until_cancelled(connection::serve(stream, answering, Standing::without_place(), HASTE)).await;
+        make_way
+            .run_until_cancelled(connection::serve(
+                stream,
+                answering,
+                Standing::without_place(),
+                HASTE,
+            ))
+            .await;
     }
 }
 
@@ -180,10 +202,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_taken_address_is_answered_with_the_flag_that_helps() {
-        let taken = bind("127.0.0.1:0".parse().unwrap(), "http").await.unwrap().local_addr().map(|addr| addr.port());
-        let holder = bind(([127, 0, 0, 1], taken.unwrap()).into(), "http").await.unwrap();
+        let taken = bind("127.0.0.1:0".parse().unwrap(), "http")
+            .await
+            .unwrap()
+            .local_addr()
+            .map(|addr| addr.port());
+        let holder = bind(([127, 0, 0, 1], taken.unwrap()).into(), "http")
+            .await
+            .unwrap();
         let addr = holder.local_addr().unwrap();
         let error = bind(addr, "http").await.unwrap_err().to_string();
-        assert_eq!(error, format!("cannot listen on {addr} (http): address in use; choose another with --http-listen"));
+        assert_eq!(
+            error,
+            format!(
+                "cannot listen on {addr} (http): address in use; choose another with --http-listen"
+            )
+        );
     }
 }

@@ -25,7 +25,10 @@ pub(super) async fn http(request: Request, next: Next) -> Response {
 
 /// Records a call. A successful call sends its code only behind its answer.
 pub(super) fn grpc<B>(method: &'static str, response: &Response<B>, started: Instant) {
-    let code = response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()));
+    let code = response
+        .headers()
+        .get("grpc-status")
+        .map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()));
     metrics::grpc_request(method, name(code), started.elapsed());
 }
 

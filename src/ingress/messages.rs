@@ -11,8 +11,8 @@ const SMALL: usize = 64 << 10;
 
 /// Holds back a large message until all of it is here.
 ///
-/// The gRPC library allocates the whole message when it has read the length, and the length may announce bytes that
-/// never come.
+/// The gRPC library allocates the whole message when it has read the length, and the length may
+/// announce bytes that never come.
 pub(super) struct Messages {
     /// The gRPC library refuses a longer message, and allocates nothing for it.
     most: usize,
@@ -44,7 +44,8 @@ impl Messages {
         self.missing == 0 && self.prefix_bytes == 0
     }
 
-    /// Takes the next bytes of the body. Answers the first ones that may be handed on; [`Self::next`] has the others.
+    /// Takes the next bytes of the body. Answers the first ones that may be handed on;
+    /// [`Self::next`] has the others.
     pub(super) fn take(&mut self, mut bytes: Bytes) -> Option<Bytes> {
         let mut followed = 0;
         let mut ready = 0;
@@ -91,7 +92,8 @@ impl Messages {
             return length;
         }
         let length = bytes.len().min(PREFIX - self.prefix_bytes);
-        self.prefix[self.prefix_bytes..self.prefix_bytes + length].copy_from_slice(&bytes[..length]);
+        self.prefix[self.prefix_bytes..self.prefix_bytes + length]
+            .copy_from_slice(&bytes[..length]);
         self.prefix_bytes += length;
         // Also of a small message the prefix waits until it is whole.
         self.is_held_back = self.prefix_bytes < PREFIX;
@@ -135,7 +137,10 @@ mod tests {
         assert!(handed_on(&mut messages, begin).is_empty());
         assert!(!messages.is_whole() && !messages.is_empty());
         let next = message(3);
-        assert_eq!(handed_on(&mut messages, &[end, &next[..7]].concat()).len(), large.len() + 7);
+        assert_eq!(
+            handed_on(&mut messages, &[end, &next[..7]].concat()).len(),
+            large.len() + 7
+        );
         assert!(!messages.is_whole() && messages.is_empty());
         assert_eq!(handed_on(&mut messages, &next[7..]).len(), 1);
         assert!(messages.is_whole());
@@ -146,8 +151,14 @@ mod tests {
         let body = [message(0), message(3), message(SMALL + 9), message(1)].concat();
         for size in [1, 4, 5, 6, 1000, SMALL, body.len()] {
             let mut messages = Messages::new(1 << 20);
-            let out: Vec<u8> = body.chunks(size).flat_map(|chunk| handed_on(&mut messages, chunk)).collect();
-            assert!(out == body && messages.is_whole() && messages.is_empty(), "in chunks of {size}");
+            let out: Vec<u8> = body
+                .chunks(size)
+                .flat_map(|chunk| handed_on(&mut messages, chunk))
+                .collect();
+            assert!(
+                out == body && messages.is_whole() && messages.is_empty(),
+                "in chunks of {size}"
+            );
         }
     }
 
@@ -155,7 +166,11 @@ mod tests {
     fn a_message_that_is_too_long_or_broke_off_is_handed_on() {
         let mut messages = Messages::new(1 << 20);
         let too_long = message((1 << 20) + 1);
-        assert_eq!(handed_on(&mut messages, &too_long[..PREFIX]).len(), PREFIX, "the gRPC library refuses it");
+        assert_eq!(
+            handed_on(&mut messages, &too_long[..PREFIX]).len(),
+            PREFIX,
+            "the gRPC library refuses it"
+        );
         let mut messages = Messages::new(1 << 20);
         assert!(handed_on(&mut messages, &message(1 << 20)[..1000]).is_empty());
         messages.end();

@@ -1,7 +1,9 @@
-//! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and writes the answer.
+//! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and
+//! writes the answer.
 //!
-//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks for its token;
-//! `standing` knows whose connection it is; `socket` and `delivery` see an answer off. `body`, `budget`, `tally` and `staying` limit what a request may take.
+//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks
+//! for its token; `standing` knows whose connection it is; `socket` and `delivery` see an answer
+//! off. `body`, `budget`, `tally` and `staying` limit what a request may take.
 
 mod authenticate;
 mod body;

@@ -1,4 +1,5 @@
-//! The log of refused calls: who calls without a right, and which client still sends a token that was revoked.
+//! The log of refused calls: who calls without a right, and which client still sends a token that
+//! was revoked.
 
 use std::time::{Duration, Instant};
 
@@ -21,16 +22,27 @@ const EVERY: Duration = Duration::from_secs(6);
 /// The bytes of a reason in the log.
 const REASON: usize = 300;
 
-/// Logs a call with this answer, if it is a refusal (401, 403 or 429) and the log has not had too many of them.
-pub(super) fn log(status: StatusCode, client: &Client, access: Option<&Access>, route: &str, why: &str) {
+/// Logs a call with this answer, if it is a refusal (401, 403 or 429) and the log has not had too
+/// many of them.
+pub(super) fn log(
+    status: StatusCode,
+    client: &Client,
+    access: Option<&Access>,
+    route: &str,
+    why: &str,
+) {
     let pace = match status {
         StatusCode::UNAUTHORIZED => &WITHOUT_TOKEN,
         StatusCode::FORBIDDEN => &WITHOUT_RIGHT,
         StatusCode::TOO_MANY_REQUESTS => &TOO_MANY,
         _ => return,
     };
-    let Some(left_out) = pace.admit(Instant::now()) else { return };
-    let peer = client.peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
+    let Some(left_out) = pace.admit(Instant::now()) else {
+        return;
+    };
+    let peer = client
+        .peer
+        .map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
     let token = match access.and_then(Access::token) {
         Some(token) => format!(" with the token {:?}", token.name),
         None => String::new(),

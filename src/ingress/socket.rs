@@ -19,11 +19,12 @@ use tokio_io_timeout::TimeoutWriter;
 use super::delivery::{Record, WRITE_TIMEOUT};
 use crate::queue::Delivery;
 
-/// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count as written.
+/// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count
+/// as written.
 const UNSENT: u32 = 128 << 10;
 
-/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client that waits for a
-/// task may go without a word.
+/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client
+/// that waits for a task may go without a word.
 const SILENCE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
@@ -37,7 +38,10 @@ pub(super) struct Socket {
 impl Socket {
     pub(super) fn new(stream: TcpStream, record: Arc<Record>) -> Self {
         let options = SockRef::from(&stream);
-        let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBE_EVERY).with_retries(PROBES);
+        let keepalive = TcpKeepalive::new()
+            .with_time(SILENCE)
+            .with_interval(PROBE_EVERY)
+            .with_retries(PROBES);
         let set = options
             .set_tcp_nodelay(true)
             .and_then(|()| options.set_tcp_notsent_lowat(UNSENT))
@@ -45,22 +49,32 @@ impl Socket {
         if let Err(error) = set {
             tracing::debug!("cannot set the options of a connection: {error}");
         }
-        Self { stream: with_write_timeout(stream, WRITE_TIMEOUT), record }
+        Self {
+            stream: with_write_timeout(stream, WRITE_TIMEOUT),
+            record,
+        }
     }
 
     /// Confirms the deliveries whose answers are written.
     fn confirm(&self) {
-        self.record.take_written().into_iter().for_each(Delivery::delivered);
+        self.record
+            .take_written()
+            .into_iter()
+            .for_each(Delivery::delivered);
     }
 
-    /// Refuses to write an answer with deliveries to a client that has hung up and cannot have read all of it.
+    /// Refuses to write an answer with deliveries to a client that has hung up and cannot have read
+    /// all of it.
     fn check_client(&self) -> io::Result<()> {
         if !self.record.is_carrying() {
             return Ok(());
         }
         let mut byte = [MaybeUninit::uninit()];
         match SockRef::from(self.stream.get_ref()).peek(&mut byte) {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has hung up")),
+            Ok(0) => Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "the client has hung up",
+            )),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => Ok(()),
         }
@@ -68,13 +82,21 @@ impl Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.stream.as_mut().poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.check_client()?;
         self.stream.as_mut().poll_write(cx, buf)
     }
@@ -104,7 +126,10 @@ impl AsyncWrite for Socket {
 }
 
 /// Fails writes that make no progress for `limit`.
-fn with_write_timeout<T: AsyncRead + AsyncWrite>(stream: T, limit: Duration) -> Pin<Box<TimeoutWriter<T>>> {
+fn with_write_timeout<T: AsyncRead + AsyncWrite>(
+    stream: T,
+    limit: Duration,
+) -> Pin<Box<TimeoutWriter<T>>> {
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(limit));
     Box::pin(stream)

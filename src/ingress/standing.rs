@@ -1,8 +1,9 @@
 //! The connections of a listener, and what each has shown so far.
 //!
-//! A connection on which no call was accepted belongs to a stranger: it may not stay for long, and makes way if the
-//! listener has no room. Every other connection belongs to the token of its last accepted call, and a token that is
-//! restricted holds at most half of all connections. So neither strangers nor one tenant keep out everybody else.
+//! A connection on which no call was accepted belongs to a stranger: it may not stay for long, and
+//! makes way if the listener has no room. Every other connection belongs to the token of its last
+//! accepted call, and a token that is restricted holds at most half of all connections. So neither
+//! strangers nor one tenant keep out everybody else.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +32,8 @@ struct Inner {
     lists: Mutex<Lists>,
 }
 
-/// The connections with a place, by their numbers, so that the oldest comes first. Each is in one of the lists.
+/// The connections with a place, by their numbers, so that the oldest comes first. Each is in one
+/// of the lists.
 #[derive(Default)]
 struct Lists {
     next: u64,
@@ -63,15 +65,21 @@ struct State {
     access: Option<Access>,
 }
 
-/// The place of a connection. Its drop frees the place, even if a request of the connection is still in hand.
+/// The place of a connection. Its drop frees the place, even if a request of the connection is
+/// still in hand.
 pub(super) struct Place(Standing);
 
 impl Connections {
     pub(super) fn new(most: usize, is_valid: IsValid) -> Self {
-        Self(Arc::new(Inner { places: Shares::new(most), is_valid, lists: Mutex::default() }))
+        Self(Arc::new(Inner {
+            places: Shares::new(most),
+            is_valid,
+            lists: Mutex::default(),
+        }))
     }
 
-    /// Admits a new connection. Without a free place, the oldest stranger makes way; `None`: there is no stranger.
+    /// Admits a new connection. Without a free place, the oldest stranger makes way; `None`: there
+    /// is no stranger.
     ///
     /// Answers whether another connection made way.
     pub(super) fn admit(&self) -> Option<(Place, bool)> {
@@ -91,12 +99,16 @@ impl Connections {
         Place(standing)
     }
 
-    /// Takes the place of the oldest stranger, or of the oldest connection whose token is no longer valid.
+    /// Takes the place of the oldest stranger, or of the oldest connection whose token is no longer
+    /// valid.
     fn oldest_place(&self) -> Option<Share> {
         loop {
             let oldest = {
                 let mut lists = self.0.lists.lock();
-                let stranger = lists.leaving.pop_first().or_else(|| lists.strangers.pop_first());
+                let stranger = lists
+                    .leaving
+                    .pop_first()
+                    .or_else(|| lists.strangers.pop_first());
                 stranger.map(|(_, standing)| standing)
             };
             let Some(oldest) = oldest else {
@@ -118,11 +130,15 @@ impl Connections {
         }
     }
 
-    /// Makes strangers of the connections whose token is no longer valid; answers whether there are any.
+    /// Makes strangers of the connections whose token is no longer valid; answers whether there are
+    /// any.
     fn forget_invalid(&self) -> bool {
         let known: Vec<Standing> = {
             let mut lists = self.0.lists.lock();
-            if lists.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
+            if lists
+                .looked
+                .is_some_and(|looked| looked.elapsed() < LOOK_EVERY)
+            {
                 return false;
             }
             lists.looked = Some(Instant::now());
@@ -131,7 +147,11 @@ impl Connections {
         let mut found = false;
         for standing in known {
             let mut state = standing.0.state.lock();
-            if state.access.as_ref().is_some_and(|access| !(self.0.is_valid)(access)) {
+            if state
+                .access
+                .as_ref()
+                .is_some_and(|access| !(self.0.is_valid)(access))
+            {
                 state.access = None;
                 self.0.lists.lock().move_to_strangers(&standing);
                 found = true;
@@ -142,7 +162,13 @@ impl Connections {
 
     /// When the oldest stranger came that was not told to end.
     pub(super) fn oldest_stranger(&self) -> Option<Instant> {
-        self.0.lists.lock().strangers.values().next().map(|standing| standing.0.since)
+        self.0
+            .lists
+            .lock()
+            .strangers
+            .values()
+            .next()
+            .map(|standing| standing.0.since)
     }
 
     /// Tells strangers to end that have been here for `stay`.
@@ -184,7 +210,10 @@ impl Standing {
             connections,
             number,
             since: Instant::now(),
-            state: Mutex::new(State { place, access: None }),
+            state: Mutex::new(State {
+                place,
+                access: None,
+            }),
             make_way: CancellationToken::new(),
             ending: CancellationToken::new(),
         }))
@@ -195,8 +224,8 @@ impl Standing {
         Self::new(None, 0, None)
     }
 
-    /// Notes an accepted call. An error says that its token holds half of all connections: the call is refused, and
-    /// a connection without any other accepted call ends.
+    /// Notes an accepted call. An error says that its token holds half of all connections: the call
+    /// is refused, and a connection without any other accepted call ends.
     pub(super) fn called_by(&self, access: &Access) -> Result<(), NoShare> {
         let mut state = self.0.state.lock();
         if let Some(before) = &state.access
@@ -209,7 +238,9 @@ impl Standing {
             return Ok(());
         }
         // A connection without a place ends soon.
-        let (Some(connections), Some(place)) = (&self.0.connections, &mut state.place) else { return Ok(()) };
+        let (Some(connections), Some(place)) = (&self.0.connections, &mut state.place) else {
+            return Ok(());
+        };
         if let Err(no_share) = place.pass_to(access) {
             if state.access.is_none() {
                 self.0.ending.cancel();
@@ -284,7 +315,10 @@ mod tests {
         places[0].standing().called_by(&Access::Open).unwrap();
         let (fourth, made_way) = connections.admit().unwrap();
         assert!(made_way);
-        assert_eq!(places.iter().map(has_ended).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(
+            places.iter().map(has_ended).collect::<Vec<_>>(),
+            [false, true, false]
+        );
         places[2].standing().called_by(&token("*")).unwrap();
         fourth.standing().called_by(&token("a")).unwrap();
         assert!(connections.admit().is_none(), "all have had a call");
@@ -292,7 +326,11 @@ mod tests {
         assert_eq!(connections.0.places.held(), 1);
         drop(fourth);
         let lists = connections.0.lists.lock();
-        assert!(lists.strangers.is_empty() && lists.known.is_empty() && connections.0.places.held() == 0);
+        assert!(
+            lists.strangers.is_empty()
+                && lists.known.is_empty()
+                && connections.0.places.held() == 0
+        );
     }
 
     #[test]
@@ -303,14 +341,26 @@ mod tests {
         for place in &places[..2] {
             place.standing().called_by(&mine).unwrap();
         }
-        assert_eq!(places[2].standing().called_by(&mine), Err(NoShare::OfToken(2)));
+        assert_eq!(
+            places[2].standing().called_by(&mine),
+            Err(NoShare::OfToken(2))
+        );
         assert!(places[2].standing().0.ending.is_cancelled());
         // A connection goes with the last token that called on it.
         places[0].standing().called_by(&other).unwrap();
-        assert!(places[1].standing().called_by(&other).is_ok() && places[0].standing().called_by(&mine).is_ok());
+        assert!(
+            places[1].standing().called_by(&other).is_ok()
+                && places[0].standing().called_by(&mine).is_ok()
+        );
         assert_eq!(places[3].standing().called_by(&mine), Ok(()));
-        assert_eq!(places[1].standing().called_by(&mine), Err(NoShare::OfToken(2)));
-        assert!(!places[1].standing().0.ending.is_cancelled(), "another token has called on it");
+        assert_eq!(
+            places[1].standing().called_by(&mine),
+            Err(NoShare::OfToken(2))
+        );
+        assert!(
+            !places[1].standing().0.ending.is_cancelled(),
+            "another token has called on it"
+        );
     }
 
     #[test]
@@ -333,10 +383,18 @@ mod tests {
         let (known, _) = connections.admit().unwrap();
         known.standing().called_by(&Access::Open).unwrap();
         connections.end_strangers(Duration::from_secs(3600));
-        assert!(!stranger.standing().0.ending.is_cancelled() && connections.oldest_stranger().is_some());
+        assert!(
+            !stranger.standing().0.ending.is_cancelled() && connections.oldest_stranger().is_some()
+        );
         connections.end_strangers(Duration::ZERO);
-        assert!(stranger.standing().0.ending.is_cancelled() && !known.standing().0.ending.is_cancelled());
+        assert!(
+            stranger.standing().0.ending.is_cancelled()
+                && !known.standing().0.ending.is_cancelled()
+        );
         assert!(connections.oldest_stranger().is_none(), "it was told");
-        assert!(connections.admit().is_some() && has_ended(&stranger), "it makes way nevertheless");
+        assert!(
+            connections.admit().is_some() && has_ended(&stranger),
+            "it makes way nevertheless"
+        );
     }
 }

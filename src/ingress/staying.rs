@@ -34,15 +34,22 @@ pub(super) struct Place {
 }
 
 impl OfProcess {
-    /// Admits a call, or says why not. A probe takes no place of the process: streams must not make it fail.
+    /// Admits a call, or says why not. A probe takes no place of the process: streams must not make
+    /// it fail.
     pub(super) fn admit(&self, connection: &OfConnection, is_probe: bool) -> Result<Place, String> {
         let take = |places: &Arc<Semaphore>, most, of| {
             let place = Arc::clone(places).try_acquire_owned();
-            place.map_err(|_| format!("{most} calls without a token are open {of}; try again later"))
+            place
+                .map_err(|_| format!("{most} calls without a token are open {of}; try again later"))
         };
         let of_connection = take(&connection.0, OF_CONNECTION, "on this connection")?;
-        let of_process = (!is_probe).then(|| take(&self.0, OF_PROCESS, "here")).transpose()?;
-        Ok(Place { _of_connection: of_connection, _of_process: of_process })
+        let of_process = (!is_probe)
+            .then(|| take(&self.0, OF_PROCESS, "here"))
+            .transpose()?;
+        Ok(Place {
+            _of_connection: of_connection,
+            _of_process: of_process,
+        })
     }
 }
 
@@ -53,13 +60,30 @@ mod tests {
     #[test]
     fn a_connection_and_the_process_have_so_many_open_calls() {
         let (process, one) = (OfProcess::default(), OfConnection::default());
-        let mut open: Vec<Place> = (0..OF_CONNECTION).map(|_| process.admit(&one, false).unwrap()).collect();
+        let mut open: Vec<Place> = (0..OF_CONNECTION)
+            .map(|_| process.admit(&one, false).unwrap())
+            .collect();
         let why = process.admit(&one, true).err().unwrap();
-        assert_eq!(why, "10 calls without a token are open on this connection; try again later");
-        let connections: Vec<OfConnection> = (1..OF_PROCESS / OF_CONNECTION).map(|_| OfConnection::default()).collect();
-        open.extend(connections.iter().flat_map(|one| (0..OF_CONNECTION).map(|_| process.admit(one, false).unwrap())));
+        assert_eq!(
+            why,
+            "10 calls without a token are open on this connection; try again later"
+        );
+        let connections: Vec<OfConnection> = (1..OF_PROCESS / OF_CONNECTION)
+            .map(|_| OfConnection::default())
+            .collect();
+        open.extend(
+            connections
+                .iter()
+                .flat_map(|one| (0..OF_CONNECTION).map(|_| process.admit(one, false).unwrap())),
+        );
         let another = OfConnection::default();
-        assert!(process.admit(&another, false).err().unwrap().contains("1000 calls without a token are open here"));
+        assert!(
+            process
+                .admit(&another, false)
+                .err()
+                .unwrap()
+                .contains("1000 calls without a token are open here")
+        );
         process.admit(&another, true).unwrap();
         open.pop();
         process.admit(&another, false).unwrap();

@@ -1,4 +1,5 @@
-//! Counts the parts of a request before they are built: a few bytes of JSON or protobuf become hundreds in memory.
+//! Counts the parts of a request before they are built: a few bytes of JSON or protobuf become
+//! hundreds in memory.
 
 use super::budget::{NoRoom, Share};
 use crate::{config::Settings, model::TaskFilter};
@@ -22,7 +23,9 @@ pub enum Excess {
     Tasks(usize),
     #[error("more than {0} items in one call (max_items)")]
     Items(usize),
-    #[error("more than {MAX_DISCOVERED} discovered tasks in one call; complete fewer tasks at once")]
+    #[error(
+        "more than {MAX_DISCOVERED} discovered tasks in one call; complete fewer tasks at once"
+    )]
     Discovered,
     #[error("more than {0} queues")]
     Queues(usize),
@@ -79,34 +82,58 @@ impl<'a> Tally<'a> {
     pub(super) fn task(&mut self) -> Result<(), Excess> {
         self.tasks += 1;
         let max = self.max_tasks;
-        if self.tasks > max { Err(Excess::Tasks(max)) } else { self.takes(TASK) }
+        if self.tasks > max {
+            Err(Excess::Tasks(max))
+        } else {
+            self.takes(TASK)
+        }
     }
 
     pub(super) fn item(&mut self) -> Result<(), Excess> {
         self.items += 1;
         let max = self.max_items;
-        if self.items > max { Err(Excess::Items(max)) } else { self.takes(ITEM) }
+        if self.items > max {
+            Err(Excess::Items(max))
+        } else {
+            self.takes(ITEM)
+        }
     }
 
     pub(super) fn discovered(&mut self) -> Result<(), Excess> {
         self.discovered += 1;
-        if self.discovered > MAX_DISCOVERED { Err(Excess::Discovered) } else { self.takes(TASK) }
+        if self.discovered > MAX_DISCOVERED {
+            Err(Excess::Discovered)
+        } else {
+            self.takes(TASK)
+        }
     }
 
     pub(super) fn queue(&mut self) -> Result<(), Excess> {
         self.queues += 1;
-        if self.queues > MAX_QUEUES { Err(Excess::Queues(MAX_QUEUES)) } else { Ok(()) }
+        if self.queues > MAX_QUEUES {
+            Err(Excess::Queues(MAX_QUEUES))
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn filter_statuses(&mut self, count: usize) -> Result<(), Excess> {
         self.filter_statuses += count;
-        if self.filter_statuses > MAX_STATUSES { Err(Excess::Filter(MAX_STATUSES, "statuses")) } else { Ok(()) }
+        if self.filter_statuses > MAX_STATUSES {
+            Err(Excess::Filter(MAX_STATUSES, "statuses"))
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn filter_header(&mut self) -> Result<(), Excess> {
         self.filter_headers += 1;
         let max = TaskFilter::MOST_HEADERS;
-        if self.filter_headers > max { Err(Excess::Filter(max, "headers")) } else { Ok(()) }
+        if self.filter_headers > max {
+            Err(Excess::Filter(max, "headers"))
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn header(&mut self) -> Result<(), Excess> {

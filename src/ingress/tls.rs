@@ -1,4 +1,5 @@
-//! TLS of both ports. The certificate is read again when its files change, for the connections that come then.
+//! TLS of both ports. The certificate is read again when its files change, for the connections that
+//! come then.
 
 use std::{
     fs,
@@ -33,9 +34,18 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("{setting} = {file:?} cannot be read: {error}")]
-    Unreadable { setting: &'static str, file: PathBuf, error: std::io::Error },
+    Unreadable {
+        setting: &'static str,
+        file: PathBuf,
+        error: std::io::Error,
+    },
     #[error("{setting} = {file:?} has no {what} in PEM: {}", in_words(.error))]
-    NotPem { setting: &'static str, file: PathBuf, what: &'static str, error: pem::Error },
+    NotPem {
+        setting: &'static str,
+        file: PathBuf,
+        what: &'static str,
+        error: pem::Error,
+    },
     #[error("tls_cert_file = {file:?} expired at {at}; renew the certificate")]
     Expired { file: PathBuf, at: String },
     #[error("tls_cert_file = {file:?} and tls_key_file do not go together: {error}")]
@@ -69,10 +79,16 @@ impl LoopError for Kept {}
 fn in_words(error: &pem::Error) -> String {
     match error {
         pem::Error::MissingSectionEnd { end_marker: label } => {
-            format!("the line -----END {}----- is missing", String::from_utf8_lossy(label))
+            format!(
+                "the line -----END {}----- is missing",
+                String::from_utf8_lossy(label)
+            )
         }
         pem::Error::IllegalSectionStart { line } => {
-            format!("the line {:?} begins no section", String::from_utf8_lossy(line))
+            format!(
+                "the line {:?} begins no section",
+                String::from_utf8_lossy(line)
+            )
         }
         other => other.to_string(),
     }
@@ -89,22 +105,30 @@ struct Files {
 impl Tls {
     /// Reads the files. `None`: the settings name none.
     pub fn load(settings: &TlsFiles) -> Result<Option<Self>, TlsError> {
-        let Some(files) = Files::read(settings)? else { return Ok(None) };
+        let Some(files) = Files::read(settings)? else {
+            return Ok(None);
+        };
         let loaded = Loaded::new(files, settings)?;
         loaded.report();
-        Ok(Some(Self { settings: Arc::new(settings.clone()), loaded: Arc::new(RwLock::new(loaded)) }))
+        Ok(Some(Self {
+            settings: Arc::new(settings.clone()),
+            loaded: Arc::new(RwLock::new(loaded)),
+        }))
     }
 
-    /// Reads the files again whenever they change, until the stop. taskd goes on with the old ones while the new ones
-    /// are of no use: a certificate may be there before its key.
+    /// Reads the files again whenever they change, until the stop. taskd goes on with the old ones
+    /// while the new ones are of no use: a certificate may be there before its key.
     pub fn keep_on(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("certificate", self.clone(), |tls, cx| async move {
-            cx.every(LOOK_EVERY, || async { tls.look().map_err(Kept) }).await
+            cx.every(LOOK_EVERY, || async { tls.look().map_err(Kept) })
+                .await
         });
     }
 
     fn look(&self) -> Result<(), TlsError> {
-        let Some(files) = Files::read(&self.settings)? else { return Ok(()) };
+        let Some(files) = Files::read(&self.settings)? else {
+            return Ok(());
+        };
         if files != self.loaded.read().files {
             let loaded = Loaded::new(files, &self.settings)?;
             loaded.report();
@@ -125,14 +149,28 @@ impl Tls {
 
 impl Files {
     fn read(settings: &TlsFiles) -> Result<Option<Self>, TlsError> {
-        let (Some(cert), Some(key)) = (&settings.cert_file, &settings.key_file) else { return Ok(None) };
-        let client_ca = settings.client_ca_file.as_deref().map(|file| read("tls_client_ca_file", file)).transpose()?;
-        Ok(Some(Self { cert: read("tls_cert_file", cert)?, key: read("tls_key_file", key)?, client_ca }))
+        let (Some(cert), Some(key)) = (&settings.cert_file, &settings.key_file) else {
+            return Ok(None);
+        };
+        let client_ca = settings
+            .client_ca_file
+            .as_deref()
+            .map(|file| read("tls_client_ca_file", file))
+            .transpose()?;
+        Ok(Some(Self {
+            cert: read("tls_cert_file", cert)?,
+            key: read("tls_key_file", key)?,
+            client_ca,
+        }))
     }
 }
 
 fn read(setting: &'static str, file: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(file).map_err(|error| TlsError::Unreadable { setting, file: file.to_owned(), error })
+    fs::read(file).map_err(|error| TlsError::Unreadable {
+        setting,
+        file: file.to_owned(),
+        error,
+    })
 }
 
 impl Loaded {
@@ -146,48 +184,83 @@ impl Loaded {
         let name = |file: &Option<PathBuf>| file.clone().unwrap_or_default();
         let not_pem = |setting, file: &Option<PathBuf>, what, error| {
             let file = name(file);
-            TlsError::NotPem { setting, file, what, error }
+            TlsError::NotPem {
+                setting,
+                file,
+                what,
+                error,
+            }
         };
-        let certificates = |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-        let chain = certificates(&files.cert)
-            .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) });
-        let chain = chain.map_err(|error| not_pem("tls_cert_file", &settings.cert_file, "certificate", error))?;
+        let certificates =
+            |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+        let chain = certificates(&files.cert).and_then(|chain| {
+            if chain.is_empty() {
+                Err(pem::Error::NoItemsFound)
+            } else {
+                Ok(chain)
+            }
+        });
+        let chain = chain
+            .map_err(|error| not_pem("tls_cert_file", &settings.cert_file, "certificate", error))?;
         let key = PrivateKeyDer::from_pem_slice(&files.key)
             .map_err(|error| not_pem("tls_key_file", &settings.key_file, "private key", error))?;
         let expires = check_time(&chain[0], settings)?;
         let builder = match &files.client_ca {
             None => ServerConfig::builder().with_no_client_auth(),
             Some(pem) => {
-                let no_authority =
-                    |error: String| TlsError::NoAuthority { file: name(&settings.client_ca_file), error };
+                let no_authority = |error: String| TlsError::NoAuthority {
+                    file: name(&settings.client_ca_file),
+                    error,
+                };
                 let mut roots = RootCertStore::empty();
-                for authority in certificates(pem).map_err(|error| no_authority(error.to_string()))? {
-                    roots.add(authority).map_err(|error| no_authority(error.to_string()))?;
+                for authority in
+                    certificates(pem).map_err(|error| no_authority(error.to_string()))?
+                {
+                    roots
+                        .add(authority)
+                        .map_err(|error| no_authority(error.to_string()))?;
                 }
                 let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
-                ServerConfig::builder()
-                    .with_client_cert_verifier(verifier.map_err(|error| no_authority(error.to_string()))?)
+                ServerConfig::builder().with_client_cert_verifier(
+                    verifier.map_err(|error| no_authority(error.to_string()))?,
+                )
             }
         };
         let config = builder
             .with_single_cert(chain, key)
-            .map_err(|error| TlsError::NotAPair { file: name(&settings.cert_file), error })?;
+            .map_err(|error| TlsError::NotAPair {
+                file: name(&settings.cert_file),
+                error,
+            })?;
         let acceptor = |protocol: &[u8]| {
             let mut config = config.clone();
             config.alpn_protocols = vec![protocol.to_vec()];
             TlsAcceptor::from(Arc::new(config))
         };
-        Ok(Self { http: acceptor(b"http/1.1"), grpc: acceptor(b"h2"), expires, files })
+        Ok(Self {
+            http: acceptor(b"http/1.1"),
+            grpc: acceptor(b"h2"),
+            expires,
+            files,
+        })
     }
 }
 
 /// Refuses a certificate whose time is over: every client would. Answers when it will be.
-fn check_time(certificate: &CertificateDer<'_>, settings: &TlsFiles) -> Result<Option<i64>, TlsError> {
+fn check_time(
+    certificate: &CertificateDer<'_>,
+    settings: &TlsFiles,
+) -> Result<Option<i64>, TlsError> {
     // rustls judges what this does not understand.
-    let Ok((_, parsed)) = parse_x509_certificate(certificate) else { return Ok(None) };
+    let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
+        return Ok(None);
+    };
     let end = parsed.validity().not_after;
     if end < ASN1Time::now() {
-        return Err(TlsError::Expired { file: settings.cert_file.clone().unwrap_or_default(), at: end.to_string() });
+        return Err(TlsError::Expired {
+            file: settings.cert_file.clone().unwrap_or_default(),
+            at: end.to_string(),
+        });
     }
     Ok(Some(end.timestamp()))
 }

@@ -18,7 +18,11 @@ pub(super) fn caller_context(headers: &HeaderMap) -> Option<String> {
 /// Gives the caller's context to the tasks that have none of their own.
 pub(super) fn adopt(tasks: &mut [Result<NewTask, String>], context: Option<&str>) {
     let Some(context) = context else { return };
-    for task in tasks.iter_mut().flatten().filter(|task| task.traceparent.is_empty()) {
+    for task in tasks
+        .iter_mut()
+        .flatten()
+        .filter(|task| task.traceparent.is_empty())
+    {
         context.clone_into(&mut task.traceparent);
     }
 }
@@ -33,12 +37,22 @@ mod tests {
 
     #[test]
     fn a_valid_context_is_for_tasks_without_their_own() {
-        let headers = HeaderMap::from_iter([(TRACEPARENT.parse().unwrap(), HeaderValue::from_static(CONTEXT))]);
+        let headers = HeaderMap::from_iter([(
+            TRACEPARENT.parse().unwrap(),
+            HeaderValue::from_static(CONTEXT),
+        )]);
         let context = caller_context(&headers);
-        let own = NewTask { traceparent: "own".into(), ..Default::default() };
+        let own = NewTask {
+            traceparent: "own".into(),
+            ..Default::default()
+        };
         let mut tasks = [Ok(NewTask::default()), Ok(own), Err("unreadable".into())];
         adopt(&mut tasks, context.as_deref());
-        let traces: Vec<_> = tasks.iter().flatten().map(|task| task.traceparent.as_str()).collect();
+        let traces: Vec<_> = tasks
+            .iter()
+            .flatten()
+            .map(|task| task.traceparent.as_str())
+            .collect();
         assert_eq!(traces, [CONTEXT, "own"]);
     }
 
@@ -46,7 +60,10 @@ mod tests {
     fn a_context_that_is_not_valid_or_given_twice_is_none() {
         let mut headers = HeaderMap::new();
         for wrong in ["", "x", "00-0-0-0", "\u{e9}"] {
-            headers.insert(TRACEPARENT, HeaderValue::from_bytes(wrong.as_bytes()).unwrap());
+            headers.insert(
+                TRACEPARENT,
+                HeaderValue::from_bytes(wrong.as_bytes()).unwrap(),
+            );
             assert_eq!(caller_context(&headers), None, "{wrong:?}");
         }
         headers.insert(TRACEPARENT, HeaderValue::from_static(CONTEXT));

@@ -22,8 +22,14 @@ const TASK: Shape = Shape(&[(10, |tally, _| tally.header(), None)]);
 const COMPLETION: Shape = Shape(&[(4, |tally, _| tally.discovered(), Some(&TASK))]);
 const INSERT: Shape = Shape(&[(1, |tally, _| tally.task(), Some(&TASK))]);
 const GET: Shape = Shape(&[(2, |tally, _| tally.queue(), None)]);
-const COMPLETE: Shape = Shape(&[(2, |tally, _| tally.item(), Some(&COMPLETION)), (3, |_, _| Ok(()), Some(&GET))]);
-const OPEN_SESSION: Shape = Shape(&[(2, |tally, _| tally.queue(), None), (5, |tally, _| tally.header(), None)]);
+const COMPLETE: Shape = Shape(&[
+    (2, |tally, _| tally.item(), Some(&COMPLETION)),
+    (3, |_, _| Ok(()), Some(&GET)),
+]);
+const OPEN_SESSION: Shape = Shape(&[
+    (2, |tally, _| tally.queue(), None),
+    (5, |tally, _| tally.header(), None),
+]);
 const REPORT: Shape = Shape(&[
     (3, |tally, _| tally.item(), Some(&COMPLETION)),
     (4, |tally, _| tally.item(), None),
@@ -39,12 +45,23 @@ const STREAM: Shape = Shape(&[
 ]);
 const IDS: Shape = Shape(&[(1, |tally, _| tally.item(), None)]);
 // Packed or not, a status takes a byte at least.
-const TASK_FILTER: Shape =
-    Shape(&[(2, |tally, bytes| tally.filter_statuses(bytes), None), (5, |tally, _| tally.filter_header(), None)]);
+const TASK_FILTER: Shape = Shape(&[
+    (2, |tally, bytes| tally.filter_statuses(bytes), None),
+    (5, |tally, _| tally.filter_header(), None),
+]);
 const LIST_TASKS: Shape = Shape(&[(1, |_, _| Ok(()), Some(&TASK_FILTER))]);
-const CHOSEN_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (2, |_, _| Ok(()), Some(&TASK_FILTER))]);
-const CHANGE_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (4, |_, _| Ok(()), Some(&TASK_FILTER))]);
-const REQUEUE_TASKS: Shape = Shape(&[(1, |tally, _| tally.item(), None), (5, |_, _| Ok(()), Some(&TASK_FILTER))]);
+const CHOSEN_TASKS: Shape = Shape(&[
+    (1, |tally, _| tally.item(), None),
+    (2, |_, _| Ok(()), Some(&TASK_FILTER)),
+]);
+const CHANGE_TASKS: Shape = Shape(&[
+    (1, |tally, _| tally.item(), None),
+    (4, |_, _| Ok(()), Some(&TASK_FILTER)),
+]);
+const REQUEUE_TASKS: Shape = Shape(&[
+    (1, |tally, _| tally.item(), None),
+    (5, |_, _| Ok(()), Some(&TASK_FILTER)),
+]);
 const ITEMS: Shape = Shape(&[(2, |tally, _| tally.item(), None)]);
 
 /// The shape of a method's request.
@@ -67,7 +84,11 @@ pub(super) fn shape(path: &str) -> &'static Shape {
 }
 
 /// Counts the parts of `message`.
-pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) -> Result<(), Refused> {
+pub(super) fn count(
+    mut message: &[u8],
+    shape: &Shape,
+    tally: &mut Tally<'_>,
+) -> Result<(), Refused> {
     while !message.is_empty() {
         let key = varint(&mut message)?;
         let field = match key & 7 {
@@ -84,7 +105,9 @@ pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) ->
             5 => bytes(&mut message, 4)?,
             // The decoder would skip a group, and go on behind it.
             _ => {
-                return Err(Refused::Malformed("it has a group or an unknown type of field"));
+                return Err(Refused::Malformed(
+                    "it has a group or an unknown type of field",
+                ));
             }
         };
         if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {
@@ -153,41 +176,93 @@ mod tests {
             max_attempts: Some(3),
             ..Default::default()
         };
-        let insert = pb::InsertTasksRequest { tasks: vec![task.clone(); 20_000], ..Default::default() };
+        let insert = pb::InsertTasksRequest {
+            tasks: vec![task.clone(); 20_000],
+            ..Default::default()
+        };
         counted("/taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
-        let completion = pb::Completion { id: "i".into(), discovered: vec![task; 50], ..Default::default() };
-        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000], next: None };
+        let completion = pb::Completion {
+            id: "i".into(),
+            discovered: vec![task; 50],
+            ..Default::default()
+        };
+        let complete = pb::CompleteTasksRequest {
+            worker: "w".into(),
+            completions: vec![completion; 1000],
+            next: None,
+        };
         counted("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
         let filter = pb::TaskFilter {
             statuses: (1..=7).collect(),
             headers: [("a".into(), "b".into())].into(),
             ..Default::default()
         };
-        let change = pb::ChangeTasksRequest { filter: Some(filter), ..Default::default() };
+        let change = pb::ChangeTasksRequest {
+            filter: Some(filter),
+            ..Default::default()
+        };
         counted("/taskd.v1.Operator/ChangeTasks", &change.encode_to_vec()).unwrap();
         let queues = vec!["q".into(); 100];
-        let get = pb::GetTasksRequest { worker: "w".into(), queues, ..Default::default() };
+        let get = pb::GetTasksRequest {
+            worker: "w".into(),
+            queues,
+            ..Default::default()
+        };
         counted("/taskd.v1.Tasks/GetTasks", &get.encode_to_vec()).unwrap();
     }
 
     #[test]
     fn too_many_parts_are_refused_wherever_they_stand() {
         let insert = "/taskd.v1.Discovery/InsertTasks";
-        assert!(refused(insert, &[0x0a, 0].repeat(20_001)).starts_with("more than 20000 tasks in one request"));
+        assert!(
+            refused(insert, &[0x0a, 0].repeat(20_001))
+                .starts_with("more than 20000 tasks in one request")
+        );
         for method in ["CompleteTasks", "RejectTasks", "ExtendTasks"] {
-            let said = refused(&format!("/taskd.v1.Tasks/{method}"), &[0x12, 0].repeat(1001));
+            let said = refused(
+                &format!("/taskd.v1.Tasks/{method}"),
+                &[0x12, 0].repeat(1001),
+            );
             assert_eq!(said, "more than 1000 items in one call (max_items)");
         }
-        assert_eq!(refused("/taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)), "more than 100 queues");
-        let completion = pb::Completion { discovered: vec![pb::NewTask::default(); 50_001], ..Default::default() };
-        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion], next: None };
+        assert_eq!(
+            refused("/taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)),
+            "more than 100 queues"
+        );
+        let completion = pb::Completion {
+            discovered: vec![pb::NewTask::default(); 50_001],
+            ..Default::default()
+        };
+        let complete = pb::CompleteTasksRequest {
+            worker: "w".into(),
+            completions: vec![completion],
+            next: None,
+        };
         let said = refused("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec());
-        assert!(said.starts_with("more than 50000 discovered tasks"), "{said}");
+        assert!(
+            said.starts_with("more than 50000 discovered tasks"),
+            "{said}"
+        );
         // 4 MiB of headers of one task.
-        let headers = (0..500_000_u32).map(|n| (format!("{n:06x}"), String::new())).collect();
-        let task = pb::NewTask { headers, ..Default::default() };
-        let said = refused(insert, &pb::InsertTasksRequest { tasks: vec![task], ..Default::default() }.encode_to_vec());
-        assert!(said.contains("bytes of memory; send fewer at once"), "{said}");
+        let headers = (0..500_000_u32)
+            .map(|n| (format!("{n:06x}"), String::new()))
+            .collect();
+        let task = pb::NewTask {
+            headers,
+            ..Default::default()
+        };
+        let said = refused(
+            insert,
+            &pb::InsertTasksRequest {
+                tasks: vec![task],
+                ..Default::default()
+            }
+            .encode_to_vec(),
+        );
+        assert!(
+            said.contains("bytes of memory; send fewer at once"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -208,49 +283,95 @@ mod tests {
             ("Operator/RequeueTasks", 5),
         ] {
             for statuses in [&packed, &[0x10, 1].repeat(101)] {
-                assert_eq!(filter(method, number, statuses), "more than 100 statuses in a filter", "{method}");
+                assert_eq!(
+                    filter(method, number, statuses),
+                    "more than 100 statuses in a filter",
+                    "{method}"
+                );
             }
-            assert_eq!(filter(method, number, &headers), "more than 16 headers in a filter", "{method}");
+            assert_eq!(
+                filter(method, number, &headers),
+                "more than 16 headers in a filter",
+                "{method}"
+            );
         }
     }
 
     #[test]
     fn every_repeated_field_of_a_request_has_a_count() {
-        let files = prost_types::FileDescriptorSet::decode(pb::DESCRIPTORS).unwrap().file;
+        let files = prost_types::FileDescriptorSet::decode(pb::DESCRIPTORS)
+            .unwrap()
+            .file;
         let messages: HashMap<String, &DescriptorProto> = files
             .iter()
             .flat_map(|file| {
-                file.message_type.iter().map(|message| (format!(".{}.{}", file.package(), message.name()), message))
+                file.message_type
+                    .iter()
+                    .map(|message| (format!(".{}.{}", file.package(), message.name()), message))
             })
             .collect();
-        let services = files.iter().flat_map(|file| file.service.iter().map(move |service| (file.package(), service)));
+        let services = files.iter().flat_map(|file| {
+            file.service
+                .iter()
+                .map(move |service| (file.package(), service))
+        });
         let mut methods = 0;
         for (package, service) in services {
             for method in &service.method {
                 methods += 1;
                 let path = format!("/{package}.{}/{}", service.name(), method.name());
-                complete(&path, messages[method.input_type()], shape(&path), &messages);
+                complete(
+                    &path,
+                    messages[method.input_type()],
+                    shape(&path),
+                    &messages,
+                );
             }
         }
         assert_eq!(methods, METHODS.len());
     }
 
     /// Asserts that the shape has each repeated field of the message.
-    fn complete(of: &str, message: &DescriptorProto, shape: &Shape, messages: &HashMap<String, &DescriptorProto>) {
+    fn complete(
+        of: &str,
+        message: &DescriptorProto,
+        shape: &Shape,
+        messages: &HashMap<String, &DescriptorProto>,
+    ) {
         for field in &message.field {
             let of = format!("{of}, {}", field.name());
-            let found = shape.0.iter().find(|(number, ..)| i64::try_from(*number) == Ok(field.number().into()));
+            let found = shape
+                .0
+                .iter()
+                .find(|(number, ..)| i64::try_from(*number) == Ok(field.number().into()));
             assert!(found.is_some() || field.label() != Label::Repeated, "{of}");
             // A map's entries are no messages of their own.
-            let Some(inner) = messages.get(field.type_name()) else { continue };
-            complete(&of, inner, found.and_then(|(.., inner)| *inner).unwrap_or(&NOTHING), messages);
+            let Some(inner) = messages.get(field.type_name()) else {
+                continue;
+            };
+            complete(
+                &of,
+                inner,
+                found.and_then(|(.., inner)| *inner).unwrap_or(&NOTHING),
+                messages,
+            );
         }
     }
 
     #[test]
     fn what_is_no_protobuf_is_malformed() {
-        for message in [&[0x0a, 5, 1][..], &[0x0a], &[0xff; 11], &[0x09, 1], &[0x0d], &[0xfb, 1, 0xfc, 1]] {
-            assert!(refused("/taskd.v1.Discovery/InsertTasks", message).starts_with("the message cannot be read"));
+        for message in [
+            &[0x0a, 5, 1][..],
+            &[0x0a],
+            &[0xff; 11],
+            &[0x09, 1],
+            &[0x0d],
+            &[0xfb, 1, 0xfc, 1],
+        ] {
+            assert!(
+                refused("/taskd.v1.Discovery/InsertTasks", message)
+                    .starts_with("the message cannot be read")
+            );
         }
     }
 
@@ -293,12 +414,29 @@ mod tests {
             max_attempts: Some(3),
             ..Default::default()
         };
-        let completion = pb::Completion { id: "i".into(), discovered: vec![task.clone(); 2], ..Default::default() };
+        let completion = pb::Completion {
+            id: "i".into(),
+            discovered: vec![task.clone(); 2],
+            ..Default::default()
+        };
         vec![
-            pb::InsertTasksRequest { tasks: vec![task; 2], ..Default::default() }.encode_to_vec(),
-            pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion], next: None }.encode_to_vec(),
-            pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into(); 2], ..Default::default() }
-                .encode_to_vec(),
+            pb::InsertTasksRequest {
+                tasks: vec![task; 2],
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            pb::CompleteTasksRequest {
+                worker: "w".into(),
+                completions: vec![completion],
+                next: None,
+            }
+            .encode_to_vec(),
+            pb::GetTasksRequest {
+                worker: "w".into(),
+                queues: vec!["q".into(); 2],
+                ..Default::default()
+            }
+            .encode_to_vec(),
         ]
     }
 }

@@ -79,7 +79,12 @@ impl FromStr for Roles {
             let role = Role::ALL
                 .into_iter()
                 .find(|role| role.as_str() == name)
-                .ok_or_else(|| format!("unknown role {name:?}; expected {}", Role::ALL.map(Role::as_str).join(", ")))?;
+                .ok_or_else(|| {
+                    format!(
+                        "unknown role {name:?}; expected {}",
+                        Role::ALL.map(Role::as_str).join(", ")
+                    )
+                })?;
             bits |= role as u8;
         }
         Ok(Self(bits))
@@ -88,12 +93,17 @@ impl FromStr for Roles {
 
 impl fmt::Display for Roles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = Role::ALL.into_iter().filter(|role| self.0 & *role as u8 != 0).map(Role::as_str).collect();
+        let names: Vec<_> = Role::ALL
+            .into_iter()
+            .filter(|role| self.0 & *role as u8 != 0)
+            .map(Role::as_str)
+            .collect();
         f.write_str(&names.join(","))
     }
 }
 
-/// The queues that a token reaches: names, and beginnings of names with a star. An empty scope is every queue.
+/// The queues that a token reaches: names, and beginnings of names with a star. An empty scope is
+/// every queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope(Vec<String>);
 
@@ -116,11 +126,15 @@ impl FromStr for Scope {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let parts = text
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty());
         let part = |part: &str| {
             let name = part.strip_suffix('*').unwrap_or(part);
             // A star alone is every queue.
-            QueueName::new(if name.is_empty() { "any" } else { name }).map_err(|error| error.to_string())?;
+            QueueName::new(if name.is_empty() { "any" } else { name })
+                .map_err(|error| error.to_string())?;
             Ok(part.to_owned())
         };
         parts.map(part).collect::<Result<_, String>>().map(Self)
@@ -166,7 +180,10 @@ impl Secret {
     pub fn new() -> Result<Self, getrandom::Error> {
         let mut random = [0; 32];
         getrandom::fill(&mut random)?;
-        Ok(Self(format!("{BEGINNING}{}", BASE64_URL_SAFE_NO_PAD.encode(random))))
+        Ok(Self(format!(
+            "{BEGINNING}{}",
+            BASE64_URL_SAFE_NO_PAD.encode(random)
+        )))
     }
 
     pub fn as_str(&self) -> &str {
@@ -214,11 +231,15 @@ impl Access {
         }
     }
 
-    /// The token, if it is restricted to some queues or to one worker. Such a token gets at most half of what all callers
-    /// share; see [`Shares`](super::Shares).
+    /// The token, if it is restricted to some queues or to one worker. Such a token gets at most
+    /// half of what all callers share; see [`Shares`](super::Shares).
     pub fn restricted(&self) -> Option<SecretHash> {
         match self {
-            Self::ByToken(hash, token) if token.worker.is_some() || !token.scope.is_everything() => Some(*hash),
+            Self::ByToken(hash, token)
+                if token.worker.is_some() || !token.scope.is_everything() =>
+            {
+                Some(*hash)
+            }
             _ => None,
         }
     }
@@ -260,7 +281,12 @@ impl Act {
         // Acts of one millisecond keep their order within a process.
         static PLACE: AtomicUsize = AtomicUsize::new(0);
         let place = PLACE.fetch_add(1, Ordering::Relaxed);
-        Self { id: TaskId::at(unix_ms, place).0, who, what, target }
+        Self {
+            id: TaskId::at(unix_ms, place).0,
+            who,
+            what,
+            target,
+        }
     }
 
     pub fn at_unix_ms(&self) -> i64 {
@@ -277,20 +303,33 @@ mod tests {
         for role in Role::ALL {
             let roles: Roles = role.as_str().parse().unwrap();
             for other in Role::ALL {
-                assert_eq!(roles.include(other), role == other || role == Role::Admin, "{role} for {other}");
+                assert_eq!(
+                    roles.include(other),
+                    role == other || role == Role::Admin,
+                    "{role} for {other}"
+                );
             }
         }
         let both: Roles = "work, insert".parse().unwrap();
         assert_eq!(both.to_string(), "insert,work");
         assert_eq!(Roles::from_bits(both.bits().into()), both);
-        assert_eq!("root".parse::<Roles>().unwrap_err(), "unknown role \"root\"; expected insert, work, read, admin");
+        assert_eq!(
+            "root".parse::<Roles>().unwrap_err(),
+            "unknown role \"root\"; expected insert, work, read, admin"
+        );
         assert!("".parse::<Roles>().is_err());
     }
 
     #[test]
     fn a_scope_is_names_and_beginnings() {
         let scope: Scope = "crawl, acme.*".parse().unwrap();
-        for (queue, want) in [("crawl", true), ("crawl2", false), ("acme.a", true), ("acme.", true), ("acme", false)] {
+        for (queue, want) in [
+            ("crawl", true),
+            ("crawl2", false),
+            ("acme.a", true),
+            ("acme.", true),
+            ("acme", false),
+        ] {
             assert_eq!(scope.includes(queue), want, "{queue}");
         }
         assert!(Scope::default().includes("x") && "*".parse::<Scope>().unwrap().includes("x"));

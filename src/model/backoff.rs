@@ -66,14 +66,23 @@ impl Backoff {
     /// Checks a backoff. `None`: it is that of the queue.
     pub(super) fn new(new: &NewBackoff) -> Result<Option<Self>, String> {
         let ms = |what: &str, wait: Duration| {
-            let fits = u32::try_from(wait.as_millis()).ok().filter(|_| wait <= LONGEST);
-            fits.ok_or_else(|| format!("backoff.{what} is {}; at most 1day", humantime::format_duration(wait)))
+            let fits = u32::try_from(wait.as_millis())
+                .ok()
+                .filter(|_| wait <= LONGEST);
+            fits.ok_or_else(|| {
+                format!(
+                    "backoff.{what} is {}; at most 1day",
+                    humantime::format_duration(wait)
+                )
+            })
         };
         let give_up_after_ms = match new.give_up_after {
             None => 0,
             Some(after) if after < Duration::from_millis(1) || after > LONGEST_GIVE_UP => {
                 let after = humantime::format_duration(after);
-                return Err(format!("backoff.give_up_after is {after}; must be 1ms to 3650days"));
+                return Err(format!(
+                    "backoff.give_up_after is {after}; must be 1ms to 3650days"
+                ));
             }
             Some(after) => u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
         };
@@ -86,7 +95,9 @@ impl Backoff {
                 return Ok(None);
             }
         } else {
-            let initial = new.initial.ok_or("backoff.initial is missing: the wait after the first failure")?;
+            let initial = new
+                .initial
+                .ok_or("backoff.initial is missing: the wait after the first failure")?;
             initial_ms = ms("initial", initial)?;
             maximum_ms = ms("maximum", new.maximum.unwrap_or(LONGEST))?;
             if maximum_ms < initial_ms {
@@ -98,19 +109,29 @@ impl Backoff {
             }
             jitter_percent = (jitter * 100.0).round() as u8;
         }
-        Ok(Some(Self { kind: new.kind, initial_ms, maximum_ms, jitter_percent, give_up_after_ms }))
+        Ok(Some(Self {
+            kind: new.kind,
+            initial_ms,
+            maximum_ms,
+            jitter_percent,
+            give_up_after_ms,
+        }))
     }
 
     /// The time at which a task gives up that is first due then; 0: never.
     pub fn gives_up_unix_ms(&self, first_due_unix_ms: i64) -> u64 {
         match self.give_up_after_ms {
             0 => 0,
-            after => first_due_unix_ms.max(0).unsigned_abs().saturating_add(after),
+            after => first_due_unix_ms
+                .max(0)
+                .unsigned_abs()
+                .saturating_add(after),
         }
     }
 
-    /// The form in SQL, with the time limit as it is, and in the body in Redis, with the time at which it ends: kind,
-    /// initial and longest wait in milliseconds, jitter in percent, limit. Lua reads it with `struct.unpack`.
+    /// The form in SQL, with the time limit as it is, and in the body in Redis, with the time at
+    /// which it ends: kind, initial and longest wait in milliseconds, jitter in percent, limit. Lua
+    /// reads it with `struct.unpack`.
     pub fn packed(&self, limit: u64) -> [u8; BACKOFF_BYTES] {
         let mut bytes = [0; BACKOFF_BYTES];
         bytes[0] = self.kind as u8;
@@ -166,21 +187,44 @@ mod tests {
 
     fn new(kind: BackoffKind) -> NewBackoff {
         let s = |s| Some(Duration::from_secs(s));
-        NewBackoff { kind, initial: s(1), maximum: s(60), jitter: Some(0.0), give_up_after: s(3600) }
+        NewBackoff {
+            kind,
+            initial: s(1),
+            maximum: s(60),
+            jitter: Some(0.0),
+            give_up_after: s(3600),
+        }
     }
 
     #[test]
     fn a_backoff_survives_sql_and_the_way_back_to_an_insert() {
-        let only_limit = NewBackoff { give_up_after: Some(Duration::from_secs(9)), ..Default::default() };
+        let only_limit = NewBackoff {
+            give_up_after: Some(Duration::from_secs(9)),
+            ..Default::default()
+        };
         for given in BackoffKind::OWN.map(new).into_iter().chain([only_limit]) {
             let backoff = Backoff::new(&given).unwrap().unwrap();
-            assert_eq!(Backoff::unpacked(&backoff.packed(backoff.give_up_after_ms)), Ok(backoff));
+            assert_eq!(
+                Backoff::unpacked(&backoff.packed(backoff.give_up_after_ms)),
+                Ok(backoff)
+            );
             assert_eq!(NewBackoff::from(backoff), given);
         }
-        let short = NewBackoff { maximum: None, jitter: None, give_up_after: None, ..new(BackoffKind::Linear) };
+        let short = NewBackoff {
+            maximum: None,
+            jitter: None,
+            give_up_after: None,
+            ..new(BackoffKind::Linear)
+        };
         let backoff = Backoff::new(&short).unwrap().unwrap();
-        assert_eq!((backoff.maximum_ms, backoff.jitter_percent), (24 * 3600 * 1000, 20));
-        assert_eq!((backoff.gives_up_unix_ms(5), backoff.give_up_after_ms), (0, 0));
+        assert_eq!(
+            (backoff.maximum_ms, backoff.jitter_percent),
+            (24 * 3600 * 1000, 20)
+        );
+        assert_eq!(
+            (backoff.gives_up_unix_ms(5), backoff.give_up_after_ms),
+            (0, 0)
+        );
         assert_eq!(Backoff::new(&NewBackoff::default()), Ok(None));
         for bytes in [&[1; 17][..], &[1; 19], &[4; 18], &[]] {
             Backoff::unpacked(bytes).unwrap_err();
@@ -192,14 +236,62 @@ mod tests {
         let s = |s| Some(Duration::from_secs(s));
         let own = || new(BackoffKind::Exponential);
         let cases = [
-            (NewBackoff { kind: BackoffKind::Queue, ..own() }, "backoff has no kind; expected constant, linear or"),
-            (NewBackoff { initial: None, ..own() }, "backoff.initial is missing"),
-            (NewBackoff { initial: s(86_401), ..own() }, "backoff.initial is 1day 1s; at most 1day"),
-            (NewBackoff { maximum: s(86_401), ..own() }, "backoff.maximum is 1day 1s; at most 1day"),
-            (NewBackoff { initial: s(61), ..own() }, "backoff.maximum is shorter than backoff.initial"),
-            (NewBackoff { jitter: Some(1.5), ..own() }, "backoff.jitter is 1.5; must be 0 to 1"),
-            (NewBackoff { jitter: Some(f64::NAN), ..own() }, "backoff.jitter is NaN"),
-            (NewBackoff { give_up_after: s(0), ..own() }, "backoff.give_up_after is 0s; must be 1ms to 3650days"),
+            (
+                NewBackoff {
+                    kind: BackoffKind::Queue,
+                    ..own()
+                },
+                "backoff has no kind; expected constant, linear or",
+            ),
+            (
+                NewBackoff {
+                    initial: None,
+                    ..own()
+                },
+                "backoff.initial is missing",
+            ),
+            (
+                NewBackoff {
+                    initial: s(86_401),
+                    ..own()
+                },
+                "backoff.initial is 1day 1s; at most 1day",
+            ),
+            (
+                NewBackoff {
+                    maximum: s(86_401),
+                    ..own()
+                },
+                "backoff.maximum is 1day 1s; at most 1day",
+            ),
+            (
+                NewBackoff {
+                    initial: s(61),
+                    ..own()
+                },
+                "backoff.maximum is shorter than backoff.initial",
+            ),
+            (
+                NewBackoff {
+                    jitter: Some(1.5),
+                    ..own()
+                },
+                "backoff.jitter is 1.5; must be 0 to 1",
+            ),
+            (
+                NewBackoff {
+                    jitter: Some(f64::NAN),
+                    ..own()
+                },
+                "backoff.jitter is NaN",
+            ),
+            (
+                NewBackoff {
+                    give_up_after: s(0),
+                    ..own()
+                },
+                "backoff.give_up_after is 0s; must be 1ms to 3650days",
+            ),
         ];
         for (wrong, want) in cases {
             let error = Backoff::new(&wrong).unwrap_err();

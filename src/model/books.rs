@@ -69,7 +69,8 @@ pub struct Held {
     pub queued: u64,
     pub assigned: u64,
     pub delayed: u64,
-    /// The rest: on the bus, or the report of their end is on its way. Below zero: some are in two places.
+    /// The rest: on the bus, or the report of their end is on its way. Below zero: some are in two
+    /// places.
     pub between: i64,
     /// Leases; a task may have several.
     pub leases: u64,

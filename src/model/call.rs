@@ -55,7 +55,8 @@ pub struct NewTask {
     /// The wait before the first claim. At most one of this and `not_before_unix_ms` is set.
     pub delay: Option<Duration>,
     pub not_before_unix_ms: Option<i64>,
-    /// The time until which it must have its NUM completions. At most one of this and `finish_within` is set.
+    /// The time until which it must have its NUM completions. At most one of this and
+    /// `finish_within` is set.
     pub deadline_unix_ms: Option<i64>,
     pub finish_within: Option<Duration>,
     pub lease_duration: Option<Duration>,
@@ -112,18 +113,27 @@ pub struct InsertAnswer {
     /// The id of the new task, or of the task that has the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<TaskId>,
-    /// The reason why taskd did not store the task. For a duplicate of a DEAD or CANCELLED task, that it is one.
+    /// The reason why taskd did not store the task. For a duplicate of a DEAD or CANCELLED task,
+    /// that it is one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
 }
 
 impl InsertAnswer {
     pub fn rejected(error: String) -> Self {
-        Self { status: InsertStatus::Rejected, id: None, error }
+        Self {
+            status: InsertStatus::Rejected,
+            id: None,
+            error,
+        }
     }
 
     pub fn try_later(error: String) -> Self {
-        Self { status: InsertStatus::TryLater, id: None, error }
+        Self {
+            status: InsertStatus::TryLater,
+            id: None,
+            error,
+        }
     }
 }
 
@@ -168,7 +178,12 @@ pub struct LeasedTask {
 impl LeasedTask {
     /// The bytes of the task in an answer, about.
     pub fn weight(&self) -> usize {
-        let headers = self.body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let headers = self
+            .body
+            .headers
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
         super::weight(self.body.key.len(), self.body.payload.len(), headers)
     }
 }
@@ -228,8 +243,8 @@ pub struct RecordedDuration {
     pub nanos: i32,
 }
 
-/// The discovered tasks of a completion that are not stored, because each of them is wrong. The completion counts
-/// nevertheless: the work is done.
+/// The discovered tasks of a completion that are not stored, because each of them is wrong. The
+/// completion counts nevertheless: the work is done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NotStored {
     count: usize,
@@ -237,7 +252,8 @@ pub struct NotStored {
 }
 
 impl NotStored {
-    /// Counts a task. Only the first reason is kept: a completion may have thousands of wrong tasks.
+    /// Counts a task. Only the first reason is kept: a completion may have thousands of wrong
+    /// tasks.
     pub fn add(&mut self, why: impl FnOnce() -> String) {
         if self.count == 0 {
             self.first = why();
@@ -250,7 +266,10 @@ impl NotStored {
         match self.count {
             0 => String::new(),
             1 => format!("1 discovered task is not stored: {}", self.first),
-            count => format!("{count} discovered tasks are not stored; the first: {}", self.first),
+            count => format!(
+                "{count} discovered tasks are not stored; the first: {}",
+                self.first
+            ),
         }
     }
 }
@@ -263,7 +282,8 @@ pub struct Rejection {
     pub retry: bool,
     /// Replaces the backoff.
     pub delay: Option<Duration>,
-    /// The worker has not started the task: no failure counts, and the task is offered again at once.
+    /// The worker has not started the task: no failure counts, and the task is offered again at
+    /// once.
     pub not_started: bool,
 }
 
@@ -328,11 +348,19 @@ pub struct ItemAnswer {
 
 impl ItemAnswer {
     pub fn new(id: String, status: ItemStatus) -> Self {
-        Self { id, status, error: String::new(), lease_expires_unix_ms: None }
+        Self {
+            id,
+            status,
+            error: String::new(),
+            lease_expires_unix_ms: None,
+        }
     }
 
     pub fn invalid(id: String, error: String) -> Self {
-        Self { error, ..Self::new(id, ItemStatus::Invalid) }
+        Self {
+            error,
+            ..Self::new(id, ItemStatus::Invalid)
+        }
     }
 }
 

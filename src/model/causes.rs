@@ -26,7 +26,10 @@ mod tests {
         #[error("{0}")]
         struct Said(&'static str, #[source] Option<Box<Said>>);
         let because = |error, cause| Said(error, Some(Box::new(cause)));
-        let error = because("cannot open mysql", because("connecting: refused", Said("refused", None)));
+        let error = because(
+            "cannot open mysql",
+            because("connecting: refused", Said("refused", None)),
+        );
         assert_eq!(in_short(&error), "cannot open mysql: connecting: refused");
     }
 }

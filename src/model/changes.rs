@@ -29,7 +29,10 @@ pub enum Requeue {
     /// Only this worker's lease ends, and it does not get the task again.
     AwayFrom(WorkerName),
     /// Only this worker gets the task, until then or until it is requeued again.
-    To { worker: WorkerName, until_unix_ms: Option<i64> },
+    To {
+        worker: WorkerName,
+        until_unix_ms: Option<i64>,
+    },
     /// The time of a reservation is over.
     Free,
 }
@@ -54,7 +57,10 @@ impl RequeueTasks {
             (true, _, Some(_)) => Err("a reservation needs the name of its worker (to)".into()),
             (_, _, Some(Duration::ZERO)) => Err("the reservation is for no time".into()),
             (false, false, _) => Err("to and away_from are both given; use one".into()),
-            (false, true, reserved_for) => Ok(Self::To { worker: worker(to)?, reserved_for }),
+            (false, true, reserved_for) => Ok(Self::To {
+                worker: worker(to)?,
+                reserved_for,
+            }),
             (true, false, None) => Ok(Self::AwayFrom(worker(away_from)?)),
             (true, true, None) => Ok(Self::All),
         }
@@ -65,10 +71,16 @@ impl Update {
     /// An error for a change of nothing, and for a NUM that no task may have.
     pub fn check(&self) -> Result<(), String> {
         match self {
-            Self { priority: None, replicas: None } => Err("name a priority or replicas".into()),
-            Self { replicas: Some(replicas), .. } if !(1..=MAX_REPLICAS).contains(replicas) => {
-                Err(format!("replicas is {replicas}; must be 1 to {MAX_REPLICAS}"))
-            }
+            Self {
+                priority: None,
+                replicas: None,
+            } => Err("name a priority or replicas".into()),
+            Self {
+                replicas: Some(replicas),
+                ..
+            } if !(1..=MAX_REPLICAS).contains(replicas) => Err(format!(
+                "replicas is {replicas}; must be 1 to {MAX_REPLICAS}"
+            )),
             _ => Ok(()),
         }
     }
@@ -82,7 +94,11 @@ impl Change {
             Self::Update(Update { priority, replicas }) => {
                 let priority = priority.map(|priority| format!(" priority {}", priority.as_str()));
                 let replicas = replicas.map(|replicas| format!(" replicas {replicas}"));
-                format!("change task:{}{}", priority.unwrap_or_default(), replicas.unwrap_or_default())
+                format!(
+                    "change task:{}{}",
+                    priority.unwrap_or_default(),
+                    replicas.unwrap_or_default()
+                )
             }
             Self::Requeue(Requeue::AwayFrom(worker)) => {
                 format!("requeue task away from {}", worker.as_str())
@@ -104,7 +120,8 @@ impl Change {
     }
 }
 
-/// The kind of a change. SQL keeps those of [`Self::KEPT`] as the discriminants, until the queue has them.
+/// The kind of a change. SQL keeps those of [`Self::KEPT`] as the discriminants, until the queue
+/// has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChangeKind {
@@ -114,7 +131,8 @@ pub enum ChangeKind {
     Reservation = 3,
     /// SQL keeps none.
     Requeue = 4,
-    /// The end of a task at its deadline. Not an operator wants it, but the insert: `store::Deadlines` has it.
+    /// The end of a task at its deadline. Not an operator wants it, but the insert:
+    /// `store::Deadlines` has it.
     Deadline = 5,
 }
 

@@ -17,7 +17,11 @@ pub struct TaskEvent {
 
 impl TaskEvent {
     pub fn event_id(&self) -> EventId {
-        EventId { at_unix_ms: self.at_unix_ms, status: self.status, task: self.id }
+        EventId {
+            at_unix_ms: self.at_unix_ms,
+            status: self.status,
+            task: self.id,
+        }
     }
 
     /// The order of events: by time, and within a moment as a life goes.
@@ -50,10 +54,22 @@ impl EventRecord {
     pub fn new(id: TaskId, queue: QueueName) -> Self {
         let (status, at_unix_ms, epoch, attempt, attempts) = (TaskStatus::Pending, 0, 0, 0, 0);
         let (key, worker, reason) = Default::default();
-        Self { id, queue, key, status, at_unix_ms, epoch, worker, attempt, attempts, reason }
+        Self {
+            id,
+            queue,
+            key,
+            status,
+            at_unix_ms,
+            epoch,
+            worker,
+            attempt,
+            attempts,
+            reason,
+        }
     }
 
-    /// The number of the event at `place` of row `kept`. Of a task, a later event has a greater one.
+    /// The number of the event at `place` of row `kept`. Of a task, a later event has a greater
+    /// one.
     pub fn number(kept: i64, place: usize) -> u64 {
         kept.unsigned_abs() * MOST_KEPT_TOGETHER as u64 + place as u64
     }
@@ -86,7 +102,8 @@ impl TaskStatus {
     }
 }
 
-/// The name of an event: `<unix ms>-<status>-<task id>`. A watcher that comes again names the last one that it saw.
+/// The name of an event: `<unix ms>-<status>-<task id>`. A watcher that comes again names the last
+/// one that it saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventId {
     pub at_unix_ms: i64,
@@ -96,7 +113,13 @@ pub struct EventId {
 
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}-{}", self.at_unix_ms, self.status.as_str(), self.task)
+        write!(
+            f,
+            "{}-{}-{}",
+            self.at_unix_ms,
+            self.status.as_str(),
+            self.task
+        )
     }
 }
 
@@ -109,7 +132,10 @@ impl FromStr for EventId {
         let (at, status, task) = (part()?, part()?, part()?);
         Ok(Self {
             at_unix_ms: at.parse().map_err(|_| ())?,
-            status: TaskStatus::ALL.into_iter().find(|known| known.as_str() == status).ok_or(())?,
+            status: TaskStatus::ALL
+                .into_iter()
+                .find(|known| known.as_str() == status)
+                .ok_or(())?,
             task: task.parse().map_err(|_| ())?,
         })
     }
@@ -151,7 +177,9 @@ impl WatchEnd {
         match self {
             Self::Stopping => "this taskd is stopping; connect again",
             Self::Unauthenticated => "the token was revoked, or has expired",
-            Self::TooSlow => "events come faster than you read; connect again, and watch fewer tasks",
+            Self::TooSlow => {
+                "events come faster than you read; connect again, and watch fewer tasks"
+            }
         }
     }
 }
@@ -173,10 +201,21 @@ mod tests {
     #[test]
     fn event_ids_are_read_as_they_are_written() {
         for status in TaskStatus::ALL {
-            let id = EventId { at_unix_ms: 1_700_000_000_123, status, task: TaskId::new() };
+            let id = EventId {
+                at_unix_ms: 1_700_000_000_123,
+                status,
+                task: TaskId::new(),
+            };
             assert_eq!(id.to_string().parse(), Ok(id));
         }
-        for wrong in ["", "1", "1-DEAD", "1-ENDED-0190b8c0-0000-7000-8000-000000000000", "x-DEAD-0", "1-DEAD-x"] {
+        for wrong in [
+            "",
+            "1",
+            "1-DEAD",
+            "1-ENDED-0190b8c0-0000-7000-8000-000000000000",
+            "x-DEAD-0",
+            "1-DEAD-x",
+        ] {
             assert_eq!(wrong.parse::<EventId>(), Err(()), "{wrong}");
         }
     }

@@ -49,7 +49,8 @@ pub struct Explanation {
     pub place: TaskPlace,
     /// The place in words.
     pub says: String,
-    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or from its time.
+    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert,
+    /// or from its time.
     pub since_unix_ms: Option<i64>,
     /// The next event in words …
     pub next: String,

@@ -59,7 +59,8 @@ kinds! {
     WrongCounter = "wrong_counter": "writes the right number",
     /// SQL shows the task final, and Redis offers it.
     EndedAndLive = "ended_and_live": "removes the task from Redis",
-    /// SQL shows the task published, the offset has passed, and Redis has neither its record nor its body.
+    /// SQL shows the task published, the offset has passed, and Redis has neither its record nor
+    /// its body.
     LostTask = "lost_task": "publishes it again",
     /// An unfinished task that is neither on the bus nor in the outbox.
     StrandedTask = "stranded_task": "publishes it",
@@ -101,11 +102,14 @@ pub struct FsckPage {
     pub finds: Vec<Find>,
     /// Finds beyond those, which an answer has no room for. They are mended like the others.
     pub more: u64,
-    /// Suspected tasks that this part could not look at again: the shard is too large, or too much is wrong.
+    /// Suspected tasks that this part could not look at again: the shard is too large, or too much
+    /// is wrong.
     pub unchecked: u64,
-    /// The shards that Redis cannot serve, and the reasons. Some of their tasks, or all, are not checked.
+    /// The shards that Redis cannot serve, and the reasons. Some of their tasks, or all, are not
+    /// checked.
     pub unchecked_shards: BTreeMap<ShardId, String>,
-    /// The shards that this part checked to their end, and the published tasks that it compared with Redis.
+    /// The shards that this part checked to their end, and the published tasks that it compared
+    /// with Redis.
     pub shards: u64,
     pub tasks: u64,
     /// Where the next part begins; absent: this was the last one.

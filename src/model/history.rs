@@ -98,13 +98,24 @@ impl TaskFile {
     pub fn weight(&self) -> usize {
         /// The names, times and numbers of an attempt or an act.
         const ENTRY: usize = 256;
-        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let attempts: usize = self.history.iter().map(|one| one.reason.len() + one.worker.len() + ENTRY).sum();
-        super::weight(self.task.key.len(), self.payload.len(), headers) + attempts + self.acts.len() * ENTRY
+        let headers = self
+            .headers
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
+        let attempts: usize = self
+            .history
+            .iter()
+            .map(|one| one.reason.len() + one.worker.len() + ENTRY)
+            .sum();
+        super::weight(self.task.key.len(), self.payload.len(), headers)
+            + attempts
+            + self.acts.len() * ENTRY
     }
 }
 
-/// The moment at which an attempt began, if that can be: a token comes back from its worker, and clocks are set back.
+/// The moment at which an attempt began, if that can be: a token comes back from its worker, and
+/// clocks are set back.
 pub fn began(leased_unix_ms: i64, ended_unix_ms: i64) -> Option<i64> {
     (leased_unix_ms > 0 && leased_unix_ms <= ended_unix_ms).then_some(leased_unix_ms)
 }

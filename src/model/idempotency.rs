@@ -14,7 +14,8 @@ pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;
 pub struct Idempotency {
     /// SHA-256 of the queue and the idempotency key.
     pub hash: [u8; 32],
-    /// SHA-256 of the task's queue, key and payload, as the caller sent them. Of another task it is another one.
+    /// SHA-256 of the task's queue, key and payload, as the caller sent them. Of another task it is
+    /// another one.
     pub fingerprint: [u8; 32],
     /// The end of the window, in which the idempotency key belongs to this task.
     pub expires_unix_ms: i64,
@@ -36,8 +37,17 @@ impl Idempotency {
         let window_ms = millis(window);
         Some(Box::new(Self {
             // No queue's name has a NUL.
-            hash: Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(text).finalize().into(),
-            fingerprint: Sha256::new().chain_update(key_hash).chain_update(payload).finalize().into(),
+            hash: Sha256::new()
+                .chain_update(queue.as_str())
+                .chain_update([0])
+                .chain_update(text)
+                .finalize()
+                .into(),
+            fingerprint: Sha256::new()
+                .chain_update(key_hash)
+                .chain_update(payload)
+                .finalize()
+                .into(),
             expires_unix_ms: now_unix_ms.saturating_add(window_ms),
         }))
     }
@@ -46,7 +56,10 @@ impl Idempotency {
 /// Checks the text of an idempotency key.
 pub(super) fn check(text: &str) -> Result<(), String> {
     if text.len() > MAX_IDEMPOTENCY_KEY_BYTES {
-        return Err(format!("idempotency_key has {} bytes; at most {MAX_IDEMPOTENCY_KEY_BYTES}", text.len()));
+        return Err(format!(
+            "idempotency_key has {} bytes; at most {MAX_IDEMPOTENCY_KEY_BYTES}",
+            text.len()
+        ));
     }
     if text.chars().any(char::is_control) {
         return Err("idempotency_key contains a control character".into());
@@ -61,7 +74,14 @@ mod tests {
     fn of(text: &str, queue: &str, key: &str, payload: &str) -> Option<Box<Idempotency>> {
         let queue = QueueName::new(queue).unwrap();
         let key_hash = Sha256::new().chain_update(key).finalize().into();
-        Idempotency::new(text, &queue, &key_hash, payload.as_bytes(), 1_000, Duration::from_secs(2))
+        Idempotency::new(
+            text,
+            &queue,
+            &key_hash,
+            payload.as_bytes(),
+            1_000,
+            Duration::from_secs(2),
+        )
     }
 
     #[test]
@@ -81,7 +101,13 @@ mod tests {
     #[test]
     fn a_wrong_key_is_named() {
         check(&"i".repeat(256)).unwrap();
-        assert_eq!(check(&"i".repeat(257)).unwrap_err(), "idempotency_key has 257 bytes; at most 256");
-        assert_eq!(check("a\nb").unwrap_err(), "idempotency_key contains a control character");
+        assert_eq!(
+            check(&"i".repeat(257)).unwrap_err(),
+            "idempotency_key has 257 bytes; at most 256"
+        );
+        assert_eq!(
+            check("a\nb").unwrap_err(),
+            "idempotency_key contains a control character"
+        );
     }
 }

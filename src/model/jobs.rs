@@ -5,7 +5,8 @@ use std::{fmt, str::FromStr};
 use uuid::Uuid;
 
 use super::{
-    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName,
+    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus,
+    Update, WorkerName,
 };
 
 /// The change that a job makes to each of its tasks. SQL keeps the text.
@@ -42,13 +43,21 @@ impl JobChange {
 
     /// The statuses of the tasks that it can change.
     pub fn may_change(&self) -> Vec<TaskStatus> {
-        let reopened = matches!(self, Self::Update(Update { replicas: Some(_), .. })).then_some(TaskStatus::Completed);
+        let reopened = matches!(
+            self,
+            Self::Update(Update {
+                replicas: Some(_),
+                ..
+            })
+        )
+        .then_some(TaskStatus::Completed);
         self.statuses().iter().copied().chain(reopened).collect()
     }
 
     /// The words of the act about a task.
     pub fn act(&self) -> String {
-        self.live().map_or_else(|| "retry task".to_owned(), |change| change.act())
+        self.live()
+            .map_or_else(|| "retry task".to_owned(), |change| change.act())
     }
 
     /// The words about many tasks.
@@ -74,15 +83,27 @@ impl JobChange {
             return Err(format!("the filter of {verb} needs a queue"));
         }
         if filter.statuses.is_empty() {
-            return Ok(TaskFilter { statuses: self.statuses().to_vec(), ..filter });
+            return Ok(TaskFilter {
+                statuses: self.statuses().to_vec(),
+                ..filter
+            });
         }
         let may = self.may_change();
         if let Some(other) = filter.statuses.iter().find(|status| !may.contains(status)) {
-            let may = may.iter().map(|status| status.as_str()).collect::<Vec<_>>().join(", ");
-            return Err(format!("{verb} is for tasks that are {may}, and the filter asks for {}", other.as_str()));
+            let may = may
+                .iter()
+                .map(|status| status.as_str())
+                .collect::<Vec<_>>()
+                .join(", ");
+            return Err(format!(
+                "{verb} is for tasks that are {may}, and the filter asks for {}",
+                other.as_str()
+            ));
         }
         if filter.asks_redis() {
-            return Err(format!("{verb} is for all unfinished tasks: write UNFINISHED, not some of its statuses"));
+            return Err(format!(
+                "{verb} is for all unfinished tasks: write UNFINISHED, not some of its statuses"
+            ));
         }
         Ok(filter)
     }
@@ -95,11 +116,16 @@ impl fmt::Display for JobChange {
         match self {
             Self::Retry | Self::Cancel | Self::Requeue(Requeue::All | Requeue::Free) => Ok(()),
             Self::Update(Update { priority, replicas }) => {
-                priority.map_or(Ok(()), |priority| write!(f, " priority={}", priority.as_str()))?;
+                priority.map_or(Ok(()), |priority| {
+                    write!(f, " priority={}", priority.as_str())
+                })?;
                 replicas.map_or(Ok(()), |replicas| write!(f, " replicas={replicas}"))
             }
             Self::Requeue(Requeue::AwayFrom(worker)) => write!(f, " away_from={}", worker.as_str()),
-            Self::Requeue(Requeue::To { worker, until_unix_ms }) => {
+            Self::Requeue(Requeue::To {
+                worker,
+                until_unix_ms,
+            }) => {
                 until_unix_ms.map_or(Ok(()), |until| write!(f, " until_unix_ms={until}"))?;
                 write!(f, " to={}", worker.as_str())
             }
@@ -120,8 +146,12 @@ impl FromStr for JobChange {
                 let mut update = Update::default();
                 for value in values.split(' ') {
                     match value.split_once('=') {
-                        Some(("priority", name)) => update.priority = Some(priority(name).ok_or_else(unknown)?),
-                        Some(("replicas", number)) => update.replicas = Some(number.parse().map_err(|_| unknown())?),
+                        Some(("priority", name)) => {
+                            update.priority = Some(priority(name).ok_or_else(unknown)?)
+                        }
+                        Some(("replicas", number)) => {
+                            update.replicas = Some(number.parse().map_err(|_| unknown())?)
+                        }
                         _ => return Err(unknown()),
                     }
                 }
@@ -135,7 +165,9 @@ impl FromStr for JobChange {
 }
 
 fn priority(name: &str) -> Option<Priority> {
-    [Priority::High, Priority::Medium, Priority::Low].into_iter().find(|priority| priority.as_str() == name)
+    [Priority::High, Priority::Medium, Priority::Low]
+        .into_iter()
+        .find(|priority| priority.as_str() == name)
 }
 
 fn requeue(text: &str) -> Option<Requeue> {
@@ -143,12 +175,17 @@ fn requeue(text: &str) -> Option<Requeue> {
         return Some(Requeue::AwayFrom(WorkerName::stored(worker).ok()?));
     }
     let (until, rest) = match text.strip_prefix("until_unix_ms=") {
-        Some(rest) => rest.split_once(' ').map(|(until, rest)| (Some(until), rest))?,
+        Some(rest) => rest
+            .split_once(' ')
+            .map(|(until, rest)| (Some(until), rest))?,
         None => (None, text),
     };
     let worker = WorkerName::stored(rest.strip_prefix("to=")?).ok()?;
     let until_unix_ms = until.map(str::parse).transpose().ok()?;
-    Some(Requeue::To { worker, until_unix_ms })
+    Some(Requeue::To {
+        worker,
+        until_unix_ms,
+    })
 }
 
 /// A job with its progress.
@@ -162,7 +199,8 @@ pub struct Job {
     pub who: String,
     /// The queues that its creator reached.
     pub scope: Scope,
-    /// The token that started it; `None`: calls needed none. The job stops when the token is no longer valid.
+    /// The token that started it; `None`: calls needed none. The job stops when the token is no
+    /// longer valid.
     pub token: Option<SecretHash>,
     pub state: JobState,
     pub progress: JobProgress,
@@ -243,14 +281,25 @@ pub struct ChangeTasks {
 
 impl ChangeTasks {
     /// The tasks of these ids, or those of a filter.
-    pub fn new(ids: Vec<String>, filter: Option<TaskFilter>, dry_run: bool, yes: bool) -> Result<Self, String> {
+    pub fn new(
+        ids: Vec<String>,
+        filter: Option<TaskFilter>,
+        dry_run: bool,
+        yes: bool,
+    ) -> Result<Self, String> {
         let chosen = match filter {
-            Some(_) if !ids.is_empty() => return Err("ids and a filter are both given; use one".into()),
+            Some(_) if !ids.is_empty() => {
+                return Err("ids and a filter are both given; use one".into());
+            }
             Some(filter) => ChosenTasks::Filter(Box::new(filter)),
             None if ids.is_empty() => return Err("name tasks by ids or by a filter".into()),
             None => ChosenTasks::Ids(ids),
         };
-        Ok(Self { chosen, dry_run, yes })
+        Ok(Self {
+            chosen,
+            dry_run,
+            yes,
+        })
     }
 }
 
@@ -282,30 +331,80 @@ mod tests {
     fn a_change_is_for_its_statuses_only() {
         let of = |statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
-            let filter = TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() };
-            JobChange::Retry.filter(filter).map(|filter| filter.statuses)
+            let filter = TaskFilter {
+                queue: QueueName::new("q").ok(),
+                statuses,
+                ..Default::default()
+            };
+            JobChange::Retry
+                .filter(filter)
+                .map(|filter| filter.statuses)
         };
         assert_eq!(of(""), Ok(vec![TaskStatus::Dead, TaskStatus::Cancelled]));
         assert_eq!(of("cancelled"), Ok(vec![TaskStatus::Cancelled]));
         let said = of("dead,completed").unwrap_err();
-        assert_eq!(said, "retry is for tasks that are DEAD, CANCELLED, and the filter asks for COMPLETED");
+        assert_eq!(
+            said,
+            "retry is for tasks that are DEAD, CANCELLED, and the filter asks for COMPLETED"
+        );
         let cancel = |statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
-            JobChange::Cancel.filter(TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() })
+            JobChange::Cancel.filter(TaskFilter {
+                queue: QueueName::new("q").ok(),
+                statuses,
+                ..Default::default()
+            })
         };
         assert_eq!(cancel("").unwrap().statuses, TaskStatus::UNFINISHED);
         assert!(cancel("queued").unwrap_err().contains("write UNFINISHED"));
         // Only a higher NUM is for completed tasks.
         let change = |update: Update, statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
-            let filter = TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() };
-            JobChange::Update(update).filter(filter).map(|filter| filter.statuses)
+            let filter = TaskFilter {
+                queue: QueueName::new("q").ok(),
+                statuses,
+                ..Default::default()
+            };
+            JobChange::Update(update)
+                .filter(filter)
+                .map(|filter| filter.statuses)
         };
         let (priority, replicas) = (Some(Priority::High), Some(2));
-        assert_eq!(change(Update { priority: None, replicas }, "completed"), Ok(vec![TaskStatus::Completed]));
-        assert_eq!(change(Update { priority: None, replicas }, "").unwrap(), TaskStatus::UNFINISHED);
-        assert!(change(Update { priority, replicas: None }, "completed").is_err());
-        assert_eq!(JobChange::Retry.filter(TaskFilter::default()).unwrap_err(), "the filter of retry needs a queue");
+        assert_eq!(
+            change(
+                Update {
+                    priority: None,
+                    replicas
+                },
+                "completed"
+            ),
+            Ok(vec![TaskStatus::Completed])
+        );
+        assert_eq!(
+            change(
+                Update {
+                    priority: None,
+                    replicas
+                },
+                ""
+            )
+            .unwrap(),
+            TaskStatus::UNFINISHED
+        );
+        assert!(
+            change(
+                Update {
+                    priority,
+                    replicas: None
+                },
+                "completed"
+            )
+            .is_err()
+        );
+        assert_eq!(
+            JobChange::Retry.filter(TaskFilter::default()).unwrap_err(),
+            "the filter of retry needs a queue"
+        );
     }
 
     #[test]
@@ -320,16 +419,28 @@ mod tests {
             update(Some(Priority::Low), Some(1)),
             JobChange::Requeue(Requeue::All),
             JobChange::Requeue(Requeue::AwayFrom(worker())),
-            JobChange::Requeue(Requeue::To { worker: worker(), until_unix_ms: None }),
-            JobChange::Requeue(Requeue::To { worker: worker(), until_unix_ms: Some(i64::MAX) }),
+            JobChange::Requeue(Requeue::To {
+                worker: worker(),
+                until_unix_ms: None,
+            }),
+            JobChange::Requeue(Requeue::To {
+                worker: worker(),
+                until_unix_ms: Some(i64::MAX),
+            }),
         ] {
             let text = change.to_string();
             assert!(text.len() < 255, "the column has no more: {text}");
             assert_eq!(text.parse(), Ok(change));
         }
-        for other in
-            ["paint", "retry now", "change", "change colour=red", "change replicas=0", "requeue by=w", "requeue to="]
-        {
+        for other in [
+            "paint",
+            "retry now",
+            "change",
+            "change colour=red",
+            "change replicas=0",
+            "requeue by=w",
+            "requeue to=",
+        ] {
             assert!(other.parse::<JobChange>().is_err(), "{other}");
         }
     }

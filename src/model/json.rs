@@ -4,8 +4,8 @@ use std::str::Bytes;
 
 use serde::de::IgnoredAny;
 
-/// How deep arrays and objects may lie in each other. taskd's answers put a payload a few levels deeper, and some
-/// parsers refuse 128.
+/// How deep arrays and objects may lie in each other. taskd's answers put a payload a few levels
+/// deeper, and some parsers refuse 128.
 pub const MAX_DEPTH: usize = 120;
 
 /// The fault of a text that should be JSON.
@@ -17,13 +17,15 @@ pub enum Fault {
 
 /// Checks that a text is JSON, that it is not too deep, and that its escapes are characters.
 pub fn check(text: &str) -> Result<(), Fault> {
-    let _: IgnoredAny = serde_json::from_str(text).map_err(|error| Fault::NotJson(error.to_string()))?;
+    let _: IgnoredAny =
+        serde_json::from_str(text).map_err(|error| Fault::NotJson(error.to_string()))?;
     // serde_json passes over what it ignores without a look at depths and surrogates.
     let (mut depth, mut is_string, mut bytes) = (0_usize, false, text.bytes());
     while let Some(byte) = bytes.next() {
         match byte {
             b'"' => is_string = !is_string,
-            b'\\' => escape(&mut bytes).ok_or_else(|| Fault::NotJson("an escape is half of a character".to_owned()))?,
+            b'\\' => escape(&mut bytes)
+                .ok_or_else(|| Fault::NotJson("an escape is half of a character".to_owned()))?,
             b'[' | b'{' if !is_string => depth += 1,
             b']' | b'}' if !is_string => depth = depth.saturating_sub(1),
             _ => {}
@@ -52,7 +54,9 @@ fn escape(bytes: &mut Bytes<'_>) -> Option<()> {
 
 /// The four digits of an escape.
 fn unit(bytes: &mut Bytes<'_>) -> Option<u32> {
-    (0..4).try_fold(0, |unit, _| Some((unit << 4) | char::from(bytes.next()?).to_digit(16)?))
+    (0..4).try_fold(0, |unit, _| {
+        Some((unit << 4) | char::from(bytes.next()?).to_digit(16)?)
+    })
 }
 
 #[cfg(test)]
@@ -61,19 +65,32 @@ mod tests {
 
     #[test]
     fn json_is_no_deeper_than_readers_read() {
-        let nested = |open: &str, close: &str, depth| format!("{}1{}", open.repeat(depth), close.repeat(depth));
+        let nested = |open: &str, close: &str, depth| {
+            format!("{}1{}", open.repeat(depth), close.repeat(depth))
+        };
         for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
             check(&nested(open, close, MAX_DEPTH)).unwrap();
-            assert_eq!(check(&nested(open, close, MAX_DEPTH + 1)), Err(Fault::TooDeep));
+            assert_eq!(
+                check(&nested(open, close, MAX_DEPTH + 1)),
+                Err(Fault::TooDeep)
+            );
             assert_eq!(check(&nested(open, close, 100_000)), Err(Fault::TooDeep));
         }
         check(&format!("[{}1]", "[],{},".repeat(1000))).unwrap();
-        check(&format!("[\"{}\\\"{}\"]", "[".repeat(1000), "{".repeat(1000))).unwrap();
+        check(&format!(
+            "[\"{}\\\"{}\"]",
+            "[".repeat(1000),
+            "{".repeat(1000)
+        ))
+        .unwrap();
     }
 
     #[test]
     fn escapes_are_characters() {
-        for text in [r#"{"a":"\n\\\"\u00e9\ud83D\uDE00"}"#, r#"["\\ud800", "\ue000\ud7ff"]"#] {
+        for text in [
+            r#"{"a":"\n\\\"\u00e9\ud83D\uDE00"}"#,
+            r#"["\\ud800", "\ue000\ud7ff"]"#,
+        ] {
             check(text).unwrap();
         }
         for text in [
@@ -84,7 +101,13 @@ mod tests {
             r#"["\ud83d\n"]"#,
             r#"["\ud83d\ud83d\ude00"]"#,
         ] {
-            assert_eq!(check(text), Err(Fault::NotJson("an escape is half of a character".to_owned())), "{text}");
+            assert_eq!(
+                check(text),
+                Err(Fault::NotJson(
+                    "an escape is half of a character".to_owned()
+                )),
+                "{text}"
+            );
         }
     }
 }

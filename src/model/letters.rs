@@ -76,7 +76,12 @@ impl FromStr for LetterKind {
         Self::ALL
             .into_iter()
             .find(|kind| kind.as_str() == name)
-            .ok_or_else(|| format!("unknown kind {name:?}; expected {}", Self::ALL.map(Self::as_str).join(", ")))
+            .ok_or_else(|| {
+                format!(
+                    "unknown kind {name:?}; expected {}",
+                    Self::ALL.map(Self::as_str).join(", ")
+                )
+            })
     }
 }
 
@@ -162,7 +167,9 @@ impl FromStr for LetterCursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('_').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
+        let parts = text
+            .split_once('_')
+            .and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
         let (at_unix_ms, id) = parts.ok_or("the cursor is not one of an earlier answer")?;
         Ok(Self { at_unix_ms, id })
     }
@@ -202,9 +209,12 @@ impl ChosenLetters {
             None => {
                 let read = |(at, id): (usize, &String)| {
                     let beginning: String = id.chars().take(100).collect();
-                    id.parse().map_err(|_| format!("ids[{at}]: {beginning:?} is not a letter's id"))
+                    id.parse()
+                        .map_err(|_| format!("ids[{at}]: {beginning:?} is not a letter's id"))
                 };
-                Ok(Self::Ids(ids.iter().enumerate().map(read).collect::<Result<_, _>>()?))
+                Ok(Self::Ids(
+                    ids.iter().enumerate().map(read).collect::<Result<_, _>>()?,
+                ))
             }
         }
     }
@@ -238,19 +248,51 @@ mod tests {
     fn a_letter_has_one_id_and_another_letter_another() {
         let refused = |queue: &str, key: &'static [u8]| DeadLetter {
             queue: queue.into(),
-            task: Some(NewTask { queue: queue.into(), key: key.into(), ..Default::default() }),
+            task: Some(NewTask {
+                queue: queue.into(),
+                key: key.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
-        let record = DeadLetter { topic: "pipeline".into(), offset: "1-0".into(), ..Default::default() };
-        let ids = [refused("q", b"k"), refused("q", b"l"), refused("qk", b""), record.clone()].map(|one| one.id());
+        let record = DeadLetter {
+            topic: "pipeline".into(),
+            offset: "1-0".into(),
+            ..Default::default()
+        };
+        let ids = [
+            refused("q", b"k"),
+            refused("q", b"l"),
+            refused("qk", b""),
+            record.clone(),
+        ]
+        .map(|one| one.id());
         assert!((0..4).all(|i| (0..i).all(|j| ids[i] != ids[j])), "{ids:?}");
-        assert_eq!(DeadLetter { reason: "other".into(), at_unix_ms: 7, ..record.clone() }.id(), ids[3]);
-        assert_eq!(DeadLetter { task_id: Some(ids[0]), ..record }.id(), ids[0]);
+        assert_eq!(
+            DeadLetter {
+                reason: "other".into(),
+                at_unix_ms: 7,
+                ..record.clone()
+            }
+            .id(),
+            ids[3]
+        );
+        assert_eq!(
+            DeadLetter {
+                task_id: Some(ids[0]),
+                ..record
+            }
+            .id(),
+            ids[0]
+        );
     }
 
     #[test]
     fn a_cursor_is_read_as_it_was_written() {
-        let cursor = LetterCursor { at_unix_ms: 17, id: TaskId::new() };
+        let cursor = LetterCursor {
+            at_unix_ms: 17,
+            id: TaskId::new(),
+        };
         assert_eq!(cursor.to_string().parse(), Ok(cursor));
         assert!("17".parse::<LetterCursor>().is_err() && "x_y".parse::<LetterCursor>().is_err());
     }

@@ -33,29 +33,38 @@ pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHas
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, BusBacklog, Held, QueueBooks};
 pub use call::{
-    Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
-    LeasedTask, NewTask, NotStored, Protocol, QueueView, RecordedDuration, RecordedValues, Rejection, TaskBody,
-    TaskResult, TaskStatus, TaskView, UnreadableTask,
+    Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
+    ItemAnswer, ItemStatus, LeasedTask, NewTask, NotStored, Protocol, QueueView, RecordedDuration,
+    RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus, TaskView, UnreadableTask,
 };
 pub use causes::in_short;
 pub use changes::{
-    Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks, TaskAct, Update,
+    Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks,
+    TaskAct, Update,
 };
-pub use events::{AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WatchEnd, Watched};
+pub use events::{
+    AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WatchEnd, Watched,
+};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
-pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
+pub use jobs::{
+    ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged,
+};
 pub use letters::{
-    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
-    LetterPages, LettersChanged, StoredLetter,
+    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
+    LetterPage, LetterPages, LettersChanged, StoredLetter,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
-pub use records::{Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What};
+pub use records::{
+    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What,
+};
 pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
-pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
+pub use session::{
+    FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame,
+};
 pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use shares::{NoShare, Share, Shares};
 pub use status::StoredStatus;
@@ -72,8 +81,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::{Timestamp, Uuid};
 
-/// The most bytes of a task or a report. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, together
-/// with all that surrounds the task.
+/// The most bytes of a task or a report. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at
+/// 16 MiB, together with all that surrounds the task.
 pub const MAX_RECORD_BYTES: usize = 8 << 20;
 
 /// The highest value of `max_replicas`.
@@ -101,18 +110,26 @@ impl TaskId {
         let ms = unix_ms.max(0).unsigned_abs();
         let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
         let place = place as u128 & ((1 << PLACE_BITS) - 1);
-        Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
+        Self(Uuid::new_v7(Timestamp::from_unix_time(
+            ms / 1000,
+            nanos,
+            place,
+            PLACE_BITS,
+        )))
     }
 
     /// The least id of that millisecond.
     pub fn first_of(unix_ms: i64) -> Self {
-        Self(uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10]).into_uuid())
+        Self(
+            uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10])
+                .into_uuid(),
+        )
     }
 
     /// The id of the task that `worker` discovered, at place `index` of its report on `parent`.
     ///
-    /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The id has the form of a
-    /// UUIDv7: time first, then bits of a hash in place of the random ones.
+    /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The
+    /// id has the form of a UUIDv7: time first, then bits of a hash in place of the random ones.
     pub fn derived(parent: TaskId, worker: &str, index: u32, at_unix_ms: i64) -> Self {
         let hash = Sha256::new()
             .chain_update(parent.0.as_bytes())
@@ -121,7 +138,10 @@ impl TaskId {
             .finalize();
         let mut random = [0; 10];
         random.copy_from_slice(&hash[..10]);
-        Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
+        Self(
+            uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random)
+                .into_uuid(),
+        )
     }
 
     /// The time in the id, which is the task's creation.
@@ -264,7 +284,11 @@ impl TaskRow {
 
     /// The bytes of the row in a buffer, about.
     pub fn weight(&self) -> usize {
-        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let headers = self
+            .headers
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
         weight(self.key.len(), self.payload.len(), headers)
     }
 }
@@ -281,7 +305,14 @@ pub struct KeyHash(pub [u8; 32]);
 impl KeyHash {
     /// Hashes queue and key with a NUL between them, which no queue's name has.
     pub fn new(queue: &QueueName, key: &[u8]) -> Self {
-        Self(Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(key).finalize().into())
+        Self(
+            Sha256::new()
+                .chain_update(queue.as_str())
+                .chain_update([0])
+                .chain_update(key)
+                .finalize()
+                .into(),
+        )
     }
 
     /// The partition of the key. Equal keys meet in one.
@@ -297,8 +328,8 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0). Both compare
-/// as pairs.
+/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has
+/// (offset, 0). Both compare as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset {
     pub major: u64,
@@ -315,7 +346,10 @@ impl FromStr for Offset {
     type Err = std::num::ParseIntError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (major, minor) = text.split_once('-').unwrap_or((text, "0"));
-        Ok(Self { major: major.parse()?, minor: minor.parse()? })
+        Ok(Self {
+            major: major.parse()?,
+            minor: minor.parse()?,
+        })
     }
 }
 
@@ -330,6 +364,9 @@ mod tests {
         assert!(ids.is_sorted() && TaskId::at(at, 0) != ids[0]);
         assert!(ids[999] < TaskId::at(at + 1, 0));
         assert_eq!(ids[0].created_unix_ms(), at);
-        assert_eq!(ids[0].0.get_timestamp().unwrap().to_unix(), (1_700_000_000, 123_000_000));
+        assert_eq!(
+            ids[0].0.get_timestamp().unwrap().to_unix(),
+            (1_700_000_000, 123_000_000)
+        );
     }
 }

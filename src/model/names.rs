@@ -9,7 +9,8 @@ use super::{is_hidden, printable};
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
-/// A worker's name: 1 to 128 bytes without control characters and hidden ones. It stands in tables, logs and acts.
+/// A worker's name: 1 to 128 bytes without control characters and hidden ones. It stands in tables,
+/// logs and acts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerName(Arc<str>);
 
@@ -26,11 +27,17 @@ impl QueueName {
         // The length comes first: an error must not show a name of megabytes.
         let length = name.chars().count();
         if length > 64 {
-            return Err(InvalidName(format!("queue name has {length} characters; at most 64")));
+            return Err(InvalidName(format!(
+                "queue name has {length} characters; at most 64"
+            )));
         }
-        let odd = name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
+        let odd = name
+            .chars()
+            .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
         if let Some(odd) = odd {
-            return Err(InvalidName(format!("queue {name:?} contains {odd:?}; use A-Z a-z 0-9 . _ -")));
+            return Err(InvalidName(format!(
+                "queue {name:?} contains {odd:?}; use A-Z a-z 0-9 . _ -"
+            )));
         }
         Ok(Self(name.into()))
     }
@@ -50,23 +57,33 @@ impl Borrow<str> for QueueName {
 impl WorkerName {
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         if name.is_empty() {
-            return Err(InvalidName("worker is missing: say who asks, so that no worker is credited twice".into()));
+            return Err(InvalidName(
+                "worker is missing: say who asks, so that no worker is credited twice".into(),
+            ));
         }
         if name.len() > 128 {
-            return Err(InvalidName(format!("worker name has {} bytes; at most 128", name.len())));
+            return Err(InvalidName(format!(
+                "worker name has {} bytes; at most 128",
+                name.len()
+            )));
         }
         if name.chars().any(char::is_control) {
-            return Err(InvalidName(format!("worker {name:?} contains a control character")));
+            return Err(InvalidName(format!(
+                "worker {name:?} contains a control character"
+            )));
         }
         if let Some(hidden) = name.chars().find(|c| is_hidden(*c)) {
             let hidden = u32::from(hidden);
             let name = printable(name);
-            return Err(InvalidName(format!("worker \"{name}\" contains U+{hidden:04X}, which cannot be seen")));
+            return Err(InvalidName(format!(
+                "worker \"{name}\" contains U+{hidden:04X}, which cannot be seen"
+            )));
         }
         Ok(Self(name.into()))
     }
 
-    /// Reads a name that taskd has stored. An earlier version may have taken it with hidden characters.
+    /// Reads a name that taskd has stored. An earlier version may have taken it with hidden
+    /// characters.
     pub fn stored(name: &str) -> Result<Self, InvalidName> {
         let visible: String = name.chars().filter(|c| !is_hidden(*c)).collect();
         // A name of hidden characters only is a name, too.
@@ -98,7 +115,8 @@ macro_rules! text {
 text!(QueueName);
 text!(WorkerName);
 
-/// A piece of a queue whose keys share one cluster slot. The number is the partition of `pipeline` that feeds it.
+/// A piece of a queue whose keys share one cluster slot. The number is the partition of `pipeline`
+/// that feeds it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId {
     pub queue: QueueName,

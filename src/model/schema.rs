@@ -23,15 +23,19 @@ use super::{
 
 /// The longest message about a payload, in bytes.
 const MAX_MISFIT_BYTES: usize = 500;
-/// The most bytes of a compiled pattern. Some short patterns (`(x{1000}){1000}`) would take gigabytes.
+/// The most bytes of a compiled pattern. Some short patterns (`(x{1000}){1000}`) would take
+/// gigabytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
-/// The most steps of the check of a payload, beside those for its bytes. A step is one look at a value of it.
+/// The most steps of the check of a payload, beside those for its bytes. A step is one look at a
+/// value of it.
 const MOST_STEPS: u64 = 500_000;
 /// The most steps for each byte of the payload.
 const STEPS_PER_BYTE: u64 = 100;
-/// The most bytes of payloads that a thread checks which serves others: reading them takes some ten microseconds.
+/// The most bytes of payloads that a thread checks which serves others: reading them takes some ten
+/// microseconds.
 const QUICK_BYTES: usize = 16 << 10;
-/// The most steps of these checks together, less than a millisecond. Most payloads need one for a few of their bytes.
+/// The most steps of these checks together, less than a millisecond. Most payloads need one for a
+/// few of their bytes.
 const QUICK_STEPS: u64 = 20_000;
 /// How many steps a thread of its own takes before others have their turn.
 const STEPS_OF_TURN: u64 = 10_000_000;
@@ -48,20 +52,36 @@ struct Compiled {
 impl PayloadSchema {
     /// Compiles a schema. The error is one line: the place in the schema, and the problem.
     ///
-    /// The schema may refer to its own parts only. Its patterns take linear time, so they have no look-around and no
-    /// backreferences.
+    /// The schema may refer to its own parts only. Its patterns take linear time, so they have no
+    /// look-around and no backreferences.
     pub fn compile(text: &str) -> Result<Self, String> {
-        let schema: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+        let schema: Value =
+            serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
         let patterns = PatternOptions::regex().size_limit(MAX_PATTERN_BYTES);
-        let validator = jsonschema::options_for::<Payload>().offline().with_pattern_options(patterns).build(&schema);
+        let validator = jsonschema::options_for::<Payload>()
+            .offline()
+            .with_pattern_options(patterns)
+            .build(&schema);
         match validator {
-            Ok(validator) => Ok(Self(Arc::new(Compiled { text: schema.to_string(), validator }))),
+            Ok(validator) => Ok(Self(Arc::new(Compiled {
+                text: schema.to_string(),
+                validator,
+            }))),
             Err(error) => {
                 // An error of the schema's form names the place in the schema as that of a value.
-                let (of_value, of_keyword) = (error.instance_path().as_str(), error.schema_path().as_str());
-                let place = if of_value.is_empty() { of_keyword } else { of_value };
+                let (of_value, of_keyword) =
+                    (error.instance_path().as_str(), error.schema_path().as_str());
+                let place = if of_value.is_empty() {
+                    of_keyword
+                } else {
+                    of_value
+                };
                 let problem = shortened(&error).replace(['\n', '\r'], " ");
-                Err(if place.is_empty() { problem } else { format!("at {place}: {problem}") })
+                Err(if place.is_empty() {
+                    problem
+                } else {
+                    format!("at {place}: {problem}")
+                })
             }
         }
     }
@@ -76,18 +96,29 @@ impl PayloadSchema {
         MOST_STEPS + STEPS_PER_BYTE * payload.len() as u64
     }
 
-    /// Returns the first reason why a payload does not fit, and its place as a JSON pointer. `None`: it fits.
+    /// Returns the first reason why a payload does not fit, and its place as a JSON pointer.
+    /// `None`: it fits.
     ///
-    /// Text counts as a JSON string, and no payload as `null`. Time and memory are bounded by the size of the payload,
-    /// whatever the schema is.
+    /// Text counts as a JSON string, and no payload as `null`. Time and memory are bounded by the
+    /// size of the payload, whatever the schema is.
     pub fn misfit(&self, payload: &[u8], encoding: Encoding) -> Option<Misfit> {
-        self.misfit_within(payload, encoding, Self::most_steps(payload)).0.unwrap_or_else(|| Some(endless(payload)))
+        self.misfit_within(payload, encoding, Self::most_steps(payload))
+            .0
+            .unwrap_or_else(|| Some(endless(payload)))
     }
 
-    /// The same with fewer steps, and the steps that were taken. The outer `None`: they were not enough.
-    fn misfit_within(&self, payload: &[u8], encoding: Encoding, most: u64) -> (Option<Option<Misfit>>, u64) {
+    /// The same with fewer steps, and the steps that were taken. The outer `None`: they were not
+    /// enough.
+    fn misfit_within(
+        &self,
+        payload: &[u8],
+        encoding: Encoding,
+        most: u64,
+    ) -> (Option<Option<Misfit>>, u64) {
         let document = match encoding {
-            Encoding::Text => std::str::from_utf8(payload).map(Document::text).map_err(|_| not_json("it is not UTF-8")),
+            Encoding::Text => std::str::from_utf8(payload)
+                .map(Document::text)
+                .map_err(|_| not_json("it is not UTF-8")),
             _ if payload.is_empty() => Ok(Document::null()),
             Encoding::Json => Document::read(payload).map_err(|error| not_read(payload, &error)),
             Encoding::Bytes | Encoding::Unknown => Err(not_json("its payload_encoding is BYTES")),
@@ -123,10 +154,16 @@ impl PayloadSchema {
                 "" => "the payload".to_owned(),
                 pointer => format!("payload at {}", shortened(&pointer)),
             };
-            let says = format!("{place} does not fit the queue's payload_schema: {}", shortened(&error));
+            let says = format!(
+                "{place} does not fit the queue's payload_schema: {}",
+                shortened(&error)
+            );
             // The payload's own names and values are left out.
             let rule = shortened(&error.schema_path().as_str());
-            Some(Misfit { says, logged: format!("the payload does not fit the queue's payload_schema at {rule}") })
+            Some(Misfit {
+                says,
+                logged: format!("the payload does not fit the queue's payload_schema at {rule}"),
+            })
         });
         match misfit {
             Ok(misfit) => (Some(misfit.unwrap_or_else(nowhere)), steps),
@@ -140,7 +177,10 @@ impl PayloadSchema {
 /// A misfit whose place is not found.
 fn nowhere() -> Misfit {
     let says = "the payload does not fit the queue's payload_schema; finding the place would take too long";
-    Misfit { says: says.to_owned(), logged: says.to_owned() }
+    Misfit {
+        says: says.to_owned(),
+        logged: says.to_owned(),
+    }
 }
 
 /// A payload that does not fit.
@@ -157,7 +197,10 @@ fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
     match std::str::from_utf8(payload).map(json::check) {
         Ok(Err(Fault::TooDeep)) => {
             let says = validate::too_deep("payload");
-            Misfit { logged: says.clone(), says }
+            Misfit {
+                logged: says.clone(),
+                says,
+            }
         }
         _ => not_json(&error.to_string()),
     }
@@ -167,7 +210,10 @@ fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
 fn repeated(name: &str) -> Misfit {
     let why = "is there twice in one object; with a payload_schema each name is there once";
     Misfit {
-        says: format!("the payload's name {} {why}", shortened(&format_args!("{name:?}"))),
+        says: format!(
+            "the payload's name {} {why}",
+            shortened(&format_args!("{name:?}"))
+        ),
         logged: format!("a name of the payload {why}"),
     }
 }
@@ -180,24 +226,36 @@ fn endless(payload: &[u8]) -> Misfit {
         "holding the payload against the queue's payload_schema takes more than {steps} steps for its {bytes} bytes: \
          parts of the schema that refer to themselves twice make it so"
     );
-    Misfit { logged: says.clone(), says }
+    Misfit {
+        logged: says.clone(),
+        says,
+    }
 }
 
 fn too_deep_together() -> Misfit {
     let says = "holding the payload against the queue's payload_schema needs more memory than a thread has for it: \
                 payload and schema are too deep together";
-    Misfit { says: says.to_owned(), logged: says.to_owned() }
+    Misfit {
+        says: says.to_owned(),
+        logged: says.to_owned(),
+    }
 }
 
 /// A check that failed.
 fn failed(why: &str) -> Misfit {
     let says = "taskd failed to hold the payload against the queue's payload_schema".to_owned();
-    Misfit { logged: format!("{says}: {}", shortened(&why)), says }
+    Misfit {
+        logged: format!("{says}: {}", shortened(&why)),
+        says,
+    }
 }
 
 fn not_json(why: &str) -> Misfit {
     let says = format!("the queue has a payload_schema, and the payload is not JSON: {why}");
-    Misfit { logged: says.clone(), says }
+    Misfit {
+        logged: says.clone(),
+        says,
+    }
 }
 
 impl PartialEq for PayloadSchema {
@@ -245,12 +303,20 @@ pub struct PayloadCheck {
 
 impl PayloadCheck {
     /// Adds a payload. Its place in the caller's list names it.
-    pub fn add(&mut self, place: usize, schema: &PayloadSchema, payload: &Bytes, encoding: Encoding) {
+    pub fn add(
+        &mut self,
+        place: usize,
+        schema: &PayloadSchema,
+        payload: &Bytes,
+        encoding: Encoding,
+    ) {
         self.bytes += payload.len();
-        self.waiting.push_back((place, schema.clone(), payload.clone(), encoding));
+        self.waiting
+            .push_back((place, schema.clone(), payload.clone(), encoding));
     }
 
-    /// Checks small payloads that need few steps, less than a millisecond for all. True: all are checked.
+    /// Checks small payloads that need few steps, less than a millisecond for all. True: all are
+    /// checked.
     pub fn advance_quickly(&mut self) -> bool {
         if self.bytes <= QUICK_BYTES {
             self.advance_within(QUICK_STEPS);
@@ -260,7 +326,10 @@ impl PayloadCheck {
 
     /// Checks payloads for one turn, and at least one of them. True: all are checked.
     pub fn advance(&mut self) -> bool {
-        let first = self.waiting.front().map_or(0, |(_, _, payload, _)| PayloadSchema::most_steps(payload));
+        let first = self
+            .waiting
+            .front()
+            .map_or(0, |(_, _, payload, _)| PayloadSchema::most_steps(payload));
         self.advance_within(STEPS_OF_TURN.max(first));
         self.waiting.is_empty()
     }
@@ -308,25 +377,63 @@ mod tests {
     fn a_payload_that_is_too_deep_is_called_so() {
         let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
         let misfit = page().misfit(deep.as_bytes(), Encoding::Json).unwrap();
-        assert_eq!(misfit.says, "payload has arrays and objects more than 120 deep in each other");
+        assert_eq!(
+            misfit.says,
+            "payload has arrays and objects more than 120 deep in each other"
+        );
     }
 
     #[test]
     fn the_first_error_is_told_with_its_place() {
         let json = |text: &'static str| (text.as_bytes(), Encoding::Json);
-        let fits = [json(r#"{"url": "http://x"}"#), json(r#"{"url": "https://x", "depth": 9, "more": 1}"#)];
+        let fits = [
+            json(r#"{"url": "http://x"}"#),
+            json(r#"{"url": "https://x", "depth": 9, "more": 1}"#),
+        ];
         for (payload, encoding) in fits {
             assert_eq!(page().misfit(payload, encoding), None);
         }
         let cases: [(&[u8], Encoding, &str); 8] = [
-            (b"{\"url\": \"ftp://x\"}", Encoding::Json, "payload at /url does not fit the queue's payload_schema: "),
-            (b"{\"url\": \"http://x\", \"depth\": 10}", Encoding::Json, "payload at /depth does not fit"),
-            (b"{}", Encoding::Json, "the payload does not fit the queue's payload_schema: \"url\" is a required prop"),
-            (b"", Encoding::Json, "the payload does not fit the queue's payload_schema: null is not of type"),
-            (b"x", Encoding::Text, "the payload does not fit the queue's payload_schema: \"x\" is not of type"),
-            (b"{", Encoding::Json, "the queue has a payload_schema, and the payload is not JSON: EOF"),
-            (b"{}", Encoding::Bytes, "the payload is not JSON: its payload_encoding is BYTES"),
-            (b"\xff", Encoding::Text, "the payload is not JSON: it is not UTF-8"),
+            (
+                b"{\"url\": \"ftp://x\"}",
+                Encoding::Json,
+                "payload at /url does not fit the queue's payload_schema: ",
+            ),
+            (
+                b"{\"url\": \"http://x\", \"depth\": 10}",
+                Encoding::Json,
+                "payload at /depth does not fit",
+            ),
+            (
+                b"{}",
+                Encoding::Json,
+                "the payload does not fit the queue's payload_schema: \"url\" is a required prop",
+            ),
+            (
+                b"",
+                Encoding::Json,
+                "the payload does not fit the queue's payload_schema: null is not of type",
+            ),
+            (
+                b"x",
+                Encoding::Text,
+                "the payload does not fit the queue's payload_schema: \"x\" is not of type",
+            ),
+            (
+                b"{",
+                Encoding::Json,
+                "the queue has a payload_schema, and the payload is not JSON: EOF",
+            ),
+            (
+                b"{}",
+                Encoding::Bytes,
+                "the payload is not JSON: its payload_encoding is BYTES",
+            ),
+            (
+                b"\xff",
+                Encoding::Text,
+                "the payload is not JSON: it is not UTF-8",
+            ),
         ];
         for (payload, encoding, want) in cases {
             let misfit = page().misfit(payload, encoding).unwrap();
@@ -337,10 +444,14 @@ mod tests {
     #[test]
     fn a_message_does_not_repeat_a_large_payload() {
         let payload = format!("[\"{}\"]", "é".repeat(100_000));
-        let misfit = page().misfit(payload.as_bytes(), Encoding::Json).unwrap().says;
+        let misfit = page()
+            .misfit(payload.as_bytes(), Encoding::Json)
+            .unwrap()
+            .says;
         assert!(misfit.len() < 600 && misfit.ends_with('…'), "{misfit}");
         let key = format!("{{\"{}\": 1}}", "k".repeat(100_000));
-        let schema = PayloadSchema::compile(r#"{"additionalProperties": {"type": "string"}}"#).unwrap();
+        let schema =
+            PayloadSchema::compile(r#"{"additionalProperties": {"type": "string"}}"#).unwrap();
         let misfit = schema.misfit(key.as_bytes(), Encoding::Json).unwrap().says;
         assert!(misfit.len() < 1200, "{misfit}");
     }
@@ -350,12 +461,18 @@ mod tests {
         let schema = r#"{"properties": {"url": {"maxLength": 3}}, "additionalProperties": {"type": "integer"},
             "propertyNames": {"maxLength": 9}}"#;
         let schema = PayloadSchema::compile(schema).unwrap();
-        for payload in [r#"{"url": "secret"}"#, r#"{"secret": "secret"}"#, r#"{"secret-secret": 1}"#] {
+        for payload in [
+            r#"{"url": "secret"}"#,
+            r#"{"secret": "secret"}"#,
+            r#"{"secret-secret": 1}"#,
+        ] {
             let misfit = schema.misfit(payload.as_bytes(), Encoding::Json).unwrap();
             assert!(misfit.says.contains("secret"), "{misfit:?}");
             assert!(!misfit.logged.contains("secret"), "{misfit:?}");
             assert!(
-                misfit.logged.starts_with("the payload does not fit the queue's payload_schema at /"),
+                misfit
+                    .logged
+                    .starts_with("the payload does not fit the queue's payload_schema at /"),
                 "{misfit:?}"
             );
         }
@@ -364,14 +481,26 @@ mod tests {
     #[test]
     fn a_schema_that_does_not_compile_is_one_line_with_its_place() {
         let cases = [
-            ("{\"type\": ", "not JSON: EOF while parsing a value at line 1 column 9"),
+            (
+                "{\"type\": ",
+                "not JSON: EOF while parsing a value at line 1 column 9",
+            ),
             (r#"{"type": "strin"}"#, "at /type: "),
-            (r#"{"properties": {"a": {"minimum": "1"}}}"#, "at /properties/a/minimum: "),
-            (r#"{"properties": {"a": {"pattern": "("}}}"#, "at /properties/a/pattern: "),
+            (
+                r#"{"properties": {"a": {"minimum": "1"}}}"#,
+                "at /properties/a/minimum: ",
+            ),
+            (
+                r#"{"properties": {"a": {"pattern": "("}}}"#,
+                "at /properties/a/pattern: ",
+            ),
             (r#"{"pattern": "(?=x)y"}"#, "at /pattern: "),
             (r#"{"pattern": "((x{1000}){1000}){1000}"}"#, "at /pattern: "),
             (r##"{"$ref": "#/$defs/none"}"##, "none"),
-            (r#"{"$ref": "https://example.org/schema.json"}"#, "https://example.org/schema.json"),
+            (
+                r#"{"$ref": "https://example.org/schema.json"}"#,
+                "https://example.org/schema.json",
+            ),
             (r#"{"$ref": "file:///etc/passwd"}"#, "file:///etc/passwd"),
             ("7", ""),
         ];

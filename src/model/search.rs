@@ -44,7 +44,9 @@ impl TaskFilter {
         if self.queue.is_none()
             && let Some((_, name)) = of_queue.into_iter().find(|(is_given, _)| *is_given)
         {
-            return Err(format!("a filter by {name} needs a queue: nothing else has an index for it"));
+            return Err(format!(
+                "a filter by {name} needs a queue: nothing else has an index for it"
+            ));
         }
         if self.key.is_some() && !self.key_prefix.is_empty() {
             return Err("key and key_prefix are both given; use one".into());
@@ -53,7 +55,11 @@ impl TaskFilter {
             return Err("key and worker are both given; use one".into());
         }
         if self.headers.len() > Self::MOST_HEADERS {
-            return Err(format!("{} headers are given; at most {}", self.headers.len(), Self::MOST_HEADERS));
+            return Err(format!(
+                "{} headers are given; at most {}",
+                self.headers.len(),
+                Self::MOST_HEADERS
+            ));
         }
         match self.key.as_ref().unwrap_or(&self.key_prefix).len() {
             ..=LONGEST_KEY => Ok(()),
@@ -63,20 +69,28 @@ impl TaskFilter {
 
     /// The statuses that SQL keeps, each once; empty: all.
     pub fn stored_statuses(&self) -> Vec<StoredStatus> {
-        let of = |stored: &StoredStatus| self.statuses.iter().any(|status| status.stored() == *stored);
+        let of = |stored: &StoredStatus| {
+            self.statuses
+                .iter()
+                .any(|status| status.stored() == *stored)
+        };
         StoredStatus::ALL.into_iter().filter(of).collect()
     }
 
     /// True if only Redis knows which unfinished tasks are meant.
     pub fn asks_redis(&self) -> bool {
-        let unfinished = self.statuses.iter().filter(|status| status.stored() == StoredStatus::Unfinished);
+        let unfinished = self
+            .statuses
+            .iter()
+            .filter(|status| status.stored() == StoredStatus::Unfinished);
         let mut distinct: Vec<_> = unfinished.collect();
         distinct.sort_unstable();
         distinct.dedup();
         !distinct.is_empty() && distinct.len() < TaskStatus::UNFINISHED.len()
     }
 
-    /// True if no index serves the whole filter, so that a page may look at many tasks and find few.
+    /// True if no index serves the whole filter, so that a page may look at many tasks and find
+    /// few.
     pub fn is_residual(&self) -> bool {
         let by_worker = self.worker.is_some() && self.queue.is_some();
         self.asks_redis() || !self.key_prefix.is_empty() || !self.headers.is_empty() || by_worker
@@ -85,13 +99,23 @@ impl TaskFilter {
     /// The ids of the times: from the first one on, and below the second.
     pub fn ids(&self) -> (TaskId, TaskId) {
         let (since, until) = (self.since_unix_ms, self.until_unix_ms);
-        (since.map_or(TaskId::FIRST, TaskId::first_of), until.map_or(TaskId::LAST, TaskId::first_of))
+        (
+            since.map_or(TaskId::FIRST, TaskId::first_of),
+            until.map_or(TaskId::LAST, TaskId::first_of),
+        )
     }
 }
 
 impl TaskStatus {
-    pub const ALL: [Self; 7] =
-        [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed, Self::Completed, Self::Dead, Self::Cancelled];
+    pub const ALL: [Self; 7] = [
+        Self::Pending,
+        Self::Queued,
+        Self::Assigned,
+        Self::Delayed,
+        Self::Completed,
+        Self::Dead,
+        Self::Cancelled,
+    ];
 
     /// The statuses that are one status in SQL.
     pub const UNFINISHED: [Self; 4] = [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed];
@@ -111,7 +135,9 @@ impl TaskStatus {
     /// The status that SQL keeps of such a task.
     pub fn stored(self) -> StoredStatus {
         match self {
-            Self::Pending | Self::Queued | Self::Assigned | Self::Delayed => StoredStatus::Unfinished,
+            Self::Pending | Self::Queued | Self::Assigned | Self::Delayed => {
+                StoredStatus::Unfinished
+            }
             Self::Completed => StoredStatus::Completed,
             Self::Dead => StoredStatus::Dead,
             Self::Cancelled => StoredStatus::Cancelled,
@@ -128,17 +154,27 @@ impl TaskStatus {
     /// Reads a comma list, each status once. UNFINISHED means the first four.
     pub fn list(text: &str) -> Result<Vec<Self>, String> {
         let mut list = Vec::new();
-        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            let known = Self::ALL.into_iter().find(|status| status.as_str().eq_ignore_ascii_case(name));
+        for name in text
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+        {
+            let known = Self::ALL
+                .into_iter()
+                .find(|status| status.as_str().eq_ignore_ascii_case(name));
             match known {
                 Some(status) => status.add_to(&mut list),
                 None if name.eq_ignore_ascii_case("UNFINISHED") => {
-                    Self::UNFINISHED.into_iter().for_each(|status| status.add_to(&mut list));
+                    Self::UNFINISHED
+                        .into_iter()
+                        .for_each(|status| status.add_to(&mut list));
                 }
                 None => {
                     let name: String = name.chars().take(100).collect();
                     let known = Self::ALL.map(Self::as_str).join(", ");
-                    return Err(format!("unknown status {name:?}; expected {known} or UNFINISHED"));
+                    return Err(format!(
+                        "unknown status {name:?}; expected {known} or UNFINISHED"
+                    ));
                 }
             }
         }
@@ -160,7 +196,9 @@ impl FromStr for TaskCursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| "the cursor is not one of an earlier answer".into())
+        text.parse()
+            .map(Self)
+            .map_err(|_| "the cursor is not one of an earlier answer".into())
     }
 }
 
@@ -189,17 +227,34 @@ mod tests {
 
     #[test]
     fn a_list_of_statuses_is_read_in_any_case() {
-        assert_eq!(TaskStatus::list("dead, COMPLETED,"), Ok(vec![TaskStatus::Dead, TaskStatus::Completed]));
-        assert_eq!(TaskStatus::list("unfinished"), Ok(TaskStatus::UNFINISHED.to_vec()));
-        assert_eq!(TaskStatus::list("pending,unfinished,Pending"), Ok(TaskStatus::UNFINISHED.to_vec()));
-        assert!(TaskStatus::list("gone").unwrap_err().contains("unknown status \"gone\"; expected PENDING, QUEUED"));
+        assert_eq!(
+            TaskStatus::list("dead, COMPLETED,"),
+            Ok(vec![TaskStatus::Dead, TaskStatus::Completed])
+        );
+        assert_eq!(
+            TaskStatus::list("unfinished"),
+            Ok(TaskStatus::UNFINISHED.to_vec())
+        );
+        assert_eq!(
+            TaskStatus::list("pending,unfinished,Pending"),
+            Ok(TaskStatus::UNFINISHED.to_vec())
+        );
+        assert!(
+            TaskStatus::list("gone")
+                .unwrap_err()
+                .contains("unknown status \"gone\"; expected PENDING, QUEUED")
+        );
     }
 
     #[test]
     fn redis_is_asked_only_for_some_of_the_unfinished_statuses() {
         let of = |statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
-            let filter = TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() };
+            let filter = TaskFilter {
+                queue: QueueName::new("q").ok(),
+                statuses,
+                ..Default::default()
+            };
             (filter.stored_statuses(), filter.asks_redis())
         };
         use StoredStatus::{Completed, Dead, Unfinished};
@@ -211,7 +266,11 @@ mod tests {
 
     #[test]
     fn times_are_ranges_of_ids() {
-        let filter = TaskFilter { since_unix_ms: Some(5_000), until_unix_ms: Some(6_000), ..Default::default() };
+        let filter = TaskFilter {
+            since_unix_ms: Some(5_000),
+            until_unix_ms: Some(6_000),
+            ..Default::default()
+        };
         let (from, below) = filter.ids();
         for (at, is_in) in [(4_999, false), (5_000, true), (5_999, true), (6_000, false)] {
             let id = TaskId::at(at, 0);
@@ -226,20 +285,70 @@ mod tests {
         let queue = QueueName::new("q").ok();
         let header = ("h".to_owned(), "v".to_owned());
         for (filter, name) in [
-            (TaskFilter { statuses: vec![TaskStatus::Dead], ..Default::default() }, "status"),
-            (TaskFilter { key: Some("k".into()), ..Default::default() }, "key"),
-            (TaskFilter { key_prefix: "k".into(), ..Default::default() }, "key_prefix"),
-            (TaskFilter { headers: vec![header.clone()], ..Default::default() }, "header"),
+            (
+                TaskFilter {
+                    statuses: vec![TaskStatus::Dead],
+                    ..Default::default()
+                },
+                "status",
+            ),
+            (
+                TaskFilter {
+                    key: Some("k".into()),
+                    ..Default::default()
+                },
+                "key",
+            ),
+            (
+                TaskFilter {
+                    key_prefix: "k".into(),
+                    ..Default::default()
+                },
+                "key_prefix",
+            ),
+            (
+                TaskFilter {
+                    headers: vec![header.clone()],
+                    ..Default::default()
+                },
+                "header",
+            ),
         ] {
             let why = filter.check().unwrap_err();
-            assert!(why.starts_with(&format!("a filter by {name} needs a queue")), "{why}");
-            assert_eq!(TaskFilter { queue: queue.clone(), ..filter }.check(), Ok(()));
+            assert!(
+                why.starts_with(&format!("a filter by {name} needs a queue")),
+                "{why}"
+            );
+            assert_eq!(
+                TaskFilter {
+                    queue: queue.clone(),
+                    ..filter
+                }
+                .check(),
+                Ok(())
+            );
         }
-        let both = TaskFilter { queue, key: Some("k".into()), key_prefix: "k".into(), ..Default::default() };
-        assert_eq!(both.check().unwrap_err(), "key and key_prefix are both given; use one");
-        let many = TaskFilter { headers: vec![header; 17], queue: both.queue.clone(), ..Default::default() };
+        let both = TaskFilter {
+            queue,
+            key: Some("k".into()),
+            key_prefix: "k".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            both.check().unwrap_err(),
+            "key and key_prefix are both given; use one"
+        );
+        let many = TaskFilter {
+            headers: vec![header; 17],
+            queue: both.queue.clone(),
+            ..Default::default()
+        };
         assert!(many.check().unwrap_err().contains("at most 16"));
-        let long = TaskFilter { queue: both.queue, key: Some(vec![b'k'; 4097].into()), ..Default::default() };
+        let long = TaskFilter {
+            queue: both.queue,
+            key: Some(vec![b'k'; 4097].into()),
+            ..Default::default()
+        };
         assert!(long.check().unwrap_err().contains("at most 4096"));
     }
 }

@@ -8,9 +8,9 @@ use super::{Access, SecretHash};
 
 /// A number of units (calls, connections, bytes) that all callers together may hold at a time.
 ///
-/// A token that is restricted to some queues or to one worker holds at most half of them, so that it cannot keep out
-/// everybody else. A caller without such a restriction may use them all: the installation is its own. Cheap to clone;
-/// clones share the units.
+/// A token that is restricted to some queues or to one worker holds at most half of them, so that
+/// it cannot keep out everybody else. A caller without such a restriction may use them all: the
+/// installation is its own. Cheap to clone; clones share the units.
 #[derive(Clone, Debug)]
 pub struct Shares(Arc<Bound>);
 
@@ -47,7 +47,10 @@ impl NoShare {
 
 impl Shares {
     pub fn new(most: usize) -> Self {
-        Self(Arc::new(Bound { most, held: Mutex::default() }))
+        Self(Arc::new(Bound {
+            most,
+            held: Mutex::default(),
+        }))
     }
 
     /// Takes `units` for a caller until the returned share is dropped.
@@ -59,7 +62,11 @@ impl Shares {
 
     /// A share of a caller that holds nothing yet.
     pub fn empty(&self, access: &Access) -> Share {
-        Share { shares: self.clone(), token: access.restricted(), units: 0 }
+        Share {
+            shares: self.clone(),
+            token: access.restricted(),
+            units: 0,
+        }
     }
 
     /// The units that all callers hold now.
@@ -73,7 +80,11 @@ impl Shares {
     }
 
     fn most_of_token(&self, token: Option<&SecretHash>) -> usize {
-        if token.is_some() { (self.0.most / 2).max(1) } else { self.0.most }
+        if token.is_some() {
+            (self.0.most / 2).max(1)
+        } else {
+            self.0.most
+        }
     }
 }
 
@@ -91,21 +102,37 @@ impl Share {
         self.grow_leaving(units, |_| 0)
     }
 
-    /// Takes more units, and leaves `kept` of the bound to smaller calls. It also leaves `kept` of a restricted token's
-    /// half, unless this share is all that the token holds. On an error the share stays as it was.
-    pub fn grow_leaving(&mut self, units: usize, kept: impl Fn(usize) -> usize) -> Result<(), NoShare> {
+    /// Takes more units, and leaves `kept` of the bound to smaller calls. It also leaves `kept` of
+    /// a restricted token's half, unless this share is all that the token holds. On an error the
+    /// share stays as it was.
+    pub fn grow_leaving(
+        &mut self,
+        units: usize,
+        kept: impl Fn(usize) -> usize,
+    ) -> Result<(), NoShare> {
         let bound = &*self.shares.0;
         let most_of_token = self.shares.most_of_token(self.token.as_ref());
         let mut held = bound.held.lock();
-        let of_token = self.token.map(|token| held.by_token.get(&token).copied().unwrap_or_default());
+        let of_token = self
+            .token
+            .map(|token| held.by_token.get(&token).copied().unwrap_or_default());
         let is_too_much = |of_token: usize| {
-            let kept = if of_token > self.units { kept(most_of_token) } else { 0 };
+            let kept = if of_token > self.units {
+                kept(most_of_token)
+            } else {
+                0
+            };
             of_token.saturating_add(units).saturating_add(kept) > most_of_token
         };
         if of_token.is_some_and(is_too_much) {
             return Err(NoShare::OfToken(most_of_token));
         }
-        if held.by_all.saturating_add(units).saturating_add(kept(bound.most)) > bound.most {
+        if held
+            .by_all
+            .saturating_add(units)
+            .saturating_add(kept(bound.most))
+            > bound.most
+        {
             return Err(NoShare::OfAll(bound.most));
         }
         if let (Some(token), Some(of_token)) = (self.token, of_token)
@@ -165,7 +192,11 @@ impl Share {
     /// Moves all units into a new share of the same caller.
     pub fn split_off(&mut self) -> Self {
         let units = std::mem::take(&mut self.units);
-        Self { shares: self.shares.clone(), token: self.token, units }
+        Self {
+            shares: self.shares.clone(),
+            token: self.token,
+            units,
+        }
     }
 }
 
@@ -213,7 +244,10 @@ mod tests {
         let second = shares.take(&mine, 2).unwrap();
         assert_eq!(shares.take(&mine, 1).err(), Some(NoShare::OfToken(5)));
         let _others = shares.take(&other, 5).unwrap();
-        assert_eq!(shares.take(&Access::Open, 1).err(), Some(NoShare::OfAll(10)));
+        assert_eq!(
+            shares.take(&Access::Open, 1).err(),
+            Some(NoShare::OfAll(10))
+        );
         drop(second);
         first.grow(2).unwrap();
         assert_eq!(first.grow(1), Err(NoShare::OfToken(5)));

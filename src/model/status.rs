@@ -1,7 +1,7 @@
 //! The status of a task.
 
-/// The status that SQL keeps, as the discriminants. Only Redis knows the state of an unfinished task: queued, assigned,
-/// delayed.
+/// The status that SQL keeps, as the discriminants. Only Redis knows the state of an unfinished
+/// task: queued, assigned, delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum StoredStatus {
@@ -12,7 +12,12 @@ pub enum StoredStatus {
 }
 
 impl StoredStatus {
-    pub const ALL: [Self; 4] = [Self::Unfinished, Self::Completed, Self::Dead, Self::Cancelled];
+    pub const ALL: [Self; 4] = [
+        Self::Unfinished,
+        Self::Completed,
+        Self::Dead,
+        Self::Cancelled,
+    ];
 
     /// The status of a number in SQL.
     pub fn from_number(number: i64) -> Option<Self> {

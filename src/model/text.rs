@@ -10,12 +10,16 @@ pub fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         return text.into();
     }
-    let end = (0..=max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    let end = (0..=max)
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or_default();
     format!("{}…", &text[..end]).into()
 }
 
-/// True for a character that has no shape of its own and changes how others are shown: Unicode's categories Cf (marks of
-/// direction, zero width), Zl and Zp, and fillers. With them a text can look like another one.
+/// True for a character that has no shape of its own and changes how others are shown: Unicode's
+/// categories Cf (marks of direction, zero width), Zl and Zp, and fillers. With them a text can
+/// look like another one.
 pub fn is_hidden(c: char) -> bool {
     matches!(
         c,
@@ -59,8 +63,9 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// Escapes, as JSON does, the hidden characters of lines and of JSON, and those control characters that JSON lets pass
-/// (U+007F to U+009F). JSON stays the same value: outside its strings it has none of them.
+/// Escapes, as JSON does, the hidden characters of lines and of JSON, and those control characters
+/// that JSON lets pass (U+007F to U+009F). JSON stays the same value: outside its strings it has
+/// none of them.
 pub fn escape_hidden(text: &str) -> Cow<'_, str> {
     let is_escaped = |c: char| matches!(c, '\u{7f}'..='\u{9f}') || is_hidden(c);
     if !text.contains(is_escaped) {
@@ -83,7 +88,8 @@ pub fn escape_hidden(text: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// The first and the last character of each range of Cf, Zl and Zp in Unicode 16, and some others.
+    /// The first and the last character of each range of Cf, Zl and Zp in Unicode 16, and some
+    /// others.
     const HIDDEN: &str = "\u{ad}\u{600}\u{605}\u{61c}\u{6dd}\u{70f}\u{890}\u{891}\u{8e2}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}\
         \u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2060}\u{2064}\u{2066}\u{2067}\u{2068}\u{2069}\u{206a}\
         \u{206f}\u{feff}\u{fff9}\u{fffb}\u{110bd}\u{110cd}\u{13430}\u{1343f}\u{1bca0}\u{1bca3}\u{1d173}\u{1d17a}\u{e0001}\u{e0020}\
@@ -97,13 +103,22 @@ mod tests {
             let json = serde_json::to_string(&text).unwrap();
             let escaped = escape_hidden(&json);
             assert!(escaped.is_ascii(), "{escaped}");
-            assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text, "{escaped}");
+            assert_eq!(
+                serde_json::from_str::<String>(&escaped).unwrap(),
+                text,
+                "{escaped}"
+            );
         }
     }
 
     #[test]
     fn texts_of_any_language_stay() {
-        for text in ["", "a b", "Straße 日本 привет العربية 🦀\n\t\"x\"", "e\u{301}"] {
+        for text in [
+            "",
+            "a b",
+            "Straße 日本 привет العربية 🦀\n\t\"x\"",
+            "e\u{301}",
+        ] {
             assert_eq!(escape_hidden(text), text);
         }
         assert_eq!(printable("Straße 日本\n\u{1b}["), "Straße 日本\\n\\u{1b}[");

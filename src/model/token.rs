@@ -17,11 +17,13 @@ pub struct LeaseToken {
     pub shard: ShardId,
     /// The generation of the shard. A shard that Redis lost comes back with the next one.
     pub generation: u64,
-    /// The number of the claim in its shard, which nobody can guess. All leases of one claim share it.
+    /// The number of the claim in its shard, which nobody can guess. All leases of one claim share
+    /// it.
     pub grant: u64,
     /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,
-    /// When the lease was given, by Redis's clock. It is for the history of the task, and decides nothing. 0: unknown.
+    /// When the lease was given, by Redis's clock. It is for the history of the task, and decides
+    /// nothing. 0: unknown.
     pub leased_unix_ms: i64,
     /// Of a sampled task. It decides nothing.
     pub trace: Option<Box<LeaseTrace>>,
@@ -36,7 +38,10 @@ pub struct LeaseNumber {
 
 impl LeaseNumber {
     /// The lease of a result that an older taskd stored without it. No shard has the generation 0.
-    pub const UNKNOWN: Self = Self { generation: 0, grant: 0 };
+    pub const UNKNOWN: Self = Self {
+        generation: 0,
+        grant: 0,
+    };
 }
 
 impl LeaseToken {
@@ -49,7 +54,10 @@ impl LeaseToken {
     }
 
     pub fn lease(&self) -> LeaseNumber {
-        LeaseNumber { generation: self.generation, grant: self.grant }
+        LeaseNumber {
+            generation: self.generation,
+            grant: self.grant,
+        }
     }
 }
 
@@ -60,12 +68,20 @@ pub struct InvalidToken;
 
 impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)?;
+        write!(
+            f,
+            "{}:{}:{}:{}",
+            self.shard, self.generation, self.grant, self.attempt
+        )?;
         if let Some(trace) = &self.trace {
             write!(f, ":{trace}")?;
         }
         // An older taskd knows tokens without it.
-        if self.leased_unix_ms > 0 { write!(f, ":{}", self.leased_unix_ms) } else { Ok(()) }
+        if self.leased_unix_ms > 0 {
+            write!(f, ":{}", self.leased_unix_ms)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -82,14 +98,28 @@ impl FromStr for LeaseToken {
         let attempt = next()?.parse().map_err(|_| InvalidToken)?;
         let mut rest = parts.peekable();
         // A trace is no number.
-        let is_trace = rest.peek().is_some_and(|part| part.bytes().any(|byte| !byte.is_ascii_digit()));
-        let trace = rest.next_if(|_| is_trace).map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken));
-        let leased_unix_ms = rest.next().map_or(Ok(0), str::parse).map_err(|_| InvalidToken)?;
+        let is_trace = rest
+            .peek()
+            .is_some_and(|part| part.bytes().any(|byte| !byte.is_ascii_digit()));
+        let trace = rest
+            .next_if(|_| is_trace)
+            .map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken));
+        let leased_unix_ms = rest
+            .next()
+            .map_or(Ok(0), str::parse)
+            .map_err(|_| InvalidToken)?;
         if rest.next().is_some() {
             return Err(InvalidToken);
         }
         let trace = trace.transpose()?;
-        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt, trace, leased_unix_ms })
+        Ok(Self {
+            shard: ShardId { queue, number },
+            generation,
+            grant,
+            attempt,
+            trace,
+            leased_unix_ms,
+        })
     }
 }
 
@@ -100,12 +130,24 @@ mod tests {
     #[test]
     fn a_token_survives_its_text_and_anything_else_is_refused() {
         let plain = "crawl.x:3:1:99:2";
-        let traced = "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
+        let traced =
+            "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
         let timed = ":1764000000000";
-        for good in [plain.to_owned(), traced.to_owned(), format!("{plain}{timed}"), format!("{traced}{timed}")] {
+        for good in [
+            plain.to_owned(),
+            traced.to_owned(),
+            format!("{plain}{timed}"),
+            format!("{traced}{timed}"),
+        ] {
             let token: LeaseToken = good.parse().unwrap();
-            assert_eq!((token.to_string(), token.text()), (good.clone(), good.clone()));
-            assert_eq!((token.trace.is_some(), token.leased_unix_ms > 0), (good.contains('-'), good.ends_with(timed)));
+            assert_eq!(
+                (token.to_string(), token.text()),
+                (good.clone(), good.clone())
+            );
+            assert_eq!(
+                (token.trace.is_some(), token.leased_unix_ms > 0),
+                (good.contains('-'), good.ends_with(timed))
+            );
         }
         for bad in [
             "",

@@ -27,7 +27,10 @@ impl TraceContext {
     /// A sampled context. Most tasks have none, so this looks at one byte first.
     pub fn sampled(traceparent: &str) -> Option<Self> {
         // The last hex digit of the flags. A later version of W3C may have more behind them.
-        let is_sampled = traceparent.as_bytes().get(TEXT_BYTES - 1).is_some_and(|last| hex_digit(*last) & SAMPLED == 1);
+        let is_sampled = traceparent
+            .as_bytes()
+            .get(TEXT_BYTES - 1)
+            .is_some_and(|last| hex_digit(*last) & SAMPLED == 1);
         is_sampled.then(|| traceparent.parse().ok()).flatten()
     }
 
@@ -36,7 +39,11 @@ impl TraceContext {
     /// The trace is the task's id, which is a UUIDv7; the span is its second half, which is random.
     pub fn of_id(id: &[u8; 16]) -> Self {
         let [.., a, b, c, d, e, f, g, h] = *id;
-        Self { trace: TraceId(*id), span: SpanId([a, b, c, d, e, f, g, h]), flags: 0 }
+        Self {
+            trace: TraceId(*id),
+            span: SpanId([a, b, c, d, e, f, g, h]),
+            flags: 0,
+        }
     }
 
     /// This trace at another span.
@@ -59,8 +66,16 @@ impl FromStr for TraceContext {
         }
         let mut parts = text.split('-').skip(1);
         let mut next = || parts.next().ok_or(InvalidContext);
-        let (trace, span, flags) = (TraceId(bytes(next()?)?), SpanId(bytes(next()?)?), bytes::<1>(next()?)?);
-        Ok(Self { trace, span, flags: flags[0] })
+        let (trace, span, flags) = (
+            TraceId(bytes(next()?)?),
+            SpanId(bytes(next()?)?),
+            bytes::<1>(next()?)?,
+        );
+        Ok(Self {
+            trace,
+            span,
+            flags: flags[0],
+        })
     }
 }
 
@@ -79,19 +94,29 @@ impl fmt::Display for TraceContext {
 /// True if the text is a traceparent of W3C.
 pub fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
-    let hex =
-        |part: &str, len: usize| part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
     let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
     // Version 00 has four parts. A later one may have more. W3C forbids ff.
     let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
     let is_text = text.bytes().all(|b| b.is_ascii_graphic());
-    ends && is_text && hex(parts[0], 2) && parts[0] != "ff" && id(parts[1], 32) && id(parts[2], 16) && hex(parts[3], 2)
+    ends && is_text
+        && hex(parts[0], 2)
+        && parts[0] != "ff"
+        && id(parts[1], 32)
+        && id(parts[2], 16)
+        && hex(parts[3], 2)
 }
 
 impl SpanId {
-    /// A span that several processes name without asking each other: the same parts give the same id.
+    /// A span that several processes name without asking each other: the same parts give the same
+    /// id.
     pub fn derived(of: TraceContext, hop: &str, parts: &[&[u8]]) -> Self {
-        let mut hash = Sha256::new().chain_update(of.trace.0).chain_update(of.span.0).chain_update(hop);
+        let mut hash = Sha256::new()
+            .chain_update(of.trace.0)
+            .chain_update(of.span.0)
+            .chain_update(hop);
         for part in parts {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
@@ -128,7 +153,8 @@ impl fmt::Debug for SpanId {
     }
 }
 
-/// The trace of a lease, in its token: whatever process gets the report knows the worker's span without asking.
+/// The trace of a lease, in its token: whatever process gets the report knows the worker's span
+/// without asking.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseTrace {
     /// The span of the work, which is the parent of the worker's spans.
@@ -155,7 +181,8 @@ impl FromStr for LeaseTrace {
         let mut parts = text.split('-');
         let mut next = || parts.next();
         let ids: [u8; 25] = bytes(next().ok_or(InvalidContext)?)?;
-        let leased = u64::from_str_radix(next().ok_or(InvalidContext)?, 16).map_err(|_| InvalidContext)?;
+        let leased =
+            u64::from_str_radix(next().ok_or(InvalidContext)?, 16).map_err(|_| InvalidContext)?;
         let first = next().map(bytes).transpose()?.map(SpanId);
         if next().is_some() {
             return Err(InvalidContext);
@@ -163,8 +190,16 @@ impl FromStr for LeaseTrace {
         let (mut trace, mut span) = ([0; 16], [0; 8]);
         trace.copy_from_slice(&ids[..16]);
         span.copy_from_slice(&ids[16..24]);
-        let work = TraceContext { trace: TraceId(trace), span: SpanId(span), flags: ids[24] };
-        Ok(Self { work, first, leased_unix_us: leased })
+        let work = TraceContext {
+            trace: TraceId(trace),
+            span: SpanId(span),
+            flags: ids[24],
+        };
+        Ok(Self {
+            work,
+            first,
+            leased_unix_us: leased,
+        })
     }
 }
 
@@ -172,7 +207,10 @@ impl FromStr for LeaseTrace {
 fn write_hex(bytes: &[u8], hex: &mut [u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (byte, pair) in bytes.iter().zip(hex.chunks_exact_mut(2)) {
-        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        pair.copy_from_slice(&[
+            DIGITS[usize::from(byte >> 4)],
+            DIGITS[usize::from(byte & 15)],
+        ]);
     }
 }
 
@@ -234,14 +272,35 @@ mod tests {
     #[test]
     fn the_trace_of_a_lease_survives_its_text() {
         let work = SAMPLED.parse().unwrap();
-        let trace = LeaseTrace { work, first: None, leased_unix_us: 1_700_000_000_123_456 };
+        let trace = LeaseTrace {
+            work,
+            first: None,
+            leased_unix_us: 1_700_000_000_123_456,
+        };
         let text = trace.to_string();
-        assert_eq!(text, "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240");
+        assert_eq!(
+            text,
+            "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240"
+        );
         assert_eq!(text.parse(), Ok(trace.clone()));
-        let retry = LeaseTrace { first: Some(SpanId([7; 8])), ..trace };
+        let retry = LeaseTrace {
+            first: Some(SpanId([7; 8])),
+            ..trace
+        };
         assert_eq!(retry.to_string().parse(), Ok(retry));
-        for wrong in ["", "9", &text[1..], &text[..50], &format!("{text}-7"), &format!("{text}-{:016x}-1", 7)] {
-            assert_eq!(wrong.parse::<LeaseTrace>(), Err(InvalidContext), "{wrong:?}");
+        for wrong in [
+            "",
+            "9",
+            &text[1..],
+            &text[..50],
+            &format!("{text}-7"),
+            &format!("{text}-{:016x}-1", 7),
+        ] {
+            assert_eq!(
+                wrong.parse::<LeaseTrace>(),
+                Err(InvalidContext),
+                "{wrong:?}"
+            );
         }
     }
 
@@ -249,8 +308,15 @@ mod tests {
     fn derived_spans_differ_by_each_part() {
         let of: TraceContext = SAMPLED.parse().unwrap();
         let derived = |hop: &str, parts: &[&[u8]]| SpanId::derived(of, hop, parts);
-        assert_eq!(derived("work", &[b"a", b"b"]), derived("work", &[b"a", b"b"]));
-        let all = [derived("work", &[b"a", b"b"]), derived("work", &[b"ab"]), derived("claim", &[b"a", b"b"])];
+        assert_eq!(
+            derived("work", &[b"a", b"b"]),
+            derived("work", &[b"a", b"b"])
+        );
+        let all = [
+            derived("work", &[b"a", b"b"]),
+            derived("work", &[b"ab"]),
+            derived("claim", &[b"a", b"b"]),
+        ];
         assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
     }
 }

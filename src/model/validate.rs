@@ -6,8 +6,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow,
-    idempotency, is_traceparent,
+    Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName,
+    TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
     times::Times,
 };
@@ -21,8 +21,8 @@ pub const MAX_TRACEPARENT_BYTES: usize = 256;
 /// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;
 
-/// The header of a task that goes on without the enrichment of its queue, and its value. It counts in no bound of
-/// headers, so that a task always has room for it.
+/// The header of a task that goes on without the enrichment of its queue, and its value. It counts
+/// in no bound of headers, so that a task always has room for it.
 pub const NOT_ENRICHED: (&str, &str) = ("taskd-enrichment", "skipped");
 
 /// The characters of a SHA-256 in hex.
@@ -48,7 +48,10 @@ impl TaskRules {
     /// The rules for a task that a worker reported: its completion was answered.
     #[must_use]
     pub fn for_accepted(self) -> Self {
-        Self { is_accepted: true, ..self }
+        Self {
+            is_accepted: true,
+            ..self
+        }
     }
 }
 
@@ -84,13 +87,25 @@ impl Checked {
 
     /// Turns the checked task into a row with the id `id`.
     pub fn row(self, task: NewTask, id: TaskId, partitions: u32) -> TaskRow {
-        // Key and payload may be slices of a body of megabytes. The row outlives the request, and must not keep it.
-        let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
+        // Key and payload may be slices of a body of megabytes. The row outlives the request, and
+        // must not keep it.
+        let key = if task.key.is_empty() {
+            payload_key(&task.payload)
+        } else {
+            Bytes::copy_from_slice(&task.key)
+        };
         let mut headers: Vec<_> = task.headers.into_iter().collect();
         headers.sort();
         let key_hash = KeyHash::new(&self.queue, &key);
         let (now, window) = (self.created_unix_ms, self.idempotency_window);
-        let idempotency = Idempotency::new(&task.idempotency_key, &self.queue, &key_hash.0, &task.payload, now, window);
+        let idempotency = Idempotency::new(
+            &task.idempotency_key,
+            &self.queue,
+            &key_hash.0,
+            &task.payload,
+            now,
+            window,
+        );
         TaskRow {
             id,
             partition: key_hash.partition(partitions),
@@ -118,10 +133,17 @@ impl Checked {
 pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
     if task.key.len() > MAX_KEY_BYTES {
-        return Err(format!("key has {} bytes; at most {MAX_KEY_BYTES}", task.key.len()));
+        return Err(format!(
+            "key has {} bytes; at most {MAX_KEY_BYTES}",
+            task.key.len()
+        ));
     }
     if task.payload.len() > rules.max_payload_bytes {
-        return Err(format!("payload has {} bytes; at most {}", task.payload.len(), rules.max_payload_bytes));
+        return Err(format!(
+            "payload has {} bytes; at most {}",
+            task.payload.len(),
+            rules.max_payload_bytes
+        ));
     }
     if task.key.is_empty() && task.payload.is_empty() {
         return Err("key and payload are both empty: nothing says what the task is".into());
@@ -130,7 +152,10 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     headers(&task.headers, rules)?;
     let replicas = task.replicas.unwrap_or(rules.replicas);
     if replicas == 0 || replicas > rules.max_replicas {
-        return Err(format!("replicas is {replicas}; must be 1 to {}", rules.max_replicas));
+        return Err(format!(
+            "replicas is {replicas}; must be 1 to {}",
+            rules.max_replicas
+        ));
     }
     let max_attempts = task.max_attempts.unwrap_or(rules.max_attempts);
     if max_attempts == 0 || max_attempts > 1000 {
@@ -144,7 +169,9 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     let backoff = task.backoff.as_ref().map_or(Ok(None), Backoff::new)?;
     let weight = weight(task);
     if weight > MAX_RECORD_BYTES {
-        return Err(format!("the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"));
+        return Err(format!(
+            "the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"
+        ));
     }
     Ok(Checked {
         queue,
@@ -162,7 +189,11 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
 
 /// The [`TaskRow::weight`] of the task's row.
 fn weight(task: &NewTask) -> usize {
-    let key = if task.key.is_empty() { HASH_CHARACTERS } else { task.key.len() };
+    let key = if task.key.is_empty() {
+        HASH_CHARACTERS
+    } else {
+        task.key.len()
+    };
     super::weight(key, task.payload.len(), header_bytes(&task.headers).0)
 }
 
@@ -182,41 +213,58 @@ fn header_bytes(headers: &HashMap<String, String>) -> (usize, usize) {
 /// Checks the duration of a lease, of the field `what`.
 pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), String> {
     if lease < Duration::from_millis(100) || lease > max {
-        let (lease, max) = (humantime::format_duration(lease), humantime::format_duration(max));
+        let (lease, max) = (
+            humantime::format_duration(lease),
+            humantime::format_duration(max),
+        );
         return Err(format!("{what} is {lease}; must be 100ms to {max}"));
     }
     Ok(())
 }
 
-/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may be of any kind.
+/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may
+/// be of any kind.
 pub fn encoding(what: &str, said: Encoding, bytes: &[u8]) -> Result<Encoding, String> {
-    let utf8 =
-        || std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()));
-    let not_what_is_said = |form: &str, why: String| format!("{what}_encoding is {form}, but {what} is not: {why}");
+    let utf8 = || {
+        std::str::from_utf8(bytes)
+            .map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()))
+    };
+    let not_what_is_said =
+        |form: &str, why: String| format!("{what}_encoding is {form}, but {what} is not: {why}");
     match said {
         Encoding::Unknown | Encoding::Bytes => Ok(Encoding::Bytes),
-        Encoding::Text => utf8().map(|_| Encoding::Text).map_err(|why| not_what_is_said("TEXT", why)),
+        Encoding::Text => utf8()
+            .map(|_| Encoding::Text)
+            .map_err(|why| not_what_is_said("TEXT", why)),
         Encoding::Json if bytes.is_empty() => Ok(Encoding::Json),
         Encoding::Json => {
             let text = utf8().map_err(|why| not_what_is_said("JSON", why))?;
-            json::check(text).map(|()| Encoding::Json).map_err(|fault| match fault {
-                Fault::NotJson(why) => not_what_is_said("JSON", why),
-                Fault::TooDeep => too_deep(what),
-            })
+            json::check(text)
+                .map(|()| Encoding::Json)
+                .map_err(|fault| match fault {
+                    Fault::NotJson(why) => not_what_is_said("JSON", why),
+                    Fault::TooDeep => too_deep(what),
+                })
         }
     }
 }
 
 /// The text of a payload or a result that is nested too deep.
 pub(super) fn too_deep(what: &str) -> String {
-    format!("{what} has arrays and objects more than {} deep in each other", json::MAX_DEPTH)
+    format!(
+        "{what} has arrays and objects more than {} deep in each other",
+        json::MAX_DEPTH
+    )
 }
 
 /// Checks headers. Workers pass them on to places where line ends and names have a meaning.
 fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), String> {
     let (bytes, count) = header_bytes(headers);
     if bytes > rules.max_headers_bytes {
-        return Err(format!("headers have {bytes} bytes; at most {}", rules.max_headers_bytes));
+        return Err(format!(
+            "headers have {bytes} bytes; at most {}",
+            rules.max_headers_bytes
+        ));
     }
     if count > MAX_HEADERS {
         return Err(format!("{count} headers; at most {MAX_HEADERS}"));
@@ -239,7 +287,10 @@ fn traceparent(text: &str) -> Result<(), String> {
         return Ok(());
     }
     if text.len() > MAX_TRACEPARENT_BYTES {
-        return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", text.len()));
+        return Err(format!(
+            "traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}",
+            text.len()
+        ));
     }
     if !is_traceparent(text) {
         return Err(format!(
@@ -251,7 +302,10 @@ fn traceparent(text: &str) -> Result<(), String> {
 
 fn payload_key(payload: &[u8]) -> Bytes {
     let hash = Sha256::digest(payload);
-    hash.iter().map(|b| format!("{b:02x}")).collect::<String>().into()
+    hash.iter()
+        .map(|b| format!("{b:02x}"))
+        .collect::<String>()
+        .into()
 }
 
 #[cfg(test)]
@@ -279,13 +333,21 @@ mod tests {
     }
 
     fn task() -> NewTask {
-        NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }
+        NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            ..Default::default()
+        }
     }
 
     #[test]
     fn a_row_keeps_nothing_of_the_body_that_its_task_came_in() {
         let body = Bytes::from(vec![b'x'; 1 << 20]);
-        let task = NewTask { key: body.slice(..1), payload: body.slice(1..3), ..task() };
+        let task = NewTask {
+            key: body.slice(..1),
+            payload: body.slice(1..3),
+            ..task()
+        };
         let row = row(task).unwrap();
         assert!(body.is_unique());
         assert_eq!((&row.key[..], &row.payload[..]), (&b"x"[..], &b"xx"[..]));
@@ -294,27 +356,55 @@ mod tests {
     #[test]
     fn defaults_are_filled_in() {
         let row = row(task()).unwrap();
-        assert_eq!((row.replicas, row.max_attempts, row.lease_ms, row.not_before_unix_ms), (1, 5, 30_000, 0));
-        assert!(is_traceparent(&row.context()) && row.context().contains(&row.id.0.simple().to_string()));
+        assert_eq!(
+            (
+                row.replicas,
+                row.max_attempts,
+                row.lease_ms,
+                row.not_before_unix_ms
+            ),
+            (1, 5, 30_000, 0)
+        );
+        assert!(
+            is_traceparent(&row.context())
+                && row.context().contains(&row.id.0.simple().to_string())
+        );
         assert!(row.partition < 4);
     }
 
     #[test]
     fn a_key_not_given_is_the_payloads_hash() {
-        let row = row(NewTask { key: Bytes::new(), payload: "abc".into(), ..task() }).unwrap();
-        assert_eq!(row.key, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".as_bytes());
+        let row = row(NewTask {
+            key: Bytes::new(),
+            payload: "abc".into(),
+            ..task()
+        })
+        .unwrap();
+        assert_eq!(
+            row.key,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".as_bytes()
+        );
     }
 
     #[test]
     fn the_whole_task_is_bounded_too() {
-        let rules = TaskRules { max_payload_bytes: MAX_RECORD_BYTES, ..rules() };
+        let rules = TaskRules {
+            max_payload_bytes: MAX_RECORD_BYTES,
+            ..rules()
+        };
         let row = |bytes: usize| {
-            let task = NewTask { payload: vec![0; bytes].into(), ..task() };
+            let task = NewTask {
+                payload: vec![0; bytes].into(),
+                ..task()
+            };
             task_row(task, TaskId::new(), &rules, 4, 1_000_000)
         };
         assert!(row(MAX_RECORD_BYTES - 1000).is_ok());
         let error = row(MAX_RECORD_BYTES).unwrap_err();
-        assert!(error.ends_with("bytes with key and headers; at most 8388608"), "{error}");
+        assert!(
+            error.ends_with("bytes with key and headers; at most 8388608"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -323,8 +413,20 @@ mod tests {
         let mark = (name.to_owned(), value.to_owned());
         let many = (0..MAX_HEADERS).map(|n| (n.to_string(), String::new()));
         let large = [("h".to_owned(), "v".repeat(rules().max_headers_bytes - 1))];
-        assert!(row(NewTask { headers: many.chain([mark.clone()]).collect(), ..task() }).is_ok());
-        assert!(row(NewTask { headers: large.into_iter().chain([mark]).collect(), ..task() }).is_ok());
+        assert!(
+            row(NewTask {
+                headers: many.chain([mark.clone()]).collect(),
+                ..task()
+            })
+            .is_ok()
+        );
+        assert!(
+            row(NewTask {
+                headers: large.into_iter().chain([mark]).collect(),
+                ..task()
+            })
+            .is_ok()
+        );
     }
 
     fn of_a_task() -> String {
@@ -334,14 +436,26 @@ mod tests {
     #[test]
     fn a_traceparent_of_a_later_version_may_be_longer() {
         let traceparent = format!("cc{}-more", &of_a_task()[2..]);
-        assert_eq!(row(NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
+        assert_eq!(
+            row(NewTask {
+                traceparent: traceparent.clone(),
+                ..task()
+            })
+            .unwrap()
+            .traceparent,
+            traceparent
+        );
     }
 
     #[test]
     fn a_payload_is_what_its_encoding_says() {
         use Encoding::{Bytes, Json, Text, Unknown};
         let encoded = |payload: &'static [u8], encoding: Encoding| {
-            let task = NewTask { payload: payload.into(), payload_encoding: encoding, ..task() };
+            let task = NewTask {
+                payload: payload.into(),
+                payload_encoding: encoding,
+                ..task()
+            };
             row(task).map(|row| row.payload_encoding)
         };
         let cases: [(&[u8], Encoding, Encoding); 6] = [
@@ -358,15 +472,36 @@ mod tests {
         let half = "payload_encoding is JSON, but payload is not: an escape is half of a character";
         let wrong: [(&[u8], Encoding, &str); 4] = [
             (b"[\"\\ud800\"]", Json, half),
-            (b"a\xff", Text, "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1"),
-            (b"\"\xff\"", Json, "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1"),
-            (b"{} {}", Json, "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4"),
+            (
+                b"a\xff",
+                Text,
+                "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1",
+            ),
+            (
+                b"\"\xff\"",
+                Json,
+                "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1",
+            ),
+            (
+                b"{} {}",
+                Json,
+                "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4",
+            ),
         ];
         for (payload, said, why) in wrong {
             assert_eq!(encoded(payload, said), Err(why.into()));
         }
         let deep = "payload has arrays and objects more than 120 deep in each other";
-        assert_eq!(encoded(["[".repeat(121), "]".repeat(121)].concat().leak().as_bytes(), Json), Err(deep.into()));
+        assert_eq!(
+            encoded(
+                ["[".repeat(121), "]".repeat(121)]
+                    .concat()
+                    .leak()
+                    .as_bytes(),
+                Json
+            ),
+            Err(deep.into())
+        );
     }
 
     #[test]
@@ -375,37 +510,227 @@ mod tests {
         let trace = "0".repeat(31) + "1";
         let d = |seconds| Some(Duration::from_secs(seconds));
         let cases = [
-            (NewTask { queue: String::new(), ..task() }, "queue is missing"),
-            (NewTask { queue: "a b".into(), ..task() }, "contains ' '"),
-            (NewTask { queue: "a{b".into(), ..task() }, "contains '{'"),
-            (NewTask { queue: "é".into(), ..task() }, "contains 'é'"),
-            (NewTask { queue: "q".repeat(65), ..task() }, "65 characters"),
-            (NewTask { key: vec![b'k'; 4097].into(), ..task() }, "key has 4097 bytes"),
-            (NewTask { key: Bytes::new(), ..task() }, "both empty"),
-            (NewTask { payload: vec![0; (1 << 20) + 1].into(), ..task() }, "payload has 1048577 bytes"),
-            (NewTask { replicas: Some(0), ..task() }, "replicas is 0"),
-            (NewTask { replicas: Some(101), ..task() }, "replicas is 101"),
-            (NewTask { max_attempts: Some(0), ..task() }, "max_attempts is 0"),
-            (NewTask { lease_duration: d(0), ..task() }, "lease_duration is 0s"),
-            (NewTask { idempotency_key: "i".repeat(257), ..task() }, "idempotency_key has 257 bytes"),
-            (NewTask { backoff: Some(NewBackoff { initial: d(1), ..Default::default() }), ..task() }, "has no kind"),
-            (NewTask { delay: d(1), not_before_unix_ms: Some(0), ..task() }, "both given"),
-            (NewTask { delay: d(253_402_300_800), ..task() }, "year 9999 is the last"),
-            (NewTask { not_before_unix_ms: Some(253_402_300_800_000), ..task() }, "year 9999 is the last"),
-            (NewTask { not_before_unix_ms: Some(i64::MAX), ..task() }, "year 9999 is the last"),
-            (NewTask { queue: "\u{1}".repeat(1 << 18), ..task() }, "queue name has 262144 characters; at most 64"),
-            (NewTask { headers: headers("", "v"), ..task() }, "a header has an empty name"),
-            (NewTask { headers: headers("a\r\nX: y", ""), ..task() }, "header \"a\\r\\nX: y\" contains a control"),
-            (NewTask { headers: headers("a", "\0"), ..task() }, "header \"a\" contains a control character"),
-            (NewTask { headers: (0..1001).map(|n| (n.to_string(), "".into())).collect(), ..task() }, "1001 headers"),
-            (NewTask { traceparent: "x".into(), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("00-{}-{}-01", "0".repeat(32), "1".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("00-{trace}-{}-01", "0".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("00-{trace}-{}-01", "A".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("{}-x", of_a_task()), ..task() }, "W3C"),
-            (NewTask { traceparent: format!("cc{}-{}", &of_a_task()[2..], "x".repeat(201)), ..task() }, "257 bytes"),
+            (
+                NewTask {
+                    queue: String::new(),
+                    ..task()
+                },
+                "queue is missing",
+            ),
+            (
+                NewTask {
+                    queue: "a b".into(),
+                    ..task()
+                },
+                "contains ' '",
+            ),
+            (
+                NewTask {
+                    queue: "a{b".into(),
+                    ..task()
+                },
+                "contains '{'",
+            ),
+            (
+                NewTask {
+                    queue: "é".into(),
+                    ..task()
+                },
+                "contains 'é'",
+            ),
+            (
+                NewTask {
+                    queue: "q".repeat(65),
+                    ..task()
+                },
+                "65 characters",
+            ),
+            (
+                NewTask {
+                    key: vec![b'k'; 4097].into(),
+                    ..task()
+                },
+                "key has 4097 bytes",
+            ),
+            (
+                NewTask {
+                    key: Bytes::new(),
+                    ..task()
+                },
+                "both empty",
+            ),
+            (
+                NewTask {
+                    payload: vec![0; (1 << 20) + 1].into(),
+                    ..task()
+                },
+                "payload has 1048577 bytes",
+            ),
+            (
+                NewTask {
+                    replicas: Some(0),
+                    ..task()
+                },
+                "replicas is 0",
+            ),
+            (
+                NewTask {
+                    replicas: Some(101),
+                    ..task()
+                },
+                "replicas is 101",
+            ),
+            (
+                NewTask {
+                    max_attempts: Some(0),
+                    ..task()
+                },
+                "max_attempts is 0",
+            ),
+            (
+                NewTask {
+                    lease_duration: d(0),
+                    ..task()
+                },
+                "lease_duration is 0s",
+            ),
+            (
+                NewTask {
+                    idempotency_key: "i".repeat(257),
+                    ..task()
+                },
+                "idempotency_key has 257 bytes",
+            ),
+            (
+                NewTask {
+                    backoff: Some(NewBackoff {
+                        initial: d(1),
+                        ..Default::default()
+                    }),
+                    ..task()
+                },
+                "has no kind",
+            ),
+            (
+                NewTask {
+                    delay: d(1),
+                    not_before_unix_ms: Some(0),
+                    ..task()
+                },
+                "both given",
+            ),
+            (
+                NewTask {
+                    delay: d(253_402_300_800),
+                    ..task()
+                },
+                "year 9999 is the last",
+            ),
+            (
+                NewTask {
+                    not_before_unix_ms: Some(253_402_300_800_000),
+                    ..task()
+                },
+                "year 9999 is the last",
+            ),
+            (
+                NewTask {
+                    not_before_unix_ms: Some(i64::MAX),
+                    ..task()
+                },
+                "year 9999 is the last",
+            ),
+            (
+                NewTask {
+                    queue: "\u{1}".repeat(1 << 18),
+                    ..task()
+                },
+                "queue name has 262144 characters; at most 64",
+            ),
+            (
+                NewTask {
+                    headers: headers("", "v"),
+                    ..task()
+                },
+                "a header has an empty name",
+            ),
+            (
+                NewTask {
+                    headers: headers("a\r\nX: y", ""),
+                    ..task()
+                },
+                "header \"a\\r\\nX: y\" contains a control",
+            ),
+            (
+                NewTask {
+                    headers: headers("a", "\0"),
+                    ..task()
+                },
+                "header \"a\" contains a control character",
+            ),
+            (
+                NewTask {
+                    headers: (0..1001).map(|n| (n.to_string(), "".into())).collect(),
+                    ..task()
+                },
+                "1001 headers",
+            ),
+            (
+                NewTask {
+                    traceparent: "x".into(),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("00-{}-{}-01", "0".repeat(32), "1".repeat(16)),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("00-{trace}-{}-01", "0".repeat(16)),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("00-{trace}-{}-01", "A".repeat(16)),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("{}-x", of_a_task()),
+                    ..task()
+                },
+                "W3C",
+            ),
+            (
+                NewTask {
+                    traceparent: format!("cc{}-{}", &of_a_task()[2..], "x".repeat(201)),
+                    ..task()
+                },
+                "257 bytes",
+            ),
         ];
         for (task, want) in cases {
             let error = row(task).unwrap_err();

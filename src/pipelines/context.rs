@@ -8,7 +8,8 @@ use super::{
     shortcut::Shortcut,
 };
 use crate::{
-    bus::Bus, config::Settings, coordination::Coordination, dedup::Filter, queue::Queue, runtime::Clock, store::Store,
+    bus::Bus, config::Settings, coordination::Coordination, dedup::Filter, queue::Queue,
+    runtime::Clock, store::Store,
 };
 
 /// The boundaries of a round, open and checked, and what the pipelines share. Cheap to clone.

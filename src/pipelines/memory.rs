@@ -1,8 +1,9 @@
-//! The memory guard: closes the gates before a Redis server is full, and opens them when there is room again. The same
-//! look tells whether Redis answers, and whether its settings still keep taskd's promises.
+//! The memory guard: closes the gates before a Redis server is full, and opens them when there is
+//! room again. The same look tells whether Redis answers, and whether its settings still keep
+//! taskd's promises.
 //!
-//! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The
-//! guard stops new tasks early, so that taskd does not fill Redis by itself.
+//! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and
+//! give memory back. The guard stops new tasks early, so that taskd does not fill Redis by itself.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -36,8 +37,22 @@ struct Guard {
 }
 
 /// Starts the guard of this process.
-pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, servers: Servers, supervisor: &Supervisor) {
-    let guard = Guard { redis, most, gates, queue, servers, shown: Arc::default() };
+pub fn watch(
+    redis: Redis,
+    most: u64,
+    gates: Gates,
+    queue: Shards,
+    servers: Servers,
+    supervisor: &Supervisor,
+) {
+    let guard = Guard {
+        redis,
+        most,
+        gates,
+        queue,
+        servers,
+        shown: Arc::default(),
+    };
     supervisor.spawn_loop("memory", guard, Guard::run);
 }
 
@@ -50,7 +65,13 @@ impl Guard {
                 Some(Ok(observed)) => {
                     self.servers.note_answer(Server::Redis);
                     self.judge_settings(&observed, &mut with_file);
-                    self.judge_memory(observed.into_iter().map(|observed| observed.memory).collect(), &mut unlimited);
+                    self.judge_memory(
+                        observed
+                            .into_iter()
+                            .map(|observed| observed.memory)
+                            .collect(),
+                        &mut unlimited,
+                    );
                     cx.beat();
                 }
                 // Without a beat the loop stalls after a while.
@@ -68,7 +89,8 @@ impl Guard {
         loop {
             let observed = match tokio::time::timeout(ANSWER_WITHIN, self.redis.observe()).await {
                 Ok(Ok(observed)) => observed,
-                // The connection may have been closed while the server is well: the next call makes another one.
+                // The connection may have been closed while the server is well: the next call makes
+                // another one.
                 Ok(Err(_)) if !is_second => {
                     is_second = true;
                     continue;
@@ -77,13 +99,17 @@ impl Guard {
                 Err(_) => return Err(format!("no answer for {} s", ANSWER_WITHIN.as_secs())),
             };
             return match observed.iter().find(|observed| observed.is_loading) {
-                Some(loading) => Err(format!("{} reads its data after a start", loading.memory.server)),
+                Some(loading) => Err(format!(
+                    "{} reads its data after a start",
+                    loading.memory.server
+                )),
                 None => Ok(observed),
             };
         }
     }
 
-    /// Names the settings that break a promise. `with_file`: the servers that had an append-only file.
+    /// Names the settings that break a promise. `with_file`: the servers that had an append-only
+    /// file.
     fn judge_settings(&self, observed: &[Observed], with_file: &mut HashSet<String>) {
         for one in observed.iter().filter(|one| one.has_file) {
             with_file.insert(one.memory.server.clone());
@@ -99,7 +125,9 @@ impl Guard {
 
     fn judge_memory(&self, mut servers: Vec<Memory>, unlimited: &mut HashSet<String>) {
         // At `redis_max_memory` Redis itself still takes everything.
-        let is_full = servers.iter().any(|server| server.limit > 0 && server.used >= server.limit);
+        let is_full = servers
+            .iter()
+            .any(|server| server.limit > 0 && server.used >= server.limit);
         for server in &mut servers {
             server.limit = lower(server.limit, self.most);
             if server.limit == 0 && unlimited.insert(server.server.clone()) {
@@ -132,23 +160,38 @@ impl Guard {
     }
 }
 
-/// Shows the memory of the servers. Those of the look before that are gone, as a master after a failover, have none.
+/// Shows the memory of the servers. Those of the look before that are gone, as a master after a
+/// failover, have none.
 fn show(servers: &[Memory], shown: &mut HashSet<String>) {
-    let before = std::mem::replace(shown, servers.iter().map(|memory| memory.server.clone()).collect());
+    let before = std::mem::replace(
+        shown,
+        servers.iter().map(|memory| memory.server.clone()).collect(),
+    );
     for gone in before.difference(shown) {
         metrics::redis_memory(gone, 0, 0);
     }
-    for Memory { server, used, limit } in servers {
+    for Memory {
+        server,
+        used,
+        limit,
+    } in servers
+    {
         metrics::redis_memory(server, *used, *limit);
     }
 }
 
-/// The settings of a server with which it loses or refuses what taskd writes. `had_file`: it must have an append-only
-/// file, or had one.
+/// The settings of a server with which it loses or refuses what taskd writes. `had_file`: it must
+/// have an append-only file, or had one.
 fn unsafe_settings(observed: &Observed, had_file: bool, is_cluster: bool) -> Vec<UnsafeSetting> {
     let server = &observed.memory.server;
     let mut found = Vec::new();
-    let mut add = |setting, why| found.push(UnsafeSetting { server: server.clone(), setting, why });
+    let mut add = |setting, why| {
+        found.push(UnsafeSetting {
+            server: server.clone(),
+            setting,
+            why,
+        })
+    };
     if !matches!(observed.policy.as_str(), "" | "noeviction") {
         let policy = &observed.policy;
         let why = format!(
@@ -186,9 +229,12 @@ fn lower(a: u64, b: u64) -> u64 {
 
 /// The shortage of the server that has used most of its limit.
 fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shortage> {
-    let percent = |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
+    let percent =
+        |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
     let limited = servers.iter().filter(|memory| memory.limit > 0);
-    let (most, percent) = limited.map(|memory| (memory, percent(memory))).max_by_key(|(_, percent)| *percent)?;
+    let (most, percent) = limited
+        .map(|memory| (memory, percent(memory)))
+        .max_by_key(|(_, percent)| *percent)?;
     // A server that stays exactly at the lower mark opens the gates.
     let is_short = percent >= CLOSE_AT_PERCENT || (is_closed && percent > OPEN_AT_PERCENT);
     is_short.then(|| Shortage {
@@ -209,10 +255,14 @@ mod tests {
     use super::*;
 
     fn at(percent: &[u64], is_closed: bool) -> Option<bool> {
-        let memory =
-            |(n, percent): (usize, &u64)| Memory { server: n.to_string(), used: percent << 20, limit: 100 << 20 };
+        let memory = |(n, percent): (usize, &u64)| Memory {
+            server: n.to_string(),
+            used: percent << 20,
+            limit: 100 << 20,
+        };
         let servers: Vec<_> = percent.iter().enumerate().map(memory).collect();
-        shortage(&servers, is_closed, servers[0].used >= servers[0].limit).map(|shortage| shortage.is_full)
+        shortage(&servers, is_closed, servers[0].used >= servers[0].limit)
+            .map(|shortage| shortage.is_full)
     }
 
     #[test]
@@ -227,7 +277,11 @@ mod tests {
     #[test]
     fn settings_that_break_promises_are_found() {
         let well = Observed {
-            memory: Memory { server: "s".into(), used: 1, limit: 0 },
+            memory: Memory {
+                server: "s".into(),
+                used: 1,
+                limit: 0,
+            },
             policy: "noeviction".into(),
             has_file: true,
             has_failed_to_write: false,
@@ -235,23 +289,53 @@ mod tests {
             is_loading: false,
         };
         let found = |observed: &Observed, had_file, is_cluster| -> Vec<&'static str> {
-            unsafe_settings(observed, had_file, is_cluster).into_iter().map(|found| found.setting).collect()
+            unsafe_settings(observed, had_file, is_cluster)
+                .into_iter()
+                .map(|found| found.setting)
+                .collect()
         };
         assert!(found(&well, true, false).is_empty());
-        let evicts = Observed { policy: "allkeys-random".into(), ..well.clone() };
+        let evicts = Observed {
+            policy: "allkeys-random".into(),
+            ..well.clone()
+        };
         assert_eq!(found(&evicts, true, false), ["maxmemory-policy"]);
-        let without = Observed { has_file: false, ..well.clone() };
+        let without = Observed {
+            has_file: false,
+            ..well.clone()
+        };
         assert_eq!(found(&without, true, false), ["appendonly"]);
-        assert!(found(&without, false, false).is_empty(), "it never had a file");
-        assert_eq!(found(&Observed { has_failed_to_write: true, ..well.clone() }, true, false).len(), 1);
-        let replica = Observed { is_replica: true, ..well };
+        assert!(
+            found(&without, false, false).is_empty(),
+            "it never had a file"
+        );
+        assert_eq!(
+            found(
+                &Observed {
+                    has_failed_to_write: true,
+                    ..well.clone()
+                },
+                true,
+                false
+            )
+            .len(),
+            1
+        );
+        let replica = Observed {
+            is_replica: true,
+            ..well
+        };
         assert_eq!(found(&replica, true, false), ["replicaof"]);
         assert!(found(&replica, true, true).is_empty());
     }
 
     #[test]
     fn a_server_that_is_gone_has_no_memory() {
-        let memory = |server: &str| Memory { server: server.into(), used: 90, limit: 100 };
+        let memory = |server: &str| Memory {
+            server: server.into(),
+            used: 90,
+            limit: 100,
+        };
         let (recorder, mut shown) = (PrometheusBuilder::new().build_recorder(), HashSet::new());
         ::metrics::with_local_recorder(&recorder, || {
             show(&[memory("a"), memory("b")], &mut shown);
@@ -260,23 +344,41 @@ mod tests {
         let text = recorder.handle().render();
         for (server, used, limit) in [("a", 0, 0), ("b", 90, 100), ("c", 90, 100)] {
             for (what, bytes) in [("used", used), ("limit", limit)] {
-                let line = format!("taskd_redis_memory_{what}_bytes{{server=\"{server}\"}} {bytes}");
-                assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+                let line =
+                    format!("taskd_redis_memory_{what}_bytes{{server=\"{server}\"}} {bytes}");
+                assert!(
+                    text.lines().any(|found| found == line),
+                    "{line} is not in\n{text}"
+                );
             }
         }
     }
 
     #[test]
     fn a_server_without_a_limit_is_never_full() {
-        let memory = Memory { server: "s".into(), used: u64::MAX, limit: 0 };
+        let memory = Memory {
+            server: "s".into(),
+            used: u64::MAX,
+            limit: 0,
+        };
         assert!(shortage(&[memory], true, false).is_none());
-        assert_eq!([lower(0, 0), lower(0, 5), lower(5, 0), lower(5, 4)], [0, 5, 5, 4]);
+        assert_eq!(
+            [lower(0, 0), lower(0, 5), lower(5, 0), lower(5, 4)],
+            [0, 5, 5, 4]
+        );
     }
 
     #[test]
     fn the_reason_names_the_server_and_the_numbers() {
-        let memory = Memory { server: "127.0.0.1:6379".into(), used: 81 << 20, limit: 100 << 20 };
+        let memory = Memory {
+            server: "127.0.0.1:6379".into(),
+            used: 81 << 20,
+            limit: 100 << 20,
+        };
         let why = shortage(&[memory], false, false).unwrap().why;
-        assert!(why.starts_with("redis 127.0.0.1:6379 has used 81 % of its memory limit of 100 MiB"), "{why}");
+        assert!(
+            why.starts_with("redis 127.0.0.1:6379 has used 81 % of its memory limit of 100 MiB"),
+            "{why}"
+        );
     }
 }

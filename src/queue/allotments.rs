@@ -1,4 +1,5 @@
-//! Allotments: how much of a worker's cap its streams in one process may use (`lua/shared_allot.lua`).
+//! Allotments: how much of a worker's cap its streams in one process may use
+//! (`lua/shared_allot.lua`).
 
 use super::{
     error::{Error, Result},
@@ -18,7 +19,8 @@ const GONE_AT_ONCE: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allotment {
     pub allotment: usize,
-    /// The allotment is less than asked, and other streams of the worker may hold more than they use.
+    /// The allotment is less than asked, and other streams of the worker may hold more than they
+    /// use.
     pub streams_hold: bool,
 }
 
@@ -40,7 +42,8 @@ impl WorkerQueue {
         format!("{}:of:{worker}", base(self.prefix(), slot))
     }
 
-    /// Asks for an allotment of the worker's cap. It is at least what the process uses already; 0 gives it back.
+    /// Asks for an allotment of the worker's cap. It is at least what the process uses already; 0
+    /// gives it back.
     pub async fn allot(
         &self,
         process: &str,
@@ -50,17 +53,34 @@ impl WorkerQueue {
         most: usize,
     ) -> Result<Allotment> {
         let slot = slot_of(worker);
-        let keys = [self.worker_key(slot, worker.as_str()), self.processes_key(slot), self.workers_key(slot, process)];
-        let mut call = scripts::SHARED_ALLOT.call(&keys).now(self.clock().moved_unix_ms());
-        call.arg(worker.as_str()).arg(process).arg(ms(LIVES)).arg(asked).arg(used).arg(most);
+        let keys = [
+            self.worker_key(slot, worker.as_str()),
+            self.processes_key(slot),
+            self.workers_key(slot, process),
+        ];
+        let mut call = scripts::SHARED_ALLOT
+            .call(&keys)
+            .now(self.clock().moved_unix_ms());
+        call.arg(worker.as_str())
+            .arg(process)
+            .arg(ms(LIVES))
+            .arg(asked)
+            .arg(used)
+            .arg(most);
         let mut answer = self.run_shared(call).await?.into_iter();
-        Ok(Allotment { allotment: number(answer.next())?, streams_hold: number::<u8>(answer.next())? == 1 })
+        Ok(Allotment {
+            allotment: number(answer.next())?,
+            streams_hold: number::<u8>(answer.next())? == 1,
+        })
     }
 
-    /// Says that a process lives, and has so many allotments. True: Redis took it for dead, or lacks some of them.
+    /// Says that a process lives, and has so many allotments. True: Redis took it for dead, or
+    /// lacks some of them.
     pub async fn live(&self, process: &str, slot: u32, allotments: usize) -> Result<bool> {
         let keys = [self.processes_key(slot), self.workers_key(slot, process)];
-        let mut call = scripts::SHARED_LIVE.call(&keys).now(self.clock().moved_unix_ms());
+        let mut call = scripts::SHARED_LIVE
+            .call(&keys)
+            .now(self.clock().moved_unix_ms());
         call.arg(process).arg(ms(LIVES)).arg(allotments);
         self.one(call).await.map(|lacks| lacks == 1)
     }
@@ -70,10 +90,16 @@ impl WorkerQueue {
         loop {
             let index = self.workers_key(slot, process);
             let mut some = redis::cmd("SRANDMEMBER");
-            let workers: Vec<String> = some.arg(&index).arg(GONE_AT_ONCE).query_async(&mut self.conn()).await?;
+            let workers: Vec<String> = some
+                .arg(&index)
+                .arg(GONE_AT_ONCE)
+                .query_async(&mut self.conn())
+                .await?;
             let mut keys = vec![self.processes_key(slot), index];
             keys.extend(workers.iter().map(|worker| self.worker_key(slot, worker)));
-            let mut call = scripts::SHARED_GONE.call(&keys).now(self.clock().moved_unix_ms());
+            let mut call = scripts::SHARED_GONE
+                .call(&keys)
+                .now(self.clock().moved_unix_ms());
             call.arg(process).arg(&workers);
             if self.one(call).await? == 0 {
                 return Ok(());

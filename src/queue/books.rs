@@ -37,18 +37,26 @@ pub struct Holding {
 }
 
 impl Shards {
-    /// The counts of these shards, in order; `None`: Redis has no generation for it. One exchange where that is
-    /// possible. An error that is not of one shard ends the call.
+    /// The counts of these shards, in order; `None`: Redis has no generation for it. One exchange
+    /// where that is possible. An error that is not of one shard ends the call.
     pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Result<Option<Holding>>>> {
         let call = |shard: &ShardId| self.reach(shard).call(&scripts::BOOKS);
         let answers: Vec<Result<Value>> = if self.is_cluster() {
-            let asked: Vec<_> = shards.iter().map(|shard| ask(self.conn(), call(shard))).collect();
-            futures::stream::iter(asked).buffered(OF_A_CLUSTER).collect().await
+            let asked: Vec<_> = shards
+                .iter()
+                .map(|shard| ask(self.conn(), call(shard)))
+                .collect();
+            futures::stream::iter(asked)
+                .buffered(OF_A_CLUSTER)
+                .collect()
+                .await
         } else {
             let mut answers = Vec::with_capacity(shards.len());
             for shards in shards.chunks(AT_ONCE) {
                 let mut batch = Batch::default();
-                shards.iter().for_each(|shard| batch.repeatable(call(shard)));
+                shards
+                    .iter()
+                    .for_each(|shard| batch.repeatable(call(shard)));
                 let some = batch.run(&mut self.conn()).await?;
                 answers.extend(some.into_iter().map(|answer| answer.map_err(Error::from)));
             }
@@ -70,8 +78,19 @@ fn read(answer: Result<Value>) -> Result<Option<Holding>> {
     if matches!(value, Value::Int(0)) {
         return Ok(Some(Holding::default()));
     }
-    let n: Vec<u64> = numbers(value, 6 + LANES.len())?.into_iter().map(unsigned).collect();
+    let n: Vec<u64> = numbers(value, 6 + LANES.len())?
+        .into_iter()
+        .map(unsigned)
+        .collect();
     let mut lanes = [0; LANES.len()];
     lanes.copy_from_slice(&n[6..]);
-    Ok(Some(Holding { live: n[0], open: n[1], leases: n[2], delayed: n[3], outbox: n[4], finals: n[5], lanes }))
+    Ok(Some(Holding {
+        live: n[0],
+        open: n[1],
+        leases: n[2],
+        delayed: n[3],
+        outbox: n[4],
+        finals: n[5],
+        lanes,
+    }))
 }

@@ -33,12 +33,14 @@ use crate::{
 const SCAN_BUDGET: usize = 2000;
 /// Tasks and requests in one script call, at most: far below what Lua's stack holds.
 pub(super) const MAX_COMBINED: usize = 1000;
-/// Bytes that the answer to one call may have, about. While Redis writes it, no other caller is served.
+/// Bytes that the answer to one call may have, about. While Redis writes it, no other caller is
+/// served.
 const CALL_BYTES: usize = 16 << 20;
-/// Leases of a shard that may be out at full memory. With none, a Redis in which everything waits would stay full.
+/// Leases of a shard that may be out at full memory. With none, a Redis in which everything waits
+/// would stay full.
 pub(super) const LEASES_AT_FULL_MEMORY: usize = 16;
-/// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims pause have room for
-/// their reports.
+/// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims
+/// pause have room for their reports.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
 
 /// The bytes that a frame adds to a small report.
@@ -93,8 +95,8 @@ pub(super) struct Claiming {
     secret: Option<u64>,
 }
 
-/// A random number of 15 digits. With the place of a request in four more digits it is a grant, which SQL keeps as a
-/// signed number of 64 bits.
+/// A random number of 15 digits. With the place of a request in four more digits it is a grant,
+/// which SQL keeps as a signed number of 64 bits.
 fn secret() -> u64 {
     const LEAST: u64 = 100_000_000_000_000;
     const RANGE: u64 = 820_000_000_000_000;
@@ -112,7 +114,15 @@ impl Claiming {
     ) -> Self {
         let (delivered, offers) = (notes.take_delivered(), notes.offers());
         let secret = reach.secret_grants.load(Ordering::Relaxed).then(secret);
-        Self { reach, notes, release, requests, delivered, offers, secret }
+        Self {
+            reach,
+            notes,
+            release,
+            requests,
+            delivered,
+            offers,
+            secret,
+        }
     }
 
     pub(super) fn call(&self) -> Call {
@@ -121,12 +131,16 @@ impl Claiming {
 
     fn ask(&self, script: &'static Script, leases_max: Option<usize>) -> Call {
         let mut call = self.reach.call(script).of_items(self.requests.len());
-        call.arg(SCAN_BUDGET).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(CALL_BYTES);
+        call.arg(SCAN_BUDGET)
+            .arg(OUTBOX_FULL)
+            .arg(OUTBOX_FULL_BYTES)
+            .arg(CALL_BYTES);
         call.arg(leases_max.map(|max| max.to_string()).unwrap_or_default());
         call.arg(self.delivered.len()).arg(&self.delivered);
         for (place, request) in self.requests.iter().enumerate() {
             let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
-            call.arg(request.worker.as_str()).arg(ask_text(request, most, self.secret));
+            call.arg(request.worker.as_str())
+                .arg(ask_text(request, most, self.secret));
         }
         call
     }
@@ -144,9 +158,20 @@ impl Claiming {
     pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Outcome> {
         if answer.as_ref().is_err_and(Error::is_out_of_memory) {
             let trickle = self.ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
-            answer = trickle.run(&mut self.reach.redis.conn()).await.map_err(Error::from);
+            answer = trickle
+                .run(&mut self.reach.redis.conn())
+                .await
+                .map_err(Error::from);
         }
-        let Self { reach, notes, release, requests, delivered, offers, secret } = self;
+        let Self {
+            reach,
+            notes,
+            release,
+            requests,
+            delivered,
+            offers,
+            secret,
+        } = self;
         let claimed = match answer.and_then(Claimed::read) {
             Ok(claimed) => {
                 let mut claimed = claimed.with_secret(secret);
@@ -169,10 +194,18 @@ impl Claiming {
         }
         let is_drained = claimed.left == Some(0);
         let granted = read_grants(claimed, requests, &notes, &release)?;
-        if let Some(shortest) = granted.iter().flat_map(|one| &one.tasks).map(|task| task.lease).min() {
+        if let Some(shortest) = granted
+            .iter()
+            .flat_map(|one| &one.tasks)
+            .map(|task| task.lease)
+            .min()
+        {
             notes.leased(shortest);
         }
-        Ok(Outcome { granted, is_drained })
+        Ok(Outcome {
+            granted,
+            is_drained,
+        })
     }
 }
 
@@ -180,7 +213,11 @@ impl Claiming {
 fn ask_text(request: &Claim, max_tasks: usize, secret: Option<u64>) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
-    let mut text = format!("{max_tasks} {} {} {lease_ms} {priority}", request.max_bytes, u8::from(request.is_first));
+    let mut text = format!(
+        "{max_tasks} {} {} {lease_ms} {priority}",
+        request.max_bytes,
+        u8::from(request.is_first)
+    );
     if let Some(secret) = secret {
         // A `String` takes all that is written.
         write!(text, " {secret}").ok();
@@ -197,25 +234,46 @@ fn read_grants(
     let mut granted = Vec::with_capacity(requests.len());
     for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
         let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
-        let mut delivery = Delivery { worker, leases: Vec::new(), shard, notes, release };
+        let mut delivery = Delivery {
+            worker,
+            leases: Vec::new(),
+            shard,
+            notes,
+            release,
+        };
         let mut tasks = claimed.next_request(&delivery.shard, lease)?;
-        let is_overdue = |task: &Leased| wire::deadline_of(&task.body).is_some_and(|at| at <= claimed.now_unix_ms);
+        let is_overdue = |task: &Leased| {
+            wire::deadline_of(&task.body).is_some_and(|at| at <= claimed.now_unix_ms)
+        };
         let overdue: Vec<Leased> = match tasks.iter().any(is_overdue) {
             true => tasks.extract_if(.., |task| is_overdue(task)).collect(),
             false => Vec::new(),
         };
         let overdue_count = overdue.len();
         delivery.put_off(overdue);
-        delivery.leases = tasks.iter().map(|task| (task.id, task.token.clone())).collect();
+        delivery.leases = tasks
+            .iter()
+            .map(|task| (task.id, task.token.clone()))
+            .collect();
         let more = claimed.has_more(place);
-        granted.push(Granted { tasks, more, overdue: overdue_count, again_soon: claimed.again_soon, delivery });
+        granted.push(Granted {
+            tasks,
+            more,
+            overdue: overdue_count,
+            again_soon: claimed.again_soon,
+            delivery,
+        });
     }
     Ok(granted)
 }
 
 pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Result<Vec<u8>> {
     let offers = notes.offers();
-    let answer = reach.call(&scripts::PEEK).of_items(callers).run(&mut reach.redis.conn()).await;
+    let answer = reach
+        .call(&scripts::PEEK)
+        .of_items(callers)
+        .run(&mut reach.redis.conn())
+        .await;
     if answer.is_err() {
         notes.offer();
     }
@@ -227,8 +285,8 @@ pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Res
     Ok(vec![priorities; callers])
 }
 
-/// Completes what these callers have. Answers per caller, and per completion of each. Calls `due` if that made a task
-/// due.
+/// Completes what these callers have. Answers per caller, and per completion of each. Calls `due`
+/// if that made a task due.
 pub(super) async fn complete(
     reach: Reach,
     due: impl FnOnce() + Send,
@@ -238,9 +296,18 @@ pub(super) async fn complete(
     let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
     // The call has once the parts that the items share.
     let generation = completions.first().map_or(0, |item| item.token.generation);
-    let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
-    let room = completions.iter().map(|item| item.report.len() + FRAME).sum();
-    let (mut frames, mut numbers) = (Vec::with_capacity(room), Vec::with_capacity(8 * completions.len()));
+    let ids: Vec<u8> = completions
+        .iter()
+        .flat_map(|item| *item.id.as_bytes())
+        .collect();
+    let room = completions
+        .iter()
+        .map(|item| item.report.len() + FRAME)
+        .sum();
+    let (mut frames, mut numbers) = (
+        Vec::with_capacity(room),
+        Vec::with_capacity(8 * completions.len()),
+    );
     let mut number = |number: usize| {
         let number = u32::try_from(number).expect("a result is far below 4 GiB");
         numbers.extend(number.to_be_bytes());
@@ -249,14 +316,25 @@ pub(super) async fn complete(
         number(frame_report(&item.report, &mut frames));
     }
     // A worker mostly completes together what it got together.
-    let runs = || completions.chunk_by(|a, b| a.token.grant == b.token.grant && a.worker == b.worker);
+    let runs =
+        || completions.chunk_by(|a, b| a.token.grant == b.token.grant && a.worker == b.worker);
     runs().for_each(|run| number(run.len()));
-    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids).arg(frames).arg(numbers);
+    call.arg(OUTBOX_MAX_BYTES)
+        .arg(generation)
+        .arg(ids)
+        .arg(frames)
+        .arg(numbers);
     for item in runs().map(|run| run[0]) {
         call.arg(format!("h{}:{}", item.token.grant, item.worker));
     }
-    for (place, LeaseToken { generation: of_item, attempt, .. }) in
-        completions.iter().map(|item| &item.token).enumerate()
+    for (
+        place,
+        LeaseToken {
+            generation: of_item,
+            attempt,
+            ..
+        },
+    ) in completions.iter().map(|item| &item.token).enumerate()
     {
         if *of_item != generation || *attempt != 1 {
             call.arg(place + 1).arg(*of_item).arg(*attempt);
@@ -276,11 +354,20 @@ pub(super) async fn complete(
     };
     let answer = bytes(Some(answer))?;
     let Some((codes, is_due)) = answer.split_at_checked(completions.len()) else {
-        return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
+        return Err(Error::Answer(format!(
+            "{} codes for {} completions",
+            answer.len(),
+            completions.len()
+        )));
     };
     if !is_due.is_empty() {
         due();
     }
-    let mut codes = codes.iter().map(|digit| Code::from_number(i64::from(*digit) - i64::from(b'0')));
-    callers.iter().map(|caller| codes.by_ref().take(caller.len()).collect()).collect()
+    let mut codes = codes
+        .iter()
+        .map(|digit| Code::from_number(i64::from(*digit) - i64::from(b'0')));
+    callers
+        .iter()
+        .map(|caller| codes.by_ref().take(caller.len()).collect())
+        .collect()
 }

@@ -67,40 +67,69 @@ impl Deref for Changer {
 
 impl Changer {
     /// Opens shards, each in its generation, all at once.
-    pub async fn open_shards(&self, shards: &[(ShardId, u64)], topic_generation: &str) -> Result<()> {
-        Enqueuer(self.0.clone()).open_shards(shards, topic_generation).await
+    pub async fn open_shards(
+        &self,
+        shards: &[(ShardId, u64)],
+        topic_generation: &str,
+    ) -> Result<()> {
+        Enqueuer(self.0.clone())
+            .open_shards(shards, topic_generation)
+            .await
     }
 
     /// The generation of a shard in Redis.
     pub async fn generation(&self, shard: &ShardId) -> Result<u64> {
         let key = keys::generation(self.prefix(), shard);
-        let generation: Option<u64> = redis::cmd("GET").arg(key).query_async(&mut self.conn()).await?;
+        let generation: Option<u64> = redis::cmd("GET")
+            .arg(key)
+            .query_async(&mut self.conn())
+            .await?;
         generation.ok_or(Error::NoGeneration)
     }
 
     /// Cancels tasks of one shard, also those that have not arrived. At most 1,000.
-    pub async fn cancel(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
+    pub async fn cancel(
+        &self,
+        shard: &ShardId,
+        tasks: &[&ChangingTask],
+    ) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::CANCEL, shard, tasks.len(), |call| {
                 call.arg(self.wake_channel());
                 for task in tasks {
-                    call.arg(task.id.as_bytes()).arg(task.replicas).arg(task.epoch);
+                    call.arg(task.id.as_bytes())
+                        .arg(task.replicas)
+                        .arg(task.epoch);
                 }
             })
             .await?;
         self.touch(shard);
         let numbers = numbers(value, tasks.len() + 1)?;
-        let answers = numbers[1..].iter().map(|number| arbitrated(*number, 0)).collect::<Result<_>>()?;
-        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+        let answers = numbers[1..]
+            .iter()
+            .map(|number| arbitrated(*number, 0))
+            .collect::<Result<_>>()?;
+        Ok(ArbitratedTasks {
+            generation: unsigned(numbers[0]),
+            answers,
+        })
     }
 
-    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies: a few tasks at a time.
-    pub async fn update(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
+    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies: a
+    /// few tasks at a time.
+    pub async fn update(
+        &self,
+        shard: &ShardId,
+        tasks: &[&ChangingTask],
+    ) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::CHANGE, shard, tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str());
                 for task in tasks {
-                    call.arg(task.id.as_bytes()).arg(task.replicas).arg(task.priority as u8).arg(task.epoch);
+                    call.arg(task.id.as_bytes())
+                        .arg(task.replicas)
+                        .arg(task.priority as u8)
+                        .arg(task.epoch);
                     call.arg(&wire::body_values(task.replicas, task.priority)[..]);
                 }
             })
@@ -109,8 +138,14 @@ impl Changer {
         self.touch(shard);
         let numbers = numbers(value, 2 * tasks.len() + 1)?;
         let answer = |pair: &[i64]| arbitrated(pair[0], u32::try_from(pair[1]).unwrap_or(u32::MAX));
-        let answers = numbers[1..].chunks_exact(2).map(answer).collect::<Result<_>>()?;
-        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+        let answers = numbers[1..]
+            .chunks_exact(2)
+            .map(answer)
+            .collect::<Result<_>>()?;
+        Ok(ArbitratedTasks {
+            generation: unsigned(numbers[0]),
+            answers,
+        })
     }
 
     /// Offers tasks of one shard anew. At most 1,000.
@@ -123,28 +158,47 @@ impl Changer {
         let (mode, worker, until_unix_ms) = match requeue {
             Requeue::All => ("all", "", 0),
             Requeue::AwayFrom(worker) => ("away", worker.as_str(), 0),
-            Requeue::To { worker, until_unix_ms } => ("to", worker.as_str(), until_unix_ms.unwrap_or(NEVER)),
+            Requeue::To {
+                worker,
+                until_unix_ms,
+            } => ("to", worker.as_str(), until_unix_ms.unwrap_or(NEVER)),
             Requeue::Free => ("free", "", 0),
         };
         let value = self
             .call(&scripts::REQUEUE, shard, tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str());
                 for task in tasks {
-                    call.arg(task.id.as_bytes()).arg(task.epoch).arg(mode).arg(worker).arg(until_unix_ms);
+                    call.arg(task.id.as_bytes())
+                        .arg(task.epoch)
+                        .arg(mode)
+                        .arg(worker)
+                        .arg(until_unix_ms);
                 }
             })
             .await?;
         self.offered(shard);
         self.touch(shard);
         let announcer = self.announcer();
-        announcer.announce(&shard.queue, announcer.now_unix_ms(), tasks.iter().map(|task| (task.id, None)));
+        announcer.announce(
+            &shard.queue,
+            announcer.now_unix_ms(),
+            tasks.iter().map(|task| (task.id, None)),
+        );
         let numbers = numbers(value, 2 * tasks.len() + 1)?;
         let answer = |pair: &[i64]| match pair {
-            [9, until_unix_ms] => Ok(Arbitrated::Reserved { until_unix_ms: *until_unix_ms }),
+            [9, until_unix_ms] => Ok(Arbitrated::Reserved {
+                until_unix_ms: *until_unix_ms,
+            }),
             pair => arbitrated(pair[0], 0),
         };
-        let answers = numbers[1..].chunks_exact(2).map(answer).collect::<Result<_>>()?;
-        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+        let answers = numbers[1..]
+            .chunks_exact(2)
+            .map(answer)
+            .collect::<Result<_>>()?;
+        Ok(ArbitratedTasks {
+            generation: unsigned(numbers[0]),
+            answers,
+        })
     }
 }
 

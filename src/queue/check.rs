@@ -1,5 +1,5 @@
-//! Checks of a shard against itself, slice by slice (`lua/check.lua`, `check_order.lua`, `check_task.lua`,
-//! `recount.lua`).
+//! Checks of a shard against itself, slice by slice (`lua/check.lua`, `check_order.lua`,
+//! `check_task.lua`, `recount.lua`).
 
 use redis::Value;
 
@@ -62,7 +62,8 @@ pub struct Slice {
     pub finds: Vec<ShardFind>,
     /// Of records and bodies only.
     pub tasks: Vec<CheckedTask>,
-    /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call may.
+    /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call
+    /// may.
     pub next: Option<String>,
 }
 
@@ -124,9 +125,20 @@ pub struct OrderPage {
 
 impl Shards {
     /// Checks a slice, and mends what it finds.
-    pub async fn check(&self, shard: &ShardId, part: Part, cursor: &str, most: usize, mends: bool) -> Result<Slice> {
+    pub async fn check(
+        &self,
+        shard: &ShardId,
+        part: Part,
+        cursor: &str,
+        most: usize,
+        mends: bool,
+    ) -> Result<Slice> {
         let answer = self.call(&scripts::CHECK, shard, most, |call| {
-            call.arg(part.name()).arg(cursor).arg(most).arg(u8::from(mends)).arg(PASSED);
+            call.arg(part.name())
+                .arg(cursor)
+                .arg(most)
+                .arg(u8::from(mends))
+                .arg(PASSED);
         });
         let mut answer = items(answer.await?)?.into_iter();
         let next = text(answer.next())?;
@@ -134,21 +146,41 @@ impl Shards {
         let mut tasks = Vec::new();
         let mut fields = list(answer.next())?.into_iter();
         while let Some(id) = fields.next() {
-            let Some(id) = task(&bytes(Some(id))?) else { continue };
-            let (state, offer, past_ends) = (text(fields.next())?, number(fields.next())?, number(fields.next())?);
+            let Some(id) = task(&bytes(Some(id))?) else {
+                continue;
+            };
+            let (state, offer, past_ends) = (
+                text(fields.next())?,
+                number(fields.next())?,
+                number(fields.next())?,
+            );
             let state = match state.as_str() {
                 "o" => Checked::Open(offer),
                 "l" => Checked::Live,
                 _ => Checked::Final,
             };
-            tasks.push(CheckedTask { id, state, past_ends });
+            tasks.push(CheckedTask {
+                id,
+                state,
+                past_ends,
+            });
         }
         let again = number::<u8>(answer.next())? == 1;
-        Ok(Slice { finds, tasks, next: (again || next != "0").then_some(next) })
+        Ok(Slice {
+            finds,
+            tasks,
+            next: (again || next != "0").then_some(next),
+        })
     }
 
     /// A page of a lane, from 1 to 6; 0: of the list of final records.
-    pub async fn check_order(&self, shard: &ShardId, lane: usize, from: u64, most: usize) -> Result<OrderPage> {
+    pub async fn check_order(
+        &self,
+        shard: &ShardId,
+        lane: usize,
+        from: u64,
+        most: usize,
+    ) -> Result<OrderPage> {
         let answer = self.call(&scripts::CHECK_ORDER, shard, most, |call| {
             call.arg(lane).arg(from).arg(most);
         });
@@ -158,12 +190,23 @@ impl Shards {
         while let (Some(id), Some(offer)) = (fields.next(), fields.next()) {
             listed.extend(task(&bytes(Some(id))?).zip(Some(number(Some(offer))?)));
         }
-        Ok(OrderPage { listed, next: u64::try_from(next).ok() })
+        Ok(OrderPage {
+            listed,
+            next: u64::try_from(next).ok(),
+        })
     }
 
     /// Looks at tasks again, each by itself, and mends what it finds. Deals with one at least.
-    pub async fn check_tasks(&self, shard: &ShardId, tasks: &[(TaskId, Suspicion)], mends: bool) -> Result<Confirmed> {
-        let why: String = tasks.iter().map(|(_, suspicion)| suspicion.letter()).collect();
+    pub async fn check_tasks(
+        &self,
+        shard: &ShardId,
+        tasks: &[(TaskId, Suspicion)],
+        mends: bool,
+    ) -> Result<Confirmed> {
+        let why: String = tasks
+            .iter()
+            .map(|(_, suspicion)| suspicion.letter())
+            .collect();
         let answer = self.call(&scripts::CHECK_TASK, shard, tasks.len(), |call| {
             call.arg(u8::from(mends)).arg(PASSED).arg(why);
             for (id, _) in tasks {
@@ -180,7 +223,12 @@ impl Shards {
     }
 
     /// Counts a shard again that has at most so many records. `None`: it has more, or damaged ones.
-    pub async fn recount(&self, shard: &ShardId, most: usize, mends: bool) -> Result<Option<Vec<ShardFind>>> {
+    pub async fn recount(
+        &self,
+        shard: &ShardId,
+        most: usize,
+        mends: bool,
+    ) -> Result<Option<Vec<ShardFind>>> {
         let answer = self.call(&scripts::RECOUNT, shard, 1, |call| {
             call.arg(u8::from(mends)).arg(most);
         });
@@ -190,9 +238,17 @@ impl Shards {
         }
         let (mut wrong, mut fields) = (Vec::new(), list(answer.next())?.into_iter());
         while let Some(name) = fields.next() {
-            let (name, is, right) = (text(Some(name))?, text(fields.next())?, text(fields.next())?);
+            let (name, is, right) = (
+                text(Some(name))?,
+                text(fields.next())?,
+                text(fields.next())?,
+            );
             let says = format!("the counter {name} is {is}, and should be {right}");
-            wrong.push(ShardFind { kind: FindKind::WrongCounter, task: None, says });
+            wrong.push(ShardFind {
+                kind: FindKind::WrongCounter,
+                task: None,
+                says,
+            });
         }
         Ok(Some(wrong))
     }
@@ -203,7 +259,8 @@ impl Shards {
             call.arg(most);
         });
         let packed = bytes(Some(answer.await?))?;
-        rmp_serde::from_slice(&packed).map_err(|error| Error::Answer(format!("a dump that cannot be read: {error}")))
+        rmp_serde::from_slice(&packed)
+            .map_err(|error| Error::Answer(format!("a dump that cannot be read: {error}")))
     }
 }
 
@@ -216,7 +273,10 @@ fn finds(value: Option<Value>) -> Result<Vec<ShardFind>> {
     let (mut finds, mut fields) = (Vec::new(), list(value)?.into_iter());
     while let Some(kind) = fields.next() {
         let kind = text(Some(kind))?;
-        let known = FindKind::ALL.iter().copied().find(|known| known.as_str() == kind);
+        let known = FindKind::ALL
+            .iter()
+            .copied()
+            .find(|known| known.as_str() == kind);
         let kind = known.ok_or_else(|| Error::Answer(format!("a find of the kind {kind:?}")))?;
         let task = task(&bytes(fields.next())?);
         // A damaged entry may have any bytes.

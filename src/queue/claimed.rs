@@ -38,7 +38,8 @@ pub(super) struct Claimed {
     pub(super) tells_time: bool,
     /// The priorities that have elements, as a peek answers them; `None`: not known.
     pub(super) left: Option<u8>,
-    /// Claims pause, or one of the workers rests from a task: nothing wakes the callers when that is over.
+    /// Claims pause, or one of the workers rests from a task: nothing wakes the callers when that
+    /// is over.
     pub(super) again_soon: bool,
     /// The call found all lanes empty, and wrote nothing.
     pub(super) wrote_nothing: bool,
@@ -52,19 +53,36 @@ impl Claimed {
         if parts.len() == 0 {
             let (is_empty, again_soon) = (kind == 2, matches!(kind, 1 | 3));
             let left = is_empty.then_some(0);
-            return Ok(Self { generation, left, again_soon, wrote_nothing: is_empty, ..Self::default() });
+            return Ok(Self {
+                generation,
+                left,
+                again_soon,
+                wrote_nothing: is_empty,
+                ..Self::default()
+            });
         }
-        let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
+        let mut next = || {
+            parts
+                .next()
+                .ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()))
+        };
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
         let ids = task_ids(Some(next()?))?;
         let mut list = || Ok::<_, Error>(items(next()?)?.into_iter());
         let (bodies, counts) = (list()?, list()?);
-        let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
-        let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
+        let with_more = list()?
+            .map(|place| number(Some(place)))
+            .collect::<Result<_>>()?;
+        let attempts = list()?
+            .map(|value| number(Some(value)))
+            .collect::<Result<Vec<u32>>>()?;
         let left: u8 = number(Some(next()?))?;
         let again_soon = left & RESTS != 0;
         let left = Some(left & !RESTS);
-        let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
+        let attempts = attempts
+            .chunks_exact(2)
+            .map(|pair| (pair[0] as usize, pair[1]))
+            .collect();
         Ok(Self {
             generation,
             now_unix_ms,
@@ -83,30 +101,65 @@ impl Claimed {
     /// The call had this secret, so its grants begin with it.
     pub(super) fn with_secret(self, secret: Option<u64>) -> Self {
         match secret {
-            Some(secret) => Self { grant: secret * PLACES + 1, ..self },
+            Some(secret) => Self {
+                grant: secret * PLACES + 1,
+                ..self
+            },
             None => self,
         }
     }
 
-    /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).
-    pub(super) fn next_request(&mut self, shard: &ShardId, lease: Option<Duration>) -> Result<Vec<Leased>> {
-        let count = self.counts.next().map_or(Ok(0), |count| number(Some(count)))?;
+    /// The leases of the next request, which asked for leases of this length (`None`: the tasks'
+    /// own).
+    pub(super) fn next_request(
+        &mut self,
+        shard: &ShardId,
+        lease: Option<Duration>,
+    ) -> Result<Vec<Leased>> {
+        let count = self
+            .counts
+            .next()
+            .map_or(Ok(0), |count| number(Some(count)))?;
         let mut leased = Vec::with_capacity(count);
         for _ in 0..count {
             let missing = || Error::Answer("fewer ids than a claim's answer counts".into());
-            let (id, body) = (*self.ids.get(self.place).ok_or_else(missing)?, self.bodies.next());
+            let (id, body) = (
+                *self.ids.get(self.place).ok_or_else(missing)?,
+                self.bodies.next(),
+            );
             self.place += 1;
             // The script leases no task whose body is damaged.
-            let body = if matches!(body, Some(Value::Nil)) { continue } else { bytes(body)? };
-            let Some(own_ms) = body.get(HEAD_BYTES - 4..HEAD_BYTES) else { continue };
-            let own_ms = own_ms.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            let body = if matches!(body, Some(Value::Nil)) {
+                continue;
+            } else {
+                bytes(body)?
+            };
+            let Some(own_ms) = body.get(HEAD_BYTES - 4..HEAD_BYTES) else {
+                continue;
+            };
+            let own_ms = own_ms
+                .iter()
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
             let lease_ms = lease.map(ms).filter(|ms| *ms > 0).unwrap_or(own_ms);
             let expires_unix_ms = self.now_unix_ms.saturating_add_unsigned(lease_ms);
             let attempt = self.attempts.get(&self.place).copied().unwrap_or(1);
             let (generation, grant) = (self.generation, self.grant);
             let leased_unix_ms = if self.tells_time { self.now_unix_ms } else { 0 };
-            let token = LeaseToken { shard: shard.clone(), generation, grant, attempt, trace: None, leased_unix_ms };
-            leased.push(Leased { id, token, body, expires_unix_ms, lease: Duration::from_millis(lease_ms) });
+            let token = LeaseToken {
+                shard: shard.clone(),
+                generation,
+                grant,
+                attempt,
+                trace: None,
+                leased_unix_ms,
+            };
+            leased.push(Leased {
+                id,
+                token,
+                body,
+                expires_unix_ms,
+                lease: Duration::from_millis(lease_ms),
+            });
         }
         self.grant += u64::from(count > 0);
         Ok(leased)

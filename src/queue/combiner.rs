@@ -1,8 +1,10 @@
-//! Combines concurrent callers into one call: while a call is under way, the next callers gather, and then go together.
-//! An idle queue costs no wait; a busy one costs one Redis call for many workers that ask for one task each.
+//! Combines concurrent callers into one call: while a call is under way, the next callers gather,
+//! and then go together. An idle queue costs no wait; a busy one costs one Redis call for many
+//! workers that ask for one task each.
 //!
-//! Callers that come half as many as those of the call under way go beside it. Else all of them would wait for the same
-//! answer, and then come again together: Redis would be idle while taskd works, and taskd while Redis does.
+//! Callers that come half as many as those of the call under way go beside it. Else all of them
+//! would wait for the same answer, and then come again together: Redis would be idle while taskd
+//! works, and taskd while Redis does.
 
 use std::{collections::VecDeque, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
@@ -24,14 +26,15 @@ const FEW: usize = 256;
 /// The weight of waiting callers, in full calls, before those that have given up are looked for.
 const FEW_CALLS: usize = 4;
 
-type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
+type Run<Q, A> =
+    dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
 
 struct Waiting<Q, A> {
     callers: VecDeque<(Q, usize, oneshot::Sender<Result<A>>)>,
     /// The sum of the callers' weights.
     weight: usize,
-    /// The number of callers, and the weight, at which those that have given up are dropped. The request of a caller
-    /// that waits is counted; what the others asked for must not pile up.
+    /// The number of callers, and the weight, at which those that have given up are dropped. The
+    /// request of a caller that waits is counted; what the others asked for must not pile up.
     many: usize,
     heavy: usize,
     /// Calls under way.
@@ -46,26 +49,45 @@ pub(super) struct Combiner<Q, A> {
     /// Calls at a time.
     calls: usize,
     run: Box<Run<Q, A>>,
-    /// The sum of the callers' weights in one call, at most. A caller alone goes whatever it weighs.
+    /// The sum of the callers' weights in one call, at most. A caller alone goes whatever it
+    /// weighs.
     max_weight: usize,
     tasks: TaskTracker,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
     /// `run` gives an answer per question, in order. `tasks` awaits the calls under way at a stop.
-    pub(super) fn new<F, Fut>(max_weight: usize, calls: usize, tasks: TaskTracker, run: F) -> Arc<Self>
+    pub(super) fn new<F, Fut>(
+        max_weight: usize,
+        calls: usize,
+        tasks: TaskTracker,
+        run: F,
+    ) -> Arc<Self>
     where
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
         let (many, heavy) = (FEW, FEW_CALLS * max_weight);
-        let waiting = Waiting { callers: VecDeque::new(), weight: 0, many, heavy, running: 0, under_way: 0 };
+        let waiting = Waiting {
+            callers: VecDeque::new(),
+            weight: 0,
+            many,
+            heavy,
+            running: 0,
+            under_way: 0,
+        };
         let waiting = Mutex::new(waiting);
-        Arc::new(Self { waiting, calls, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
+        Arc::new(Self {
+            waiting,
+            calls,
+            run: Box::new(move |batch| Box::pin(run(batch))),
+            max_weight,
+            tasks,
+        })
     }
 
-    /// The answer to `question`. When the caller gives up, the answer is dropped; a claim's answer then releases its
-    /// leases.
+    /// The answer to `question`. When the caller gives up, the answer is dropped; a claim's answer
+    /// then releases its leases.
     pub(super) async fn call(self: &Arc<Self>, question: Q, weight: usize) -> Result<A> {
         let (sender, receiver) = oneshot::channel();
         let start = {
@@ -83,13 +105,15 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
             start
         };
         if start {
-            // Not in the caller's own future: it may be dropped, and other callers wait for this call too.
+            // Not in the caller's own future: it may be dropped, and other callers wait for this
+            // call too.
             self.tasks.spawn(Arc::clone(self).drain());
         }
         receiver.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while a call is under way.
+    /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while
+    /// a call is under way.
     pub(super) fn hold(self: &Arc<Self>) -> Option<Held<Q, A>> {
         let mut waiting = self.waiting.lock();
         let is_free = waiting.running == 0;
@@ -105,8 +129,11 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let mut before = 0;
         while let Some((questions, askers)) = self.next_batch(before) {
             before = questions.len();
-            // After a panic here, no one would run the next batch, and its callers would wait for ever.
-            let answers = AssertUnwindSafe(async { (self.run)(questions).await }).catch_unwind().await;
+            // After a panic here, no one would run the next batch, and its callers would wait for
+            // ever.
+            let answers = AssertUnwindSafe(async { (self.run)(questions).await })
+                .catch_unwind()
+                .await;
             askers.tell(answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))));
         }
     }
@@ -116,7 +143,11 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         let mut waiting = self.waiting.lock();
         waiting.under_way -= before;
         waiting.running -= 1;
-        let batch = if waiting.are_enough(self.calls) { waiting.take(self.max_weight) } else { None };
+        let batch = if waiting.are_enough(self.calls) {
+            waiting.take(self.max_weight)
+        } else {
+            None
+        };
         if let Some((questions, _)) = &batch {
             waiting.running += 1;
             waiting.under_way += questions.len();
@@ -150,7 +181,9 @@ impl<Q, A> Waiting<Q, A> {
                 break;
             }
             weight += next;
-            let Some((question, _, sender)) = self.callers.pop_front() else { break };
+            let Some((question, _, sender)) = self.callers.pop_front() else {
+                break;
+            };
             self.weight -= next;
             // A caller that has given up meanwhile needs no call.
             if !sender.is_closed() {
@@ -174,10 +207,14 @@ impl<A> Askers<A> {
                 let pairs = self.0.into_iter().zip(answers);
                 return pairs.for_each(|(sender, answer)| drop(sender.send(Ok(answer))));
             }
-            Ok(answers) => Error::Answer(format!("{} answers to {expected} questions", answers.len())),
+            Ok(answers) => {
+                Error::Answer(format!("{} answers to {expected} questions", answers.len()))
+            }
             Err(error) => error,
         };
-        self.0.into_iter().for_each(|sender| drop(sender.send(Err(error.clone()))));
+        self.0
+            .into_iter()
+            .for_each(|sender| drop(sender.send(Err(error.clone()))));
     }
 }
 
@@ -212,18 +249,29 @@ mod tests {
     use super::*;
 
     /// A combiner, the sizes of its calls as they start, and the permits with which they end.
-    fn held_up(calls: usize) -> (Arc<Combiner<usize, usize>>, UnboundedReceiver<usize>, Arc<Semaphore>) {
+    fn held_up(
+        calls: usize,
+    ) -> (
+        Arc<Combiner<usize, usize>>,
+        UnboundedReceiver<usize>,
+        Arc<Semaphore>,
+    ) {
         let (started, starts) = unbounded_channel();
         let ends = Arc::new(Semaphore::new(0));
         let end = Arc::clone(&ends);
-        let combiner = Combiner::new(100, calls, TaskTracker::new(), move |numbers: Vec<usize>| {
-            let (started, end) = (started.clone(), Arc::clone(&end));
-            async move {
-                started.send(numbers.len()).unwrap();
-                end.acquire().await.unwrap().forget();
-                Ok(numbers)
-            }
-        });
+        let combiner = Combiner::new(
+            100,
+            calls,
+            TaskTracker::new(),
+            move |numbers: Vec<usize>| {
+                let (started, end) = (started.clone(), Arc::clone(&end));
+                async move {
+                    started.send(numbers.len()).unwrap();
+                    end.acquire().await.unwrap().forget();
+                    Ok(numbers)
+                }
+            },
+        );
         (combiner, starts, ends)
     }
 
@@ -236,10 +284,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_that_panics_fails_its_callers_and_nobody_after_them() {
-        let combiner = Combiner::new(10, CALLS, TaskTracker::new(), |numbers: Vec<i32>| async move {
-            assert!(numbers.iter().all(|number| *number > 0), "as it is meant to");
-            Ok(numbers)
-        });
+        let combiner = Combiner::new(
+            10,
+            CALLS,
+            TaskTracker::new(),
+            |numbers: Vec<i32>| async move {
+                assert!(
+                    numbers.iter().all(|number| *number > 0),
+                    "as it is meant to"
+                );
+                Ok(numbers)
+            },
+        );
         assert!(matches!(combiner.call(0, 1).await, Err(Error::Answer(_))));
         assert_eq!(combiner.call(7, 1).await.unwrap(), 7);
     }
@@ -259,7 +315,10 @@ mod tests {
         assert_eq!(starts.recv().await, Some(10));
         ask(4);
         turns().await;
-        assert!(starts.try_recv().is_err(), "fewer than half of the ten wait");
+        assert!(
+            starts.try_recv().is_err(),
+            "fewer than half of the ten wait"
+        );
         ask(1);
         assert_eq!(starts.recv().await, Some(5));
         ask(20);
@@ -277,21 +336,37 @@ mod tests {
     async fn where_calls_wait_for_each_other_there_is_one_at_a_time() {
         let (combiner, mut starts, ends) = held_up(1);
         let first = combiner.call(0, 1);
-        let mut calls: Vec<_> =
-            std::iter::once(first).chain((0..20).map(|n| combiner.call(n, 1))).map(Box::pin).collect();
+        let mut calls: Vec<_> = std::iter::once(first)
+            .chain((0..20).map(|n| combiner.call(n, 1)))
+            .map(Box::pin)
+            .collect();
         assert!(calls[0].as_mut().now_or_never().is_none());
         assert_eq!(starts.recv().await, Some(1));
-        assert!(calls[1..].iter_mut().all(|call| call.now_or_never().is_none()));
+        assert!(
+            calls[1..]
+                .iter_mut()
+                .all(|call| call.now_or_never().is_none())
+        );
         turns().await;
         assert!(starts.try_recv().is_err(), "the others wait for its end");
         ends.add_permits(2);
         assert_eq!(starts.recv().await, Some(20));
-        assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
+        assert!(
+            futures::future::join_all(calls)
+                .await
+                .iter()
+                .all(Result::is_ok)
+        );
     }
 
     #[tokio::test]
     async fn callers_that_gave_up_do_not_pile_up() {
-        let combiner = Combiner::new(10, CALLS, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let combiner = Combiner::new(
+            10,
+            CALLS,
+            TaskTracker::new(),
+            |numbers: Vec<i32>| async move { Ok(numbers) },
+        );
         let held = combiner.hold().unwrap();
         let mut waits = Box::pin(combiner.call(1, 1));
         assert!(waits.as_mut().now_or_never().is_none());
@@ -302,25 +377,41 @@ mod tests {
         for number in 0..100 {
             assert!(combiner.call(number, 9).now_or_never().is_none());
         }
-        let heavy: Vec<_> = combiner.waiting.lock().callers.iter().map(|(_, weight, _)| *weight).collect();
-        assert!(heavy.iter().sum::<usize>() <= FEW_CALLS * 10 + 9, "few large ones are many, too");
+        let heavy: Vec<_> = combiner
+            .waiting
+            .lock()
+            .callers
+            .iter()
+            .map(|(_, weight, _)| *weight)
+            .collect();
+        assert!(
+            heavy.iter().sum::<usize>() <= FEW_CALLS * 10 + 9,
+            "few large ones are many, too"
+        );
         drop(held);
         assert_eq!(waits.await.unwrap(), 1);
     }
 
     #[tokio::test]
     async fn callers_of_a_held_combiner_wait_for_its_holder() {
-        let combiner = Combiner::new(2, 1, TaskTracker::new(), |numbers: Vec<i32>| async move { Ok(numbers) });
+        let combiner = Combiner::new(2, 1, TaskTracker::new(), |numbers: Vec<i32>| async move {
+            Ok(numbers)
+        });
         let held = combiner.hold().unwrap();
         assert!(combiner.hold().is_none() && held.gathered().is_none());
-        let mut calls: Vec<_> = (0..3).map(|number| Box::pin(combiner.call(number, 1))).collect();
+        let mut calls: Vec<_> = (0..3)
+            .map(|number| Box::pin(combiner.call(number, 1)))
+            .collect();
         assert!(calls.iter_mut().all(|call| call.now_or_never().is_none()));
         let (numbers, askers) = held.gathered().unwrap();
         assert_eq!(numbers, [0, 1], "as much as one call takes");
         askers.tell(Ok(vec![10, 11]));
         drop(held);
         let answers = futures::future::join_all(calls).await;
-        assert_eq!(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [10, 11, 2]);
+        assert_eq!(
+            answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(),
+            [10, 11, 2]
+        );
         drop(combiner.hold());
         assert_eq!(combiner.call(7, 1).await.unwrap(), 7, "nobody was left");
     }

@@ -12,13 +12,22 @@ use crate::{
 };
 
 impl Changer {
-    /// Ends tasks of one shard, also those that have not arrived, each for its reason. At most 1,000.
-    pub async fn end_overdue(&self, shard: &ShardId, tasks: &[(&ChangingTask, String)]) -> Result<ArbitratedTasks> {
+    /// Ends tasks of one shard, also those that have not arrived, each for its reason. At most
+    /// 1,000.
+    pub async fn end_overdue(
+        &self,
+        shard: &ShardId,
+        tasks: &[(&ChangingTask, String)],
+    ) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::DEADLINE, shard, tasks.len(), |call| {
-                call.arg(self.wake_channel()).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
+                call.arg(self.wake_channel())
+                    .arg(OUTBOX_FULL)
+                    .arg(OUTBOX_FULL_BYTES);
                 for (task, reason) in tasks {
-                    call.arg(task.id.as_bytes()).arg(task.replicas).arg(reason.as_str());
+                    call.arg(task.id.as_bytes())
+                        .arg(task.replicas)
+                        .arg(reason.as_str());
                 }
             })
             .await?;
@@ -29,6 +38,9 @@ impl Changer {
             number => arbitrated(*number, 0),
         };
         let answers = numbers[1..].iter().map(answer).collect::<Result<_>>()?;
-        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+        Ok(ArbitratedTasks {
+            generation: unsigned(numbers[0]),
+            answers,
+        })
     }
 }

@@ -61,10 +61,17 @@ impl Releases {
 }
 
 impl WorkerQueue {
-    /// Releases what could not be delivered and reports what was; at the stop, what is left when nobody claims any more
-    /// (`claims_end`). Runs once.
-    pub async fn settle_deliveries(&self, beat: &Beat, stop: &CancellationToken, claims_end: impl Future<Output = ()>) {
-        let Some(mut released) = self.released() else { return };
+    /// Releases what could not be delivered and reports what was; at the stop, what is left when
+    /// nobody claims any more (`claims_end`). Runs once.
+    pub async fn settle_deliveries(
+        &self,
+        beat: &Beat,
+        stop: &CancellationToken,
+        claims_end: impl Future<Output = ()>,
+    ) {
+        let Some(mut released) = self.released() else {
+            return;
+        };
         let mut releases = Releases::default();
         let mut releasing = FuturesUnordered::new();
         // Shards whose deliveries are being reported.
@@ -111,7 +118,9 @@ impl WorkerQueue {
                     releasing.push(self.release(shard, items));
                 }
             }
-            let Some(shard) = releasing.next().await else { break };
+            let Some(shard) = releasing.next().await else {
+                break;
+            };
             if let Some(items) = releases.next(&shard) {
                 releasing.push(self.release(shard, items));
             }
@@ -120,10 +129,12 @@ impl WorkerQueue {
         self.report_deliveries().await;
     }
 
-    /// Reports the deliveries of a shard. After an error it waits for a moment before its shard has its next turn.
+    /// Reports the deliveries of a shard. After an error it waits for a moment before its shard has
+    /// its next turn.
     async fn report_or_wait(&self, shard: Arc<Shard>, stop: &CancellationToken) -> Arc<Shard> {
         if self.report_delivered(&shard).await.is_err() {
-            stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN)).await;
+            stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN))
+                .await;
         }
         shard
     }
@@ -182,10 +193,19 @@ mod tests {
 
     #[test]
     fn a_shard_that_hangs_holds_up_its_own_leases_only() {
-        let shard = |number| ShardId { queue: QueueName::new("q").unwrap(), number };
+        let shard = |number| ShardId {
+            queue: QueueName::new("q").unwrap(),
+            number,
+        };
         let leases = |count: usize| -> Vec<Rejection> {
-            let token =
-                LeaseToken { shard: shard(0), generation: 1, grant: 1, attempt: 1, trace: None, leased_unix_ms: 0 };
+            let token = LeaseToken {
+                shard: shard(0),
+                generation: 1,
+                grant: 1,
+                attempt: 1,
+                trace: None,
+                leased_unix_ms: 0,
+            };
             let lease = Rejection {
                 id: TaskId::new(),
                 token,
@@ -199,12 +219,24 @@ mod tests {
         let count = |leases: Option<Vec<Rejection>>| leases.map(|leases| leases.len());
         assert_eq!(count(releases.begin(&shard(0), leases(2))), Some(2));
         for _ in 0..3 {
-            assert_eq!(count(releases.begin(&shard(0), leases(400))), None, "its call hangs");
-            assert_eq!(count(releases.begin(&shard(1), leases(1))), Some(1), "another shard goes on");
+            assert_eq!(
+                count(releases.begin(&shard(0), leases(400))),
+                None,
+                "its call hangs"
+            );
+            assert_eq!(
+                count(releases.begin(&shard(1), leases(1))),
+                Some(1),
+                "another shard goes on"
+            );
             assert_eq!(count(releases.next(&shard(1))), None);
         }
         let calls: Vec<_> = std::iter::from_fn(|| count(releases.next(&shard(0)))).collect();
-        assert_eq!(calls, [1000, 200], "then they go together, as many as a call takes");
+        assert_eq!(
+            calls,
+            [1000, 200],
+            "then they go together, as many as a call takes"
+        );
         assert_eq!(count(releases.begin(&shard(0), leases(1))), Some(1));
     }
 }

@@ -47,8 +47,9 @@ impl Granted {
 
 /// Leases on their way to their worker.
 ///
-/// Dropped before [`Delivery::delivered`], it releases them at no cost, because no worker has seen them. A process that
-/// dies in between costs nothing either: the lease runs out, and its grant is known as undelivered.
+/// Dropped before [`Delivery::delivered`], it releases them at no cost, because no worker has seen
+/// them. A process that dies in between costs nothing either: the lease runs out, and its grant is
+/// known as undelivered.
 pub struct Delivery {
     pub(super) worker: WorkerName,
     pub(super) leases: Vec<(TaskId, LeaseToken)>,
@@ -57,18 +58,26 @@ pub struct Delivery {
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
 }
 
-/// How long a task whose deadline has passed stays away from workers, unless the watchdog ends it before.
+/// How long a task whose deadline has passed stays away from workers, unless the watchdog ends it
+/// before.
 const OVERDUE_FOR: Duration = Duration::from_secs(5);
 
 impl Delivery {
-    /// Gives back tasks of this grant whose deadline has passed, at no cost. The watchdog ends them.
+    /// Gives back tasks of this grant whose deadline has passed, at no cost. The watchdog ends
+    /// them.
     pub(super) fn put_off(&self, overdue: Vec<Leased>) {
         if overdue.is_empty() {
             return;
         }
         let back = overdue.into_iter().map(|Leased { id, token, .. }| {
             let mode = RejectMode::PutOff(OVERDUE_FOR);
-            Rejection { id, token, worker: self.worker.clone(), mode, reason: String::new() }
+            Rejection {
+                id,
+                token,
+                worker: self.worker.clone(),
+                mode,
+                reason: String::new(),
+            }
         });
         drop(self.release.send((self.shard.clone(), back.collect())));
     }
@@ -90,7 +99,13 @@ impl Drop for Delivery {
         let worker = &self.worker;
         let back = self.leases.drain(..).map(|(id, token)| {
             let mode = RejectMode::Release;
-            Rejection { id, token, worker: worker.clone(), mode, reason: String::new() }
+            Rejection {
+                id,
+                token,
+                worker: worker.clone(),
+                mode,
+                reason: String::new(),
+            }
         });
         // The receiver goes last, when no call is under way. Without one the leases run out.
         drop(self.release.send((self.shard.clone(), back.collect())));

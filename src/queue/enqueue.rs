@@ -35,39 +35,82 @@ impl Deref for Enqueuer {
 
 impl Enqueuer {
     /// Opens shards, each in its generation, all at once.
-    pub async fn open_shards(&self, shards: &[(ShardId, u64)], topic_generation: &str) -> Result<()> {
+    pub async fn open_shards(
+        &self,
+        shards: &[(ShardId, u64)],
+        topic_generation: &str,
+    ) -> Result<()> {
         for shards in shards.chunks(AT_ONCE) {
-            let opening =
-                shards.iter().map(|(shard, generation)| self.open(shard, *generation, topic_generation, None));
+            let opening = shards
+                .iter()
+                .map(|(shard, generation)| self.open(shard, *generation, topic_generation, None));
             futures::future::try_join_all(opening).await?;
         }
         Ok(())
     }
 
-    /// Puts the tasks in. A caller that waits for them claims in the same exchange ([`super::riding`]).
+    /// Puts the tasks in. A caller that waits for them claims in the same exchange
+    /// ([`super::riding`]).
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
         let is_due = batch.tasks.iter().any(|task| task.not_before_unix_ms > 0);
-        let call = |wake: &Wake| self.enqueuing(shard, batch, &Wake { is_due, ..wake.clone() });
-        let enqueued = self.offer(shard, !batch.tasks.is_empty(), call, Enqueued::read, Enqueued::added).await;
+        let call = |wake: &Wake| {
+            self.enqueuing(
+                shard,
+                batch,
+                &Wake {
+                    is_due,
+                    ..wake.clone()
+                },
+            )
+        };
+        let enqueued = self
+            .offer(
+                shard,
+                !batch.tasks.is_empty(),
+                call,
+                Enqueued::read,
+                Enqueued::added,
+            )
+            .await;
         if is_due {
             self.touch(shard);
         }
         let enqueued = enqueued?;
         if let Enqueued::Done { dealt_with, added } = enqueued {
-            self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
+            self.announce_enqueued(
+                shard,
+                batch.tasks.get(..dealt_with).unwrap_or_default(),
+                added,
+                since,
+            );
         }
         Ok(enqueued)
     }
 
     fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &Wake) -> Call {
-        let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
+        let script = if batch.tasks.is_empty() {
+            &scripts::PASS
+        } else {
+            &scripts::ENQUEUE
+        };
         let mut call = self.reach(shard).call(script).of_items(batch.tasks.len());
         call.arg(self.wake_channel()).arg(wake.to_string());
         let (epoch, again) = match batch.source {
-            Source::Partition { topic_generation, epoch, predecessor, upto, again } => {
+            Source::Partition {
+                topic_generation,
+                epoch,
+                predecessor,
+                upto,
+                again,
+            } => {
                 call.arg(topic_generation);
-                call.arg(predecessor.map(|offset| offset.to_string()).unwrap_or_default()).arg(upto.to_string());
+                call.arg(
+                    predecessor
+                        .map(|offset| offset.to_string())
+                        .unwrap_or_default(),
+                )
+                .arg(upto.to_string());
                 (epoch, again)
             }
             Source::Store(fence) => {
@@ -79,22 +122,30 @@ impl Enqueuer {
                 (0, true)
             }
         };
-        call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(epoch).arg(batch.live_tasks_max);
+        call.arg(batch.high_water_tasks)
+            .arg(batch.high_water_bytes)
+            .arg(epoch)
+            .arg(batch.live_tasks_max);
         argue(&mut call, batch.tasks, again);
         call
     }
 
-    /// Tasks that are queued now, or that wait for their time. Where some were known, the answer does not say which.
+    /// Tasks that are queued now, or that wait for their time. Where some were known, the answer
+    /// does not say which.
     fn announce_enqueued(&self, shard: &ShardId, tasks: &[EnqueueTask], added: usize, since: i64) {
         let enqueued = tasks.iter().map(|task| {
-            let status = if task.not_before_unix_ms > since { TaskStatus::Delayed } else { TaskStatus::Queued };
+            let status = if task.not_before_unix_ms > since {
+                TaskStatus::Delayed
+            } else {
+                TaskStatus::Queued
+            };
             (task.id, (added == tasks.len()).then_some(status))
         });
         self.announcer().announce(&shard.queue, since, enqueued);
     }
 
-    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the
-    /// partition may do it.
+    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only
+    /// the owner of the partition may do it.
     pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
         self.call(&scripts::REWIND, shard, 1, |call| {
             call.arg(epoch);
@@ -109,7 +160,10 @@ impl Enqueued {
     fn read(answer: Value) -> Result<Self> {
         let mut answer = items(answer)?.into_iter();
         Ok(match text(answer.next())?.as_str() {
-            "ok" => Self::Done { dealt_with: number(answer.next())?, added: number(answer.next())? },
+            "ok" => Self::Done {
+                dealt_with: number(answer.next())?,
+                added: number(answer.next())?,
+            },
             "fenced" => Self::Fenced(number(answer.next())?),
             "moved" => Self::Moved(Fence(text(answer.next())?)),
             _ => Self::Behind(text(answer.next())?.parse().ok()),
@@ -117,11 +171,16 @@ impl Enqueued {
     }
 
     fn added(&self) -> usize {
-        if let Self::Done { added, .. } = self { *added } else { 0 }
+        if let Self::Done { added, .. } = self {
+            *added
+        } else {
+            0
+        }
     }
 }
 
-/// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few tasks have.
+/// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few
+/// tasks have.
 fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
     let mut offsets = String::new();
     for task in tasks {
@@ -130,28 +189,36 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
         write!(offsets, "{space}{}", task.offset).ok();
     }
     let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
-    call.arg(offsets).arg(most_replicas).arg(u8::from(again)).arg(tasks.len());
+    call.arg(offsets)
+        .arg(most_replicas)
+        .arg(u8::from(again))
+        .arg(tasks.len());
     for task in tasks {
         call.arg(task.id.as_bytes());
-        // A task that was sent again has no deadline. Its body may be an earlier one, which has one.
+        // A task that was sent again has no deadline. Its body may be an earlier one, which has
+        // one.
         match task.epoch {
             0 => call.arg(&task.body[..]),
             _ => call.arg(&without_deadline(&task.body)[..]),
         };
     }
     for (place, task) in tasks.iter().enumerate() {
-        let is_alike = task.replicas == most_replicas && task.not_before_unix_ms == 0 && task.epoch == 0;
+        let is_alike =
+            task.replicas == most_replicas && task.not_before_unix_ms == 0 && task.epoch == 0;
         if !is_alike || !task.credited.is_empty() {
-            call.arg(place + 1).arg(task.replicas).arg(task.not_before_unix_ms).arg(packed_strings(&task.credited));
+            call.arg(place + 1)
+                .arg(task.replicas)
+                .arg(task.not_before_unix_ms)
+                .arg(packed_strings(&task.credited));
             call.arg(task.epoch);
         }
     }
 }
 
 impl Shards {
-    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty state: records of
-    /// `pipeline` up to `offset` count as enqueued, and the entries of its outbox stay. Does nothing when the shard has
-    /// this generation or a later one.
+    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty
+    /// state: records of `pipeline` up to `offset` count as enqueued, and the entries of its outbox
+    /// stay. Does nothing when the shard has this generation or a later one.
     pub(super) async fn open(
         &self,
         shard: &ShardId,
@@ -159,7 +226,9 @@ impl Shards {
         topic_generation: &str,
         offset: Option<Offset>,
     ) -> Result<()> {
-        let stored = offset.map(|offset| format!("{topic_generation}/{offset}")).unwrap_or_default();
+        let stored = offset
+            .map(|offset| format!("{topic_generation}/{offset}"))
+            .unwrap_or_default();
         self.call(&scripts::OPEN, shard, 1, |call| {
             call.arg(generation).arg(stored);
         })

@@ -28,7 +28,8 @@ pub enum Error {
     WakesClosed,
     #[error("no answer on the wake channel")]
     WakesSilent,
-    /// Redis has made the change, and not yet copied it as the settings ask. The same call again waits again.
+    /// Redis has made the change, and not yet copied it as the settings ask. The same call again
+    /// waits again.
     #[error(transparent)]
     NotDurable(#[from] Shortfall),
     #[error(transparent)]
@@ -51,8 +52,8 @@ impl Error {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
 
-    /// True if Redis has answered that it cannot do the call with the keys of this shard. Other shards are not
-    /// concerned.
+    /// True if Redis has answered that it cannot do the call with the keys of this shard. Other
+    /// shards are not concerned.
     pub fn is_of_shard(&self) -> bool {
         match self {
             Self::Answer(_) => true,

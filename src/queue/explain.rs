@@ -55,8 +55,8 @@ pub struct ExplainedRecord {
     pub bar: Option<Bar>,
     /// The only worker that may get it, and until when.
     pub reserved: Option<(String, i64)>,
-    /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is farther away than
-    /// [`LOOKED_AT`].
+    /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is
+    /// farther away than [`LOOKED_AT`].
     pub before: Option<u64>,
     /// How many of `before` the worker has yet to pass.
     pub before_worker: Option<u64>,
@@ -141,7 +141,10 @@ impl Shards {
         worker: Option<&WorkerName>,
     ) -> Result<Explained> {
         let answer = self.call(&scripts::EXPLAIN, shard, 1, |call| {
-            call.arg(id.as_bytes()).arg(worker.map_or("", WorkerName::as_str)).arg(priority as u8).arg(LOOKED_AT);
+            call.arg(id.as_bytes())
+                .arg(worker.map_or("", WorkerName::as_str))
+                .arg(priority as u8)
+                .arg(LOOKED_AT);
         });
         let mut answer = items(answer.await?)?.into_iter();
         Ok(Explained {
@@ -167,16 +170,31 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         waiting: number(fields.next())?,
         final_unix_ms: number(fields.next())?,
         epoch: number(fields.next())?,
-        credited: list(fields.next())?.into_iter().map(|name| text(Some(name))).collect::<Result<_>>()?,
+        credited: list(fields.next())?
+            .into_iter()
+            .map(|name| text(Some(name)))
+            .collect::<Result<_>>()?,
         held: groups(fields.next(), |[worker, deadline, undelivered, began]| {
             let time = |value| number(Some(value)).map(|at| Some(at).filter(|at| *at >= 0));
             let is_delivered = number::<u8>(Some(undelivered))? == 0;
             let (expires_unix_ms, since_unix_ms) = (time(deadline)?, time(began)?);
-            Ok(Held { worker: text(Some(worker))?, expires_unix_ms, is_delivered, since_unix_ms })
+            Ok(Held {
+                worker: text(Some(worker))?,
+                expires_unix_ms,
+                is_delivered,
+                since_unix_ms,
+            })
         })?,
-        due_unix_ms: list(fields.next())?.into_iter().map(|at| number(Some(at))).collect::<Result<_>>()?,
+        due_unix_ms: list(fields.next())?
+            .into_iter()
+            .map(|at| number(Some(at)))
+            .collect::<Result<_>>()?,
         log: groups(fields.next(), |[at, worker, reason]| {
-            Ok(Failure { at_unix_ms: number(Some(at))?, worker: lossy(worker)?, reason: lossy(reason)? })
+            Ok(Failure {
+                at_unix_ms: number(Some(at))?,
+                worker: lossy(worker)?,
+                reason: lossy(reason)?,
+            })
         })?,
         bar: bar(&text(fields.next())?)?,
         before: number::<i64>(fields.next())?.try_into().ok(),
@@ -189,9 +207,14 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
 }
 
 /// A flat list of groups of values.
-fn groups<const N: usize, T>(value: Option<Value>, read: impl Fn([Value; N]) -> Result<T>) -> Result<Vec<T>> {
+fn groups<const N: usize, T>(
+    value: Option<Value>,
+    read: impl Fn([Value; N]) -> Result<T>,
+) -> Result<Vec<T>> {
     let values = list(value)?;
-    let groups = values.chunks_exact(N).filter_map(|group| <[Value; N]>::try_from(group.to_vec()).ok());
+    let groups = values
+        .chunks_exact(N)
+        .filter_map(|group| <[Value; N]>::try_from(group.to_vec()).ok());
     groups.map(read).collect()
 }
 
@@ -230,10 +253,19 @@ mod tests {
             leases,
             record: None,
         };
-        assert_eq!(shard(OUTBOX_FULL - 1, OUTBOX_FULL_BYTES - 1, 1000).pause(false), None);
+        assert_eq!(
+            shard(OUTBOX_FULL - 1, OUTBOX_FULL_BYTES - 1, 1000).pause(false),
+            None
+        );
         assert_eq!(shard(OUTBOX_FULL, 0, 0).pause(false), Some(Pause::Outbox));
-        assert_eq!(shard(0, OUTBOX_FULL_BYTES, 0).pause(false), Some(Pause::Outbox));
+        assert_eq!(
+            shard(0, OUTBOX_FULL_BYTES, 0).pause(false),
+            Some(Pause::Outbox)
+        );
         assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY - 1).pause(true), None);
-        assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY).pause(true), Some(Pause::Memory));
+        assert_eq!(
+            shard(0, 0, LEASES_AT_FULL_MEMORY).pause(true),
+            Some(Pause::Memory)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The queue reports for the histories of tasks: rejected attempts, and the times at which leases were given.
+//! The queue reports for the histories of tasks: rejected attempts, and the times at which leases
+//! were given.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -21,7 +22,8 @@ impl History {
         self.is_off.store(true, Ordering::Relaxed);
     }
 
-    /// Tokens say from this time on when their leases were given. An earlier version refuses such a token.
+    /// Tokens say from this time on when their leases were given. An earlier version refuses such a
+    /// token.
     pub fn tell_times_from(&self, unix_ms: i64) {
         self.times_from_unix_ms.store(unix_ms, Ordering::Relaxed);
     }

@@ -40,8 +40,14 @@ impl ShardKeys {
     pub fn new(prefix: &str, shard: &ShardId) -> Self {
         let base = format!("{prefix}:{{{shard}}}");
         let single = SINGLE.map(|(_, name)| format!("{base}:{name}"));
-        let lanes = LANES.iter().flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
-        Self(Arc::new(Names { single, lanes: lanes.collect(), waited: format!("{base}:waited") }))
+        let lanes = LANES
+            .iter()
+            .flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
+        Self(Arc::new(Names {
+            single,
+            lanes: lanes.collect(),
+            waited: format!("{base}:waited"),
+        }))
     }
 
     pub fn key(&self, key: ShardKey) -> &str {
@@ -75,8 +81,8 @@ pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
     format!("{prefix}:{{{shard}}}:{GENERATION}")
 }
 
-/// The channel on which scripts publish the name of a queue that has something to hand out. Behind a mark (`!`, `?`,
-/// `~`, `%`) it carries what sessions hear; `lua/README.md` lists the marks.
+/// The channel on which scripts publish the name of a queue that has something to hand out. Behind
+/// a mark (`!`, `?`, `~`, `%`) it carries what sessions hear; `lua/README.md` lists the marks.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
 }
@@ -86,7 +92,8 @@ pub fn watched(prefix: &str) -> String {
     format!("{prefix}:watched")
 }
 
-/// The channel on which processes announce what became of the tasks of a queue that somebody watches.
+/// The channel on which processes announce what became of the tasks of a queue that somebody
+/// watches.
 pub fn events_channel(prefix: &str, queue: &QueueName) -> String {
     format!("{}{queue}", events_channel_prefix(prefix))
 }

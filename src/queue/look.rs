@@ -31,7 +31,10 @@ pub struct Look {
 impl Look {
     pub(super) fn read(value: Value) -> Result<Self> {
         if matches!(value, Value::Int(_)) {
-            return Ok(Self { is_idle: true, ..Self::default() });
+            return Ok(Self {
+                is_idle: true,
+                ..Self::default()
+            });
         }
         let n = numbers(value, 8)?;
         let next = u64::try_from(n[2]).ok().map(Duration::from_millis);

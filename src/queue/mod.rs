@@ -1,8 +1,10 @@
-//! The queue in Redis: which task waits, who holds it until when, who was credited. Everything that moves a task is one
-//! atomic script of `lua/`; this module names the keys, calls the scripts and combines callers.
+//! The queue in Redis: which task waits, who holds it until when, who was credited. Everything that
+//! moves a task is one atomic script of `lua/`; this module names the keys, calls the scripts and
+//! combines callers.
 //!
-//! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
-//! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
+//! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks
+//! service a [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the
+//! [`Shards`] of the process.
 
 mod allotments;
 mod announce;
@@ -61,13 +63,14 @@ pub use self::{
     shard::Shard,
     shards::{Offers, Shards},
     shared::{
-        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
-        SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
+        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes,
+        SharedOpened, SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
     stats::Stats,
     types::{
-        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Inspected, Leased,
-        OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection, Source,
+        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
+        Extension, Inspected, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted,
+        RecordStatus, RejectMode, Rejection, Source,
     },
     upkeep::{FailedRound, Failing, Finals, LookFor, Swept, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},
@@ -100,7 +103,8 @@ impl Queue {
         Self::of_process(redis, Uuid::new_v4().to_string())
     }
 
-    /// `process` is a name that no other living process has. A process under the name of a dead one has its leases.
+    /// `process` is a name that no other living process has. A process under the name of a dead one
+    /// has its leases.
     pub fn of_process(redis: Redis, process: String) -> Self {
         Self::with_clock(redis, process, Clock::of_this_machine())
     }
@@ -109,16 +113,29 @@ impl Queue {
     pub fn with_clock(redis: Redis, process: String, clock: Clock) -> Self {
         let shards = Shards::new(redis, process, clock);
         let (enqueuer, worker) = (Enqueuer(shards.clone()), WorkerQueue(shards.clone()));
-        Self { enqueuer, worker, upkeep: Upkeep(shards.clone()), shards }
+        Self {
+            enqueuer,
+            worker,
+            upkeep: Upkeep(shards.clone()),
+            shards,
+        }
     }
 
-    /// Hears what is put into queues. Workers' calls wait for it, and loops leave out shards of which they hear
-    /// nothing.
+    /// Hears what is put into queues. Workers' calls wait for it, and loops leave out shards of
+    /// which they hear nothing.
     pub fn start_listening(&self, supervisor: &Supervisor) {
-        supervisor.spawn_loop("wakes", self.shards.clone(), |of, cx| async move { of.listen(&cx).await });
+        supervisor.spawn_loop("wakes", self.shards.clone(), |of, cx| async move {
+            of.listen(&cx).await
+        });
         let of = || self.announcer().clone();
-        supervisor.spawn_loop("announcements", of(), |of, cx| async move { of.publish(&cx).await });
-        supervisor.spawn_loop("announcements/watched", of(), |of, cx| async move { of.keep_wanted(&cx).await });
-        supervisor.spawn_loop("announcements/heard", of(), |of, cx| async move { of.listen(&cx).await });
+        supervisor.spawn_loop("announcements", of(), |of, cx| async move {
+            of.publish(&cx).await
+        });
+        supervisor.spawn_loop("announcements/watched", of(), |of, cx| async move {
+            of.keep_wanted(&cx).await
+        });
+        supervisor.spawn_loop("announcements/heard", of(), |of, cx| async move {
+            of.listen(&cx).await
+        });
     }
 }

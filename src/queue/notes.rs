@@ -19,10 +19,11 @@ use crate::{model::ShardId, runtime::Clock};
 
 /// Grants whose delivery is reported in one call, at most.
 const DELIVERIES_AT_ONCE: usize = 1000;
-/// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
+/// Deliveries remembered while Redis does not answer. If the leases of the others run out, they
+/// cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
-/// How long it counts what a call found in the lanes. Where a wake gets lost, tasks wait so long in a shard that was
-/// empty, and a more urgent one behind others.
+/// How long it counts what a call found in the lanes. Where a wake gets lost, tasks wait so long in
+/// a shard that was empty, and a more urgent one behind others.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// Notes of this process on one shard.
@@ -44,7 +45,8 @@ pub(super) struct Notes {
     offers: AtomicU64,
     /// A claim that left no element.
     drained: Mutex<Option<Known<()>>>,
-    /// The priorities that had elements at the last peek, or behind the last claim, as a peek's sum.
+    /// The priorities that had elements at the last peek, or behind the last claim, as a peek's
+    /// sum.
     peeked: Mutex<Option<Known<u8>>>,
 }
 
@@ -80,7 +82,12 @@ pub(super) struct Before {
 
 impl Notes {
     /// `delivered` is notified when there are deliveries to report.
-    pub(super) fn new(id: &ShardId, clock: &Clock, awake: &Arc<Awake>, delivered: &Arc<Notify>) -> Arc<Self> {
+    pub(super) fn new(
+        id: &ShardId,
+        clock: &Clock,
+        awake: &Arc<Awake>,
+        delivered: &Arc<Notify>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
             clock: clock.clone(),
@@ -97,7 +104,8 @@ impl Notes {
         })
     }
 
-    /// Notes that something happened that the next look must see: something may be due now, or sooner than before.
+    /// Notes that something happened that the next look must see: something may be due now, or
+    /// sooner than before.
     pub(super) fn touch(self: &Arc<Self>) {
         self.hurry(|_| None);
     }
@@ -112,14 +120,20 @@ impl Notes {
         });
     }
 
-    /// Notes work that makes nothing due sooner: the last look will do, unless it found the shard empty.
+    /// Notes work that makes nothing due sooner: the last look will do, unless it found the shard
+    /// empty.
     pub(super) fn work(self: &Arc<Self>) {
         self.note(Some);
     }
 
     /// Notes that the outbox was empty.
     pub(super) fn forwarded(self: &Arc<Self>) {
-        self.note(|Seen { look, at }| Some(Seen { look: Look { outbox: 0, ..look }, at }));
+        self.note(|Seen { look, at }| {
+            Some(Seen {
+                look: Look { outbox: 0, ..look },
+                at,
+            })
+        });
     }
 
     fn hurry(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
@@ -127,8 +141,8 @@ impl Notes {
         self.note(change);
     }
 
-    /// Notes that something happened, and changes the last look. Either this sees that the shard sleeps, or
-    /// [`Self::saw`] sees the count.
+    /// Notes that something happened, and changes the last look. Either this sees that the shard
+    /// sleeps, or [`Self::saw`] sees the count.
     fn note(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
         self.happened.fetch_add(1, Ordering::SeqCst);
         {
@@ -145,8 +159,8 @@ impl Notes {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// The last look, if it was taken within `max_age`, nothing may have become due since, and no lease or delay of it
-    /// has ended.
+    /// The last look, if it was taken within `max_age`, nothing may have become due since, and no
+    /// lease or delay of it has ended.
     pub(super) fn seen(&self, max_age: Duration) -> Option<Look> {
         let Seen { mut look, at } = (*self.seen.lock())?;
         let age = self.clock.now().saturating_duration_since(at);
@@ -161,7 +175,10 @@ impl Notes {
 
     /// The moment before a look; goes with that look into [`Self::saw`].
     pub(super) fn before(&self) -> Before {
-        Before { happened: self.happened.load(Ordering::SeqCst), hurried: self.hurried.load(Ordering::SeqCst) }
+        Before {
+            happened: self.happened.load(Ordering::SeqCst),
+            hurried: self.hurried.load(Ordering::SeqCst),
+        }
     }
 
     /// Keeps a look, unless it may have missed something. `at`: the time before it, at the latest.
@@ -169,7 +186,11 @@ impl Notes {
         {
             let mut seen = self.seen.lock();
             let now = self.before();
-            let is_whole = if look.is_idle { before == now } else { before.hurried == now.hurried };
+            let is_whole = if look.is_idle {
+                before == now
+            } else {
+                before.hurried == now.hurried
+            };
             *seen = is_whole.then_some(Seen { look, at });
         }
         if look.is_idle {
@@ -193,7 +214,11 @@ impl Notes {
 
     /// A claim left no element. The next caller that does not trust this peeks.
     pub(super) fn drained(&self, offers: u64) {
-        *self.drained.lock() = Some(Known { what: (), offers, at: self.clock.now() });
+        *self.drained.lock() = Some(Known {
+            what: (),
+            offers,
+            at: self.clock.now(),
+        });
         self.forget_peek();
     }
 
@@ -203,7 +228,9 @@ impl Notes {
 
     /// True if a claim after these offers left no element.
     pub(super) fn was_drained_after(&self, offers: u64) -> bool {
-        self.drained.lock().is_some_and(|drained| drained.offers >= offers)
+        self.drained
+            .lock()
+            .is_some_and(|drained| drained.offers >= offers)
     }
 
     fn is_drained_at(&self, now: Instant) -> bool {
@@ -213,7 +240,11 @@ impl Notes {
 
     /// A peek found these priorities, or a claim left them.
     pub(super) fn peeked(&self, offers: u64, priorities: u8) {
-        *self.peeked.lock() = Some(Known { what: priorities, offers, at: self.clock.now() });
+        *self.peeked.lock() = Some(Known {
+            what: priorities,
+            offers,
+            at: self.clock.now(),
+        });
     }
 
     /// The priorities of the last peek or claim, unless something has come since.
@@ -255,10 +286,12 @@ impl Notes {
     }
 }
 
-/// How long an empty shard is left out, unless a wake or a call of this process touches it. A wake may get lost.
+/// How long an empty shard is left out, unless a wake or a call of this process touches it. A wake
+/// may get lost.
 const SLEEPS_FOR: Duration = Duration::from_secs(30);
 
-/// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next to nothing.
+/// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next
+/// to nothing.
 #[derive(Default)]
 pub(super) struct Awake(Mutex<Lists>);
 
@@ -286,11 +319,17 @@ impl Awake {
     pub(super) fn lay_down(&self, notes: &Arc<Notes>, now: Instant) {
         let mut lists = self.lock();
         lists.awake.remove(&address(notes));
-        lists.asleep.push_back((now + SLEEPS_FOR, Arc::clone(notes)));
+        lists
+            .asleep
+            .push_back((now + SLEEPS_FOR, Arc::clone(notes)));
     }
 
     /// The shards to look at now. Forgets those that are no longer `known`.
-    pub(super) fn list(&self, now: Instant, known: impl Fn(&Arc<Notes>) -> bool) -> Vec<Arc<Notes>> {
+    pub(super) fn list(
+        &self,
+        now: Instant,
+        known: impl Fn(&Arc<Notes>) -> bool,
+    ) -> Vec<Arc<Notes>> {
         let mut lists = self.lock();
         while let Some((_, notes)) = lists.asleep.pop_front_if(|(until, _)| *until <= now) {
             if notes.get_up() {
@@ -308,12 +347,25 @@ mod tests {
     use crate::model::QueueName;
 
     fn notes() -> Arc<Notes> {
-        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-        Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default())
+        let id = ShardId {
+            queue: QueueName::new("q").unwrap(),
+            number: 0,
+        };
+        Notes::new(
+            &id,
+            &Clock::of_this_machine(),
+            &Arc::default(),
+            &Arc::default(),
+        )
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
-    const BUSY: Look = Look { is_idle: false, next: None, outbox: 1, ..EMPTY };
+    const BUSY: Look = Look {
+        is_idle: false,
+        next: None,
+        outbox: 1,
+        ..EMPTY
+    };
     const EMPTY: Look = Look {
         is_idle: true,
         expires: false,
@@ -346,11 +398,20 @@ mod tests {
         notes.leased(HOUR);
         notes.leased(2 * HOUR);
         let next = |notes: &Notes| notes.seen(HOUR).and_then(|look| look.next);
-        assert!(next(&notes).is_some_and(|next| next <= HOUR), "a longer lease ends later");
+        assert!(
+            next(&notes).is_some_and(|next| next <= HOUR),
+            "a longer lease ends later"
+        );
         notes.leased(Duration::from_secs(60));
         assert!(next(&notes).is_some_and(|next| next <= Duration::from_secs(60)));
         notes.leased(Duration::ZERO);
-        assert_eq!(notes.seen(HOUR).filter(|look| look.next != Some(Duration::ZERO)), None, "a lease has ended");
+        assert_eq!(
+            notes
+                .seen(HOUR)
+                .filter(|look| look.next != Some(Duration::ZERO)),
+            None,
+            "a lease has ended"
+        );
         assert!(see(&notes, BUSY, || {}).is_some());
         notes.touch();
         assert_eq!(notes.seen(HOUR), None, "something may be due");
@@ -360,7 +421,11 @@ mod tests {
     fn a_look_that_missed_something_is_not_kept() {
         let notes = notes();
         assert_eq!(see(&notes, BUSY, || notes.touch()), None);
-        assert_eq!(see(&notes, BUSY, || notes.leased(HOUR)), None, "it may not have the lease");
+        assert_eq!(
+            see(&notes, BUSY, || notes.leased(HOUR)),
+            None,
+            "it may not have the lease"
+        );
         assert_eq!(see(&notes, BUSY, || notes.work()), Some(BUSY));
         let sleeps = || notes.asleep.load(Ordering::SeqCst);
         assert!(see(&notes, EMPTY, || notes.work()).is_none() && !sleeps());
@@ -368,7 +433,10 @@ mod tests {
         for happens in happens {
             assert!(see(&notes, EMPTY, || {}).is_some() && sleeps());
             happens(&notes);
-            assert!(notes.seen(HOUR).is_none() && !sleeps(), "the shard is no longer empty");
+            assert!(
+                notes.seen(HOUR).is_none() && !sleeps(),
+                "the shard is no longer empty"
+            );
         }
     }
 
@@ -379,15 +447,24 @@ mod tests {
         assert!(!notes.is_drained_at(now), "nobody has looked yet");
         notes.drained(notes.offers());
         assert!(notes.is_drained_at(now));
-        assert!(!notes.is_drained_at(notes.clock.now() + KNOWN_FOR), "a wake may get lost");
+        assert!(
+            !notes.is_drained_at(notes.clock.now() + KNOWN_FOR),
+            "a wake may get lost"
+        );
         notes.touch();
-        assert!(notes.is_drained_at(now), "a report puts nothing into the lanes");
+        assert!(
+            notes.is_drained_at(now),
+            "a report puts nothing into the lanes"
+        );
         let before = notes.offers();
         notes.offer();
         assert!(!notes.is_drained_at(now));
         assert!(notes.was_drained_after(before) && !notes.was_drained_after(notes.offers()));
         notes.drained(before);
-        assert!(!notes.is_drained_at(now), "something came while the claim was under way");
+        assert!(
+            !notes.is_drained_at(now),
+            "something came while the claim was under way"
+        );
     }
 
     #[test]
@@ -397,7 +474,11 @@ mod tests {
         notes.peeked(notes.offers(), 6);
         assert_eq!(notes.priorities(), Some(6));
         notes.offer();
-        assert_eq!(notes.priorities(), None, "a task of high priority may have come");
+        assert_eq!(
+            notes.priorities(),
+            None,
+            "a task of high priority may have come"
+        );
         notes.peeked(notes.offers(), 7);
         notes.forget_peek();
         assert_eq!(notes.priorities(), None);

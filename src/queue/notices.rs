@@ -1,5 +1,5 @@
-//! Notices about sessions, from process to process, on the channel of wakes. A message may get lost; an earlier version
-//! logs it as a wake that names no queue.
+//! Notices about sessions, from process to process, on the channel of wakes. A message may get
+//! lost; an earlier version logs it as a wake that names no queue.
 
 use std::sync::Arc;
 
@@ -21,20 +21,31 @@ pub enum Notice {
 }
 
 impl Notice {
-    /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua` does; or `~`, the
-    /// session and the worker; or `%` and the worker. `None`: it is a wake.
+    /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua`
+    /// does; or `~`, the session and the worker; or `%` and the worker. `None`: it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
         let (kind, rest) = message.split_first()?;
         match kind {
-            b'!' => {
-                Some(Self::Cancelled(rest.as_chunks::<16>().0.iter().filter_map(|id| TaskId::from_slice(id)).collect()))
-            }
-            b'?' => Some(Self::LeasesLost(rest.as_chunks::<24>().0.iter().filter_map(lease).collect())),
+            b'!' => Some(Self::Cancelled(
+                rest.as_chunks::<16>()
+                    .0
+                    .iter()
+                    .filter_map(|id| TaskId::from_slice(id))
+                    .collect(),
+            )),
+            b'?' => Some(Self::LeasesLost(
+                rest.as_chunks::<24>().0.iter().filter_map(lease).collect(),
+            )),
             b'~' => {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
-                Some(Self::Takeover { worker: WorkerName::stored(worker).ok()?, session: session.parse().ok()? })
+                Some(Self::Takeover {
+                    worker: WorkerName::stored(worker).ok()?,
+                    session: session.parse().ok()?,
+                })
             }
-            b'%' => Some(Self::Allotment { worker: WorkerName::stored(std::str::from_utf8(rest).ok()?).ok()? }),
+            b'%' => Some(Self::Allotment {
+                worker: WorkerName::stored(std::str::from_utf8(rest).ok()?).ok()?,
+            }),
             _ => None,
         }
     }
@@ -42,7 +53,10 @@ impl Notice {
 
 fn lease(bytes: &[u8; 24]) -> Option<(TaskId, u64)> {
     let (id, grant) = bytes.split_first_chunk::<16>()?;
-    Some((TaskId::from_slice(id)?, u64::from_be_bytes(grant.try_into().ok()?)))
+    Some((
+        TaskId::from_slice(id)?,
+        u64::from_be_bytes(grant.try_into().ok()?),
+    ))
 }
 
 #[cfg(test)]
@@ -51,14 +65,33 @@ mod tests {
 
     #[test]
     fn a_notice_is_read_and_a_wake_is_none() {
-        let (id, session, worker) = (TaskId::new(), Uuid::new_v4(), WorkerName::new("a worker").unwrap());
+        let (id, session, worker) = (
+            TaskId::new(),
+            Uuid::new_v4(),
+            WorkerName::new("a worker").unwrap(),
+        );
         let message = [&b"!"[..], id.as_bytes(), id.as_bytes(), b"rest"].concat();
-        assert_eq!(Notice::read(&message), Some(Notice::Cancelled([id, id].into())));
+        assert_eq!(
+            Notice::read(&message),
+            Some(Notice::Cancelled([id, id].into()))
+        );
         let message = [&b"?"[..], id.as_bytes(), &[0, 0, 0, 0, 0, 0, 1, 2], b"rest"].concat();
-        assert_eq!(Notice::read(&message), Some(Notice::LeasesLost([(id, 258)].into())));
+        assert_eq!(
+            Notice::read(&message),
+            Some(Notice::LeasesLost([(id, 258)].into()))
+        );
         let message = format!("~{session} {worker}");
-        assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker: worker.clone(), session }));
-        assert_eq!(Notice::read(b"%a worker"), Some(Notice::Allotment { worker }));
+        assert_eq!(
+            Notice::read(message.as_bytes()),
+            Some(Notice::Takeover {
+                worker: worker.clone(),
+                session
+            })
+        );
+        assert_eq!(
+            Notice::read(b"%a worker"),
+            Some(Notice::Allotment { worker })
+        );
         for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff", b"%"] {
             assert_eq!(Notice::read(message), None, "{message:?}");
         }

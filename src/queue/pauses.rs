@@ -15,7 +15,8 @@ pub(super) struct KnownPauses {
     pub(super) paused: BTreeSet<QueueName>,
     /// How often this process has paused or resumed a queue.
     pub(super) changes: u64,
-    /// The number of each queue's last change, and whether it is paused since. Kept until a read that began later.
+    /// The number of each queue's last change, and whether it is paused since. Kept until a read
+    /// that began later.
     own: BTreeMap<QueueName, (u64, bool)>,
 }
 
@@ -30,8 +31,9 @@ impl KnownPauses {
         }
     }
 
-    /// Takes over what a read says that began after this number of changes. Later changes stay, because the read may
-    /// have missed them. Answers what was paused before, and what is paused now.
+    /// Takes over what a read says that began after this number of changes. Later changes stay,
+    /// because the read may have missed them. Answers what was paused before, and what is paused
+    /// now.
     pub(super) fn read(
         &mut self,
         mut queues: BTreeSet<QueueName>,
@@ -54,7 +56,10 @@ mod tests {
     use super::*;
 
     fn queues(names: &[&str]) -> BTreeSet<QueueName> {
-        names.iter().map(|name| QueueName::new(name).unwrap()).collect()
+        names
+            .iter()
+            .map(|name| QueueName::new(name).unwrap())
+            .collect()
     }
 
     /// As when a call pauses or resumes a queue while the pauses are read.
@@ -68,7 +73,10 @@ mod tests {
             assert_eq!(known.set(&queue, is_paused), !is_paused);
         }
         let (before, now) = known.read(queues(&["old", "other"]), begun);
-        assert_eq!((before, now), (queues(&["new", "other"]), queues(&["new", "other"])));
+        assert_eq!(
+            (before, now),
+            (queues(&["new", "other"]), queues(&["new", "other"]))
+        );
         // A read that began later knows better: another process has changed them again.
         let begun = known.changes;
         known.read(queues(&["old"]), begun);

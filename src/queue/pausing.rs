@@ -16,17 +16,22 @@ impl Shards {
         self.pauses().0.read().paused.iter().cloned().collect()
     }
 
-    /// How often this process has paused or resumed a queue. [`Self::pause_only`] takes the number from before a read.
+    /// How often this process has paused or resumed a queue. [`Self::pause_only`] takes the number
+    /// from before a read.
     pub fn pause_changes(&self) -> u64 {
         self.pauses().0.read().changes
     }
 
-    /// Pauses these queues and resumes all others, as a read says that began after this number of changes. Later
-    /// changes stay: the read may have missed them. Wakes the callers that wait for a queue that is resumed.
+    /// Pauses these queues and resumes all others, as a read says that began after this number of
+    /// changes. Later changes stay: the read may have missed them. Wakes the callers that wait for
+    /// a queue that is resumed.
     pub fn pause_only(&self, queues: BTreeSet<QueueName>, changes: u64) {
         let (before, now) = self.pauses().0.write().read(queues, changes);
-        before.difference(&now).for_each(|resumed| self.resumed(resumed));
-        now.difference(&before).for_each(|queue| tracing::info!(%queue, "queue {queue} is paused"));
+        before
+            .difference(&now)
+            .for_each(|resumed| self.resumed(resumed));
+        now.difference(&before)
+            .for_each(|queue| tracing::info!(%queue, "queue {queue} is paused"));
     }
 
     /// Pauses or resumes one queue at once, before the others hear of it.
@@ -39,7 +44,9 @@ impl Shards {
 
     fn resumed(&self, queue: &QueueName) {
         tracing::info!(%queue, "queue {queue} is resumed");
-        self.shards_of(queue).iter().for_each(|shard| shard.offered());
+        self.shards_of(queue)
+            .iter()
+            .for_each(|shard| shard.offered());
         self.wakes().wake(queue);
     }
 }

@@ -1,11 +1,14 @@
-//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task into a lane.
+//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task into
+//! a lane.
 //!
-//! Redis runs both scripts one right after the other, and waits for the disk once. So a task that comes alone costs one
-//! exchange and one fsync less, and its worker need not be woken by a message.
+//! Redis runs both scripts one right after the other, and waits for the disk once. So a task that
+//! comes alone costs one exchange and one fsync less, and its worker need not be woken by a
+//! message.
 //!
-//! Each script is a step of its own, as if the claim had come a moment later, so a crash leaves nothing that a claim
-//! alone would not leave. If only the first one ran, the task waits in its lane. If the answer is lost, the callers
-//! wait on, and the leases are undelivered, and cost nothing when they run out.
+//! Each script is a step of its own, as if the claim had come a moment later, so a crash leaves
+//! nothing that a claim alone would not leave. If only the first one ran, the task waits in its
+//! lane. If the answer is lost, the callers wait on, and the leases are undelivered, and cost
+//! nothing when they run out.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,8 +30,9 @@ use crate::{
     redis_pool::{Batch, Call},
 };
 
-/// How long a wake is tried after an exchange whose answer was lost, and the pause between the tries. A process that
-/// hears nothing of Redis for longer wakes all of its callers when it listens again.
+/// How long a wake is tried after an exchange whose answer was lost, and the pause between the
+/// tries. A process that hears nothing of Redis for longer wakes all of its callers when it listens
+/// again.
 const WAKE_WITHIN: Duration = Duration::from_secs(2);
 const WAKE_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -42,8 +46,9 @@ struct Riders {
 }
 
 impl Shards {
-    /// Calls a script that puts tasks of the shard into its lanes; `likely` if it will. `call` makes the call with the
-    /// message that wakes callers. `count` tells how many tasks the answer has put there, at most.
+    /// Calls a script that puts tasks of the shard into its lanes; `likely` if it will. `call`
+    /// makes the call with the message that wakes callers. `count` tells how many tasks the answer
+    /// has put there, at most.
     pub(super) async fn offer<T: Send + 'static>(
         &self,
         id: &ShardId,
@@ -56,11 +61,19 @@ impl Shards {
         match riders {
             Some(riders) => {
                 // This process has woken its caller already.
-                let wake = Wake { queue: id.queue.clone(), not_for: Some(self.process().to_owned()), is_due: false };
+                let wake = Wake {
+                    queue: id.queue.clone(),
+                    not_for: Some(self.process().to_owned()),
+                    is_due: false,
+                };
                 self.ride(call(&wake), riders, read, count).await
             }
             None => {
-                let wake = Wake { queue: id.queue.clone(), not_for: None, is_due: false };
+                let wake = Wake {
+                    queue: id.queue.clone(),
+                    not_for: None,
+                    is_due: false,
+                };
                 let answer = call(&wake).run(&mut self.conn()).await;
                 self.offered(id);
                 read(answer?)
@@ -70,15 +83,19 @@ impl Shards {
 
     /// Wakes a caller that waits for the queue, and lets it ask. `None` if nobody did.
     ///
-    /// Not where a caller would look at other shards first. And not on a cluster: what becomes of a pipeline whose slot
-    /// moves is not known.
+    /// Not where a caller would look at other shards first. And not on a cluster: what becomes of a
+    /// pipeline whose slot moves is not known.
     async fn riders(&self, id: &ShardId) -> Option<Riders> {
         if self.is_cluster() || !self.wakes().is_awaited(&id.queue) || self.is_paused(&id.queue) {
             return None;
         }
         let of_queue = self.shards_of(&id.queue);
-        let (shard, others): (Vec<_>, Vec<_>) = of_queue.into_iter().partition(|shard| shard.id == *id);
-        let shard = shard.into_iter().next().filter(|_| others.iter().all(|other| other.is_drained()))?;
+        let (shard, others): (Vec<_>, Vec<_>) =
+            of_queue.into_iter().partition(|shard| shard.id == *id);
+        let shard = shard
+            .into_iter()
+            .next()
+            .filter(|_| others.iter().all(|other| other.is_drained()))?;
         let held = shard.claims.hold()?;
         // First, so that the caller does not take the shard for empty.
         shard.offered();
@@ -87,7 +104,12 @@ impl Shards {
         tokio::task::yield_now().await;
         let (claims, askers) = held.gathered()?;
         let claiming = shard.claiming(claims);
-        Some(Riders { shard, held, claiming, askers })
+        Some(Riders {
+            shard,
+            held,
+            claiming,
+            askers,
+        })
     }
 
     /// Calls the script, and claims for the riders.
@@ -100,17 +122,29 @@ impl Shards {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let shards = self.clone();
-        // Not in the caller's own future: it may be dropped, and the riders wait for this exchange, too.
+        // Not in the caller's own future: it may be dropped, and the riders wait for this exchange,
+        // too.
         self.calls().spawn(async move {
-            let Riders { shard, held, claiming, askers } = riders;
+            let Riders {
+                shard,
+                held,
+                claiming,
+                askers,
+            } = riders;
             let mut exchange = Batch::default();
             exchange.script(call);
             exchange.script(claiming.call());
             let mut is_lost = false;
             let (offered, claimed) = match exchange.run(&mut shards.conn()).await {
                 Ok(answers) => {
-                    let mut answers = answers.into_iter().map(|answer| answer.map_err(Error::from));
-                    let mut next = || answers.next().unwrap_or_else(|| Err(Error::Answer("one is missing".into())));
+                    let mut answers = answers
+                        .into_iter()
+                        .map(|answer| answer.map_err(Error::from));
+                    let mut next = || {
+                        answers
+                            .next()
+                            .unwrap_or_else(|| Err(Error::Answer("one is missing".into())))
+                    };
                     (next().and_then(read), next())
                 }
                 Err(error) => {
@@ -131,7 +165,8 @@ impl Shards {
             drop(answer.send(offered));
             drop(held);
             if is_lost {
-                // Redis may have run it, and this process does not read the message of its own wake.
+                // Redis may have run it, and this process does not read the message of its own
+                // wake.
                 let wake = shards.wake_when_redis_answers(&shard.id.queue);
                 drop(tokio::time::timeout(WAKE_WITHIN, wake).await);
             }
@@ -150,13 +185,18 @@ impl Shards {
 
 /// True if something may be left of what was offered.
 ///
-/// Then somebody has to be woken, as by the message that this process does not read: the caller that was woken before
-/// may have looked too early, and the riders be others.
+/// Then somebody has to be woken, as by the message that this process does not read: the caller
+/// that was woken before may have looked too early, and the riders be others.
 fn leaves_something(offered: usize, outcome: &Result<Outcome>) -> bool {
-    let (taken, is_drained) = outcome
-        .as_ref()
-        .map_or((0, false), |Outcome { granted, is_drained }| (granted.iter().map(Granted::len).sum(), *is_drained));
-    // If Redis did not know the first script, it runs after the claim. If that claim took as many other tasks, the
-    // offer waits for the next wake. This happens at most once after each start of Redis.
+    let (taken, is_drained) = outcome.as_ref().map_or(
+        (0, false),
+        |Outcome {
+             granted,
+             is_drained,
+         }| (granted.iter().map(Granted::len).sum(), *is_drained),
+    );
+    // If Redis did not know the first script, it runs after the claim. If that claim took as many
+    // other tasks, the offer waits for the next wake. This happens at most once after each start of
+    // Redis.
     offered > 0 && (!is_drained || taken < offered)
 }

@@ -62,11 +62,18 @@ impl WorkerQueue {
         for leases in leases.chunks(AT_ONCE) {
             let since = self.announcer().now_unix_ms();
             let answer = self.call(&scripts::SESSION_END, shard, leases.len(), |call| {
-                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                call.arg(seed())
+                    .arg(self.wake_channel())
+                    .arg(shard.queue.as_str())
+                    .arg(packed_ms(backoff));
                 call.arg(OUTBOX_FULL_BYTES).arg(reason);
                 for lease in leases {
-                    call.arg(lease.id.as_bytes()).arg(lease.token.generation).arg(lease.token.grant);
-                    call.arg(lease.worker.as_str()).arg(lease.deadline_unix_ms).arg(lease.started as u8);
+                    call.arg(lease.id.as_bytes())
+                        .arg(lease.token.generation)
+                        .arg(lease.token.grant);
+                    call.arg(lease.worker.as_str())
+                        .arg(lease.deadline_unix_ms)
+                        .arg(lease.started as u8);
                     call.arg(self.failed_attempt(lease, reason));
                 }
             });
@@ -76,8 +83,15 @@ impl WorkerQueue {
             // A shard that Redis lost has no leases.
             let lost = || vec![(Code::LeaseLost, 0); leases.len()];
             let answers = lost_without_generation(answer, lost)?;
-            let ended = leases.iter().zip(&answers).filter(|(_, (_, outcome))| matches!(outcome, 1 | 2));
-            self.announcer().announce(&shard.queue, since, ended.map(|(lease, _)| (lease.id, None)));
+            let ended = leases
+                .iter()
+                .zip(&answers)
+                .filter(|(_, (_, outcome))| matches!(outcome, 1 | 2));
+            self.announcer().announce(
+                &shard.queue,
+                since,
+                ended.map(|(lease, _)| (lease.id, None)),
+            );
             ends.extend(answers.into_iter().map(|(_, outcome)| match outcome {
                 1 => LeaseEnd::Offered,
                 2 => LeaseEnd::Failed,
@@ -92,8 +106,16 @@ impl WorkerQueue {
         if lease.started == Started::No {
             return Vec::new();
         }
-        let EndedLease { id, token, worker, .. } = lease.clone();
+        let EndedLease {
+            id, token, worker, ..
+        } = lease.clone();
         let mode = RejectMode::Retry(None);
-        self.history().rejected(&Rejection { id, token, worker, mode, reason: reason.to_owned() })
+        self.history().rejected(&Rejection {
+            id,
+            token,
+            worker,
+            mode,
+            reason: reason.to_owned(),
+        })
     }
 }

@@ -63,28 +63,50 @@ impl Shard {
         let notes = Notes::new(id, &process.clock, &process.awake, &process.delivered);
         let reach = process.reach(id);
         let claims = {
-            let (reach, notes, release) = (reach.clone(), Arc::clone(&notes), process.release.clone());
+            let (reach, notes, release) =
+                (reach.clone(), Arc::clone(&notes), process.release.clone());
             Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |requests| {
                 claim(reach.clone(), Arc::clone(&notes), release.clone(), requests)
             })
         };
         let completions = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            // Calls that wait for copies share a connection, on which Redis answers one after the other.
-            let at_a_time = if reach.redis.durability().is_some() { 1 } else { CALLS };
-            Combiner::new(MAX_COMBINED, at_a_time, calls.clone(), move |callers: Vec<Together>| {
-                notes.work();
-                let notes = Arc::clone(&notes);
-                complete(reach.clone(), move || notes.touch(), callers)
-            })
+            // Calls that wait for copies share a connection, on which Redis answers one after the
+            // other.
+            let at_a_time = if reach.redis.durability().is_some() {
+                1
+            } else {
+                CALLS
+            };
+            Combiner::new(
+                MAX_COMBINED,
+                at_a_time,
+                calls.clone(),
+                move |callers: Vec<Together>| {
+                    notes.work();
+                    let notes = Arc::clone(&notes);
+                    complete(reach.clone(), move || notes.touch(), callers)
+                },
+            )
         };
         let peeks = {
             let (reach, notes) = (reach.clone(), Arc::clone(&notes));
-            Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |callers: Vec<()>| {
-                peek(reach.clone(), Arc::clone(&notes), callers.len())
-            })
+            Combiner::new(
+                MAX_COMBINED,
+                CALLS,
+                calls.clone(),
+                move |callers: Vec<()>| peek(reach.clone(), Arc::clone(&notes), callers.len()),
+            )
         };
-        Self { id: id.clone(), claims, completions, peeks, notes, reach, release: process.release.clone() }
+        Self {
+            id: id.clone(),
+            claims,
+            completions,
+            peeks,
+            notes,
+            reach,
+            release: process.release.clone(),
+        }
     }
 
     pub(super) fn reach(&self) -> Reach {
@@ -93,7 +115,12 @@ impl Shard {
 
     /// A claim for these callers, which goes with another call.
     pub(super) fn claiming(&self, requests: Vec<Claim>) -> Claiming {
-        Claiming::begin(self.reach.clone(), Arc::clone(&self.notes), self.release.clone(), requests)
+        Claiming::begin(
+            self.reach.clone(),
+            Arc::clone(&self.notes),
+            self.release.clone(),
+            requests,
+        )
     }
 
     /// Something happened in the shard that the next look must see.
@@ -112,8 +139,8 @@ impl Shard {
         self.notes.work();
     }
 
-    /// True if a claim of this process has just left the lanes empty, and nothing that it knows of has come since.
-    /// A wake tells what other processes put in.
+    /// True if a claim of this process has just left the lanes empty, and nothing that it knows of
+    /// has come since. A wake tells what other processes put in.
     pub fn is_drained(&self) -> bool {
         self.notes.is_drained()
     }

@@ -37,7 +37,8 @@ use crate::{
 pub struct Offers(Vec<(Arc<Shard>, u64)>);
 
 impl Offers {
-    /// True if claims since then have left the shards of the queue empty. Later offers make themselves known.
+    /// True if claims since then have left the shards of the queue empty. Later offers make
+    /// themselves known.
     pub fn are_taken(&self, queue: &QueueName) -> bool {
         let mut of_queue = self.0.iter().filter(|(shard, _)| shard.id.queue == *queue);
         of_queue.all(|(shard, offers)| shard.notes.was_drained_after(*offers))
@@ -73,14 +74,36 @@ impl Shards {
         let announcer = Announcer::new(redis.clone(), clock.clone());
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let (history, secret_grants) = Default::default();
-        let process = Process { redis, clock, release, delivered, awake, calls, history, secret_grants };
+        let process = Process {
+            redis,
+            clock,
+            release,
+            delivered,
+            awake,
+            calls,
+            history,
+            secret_grants,
+        };
         let (wakes, pauses, shards) = Default::default();
-        let (released, (notices, _)) = (Mutex::new(Some(released)), broadcast::channel(NOTICES_BEHIND));
-        let inner = Inner { process, name, wakes, pauses, announcer, shards, released, notices };
+        let (released, (notices, _)) = (
+            Mutex::new(Some(released)),
+            broadcast::channel(NOTICES_BEHIND),
+        );
+        let inner = Inner {
+            process,
+            name,
+            wakes,
+            pauses,
+            announcer,
+            shards,
+            released,
+            notices,
+        };
         Self(Arc::new(inner))
     }
 
-    /// Gives out leases whose tokens nobody can guess. Without this, grants are counted, which a model can foresee.
+    /// Gives out leases whose tokens nobody can guess. Without this, grants are counted, which a
+    /// model can foresee.
     pub fn keep_grants_secret(&self) {
         self.0.process.secret_grants.store(true, Ordering::Relaxed);
     }
@@ -117,7 +140,10 @@ impl Shards {
             }
         };
         let told = |notice| drop(self.0.notices.send(notice));
-        self.0.wakes.listen(&self.0.process.redis, &self.0.name, cx, woken, told).await
+        self.0
+            .wakes
+            .listen(&self.0.process.redis, &self.0.name, cx, woken, told)
+            .await
     }
 
     /// Hears what is told from now on.
@@ -128,7 +154,9 @@ impl Shards {
     /// Tells all processes that a session takes over.
     pub async fn tell_takeover(&self, worker: &WorkerName, session: uuid::Uuid) -> Result<()> {
         let mut publish = redis::cmd("PUBLISH");
-        publish.arg(self.wake_channel()).arg(format!("~{session} {worker}"));
+        publish
+            .arg(self.wake_channel())
+            .arg(format!("~{session} {worker}"));
         Ok(publish.exec_async(&mut self.conn()).await?)
     }
 
@@ -190,15 +218,28 @@ impl Shards {
     }
 
     pub(super) fn shard(&self, id: &ShardId) -> Option<Arc<Shard>> {
-        self.0.shards.read().get(&id.queue)?.iter().find(|shard| shard.id == *id).cloned()
+        self.0
+            .shards
+            .read()
+            .get(&id.queue)?
+            .iter()
+            .find(|shard| shard.id == *id)
+            .cloned()
     }
 
     pub(super) fn awake(&self) -> Vec<Arc<Notes>> {
         let shards = self.0.shards.read();
-        self.0.process.awake.list(self.0.process.clock.now(), |notes| {
-            let of_queue = shards.get(&notes.id.queue);
-            of_queue.is_some_and(|of_queue| of_queue.iter().any(|shard| Arc::ptr_eq(&shard.notes, notes)))
-        })
+        self.0
+            .process
+            .awake
+            .list(self.0.process.clock.now(), |notes| {
+                let of_queue = shards.get(&notes.id.queue);
+                of_queue.is_some_and(|of_queue| {
+                    of_queue
+                        .iter()
+                        .any(|shard| Arc::ptr_eq(&shard.notes, notes))
+                })
+            })
     }
 
     /// Something happened in the shard that its next look must see.
@@ -218,7 +259,11 @@ impl Shards {
     /// The known shards of these queues, with the offers in each so far.
     pub fn offers(&self, queues: &[QueueName]) -> Offers {
         let shards = queues.iter().flat_map(|queue| self.shards_of(queue));
-        Offers(shards.map(|shard| (Arc::clone(&shard), shard.notes.offers())).collect())
+        Offers(
+            shards
+                .map(|shard| (Arc::clone(&shard), shard.notes.offers()))
+                .collect(),
+        )
     }
 
     /// Something may have come into the shard's lanes.
@@ -236,8 +281,13 @@ impl Shards {
 
     /// The stats of many shards, in order.
     pub async fn stats_of(&self, shards: &[ShardId]) -> Vec<Result<Stats>> {
-        let answers = self.call_each(&scripts::STATS, shards.iter().collect(), |_| {}).await;
-        answers.into_iter().map(|answer| answer.and_then(stats)).collect()
+        let answers = self
+            .call_each(&scripts::STATS, shards.iter().collect(), |_| {})
+            .await;
+        answers
+            .into_iter()
+            .map(|answer| answer.and_then(stats))
+            .collect()
     }
 
     /// The shard's stored offset with its topic generation, and each task's record.
@@ -257,24 +307,39 @@ impl Shards {
         let offset = stored_offset(&text(answer.next())?);
         let records = answer.map(inspected).collect::<Result<Vec<_>>>()?;
         if records.len() != ids.len() {
-            return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));
+            return Err(Error::Answer(format!(
+                "{} records for {} ids",
+                records.len(),
+                ids.len()
+            )));
         }
         Ok((offset, records))
     }
 
-    /// The stored offset as [`Self::inspect`] answers it, and the places of the tasks of which the shard has no record
-    /// that can be read.
-    pub async fn missing(&self, shard: &ShardId, ids: &[TaskId]) -> Result<(Option<(String, Offset)>, Vec<usize>)> {
+    /// The stored offset as [`Self::inspect`] answers it, and the places of the tasks of which the
+    /// shard has no record that can be read.
+    pub async fn missing(
+        &self,
+        shard: &ShardId,
+        ids: &[TaskId],
+    ) -> Result<(Option<(String, Offset)>, Vec<usize>)> {
         let value = self
             .call(&scripts::MISSING, shard, ids.len(), |call| {
-                call.arg(ids.iter().flat_map(|id| *id.as_bytes()).collect::<Vec<u8>>());
+                call.arg(
+                    ids.iter()
+                        .flat_map(|id| *id.as_bytes())
+                        .collect::<Vec<u8>>(),
+                );
             })
             .await?;
         let mut answer = items(value)?.into_iter();
         let offset = stored_offset(&text(answer.next())?);
         let place = |place| match number::<usize>(Some(place))? {
             place if (1..=ids.len()).contains(&place) => Ok(place - 1),
-            place => Err(Error::Answer(format!("the place {place} among {} ids", ids.len()))),
+            place => Err(Error::Answer(format!(
+                "the place {place} among {} ids",
+                ids.len()
+            ))),
         };
         Ok((offset, answer.map(place).collect::<Result<_>>()?))
     }
@@ -301,7 +366,11 @@ impl Shards {
         shards: Vec<&ShardId>,
         args: impl Fn(&mut Call),
     ) -> Vec<Result<Value>> {
-        let most = if self.is_cluster() { SHARDS_OF_CLUSTER } else { SHARDS_OF_SERVER };
+        let most = if self.is_cluster() {
+            SHARDS_OF_CLUSTER
+        } else {
+            SHARDS_OF_SERVER
+        };
         let mut answers = Vec::with_capacity(shards.len());
         for shards in shards.chunks(most) {
             let mut batch = Batch::default();
@@ -318,7 +387,8 @@ impl Shards {
 
     pub(super) fn reach(&self, id: &ShardId) -> Reach {
         // A known shard has the names of its keys.
-        self.shard(id).map_or_else(|| self.0.process.reach(id), |shard| shard.reach())
+        self.shard(id)
+            .map_or_else(|| self.0.process.reach(id), |shard| shard.reach())
     }
 
     // --- for histories of tasks

@@ -17,7 +17,8 @@ use crate::{
     redis_pool::{Call, Script, scripts},
 };
 
-/// The slots of a cluster that hold shared sessions. All processes divide the workers in the same way.
+/// The slots of a cluster that hold shared sessions. All processes divide the workers in the same
+/// way.
 pub const SESSION_SLOTS: u32 = 8;
 /// How long a process is taken to live after a sign of life. Its allotments are free then.
 pub(super) const LIVES: Duration = Duration::from_secs(10);
@@ -102,7 +103,8 @@ pub enum SharedHold {
 pub struct SharedNotes {
     /// Leases that ended, and whether a report ended them.
     pub ended: Vec<(TaskId, LeaseToken, bool)>,
-    /// Leases with their new deadlines (unix ms), and whether their tasks are started, if they are new to the session.
+    /// Leases with their new deadlines (unix ms), and whether their tasks are started, if they are
+    /// new to the session.
     pub extended: Vec<(TaskId, LeaseToken, i64, Started)>,
 }
 
@@ -152,7 +154,8 @@ impl WorkerQueue {
     fn shared(&self, script: &'static Script, session: &SharedSession) -> Call {
         let keys = shared_keys(self.prefix(), session);
         let mut call = script.call(&keys).now(self.clock().moved_unix_ms());
-        call.arg(session.worker.as_str()).arg(session.id.to_string());
+        call.arg(session.worker.as_str())
+            .arg(session.id.to_string());
         call
     }
 
@@ -160,8 +163,8 @@ impl WorkerQueue {
         items(call.run(&mut self.conn()).await?)
     }
 
-    /// Opens a session, or goes on with one. `anew` is for a new one: the most sessions of its slot and of its worker.
-    /// The worker has the tasks `holding`, if it goes on.
+    /// Opens a session, or goes on with one. `anew` is for a new one: the most sessions of its slot
+    /// and of its worker. The worker has the tasks `holding`, if it goes on.
     pub async fn open_shared(
         &self,
         session: &SharedSession,
@@ -172,7 +175,11 @@ impl WorkerQueue {
     ) -> Result<SharedOpened> {
         let mut call = self.shared(&scripts::SHARED_OPEN, session);
         let (most, most_of_worker) = anew.unwrap_or_default();
-        call.arg(u8::from(anew.is_some())).arg(ms(timeout)).arg(plan).arg(most).arg(most_of_worker);
+        call.arg(u8::from(anew.is_some()))
+            .arg(ms(timeout))
+            .arg(plan)
+            .arg(most)
+            .arg(most_of_worker);
         for id in holding {
             call.arg(id.as_bytes());
         }
@@ -200,8 +207,12 @@ impl WorkerQueue {
             SharedWish::Rest { want, surrenders } => (Some(want), Some(surrenders)),
             SharedWish::Surrender => (None, None),
         };
-        let or_nothing = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
-        call.arg(or_nothing(want.map(u64::from))).arg(limits.session).arg(limits.worker).arg(or_nothing(surrenders));
+        let or_nothing =
+            |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
+        call.arg(or_nothing(want.map(u64::from)))
+            .arg(limits.session)
+            .arg(limits.worker)
+            .arg(or_nothing(surrenders));
         for id in started {
             call.arg(id.as_bytes());
         }
@@ -210,10 +221,22 @@ impl WorkerQueue {
             return Ok(None);
         }
         let mut answer = answer.into_iter();
-        let (by, demand, in_hand) = (number(answer.next())?, number(answer.next())?, number(answer.next())?);
+        let (by, demand, in_hand) = (
+            number(answer.next())?,
+            number(answer.next())?,
+            number(answer.next())?,
+        );
         let plan = bytes(answer.next())?.to_vec();
-        let (streams_hold, surrenders) = (number::<u8>(answer.next())? == 1, number(answer.next())?);
-        Ok(Some(SharedCalled { by, demand, in_hand, plan, streams_hold, surrenders }))
+        let (streams_hold, surrenders) =
+            (number::<u8>(answer.next())? == 1, number(answer.next())?);
+        Ok(Some(SharedCalled {
+            by,
+            demand,
+            in_hand,
+            plan,
+            streams_hold,
+            surrenders,
+        }))
     }
 
     /// Notes tasks on their way to the worker: all of them, or none.
@@ -223,9 +246,13 @@ impl WorkerQueue {
         tasks: &[LeasedTask],
         started: Started,
     ) -> Result<SharedHold> {
-        let mut call = self.shared(&scripts::SHARED_HOLD, session).of_items(tasks.len());
+        let mut call = self
+            .shared(&scripts::SHARED_HOLD, session)
+            .of_items(tasks.len());
         for task in tasks {
-            call.arg(task.id.as_bytes()).arg(format!("{}{}", started as u8, task.token)).arg(task.expires_unix_ms);
+            call.arg(task.id.as_bytes())
+                .arg(format!("{}{}", started as u8, task.token))
+                .arg(task.expires_unix_ms);
         }
         let mut answer = self.run_shared(call).await?.into_iter();
         let code = number(answer.next())?;
@@ -238,18 +265,35 @@ impl WorkerQueue {
     }
 
     /// Notes what became of tasks. `None`: there is no such session any more.
-    pub async fn note_shared(&self, session: &SharedSession, notes: &SharedNotes) -> Result<Option<SharedNoted>> {
+    pub async fn note_shared(
+        &self,
+        session: &SharedSession,
+        notes: &SharedNotes,
+    ) -> Result<Option<SharedNoted>> {
         let mut all = SharedNoted::default();
-        let (mut ended, mut extended) = (notes.ended.chunks(NOTED_AT_ONCE), notes.extended.chunks(NOTED_AT_ONCE));
-        let (mut of_ended, mut of_extended) = (ended.next().unwrap_or_default(), extended.next().unwrap_or_default());
+        let (mut ended, mut extended) = (
+            notes.ended.chunks(NOTED_AT_ONCE),
+            notes.extended.chunks(NOTED_AT_ONCE),
+        );
+        let (mut of_ended, mut of_extended) = (
+            ended.next().unwrap_or_default(),
+            extended.next().unwrap_or_default(),
+        );
         loop {
-            let mut call = self.shared(&scripts::SHARED_NOTE, session).of_items(of_ended.len() + of_extended.len());
+            let mut call = self
+                .shared(&scripts::SHARED_NOTE, session)
+                .of_items(of_ended.len() + of_extended.len());
             call.arg(of_ended.len());
             for (id, token, counts) in of_ended {
-                call.arg(id.as_bytes()).arg(token.to_string()).arg(u8::from(*counts));
+                call.arg(id.as_bytes())
+                    .arg(token.to_string())
+                    .arg(u8::from(*counts));
             }
             for (id, token, deadline_unix_ms, started) in of_extended {
-                call.arg(id.as_bytes()).arg(token.to_string()).arg(*deadline_unix_ms).arg(*started as u8);
+                call.arg(id.as_bytes())
+                    .arg(token.to_string())
+                    .arg(*deadline_unix_ms)
+                    .arg(*started as u8);
             }
             let answer = self.run_shared(call).await?;
             if answer.is_empty() {
@@ -258,14 +302,18 @@ impl WorkerQueue {
             let mut answer = answer.into_iter();
             all.counted += number::<u32>(answer.next())?;
             (all.demand, all.in_hand) = (number(answer.next())?, number(answer.next())?);
-            (of_ended, of_extended) = (ended.next().unwrap_or_default(), extended.next().unwrap_or_default());
+            (of_ended, of_extended) = (
+                ended.next().unwrap_or_default(),
+                extended.next().unwrap_or_default(),
+            );
             if of_ended.is_empty() && of_extended.is_empty() {
                 return Ok(Some(all));
             }
         }
     }
 
-    /// Begins the end of a session; answers what it has in hand. `None`: there is none, or it is not due.
+    /// Begins the end of a session; answers what it has in hand. `None`: there is none, or it is
+    /// not due.
     pub async fn end_shared(
         &self,
         session: &SharedSession,
@@ -290,9 +338,22 @@ impl WorkerQueue {
 
     /// The shared sessions of a worker.
     pub async fn shared_of(&self, worker: &WorkerName) -> Result<Vec<Uuid>> {
-        let [of_worker, ..] = shared_keys(self.prefix(), &SharedSession { worker: worker.clone(), id: Uuid::nil() });
-        let fields: Vec<String> = redis::cmd("HKEYS").arg(of_worker).query_async(&mut self.conn()).await?;
-        fields.iter().filter(|field| !field.starts_with('p')).map(|field| session_id(field)).collect()
+        let [of_worker, ..] = shared_keys(
+            self.prefix(),
+            &SharedSession {
+                worker: worker.clone(),
+                id: Uuid::nil(),
+            },
+        );
+        let fields: Vec<String> = redis::cmd("HKEYS")
+            .arg(of_worker)
+            .query_async(&mut self.conn())
+            .await?;
+        fields
+            .iter()
+            .filter(|field| !field.starts_with('p'))
+            .map(|field| session_id(field))
+            .collect()
     }
 
     /// The plan of a session. `None`: there is no such session.
@@ -306,7 +367,9 @@ impl WorkerQueue {
 
     /// Removes a session whose leases have ended.
     pub async fn forget_shared(&self, session: &SharedSession) -> Result<()> {
-        self.shared(&scripts::SHARED_FORGET, session).run(&mut self.conn()).await?;
+        self.shared(&scripts::SHARED_FORGET, session)
+            .run(&mut self.conn())
+            .await?;
         Ok(())
     }
 
@@ -314,25 +377,47 @@ impl WorkerQueue {
     pub async fn due_shared(&self, slot: u32, longest_timeout: Duration) -> Result<SharedDue> {
         let base = base(self.prefix(), slot);
         let keys = [format!("{base}:due"), format!("{base}:processes")];
-        let mut call = scripts::SHARED_DUE.call(&keys).now(self.clock().moved_unix_ms());
-        call.arg(ms(longest_timeout)).arg(DUE_AT_ONCE).arg(ms(LIVES));
+        let mut call = scripts::SHARED_DUE
+            .call(&keys)
+            .now(self.clock().moved_unix_ms());
+        call.arg(ms(longest_timeout))
+            .arg(DUE_AT_ONCE)
+            .arg(ms(LIVES));
         let mut answer = self.run_shared(call).await?.into_iter();
         let next = number::<i64>(answer.next())?;
         let dead = items(answer.next().unwrap_or(Value::Nil))?;
-        let dead = dead.into_iter().map(|process| text(Some(process))).collect::<Result<_>>()?;
-        let due = answer.map(|member| read_member(&text(Some(member))?)).collect::<Result<_>>()?;
-        Ok(SharedDue { next: u64::try_from(next).ok().map(Duration::from_millis), dead, due })
+        let dead = dead
+            .into_iter()
+            .map(|process| text(Some(process)))
+            .collect::<Result<_>>()?;
+        let due = answer
+            .map(|member| read_member(&text(Some(member))?))
+            .collect::<Result<_>>()?;
+        Ok(SharedDue {
+            next: u64::try_from(next).ok().map(Duration::from_millis),
+            dead,
+            due,
+        })
     }
 }
 
 fn session_id(text: &str) -> Result<Uuid> {
-    text.parse().map_err(|_| Error::Answer(format!("{text:?} where a session should be")))
+    text.parse()
+        .map_err(|_| Error::Answer(format!("{text:?} where a session should be")))
 }
 
 /// The plan in an entry of `lua/lib/shared.lua`. Earlier versions leave out the numbers behind it.
 fn read_plan(entry: &[u8]) -> Result<String> {
     #[derive(Deserialize)]
-    struct Entry(Any, Any, Any, Any, String, #[serde(default)] Any, #[serde(default)] Any);
+    struct Entry(
+        Any,
+        Any,
+        Any,
+        Any,
+        String,
+        #[serde(default)] Any,
+        #[serde(default)] Any,
+    );
 
     let Entry(.., plan, _, _) = rmp_serde::from_slice(entry)
         .map_err(|error| Error::Answer(format!("a session that cannot be read: {error}")))?;
@@ -341,9 +426,16 @@ fn read_plan(entry: &[u8]) -> Result<String> {
 
 /// A session and its worker, as one text.
 fn read_member(member: &str) -> Result<SharedSession> {
-    let wrong = || Error::Answer(format!("{member:?} where a session and its worker should be"));
+    let wrong = || {
+        Error::Answer(format!(
+            "{member:?} where a session and its worker should be"
+        ))
+    };
     let (id, worker) = member.split_at_checked(36).ok_or_else(wrong)?;
-    Ok(SharedSession { id: session_id(id)?, worker: WorkerName::stored(worker).map_err(|_| wrong())? })
+    Ok(SharedSession {
+        id: session_id(id)?,
+        worker: WorkerName::stored(worker).map_err(|_| wrong())?,
+    })
 }
 
 /// Leases as a book has them: id, started and token, deadline.
@@ -359,9 +451,17 @@ fn leases(answer: Vec<Value>, worker: &WorkerName) -> Result<Vec<EndedLease>> {
             "2" => Started::Yes,
             _ => Started::Perhaps,
         };
-        let token = token.parse().map_err(|_| Error::Answer(format!("{token:?} where a lease token should be")))?;
+        let token = token
+            .parse()
+            .map_err(|_| Error::Answer(format!("{token:?} where a lease token should be")))?;
         let deadline_unix_ms = number(values.next())?;
-        leases.push(EndedLease { id, token, worker: worker.clone(), deadline_unix_ms, started });
+        leases.push(EndedLease {
+            id,
+            token,
+            worker: worker.clone(),
+            deadline_unix_ms,
+            started,
+        });
     }
     Ok(leases)
 }
@@ -391,8 +491,14 @@ mod tests {
 
     #[test]
     fn a_member_is_a_session_and_its_worker() {
-        let session = SharedSession { worker: WorkerName::new("a worker").unwrap(), id: Uuid::new_v4() };
-        assert_eq!(read_member(&format!("{}{}", session.id, session.worker)).unwrap(), session);
+        let session = SharedSession {
+            worker: WorkerName::new("a worker").unwrap(),
+            id: Uuid::new_v4(),
+        };
+        assert_eq!(
+            read_member(&format!("{}{}", session.id, session.worker)).unwrap(),
+            session
+        );
         for wrong in ["", "x", &session.id.to_string(), "ééééééééééééééééééw"] {
             assert!(read_member(wrong).is_err(), "{wrong:?}");
         }

@@ -19,7 +19,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Tasks with nothing left to hand out: those that a worker has, and those that wait for a backoff alone.
+    /// Tasks with nothing left to hand out: those that a worker has, and those that wait for a
+    /// backoff alone.
     pub fn assigned_and_delayed(&self) -> (u64, u64) {
         let nothing_left = self.live.saturating_sub(self.open);
         // `delayed` counts replicas. They belong to as many tasks at most.

@@ -61,16 +61,18 @@ pub enum Source<'a> {
         /// A task of these may have come before.
         again: bool,
     },
-    /// SQL, where they were stored behind the moment at which the shard had this fence. None was ever on the bus.
+    /// SQL, where they were stored behind the moment at which the shard had this fence. None was
+    /// ever on the bus.
     Store(&'a Fence),
-    /// SQL, where they waited for room. They were read, unfinished, behind the moment at which the shard had this
-    /// fence. The queue may have any of them.
+    /// SQL, where they waited for room. They were read, unfinished, behind the moment at which the
+    /// shard had this fence. The queue may have any of them.
     Waiting(&'a Fence),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
-    /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there is one.
+    /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there
+    /// is one.
     Done { dealt_with: usize, added: usize },
     /// Tasks from SQL came with another fence than this one. Nothing was changed.
     Moved(Fence),
@@ -124,11 +126,19 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Cuts the completions into parts, each with its weight. Large reports count as many, so that an outbox entry
-    /// stays below some 16 MiB.
+    /// Cuts the completions into parts, each with its weight. Large reports count as many, so that
+    /// an outbox entry stays below some 16 MiB.
     pub(super) fn parts(all: &Arc<[Completion]>, max_weight: usize) -> Vec<(Self, usize)> {
         let (mut parts, mut start, mut weight) = (Vec::new(), 0, 0);
-        let part = |part, weight| (Self { all: Arc::clone(all), part }, weight);
+        let part = |part, weight| {
+            (
+                Self {
+                    all: Arc::clone(all),
+                    part,
+                },
+                weight,
+            )
+        };
         for (place, completion) in all.iter().enumerate() {
             let own = 1 + completion.report.len() / (16 << 10);
             if place > start && weight + own > max_weight {
@@ -163,7 +173,8 @@ pub enum RejectMode {
     Release,
     /// No failure: the task is offered again after this time.
     PutOff(Duration),
-    /// No failure: the worker has not started. Others may have the task at once, and this worker after this time.
+    /// No failure: the worker has not started. Others may have the task at once, and this worker
+    /// after this time.
     Rest(Duration),
 }
 
@@ -173,7 +184,8 @@ impl RejectMode {
         matches!(self, Self::Release | Self::PutOff(_) | Self::Rest(_))
     }
 
-    /// The script offers the task again at once. A backoff of zero does so as well, and this does not know it.
+    /// The script offers the task again at once. A backoff of zero does so as well, and this does
+    /// not know it.
     pub(super) fn is_at_once(self) -> bool {
         match self {
             Self::Retry(delay) => delay.is_some_and(|delay| delay.as_millis() == 0),
@@ -330,24 +342,58 @@ mod tests {
 
     #[test]
     fn completions_go_together_up_to_a_weight() {
-        let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-        let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1, leased_unix_ms: 0, trace: None };
+        let shard = ShardId {
+            queue: QueueName::new("q").unwrap(),
+            number: 0,
+        };
+        let token = LeaseToken {
+            shard,
+            generation: 1,
+            grant: 1,
+            attempt: 1,
+            leased_unix_ms: 0,
+            trace: None,
+        };
         let worker = WorkerName::new("w").unwrap();
         let of = |bytes: &usize| {
-            let (id, token, worker, report) = (TaskId::new(), token.clone(), worker.clone(), vec![0; *bytes].into());
-            Completion { id, token, worker, report }
+            let (id, token, worker, report) = (
+                TaskId::new(),
+                token.clone(),
+                worker.clone(),
+                vec![0; *bytes].into(),
+            );
+            Completion {
+                id,
+                token,
+                worker,
+                report,
+            }
         };
         let parts = |sizes: &[usize]| -> Vec<(usize, usize)> {
             let all: Arc<[Completion]> = sizes.iter().map(of).collect();
             let parts = Together::parts(&all, 10);
-            let ids: Vec<TaskId> = parts.iter().flat_map(|(part, _)| part.iter().map(|one| one.id)).collect();
-            assert_eq!(ids, all.iter().map(|one| one.id).collect::<Vec<_>>(), "each once, in their order");
-            parts.into_iter().map(|(part, weight)| (part.len(), weight)).collect()
+            let ids: Vec<TaskId> = parts
+                .iter()
+                .flat_map(|(part, _)| part.iter().map(|one| one.id))
+                .collect();
+            assert_eq!(
+                ids,
+                all.iter().map(|one| one.id).collect::<Vec<_>>(),
+                "each once, in their order"
+            );
+            parts
+                .into_iter()
+                .map(|(part, weight)| (part.len(), weight))
+                .collect()
         };
         assert_eq!(parts(&[]), []);
         assert_eq!(parts(&[0; 10]), [(10, 10)]);
         assert_eq!(parts(&[0; 11]), [(10, 10), (1, 1)]);
         assert_eq!(parts(&[0, 128 << 10, 0, 0]), [(2, 10), (2, 2)]);
-        assert_eq!(parts(&[0, 1 << 20, 0]), [(1, 1), (1, 65), (1, 1)], "one goes, whatever it weighs");
+        assert_eq!(
+            parts(&[0, 1 << 20, 0]),
+            [(1, 1), (1, 65), (1, 1)],
+            "one goes, whatever it weighs"
+        );
     }
 }

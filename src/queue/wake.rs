@@ -6,9 +6,9 @@ use crate::model::{InvalidName, QueueName};
 
 /// A message that a queue has something to hand out.
 ///
-/// The message names the queue, and the process that it is not for, because that one has woken its callers already:
-/// `queue`, `queue process`, and with a task that waits for its time `queue - due` or `queue process due`. An earlier
-/// version takes the last two as meant for it.
+/// The message names the queue, and the process that it is not for, because that one has woken its
+/// callers already: `queue`, `queue process`, and with a task that waits for its time `queue - due`
+/// or `queue process due`. An earlier version takes the last two as meant for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wake {
     pub(super) queue: QueueName,
@@ -23,13 +23,21 @@ impl Wake {
         let mut next = || words.next().unwrap_or_default();
         let (queue, process, due) = (next(), next(), next());
         let not_for = (!["", "-"].contains(&process)).then(|| process.to_owned());
-        Ok(Self { queue: QueueName::new(queue)?, not_for, is_due: due == "due" })
+        Ok(Self {
+            queue: QueueName::new(queue)?,
+            not_for,
+            is_due: due == "due",
+        })
     }
 }
 
 impl fmt::Display for Wake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, not_for, is_due } = self;
+        let Self {
+            queue,
+            not_for,
+            is_due,
+        } = self;
         match (not_for, is_due) {
             (None, false) => write!(f, "{queue}"),
             (Some(process), false) => write!(f, "{queue} {process}"),
@@ -44,11 +52,21 @@ mod tests {
 
     #[test]
     fn a_message_says_whom_it_is_for_and_what_is_due() {
-        for (text, not_for, is_due) in
-            [("q", None, false), ("q me", Some("me"), false), ("q - due", None, true), ("q me due", Some("me"), true)]
-        {
-            let wake = Wake { queue: QueueName::new("q").unwrap(), not_for: not_for.map(str::to_owned), is_due };
-            assert_eq!((wake.to_string(), Wake::read(text)), (text.to_owned(), Ok(wake)));
+        for (text, not_for, is_due) in [
+            ("q", None, false),
+            ("q me", Some("me"), false),
+            ("q - due", None, true),
+            ("q me due", Some("me"), true),
+        ] {
+            let wake = Wake {
+                queue: QueueName::new("q").unwrap(),
+                not_for: not_for.map(str::to_owned),
+                is_due,
+            };
+            assert_eq!(
+                (wake.to_string(), Wake::read(text)),
+                (text.to_owned(), Ok(wake))
+            );
         }
         assert!(Wake::read("").is_err());
     }

@@ -1,9 +1,10 @@
-//! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
-//! process listens.
+//! Wakes for callers that wait for work: scripts publish the name of a queue that has something to
+//! hand out, and every process listens.
 //!
-//! A script's wake goes to the caller that has waited longest, with a *baton*: this caller wakes others unless its look
-//! leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each with a baton, and otherwise all. So one
-//! task wakes one caller, many tasks wake all of them in a few steps, and two do not wake ten thousand sessions.
+//! A script's wake goes to the caller that has waited longest, with a *baton*: this caller wakes
+//! others unless its look leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each
+//! with a baton, and otherwise all. So one task wakes one caller, many tasks wake all of them in a
+//! few steps, and two do not wake ten thousand sessions.
 
 use std::{
     collections::HashMap,
@@ -27,12 +28,13 @@ use super::{
 };
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
-/// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
+/// How often the connection is pinged, and how long its answer may take. Wakes may be missed
+/// meanwhile.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// The callers that get a baton from one that took tasks and left some. Each of them that takes tasks and leaves some
-/// does the same, so ten thousand are awake in three steps.
+/// The callers that get a baton from one that took tasks and left some. Each of them that takes
+/// tasks and leaves some does the same, so ten thousand are awake in three steps.
 const HEIRS: usize = 32;
 
 /// The callers that wait for one queue.
@@ -51,9 +53,12 @@ impl Waiting {
     }
 
     fn give_batons(&self, count: usize) {
-        // Batons that nobody has taken are there for the next callers, and are no reason for more of them.
+        // Batons that nobody has taken are there for the next callers, and are no reason for more
+        // of them.
         let more = |batons: usize| (batons < HEIRS).then_some(batons + count);
-        self.batons.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok();
+        self.batons
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+            .ok();
         // Where nobody waits at this moment, the next caller that does is woken.
         (0..count).for_each(|_| self.notify.notify_one());
     }
@@ -70,7 +75,9 @@ impl Wakes {
 
     /// Notifies the callers that wait for the queue, outside of the lock.
     fn notify(&self, queue: &QueueName, notify: impl FnOnce(&Arc<Waiting>)) {
-        let Some(waiting) = self.lock().get(queue).cloned() else { return };
+        let Some(waiting) = self.lock().get(queue).cloned() else {
+            return;
+        };
         notify(&waiting);
         drop(waiting);
         // The last waiter may have gone meanwhile, and left the name because of this use of it.
@@ -79,7 +86,10 @@ impl Wakes {
 
     /// Forgets a queue for which nobody waits.
     fn forget_unused(&self, map: &mut HashMap<QueueName, Arc<Waiting>>, queue: &QueueName) {
-        if map.get(queue).is_some_and(|waiting| Arc::strong_count(waiting) == 1) {
+        if map
+            .get(queue)
+            .is_some_and(|waiting| Arc::strong_count(waiting) == 1)
+        {
             map.remove(queue);
         }
     }
@@ -94,19 +104,23 @@ impl Wakes {
         self.notify(queue, |waiting| waiting.give_batons(1));
     }
 
-    /// Wakes some callers, with batons; all of them where they are few, and then nobody needs to pass anything on.
+    /// Wakes some callers, with batons; all of them where they are few, and then nobody needs to
+    /// pass anything on.
     fn wake_some(&self, queue: &QueueName) {
         // Without the map and this function.
-        self.notify(queue, |waiting| match Arc::strong_count(waiting).saturating_sub(2) > HEIRS {
-            true => waiting.give_batons(HEIRS),
-            false => waiting.notify.notify_waiters(),
+        self.notify(queue, |waiting| {
+            match Arc::strong_count(waiting).saturating_sub(2) > HEIRS {
+                true => waiting.give_batons(HEIRS),
+                false => waiting.notify.notify_waiters(),
+            }
         });
     }
 
     /// Wakes all callers, after a time in which wakes may have been missed.
     pub fn wake_all(&self) {
         let all: Vec<_> = self.lock().values().cloned().collect();
-        all.iter().for_each(|waiting| waiting.notify.notify_waiters());
+        all.iter()
+            .for_each(|waiting| waiting.notify.notify_waiters());
     }
 
     /// Whether a caller waits for the queue.
@@ -114,16 +128,24 @@ impl Wakes {
         self.lock().contains_key(queue)
     }
 
-    /// A waiter for these queues. Take it, *then* look for work, then wait, so that no wake is missed.
+    /// A waiter for these queues. Take it, *then* look for work, then wait, so that no wake is
+    /// missed.
     pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
         let mut map = self.lock();
-        let waiting = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();
-        Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), waiting }
+        let waiting = queues
+            .iter()
+            .map(|queue| Arc::clone(map.entry(queue.clone()).or_default()))
+            .collect();
+        Waiter {
+            wakes: Arc::clone(self),
+            queues: queues.to_vec(),
+            waiting,
+        }
     }
 
-    /// Listens as this process until the stop; an error when the connection ends, and then it is called again. `woken`
-    /// hears of each wake, or with `None` that some may have been missed, before the callers that wait. `told` hears of
-    /// the notices.
+    /// Listens as this process until the stop; an error when the connection ends, and then it is
+    /// called again. `woken` hears of each wake, or with `None` that some may have been missed,
+    /// before the callers that wait. `told` hears of the notices.
     pub(super) async fn listen(
         &self,
         redis: &Redis,
@@ -141,19 +163,27 @@ impl Wakes {
             let message = tokio::select! {
                 message = cx.idle(messages.next()) => message,
                 _ = ping.tick() => {
-                    // Without a ping, a connection whose server vanished looks like one on which nothing happens.
+                    // Without a ping, a connection whose server vanished looks like one on which
+                    // nothing happens.
                     in_time(sink.ping::<redis::Value>()).await?;
                     continue;
                 }
                 () = cx.stop.cancelled() => return Ok(()),
             };
-            let Some(message) = message else { return Err(Error::WakesClosed) };
+            let Some(message) = message else {
+                return Err(Error::WakesClosed);
+            };
             if let Some(notice) = Notice::read(message.get_payload_bytes()) {
                 told(notice);
                 continue;
             }
-            match message.get_payload::<String>().map(|wake| Wake::read(&wake)) {
-                Ok(Ok(Wake { not_for: Some(own), .. })) if own == process => {}
+            match message
+                .get_payload::<String>()
+                .map(|wake| Wake::read(&wake))
+            {
+                Ok(Ok(Wake {
+                    not_for: Some(own), ..
+                })) if own == process => {}
                 Ok(Ok(wake)) => {
                     woken(Some(&wake));
                     self.wake_one(&wake.queue);
@@ -166,7 +196,9 @@ impl Wakes {
 
 /// The answer of a connection that listens; an error if it takes too long.
 pub(super) async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
-    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| Error::WakesSilent)?;
+    let answer = tokio::time::timeout(ANSWER_WITHIN, answer)
+        .await
+        .map_err(|_| Error::WakesSilent)?;
     Ok(answer?)
 }
 
@@ -183,11 +215,14 @@ pub type Listening<'a> = Vec<Pin<Box<Notified<'a>>>>;
 impl Waiter {
     /// Begins to listen, for all looks of the caller. Wakes that come between two looks are kept.
     pub fn listen(&self) -> Listening<'_> {
-        self.waiting.iter().map(|waiting| waiting.listen()).collect()
+        self.waiting
+            .iter()
+            .map(|waiting| waiting.listen())
+            .collect()
     }
 
-    /// Runs `look` and, if it found nothing, waits for a wake that came after the look before, at most as long as it
-    /// says. Answers the queues that were woken; none when the time is over.
+    /// Runs `look` and, if it found nothing, waits for a wake that came after the look before, at
+    /// most as long as it says. Answers the queues that were woken; none when the time is over.
     pub async fn look_then_wait<'a, T>(
         &'a self,
         listening: &mut Listening<'a>,
@@ -197,14 +232,24 @@ impl Waiter {
             Ok(found) => return Ok(found),
             Err(limit) => limit,
         };
-        let numbered = listening.iter_mut().enumerate().map(|(number, heard)| heard.as_mut().map(move |()| number));
-        let Ok((first, _, rest)) = tokio::time::timeout(limit, futures::future::select_all(numbered)).await else {
+        let numbered = listening
+            .iter_mut()
+            .enumerate()
+            .map(|(number, heard)| heard.as_mut().map(move |()| number));
+        let Ok((first, _, rest)) =
+            tokio::time::timeout(limit, futures::future::select_all(numbered)).await
+        else {
             return Err(Vec::new());
         };
         let others = rest.into_iter().filter_map(FutureExt::now_or_never);
         let woken: Vec<_> = std::iter::once(first).chain(others).collect();
-        woken.iter().for_each(|number| listening[*number] = self.waiting[*number].listen());
-        Err(woken.into_iter().map(|number| self.queues[number].clone()).collect())
+        woken
+            .iter()
+            .for_each(|number| listening[*number] = self.waiting[*number].listen());
+        Err(woken
+            .into_iter()
+            .map(|number| self.queues[number].clone())
+            .collect())
     }
 }
 
@@ -214,10 +259,20 @@ impl Waiter {
         let takes = |queue: &QueueName| {
             let waiting = &self.waiting[self.queues.iter().position(|of| of == queue)?];
             let less = |batons: usize| batons.checked_sub(1);
-            waiting.batons.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()
+            waiting
+                .batons
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+                .ok()
         };
-        let taken = queues.iter().filter(|queue| takes(queue).is_some()).cloned().collect();
-        Batons { wakes: Arc::clone(&self.wakes), queues: taken }
+        let taken = queues
+            .iter()
+            .filter(|queue| takes(queue).is_some())
+            .cloned()
+            .collect();
+        Batons {
+            wakes: Arc::clone(&self.wakes),
+            queues: taken,
+        }
     }
 }
 
@@ -234,15 +289,17 @@ impl Batons {
         &self.queues
     }
 
-    /// Wakes callers of the queues that still have something, or that may have. Where this caller `took` nothing,
-    /// what is left may be for others than the next ones, so all are woken. Each step with batons takes tasks, so the
-    /// steps end.
+    /// Wakes callers of the queues that still have something, or that may have. Where this caller
+    /// `took` nothing, what is left may be for others than the next ones, so all are woken. Each
+    /// step with batons takes tasks, so the steps end.
     pub fn pass_on(&mut self, took: bool, is_empty: impl Fn(&QueueName) -> bool) {
         let queues = std::mem::take(&mut self.queues).into_iter();
-        queues.filter(|queue| !is_empty(queue)).for_each(|queue| match took {
-            true => self.wakes.wake_some(&queue),
-            false => self.wakes.wake(&queue),
-        });
+        queues
+            .filter(|queue| !is_empty(queue))
+            .for_each(|queue| match took {
+                true => self.wakes.wake_some(&queue),
+                false => self.wakes.wake(&queue),
+            });
     }
 }
 
@@ -276,27 +333,49 @@ mod tests {
     /// Waits for a wake, after a look that found nothing.
     async fn woken(waiter: &Waiter) -> Batons {
         let nothing = std::future::ready(Err::<(), _>(LONG));
-        waiter.take_batons(&waiter.look_then_wait(&mut waiter.listen(), nothing).await.unwrap_err())
+        waiter.take_batons(
+            &waiter
+                .look_then_wait(&mut waiter.listen(), nothing)
+                .await
+                .unwrap_err(),
+        )
     }
 
     #[tokio::test]
     async fn one_caller_is_woken_and_wakes_the_others_where_something_is_left() {
         let wakes = Arc::<Wakes>::default();
-        let waiters: Vec<_> = (0..3).map(|_| wakes.waiter(&[queue("other"), queue("q")])).collect();
-        let mut all: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
-        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "nobody is woken yet");
+        let waiters: Vec<_> = (0..3)
+            .map(|_| wakes.waiter(&[queue("other"), queue("q")]))
+            .collect();
+        let mut all: Vec<_> = waiters
+            .iter()
+            .map(|waiter| Box::pin(woken(waiter)))
+            .collect();
+        assert!(
+            all.iter_mut().all(|one| one.now_or_never().is_none()),
+            "nobody is woken yet"
+        );
 
         wakes.wake_one(&queue("q"));
-        let mut first = all.remove(0).now_or_never().expect("the one that has waited longest");
+        let mut first = all
+            .remove(0)
+            .now_or_never()
+            .expect("the one that has waited longest");
         assert!(all.iter_mut().all(|one| one.now_or_never().is_none()));
         assert_eq!(first.queues, [queue("q")]);
         first.pass_on(false, |_| true);
-        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "it left nothing");
+        assert!(
+            all.iter_mut().all(|one| one.now_or_never().is_none()),
+            "it left nothing"
+        );
 
         wakes.wake_one(&queue("q"));
         drop(all.remove(0).now_or_never().expect("the next one"));
         let mut last = all.remove(0).now_or_never().expect("its caller went away");
-        assert!(last.queues.is_empty(), "the others have no baton, so this ends");
+        assert!(
+            last.queues.is_empty(),
+            "the others have no baton, so this ends"
+        );
         last.pass_on(false, |_| false);
     }
 
@@ -305,8 +384,13 @@ mod tests {
         let wakes = Arc::<Wakes>::default();
         let waiters: Vec<_> = (0..10).map(|_| wakes.waiter(&[queue("q")])).collect();
         wakes.wake_one(&queue("q"));
-        let mut first = woken(&waiters[0]).now_or_never().expect("it was woken before");
-        let mut others: Vec<_> = waiters[1..].iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        let mut first = woken(&waiters[0])
+            .now_or_never()
+            .expect("it was woken before");
+        let mut others: Vec<_> = waiters[1..]
+            .iter()
+            .map(|waiter| Box::pin(woken(waiter)))
+            .collect();
         assert!(others.iter_mut().all(|one| one.now_or_never().is_none()));
         first.pass_on(false, |_| false);
         assert!(others.iter_mut().all(|one| one.now_or_never().is_some()));
@@ -327,7 +411,11 @@ mod tests {
         let wakes = Arc::<Wakes>::default();
         let waiter = wakes.waiter(&[queue("a"), queue("b")]);
         let mut listening = waiter.listen();
-        let mut next = async || waiter.look_then_wait(&mut listening, std::future::ready(Err::<(), _>(LONG))).await;
+        let mut next = async || {
+            waiter
+                .look_then_wait(&mut listening, std::future::ready(Err::<(), _>(LONG)))
+                .await
+        };
         wakes.wake(&queue("a"));
         assert_eq!(next().now_or_never(), Some(Err(vec![queue("a")])));
         wakes.wake(&queue("b"));
@@ -352,10 +440,14 @@ mod tests {
     async fn of_many_callers_those_are_woken_that_may_find_something() {
         let wakes = Arc::<Wakes>::default();
         let waiters: Vec<_> = (0..2000).map(|_| wakes.waiter(&[queue("q")])).collect();
-        let mut asleep: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        let mut asleep: Vec<_> = waiters
+            .iter()
+            .map(|waiter| Box::pin(woken(waiter)))
+            .collect();
         assert!(get_up(&mut asleep).is_empty());
         wakes.wake_one(&queue("q"));
-        // The first one leaves something, of its heirs one does, and the heirs of that one find nothing.
+        // The first one leaves something, of its heirs one does, and the heirs of that one find
+        // nothing.
         let mut first = get_up(&mut asleep);
         assert_eq!(first.len(), 1);
         first[0].pass_on(true, |_| false);
@@ -363,30 +455,42 @@ mod tests {
         assert_eq!(heirs.len(), HEIRS);
         assert!(heirs.iter().all(|batons| batons.queues() == [queue("q")]));
         heirs[0].pass_on(true, |_| false);
-        heirs.iter_mut().for_each(|batons| batons.pass_on(false, |_| true));
+        heirs
+            .iter_mut()
+            .for_each(|batons| batons.pass_on(false, |_| true));
         let mut third = get_up(&mut asleep);
         assert_eq!(third.len(), HEIRS);
-        third.iter_mut().for_each(|batons| batons.pass_on(false, |_| true));
+        third
+            .iter_mut()
+            .for_each(|batons| batons.pass_on(false, |_| true));
         assert!(get_up(&mut asleep).is_empty(), "{} sleep on", asleep.len());
         // Something is left that the next caller may not have: all look.
         wakes.wake_one(&queue("q"));
         get_up(&mut asleep)[0].pass_on(false, |_| false);
         let all = get_up(&mut asleep);
         assert!(asleep.is_empty());
-        assert!(all.iter().all(|batons| batons.queues().is_empty()), "they have no batons, so this ends");
+        assert!(
+            all.iter().all(|batons| batons.queues().is_empty()),
+            "they have no batons, so this ends"
+        );
     }
 
     #[tokio::test]
     async fn every_caller_is_woken_while_each_finds_something() {
         let wakes = Arc::<Wakes>::default();
         let waiters: Vec<_> = (0..500).map(|_| wakes.waiter(&[queue("q")])).collect();
-        let mut asleep: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        let mut asleep: Vec<_> = waiters
+            .iter()
+            .map(|waiter| Box::pin(woken(waiter)))
+            .collect();
         assert!(get_up(&mut asleep).is_empty());
         wakes.wake_one(&queue("q"));
         while !asleep.is_empty() {
             let mut awake = get_up(&mut asleep);
             assert!(!awake.is_empty(), "{} sleep on", asleep.len());
-            awake.iter_mut().for_each(|batons| batons.pass_on(true, |_| false));
+            awake
+                .iter_mut()
+                .for_each(|batons| batons.pass_on(true, |_| false));
         }
     }
 }

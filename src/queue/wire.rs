@@ -31,11 +31,20 @@ pub(super) fn ms(duration: Duration) -> u64 {
 
 /// A msgpack array of texts as `cmsgpack` reads it, '' when there are none.
 pub(super) fn packed_strings(texts: &[String]) -> Vec<u8> {
-    if texts.is_empty() { Vec::new() } else { packed(texts) }
+    if texts.is_empty() {
+        Vec::new()
+    } else {
+        packed(texts)
+    }
 }
 
 pub(super) fn packed_ms(durations: &[Duration]) -> Vec<u8> {
-    packed(&durations.iter().map(|duration| ms(*duration)).collect::<Vec<_>>())
+    packed(
+        &durations
+            .iter()
+            .map(|duration| ms(*duration))
+            .collect::<Vec<_>>(),
+    )
 }
 
 pub(super) fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
@@ -64,13 +73,16 @@ pub(super) fn bytes(value: Option<Value>) -> Result<Bytes> {
 pub(super) fn text(value: Option<Value>) -> Result<String> {
     match value {
         Some(Value::SimpleString(text)) => Ok(text),
-        other => String::from_utf8(bytes(other)?.to_vec()).map_err(|e| Error::Answer(e.to_string())),
+        other => {
+            String::from_utf8(bytes(other)?.to_vec()).map_err(|e| Error::Answer(e.to_string()))
+        }
     }
 }
 
 pub(super) fn stream_id(value: Option<Value>) -> Result<Offset> {
     let id = text(value)?;
-    id.parse().map_err(|_| Error::Answer(format!("{id:?} where the id of an entry should be")))
+    id.parse()
+        .map_err(|_| Error::Answer(format!("{id:?} where the id of an entry should be")))
 }
 
 pub(super) fn number<T: TryFrom<i64>>(value: Option<Value>) -> Result<T> {
@@ -78,16 +90,23 @@ pub(super) fn number<T: TryFrom<i64>>(value: Option<Value>) -> Result<T> {
         Some(Value::Int(number)) => number,
         other => {
             let text = text(other)?;
-            text.parse().map_err(|_| Error::Answer(format!("{text:?} where a number should be")))?
+            text.parse()
+                .map_err(|_| Error::Answer(format!("{text:?} where a number should be")))?
         }
     };
     T::try_from(number).map_err(|_| Error::Answer(format!("number {number} is out of range")))
 }
 
 pub(super) fn numbers(value: Value, count: usize) -> Result<Vec<i64>> {
-    let numbers = items(value)?.into_iter().map(|n| number(Some(n))).collect::<Result<Vec<i64>>>()?;
+    let numbers = items(value)?
+        .into_iter()
+        .map(|n| number(Some(n)))
+        .collect::<Result<Vec<i64>>>()?;
     if numbers.len() != count {
-        return Err(Error::Answer(format!("{} numbers instead of {count}", numbers.len())));
+        return Err(Error::Answer(format!(
+            "{} numbers instead of {count}",
+            numbers.len()
+        )));
     }
     Ok(numbers)
 }
@@ -99,9 +118,15 @@ pub(super) fn unsigned(number: i64) -> u64 {
 pub(super) fn pairs(value: Value, count: usize) -> Result<Vec<(Code, i64)>> {
     let answers = items(value)?;
     if answers.len() != count {
-        return Err(Error::Answer(format!("{} answers to {count} items", answers.len())));
+        return Err(Error::Answer(format!(
+            "{} answers to {count} items",
+            answers.len()
+        )));
     }
-    answers.into_iter().map(|pair| numbers(pair, 2).and_then(|n| Ok((Code::from_number(n[0])?, n[1])))).collect()
+    answers
+        .into_iter()
+        .map(|pair| numbers(pair, 2).and_then(|n| Ok((Code::from_number(n[0])?, n[1]))))
+        .collect()
 }
 
 pub(super) fn task_id(value: Option<Value>) -> Result<TaskId> {
@@ -169,8 +194,16 @@ pub(super) fn stats(value: Value) -> Result<Stats> {
 pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
     let mut entry = items(value)?.into_iter();
     let id = text(entry.next())?;
-    let at_unix_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
-    let fields = items(entry.next().ok_or_else(|| Error::Answer("an entry without fields".into()))?)?;
+    let at_unix_ms = id
+        .split('-')
+        .next()
+        .and_then(|ms| ms.parse().ok())
+        .unwrap_or(0);
+    let fields = items(
+        entry
+            .next()
+            .ok_or_else(|| Error::Answer("an entry without fields".into()))?,
+    )?;
     let mut fields = fields.into_iter().peekable();
     let (mut events, mut failures, mut size) = (Vec::new(), Vec::new(), 0);
     while let Some(name) = fields.next() {
@@ -200,24 +233,49 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
         }
         events.push(event(&name, &first, &rest)?);
     }
-    Ok(OutboxEntry { id, at_unix_ms, events, failures, bytes: size })
+    Ok(OutboxEntry {
+        id,
+        at_unix_ms,
+        events,
+        failures,
+        bytes: size,
+    })
 }
 
 fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> {
     let id = self::id(id)?;
-    let field = |name: &str| rest.get(name).ok_or_else(|| Error::Answer(format!("an event without its field {name}")));
+    let field = |name: &str| {
+        rest.get(name)
+            .ok_or_else(|| Error::Answer(format!("an event without its field {name}")))
+    };
     let lossy = |name: &str| Ok::<_, Error>(String::from_utf8_lossy(field(name)?).into_owned());
-    let attempts = lossy("a")?.parse().map_err(|_| Error::Answer("attempts that are no number".into()))?;
+    let attempts = lossy("a")?
+        .parse()
+        .map_err(|_| Error::Answer("attempts that are no number".into()))?;
     match name {
         "d" => {
             // An earlier version kept no history.
             let broken = |error| Error::Answer(format!("a history that cannot be read: {error}"));
-            let history = rest.get("h").map(|packed| rmp_serde::from_slice(packed)).transpose().map_err(broken)?;
-            let history = history.map(|History(failures)| failures).unwrap_or_default();
+            let history = rest
+                .get("h")
+                .map(|packed| rmp_serde::from_slice(packed))
+                .transpose()
+                .map_err(broken)?;
+            let history = history
+                .map(|History(failures)| failures)
+                .unwrap_or_default();
             // A task that was never sent again has none.
             let epoch = rest.get("e").map_or(Ok("0".into()), |_| lossy("e"))?;
-            let epoch = epoch.parse().map_err(|_| Error::Answer("an epoch that is no number".into()))?;
-            Ok(Event::Died { id, attempts, reason: lossy("r")?, history, epoch })
+            let epoch = epoch
+                .parse()
+                .map_err(|_| Error::Answer("an epoch that is no number".into()))?;
+            Ok(Event::Died {
+                id,
+                attempts,
+                reason: lossy("r")?,
+                history,
+                epoch,
+            })
         }
         "x" => {
             // An earlier version does not name the lease, nor its beginning.
@@ -225,10 +283,21 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
                 let text = rest.get(name).map(|text| String::from_utf8_lossy(text));
                 text.and_then(|text| text.parse().ok())
             };
-            let lease = number("n").zip(number("g")).map(|(generation, grant)| LeaseNumber { generation, grant });
-            let leased_unix_ms = number("s").and_then(|at| i64::try_from(at).ok()).unwrap_or(0);
+            let lease = number("n")
+                .zip(number("g"))
+                .map(|(generation, grant)| LeaseNumber { generation, grant });
+            let leased_unix_ms = number("s")
+                .and_then(|at| i64::try_from(at).ok())
+                .unwrap_or(0);
             let (worker, dead) = (lossy("w")?, lossy("e")? == "1");
-            Ok(Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms })
+            Ok(Event::Expired {
+                id,
+                worker,
+                attempts,
+                dead,
+                lease,
+                leased_unix_ms,
+            })
         }
         other => Err(Error::Answer(format!("an event {other:?}"))),
     }
@@ -251,8 +320,15 @@ impl<'de> Deserialize<'de> for History {
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<History, A::Error> {
                 let mut failures = Vec::new();
                 while let Some(at_unix_ms) = seq.next_element()? {
-                    let mut text = || seq.next_element::<Lossy>()?.ok_or_else(|| de::Error::custom("cut off"));
-                    failures.push(Failure { at_unix_ms, worker: text()?.0, reason: text()?.0 });
+                    let mut text = || {
+                        seq.next_element::<Lossy>()?
+                            .ok_or_else(|| de::Error::custom("cut off"))
+                    };
+                    failures.push(Failure {
+                        at_unix_ms,
+                        worker: text()?.0,
+                        reason: text()?.0,
+                    });
                 }
                 Ok(History(failures))
             }
@@ -303,7 +379,13 @@ mod tests {
             worker: worker.into(),
             reason: reason.into(),
         };
-        assert_eq!(failures, [failure(1_700_000_000_000, "w", "\u{fffd}"), failure(5, "", "no")]);
+        assert_eq!(
+            failures,
+            [
+                failure(1_700_000_000_000, "w", "\u{fffd}"),
+                failure(5, "", "no")
+            ]
+        );
         assert!(rmp_serde::from_slice::<History>(b"\x92\x05\xa1w").is_err());
     }
 }

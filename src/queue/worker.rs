@@ -10,7 +10,9 @@ use super::{
     error::{Error, Result, lost_without_generation},
     shard::Shard,
     shards::Shards,
-    types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together},
+    types::{
+        Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together,
+    },
     wake::Wake,
     wire::{ms, packed, packed_ms, pairs, seed},
 };
@@ -38,8 +40,20 @@ impl WorkerQueue {
         match shard.claims.call(claim, weight).await {
             Err(Error::NoGeneration) => {
                 let (notes, release) = (Arc::clone(&shard.notes), self.release());
-                let delivery = Delivery { worker, leases: Vec::new(), shard: shard.id.clone(), notes, release };
-                Ok(Granted { tasks: Vec::new(), more: false, overdue: 0, again_soon: false, delivery })
+                let delivery = Delivery {
+                    worker,
+                    leases: Vec::new(),
+                    shard: shard.id.clone(),
+                    notes,
+                    release,
+                };
+                Ok(Granted {
+                    tasks: Vec::new(),
+                    more: false,
+                    overdue: 0,
+                    again_soon: false,
+                    delivery,
+                })
             }
             other => {
                 if let Ok(granted) = &other
@@ -47,7 +61,10 @@ impl WorkerQueue {
                 {
                     // Behind the claim, and before the worker knows of it.
                     let announcer = self.announcer();
-                    let assigned = granted.tasks.iter().map(|task| (task.id, Some(TaskStatus::Assigned)));
+                    let assigned = granted
+                        .tasks
+                        .iter()
+                        .map(|task| (task.id, Some(TaskStatus::Assigned)));
                     announcer.announce(&shard.id.queue, announcer.now_unix_ms(), assigned);
                 }
                 other
@@ -55,41 +72,56 @@ impl WorkerQueue {
         }
     }
 
-    /// The priorities of which the shard has elements, the most urgent first. Elements that are spent, or that the
-    /// caller has done, count too.
+    /// The priorities of which the shard has elements, the most urgent first. Elements that are
+    /// spent, or that the caller has done, count too.
     ///
-    /// `may_be_known`: an answer of the last second will do, if this process knows of nothing that has come since. A
-    /// caller with many queues takes tasks of few of them at a time.
+    /// `may_be_known`: an answer of the last second will do, if this process knows of nothing that
+    /// has come since. A caller with many queues takes tasks of few of them at a time.
     pub async fn peek(&self, shard: &Shard, may_be_known: bool) -> Result<Vec<Priority>> {
         let sum = match shard.notes.priorities().filter(|_| may_be_known) {
             Some(known) => known,
             None => lost_without_generation(shard.peeks.call((), 1).await, || 0)?,
         };
-        Ok(Priority::ALL.into_iter().enumerate().filter(|(i, _)| sum >> i & 1 == 1).map(|(_, p)| p).collect())
+        Ok(Priority::ALL
+            .into_iter()
+            .enumerate()
+            .filter(|(i, _)| sum >> i & 1 == 1)
+            .map(|(_, p)| p)
+            .collect())
     }
 
     /// Credits the worker. When it answers `Ok`, the report is as durable as Redis.
     pub async fn complete(&self, completion: Completion) -> Result<Code> {
         let shard = completion.token.shard.clone();
-        self.complete_all(&shard, &[completion].into()).await.swap_remove(0)
+        self.complete_all(&shard, &[completion].into())
+            .await
+            .swap_remove(0)
     }
 
     /// Completes several leases, all of this shard. Answers per completion.
-    pub async fn complete_all(&self, id: &ShardId, completions: &Arc<[Completion]>) -> Vec<Result<Code>> {
+    pub async fn complete_all(
+        &self,
+        id: &ShardId,
+        completions: &Arc<[Completion]>,
+    ) -> Vec<Result<Code>> {
         let shard = self.shard(id);
         let shard = shard.as_ref();
-        let calls = Together::parts(completions, MAX_COMBINED).into_iter().map(|(part, weight)| async move {
-            let count = part.len();
-            let answer = match shard {
-                Some(shard) => shard.completions.call(part, weight).await,
-                // Another process may know the shard. A made-up token finds nothing.
-                None => complete(self.reach(id), || {}, vec![part]).await.map(|answers| answers.concat()),
-            };
-            match lost_without_generation(answer, || vec![Code::LeaseLost; count]) {
-                Ok(codes) => codes.into_iter().map(Ok).collect(),
-                Err(error) => vec![Err(error); count],
-            }
-        });
+        let calls = Together::parts(completions, MAX_COMBINED).into_iter().map(
+            |(part, weight)| async move {
+                let count = part.len();
+                let answer = match shard {
+                    Some(shard) => shard.completions.call(part, weight).await,
+                    // Another process may know the shard. A made-up token finds nothing.
+                    None => complete(self.reach(id), || {}, vec![part])
+                        .await
+                        .map(|answers| answers.concat()),
+                };
+                match lost_without_generation(answer, || vec![Code::LeaseLost; count]) {
+                    Ok(codes) => codes.into_iter().map(Ok).collect(),
+                    Err(error) => vec![Err(error); count],
+                }
+            },
+        );
         future::join_all(calls).await.concat()
     }
 
@@ -102,8 +134,14 @@ impl WorkerQueue {
     ) -> Result<Vec<(Code, bool)>> {
         let since = self.announcer().now_unix_ms();
         let rejecting = |wake: &Wake| {
-            let mut call = self.reach(shard).call(&scripts::REJECT).of_items(rejections.len());
-            call.arg(seed()).arg(self.wake_channel()).arg(wake.to_string()).arg(packed_ms(backoff));
+            let mut call = self
+                .reach(shard)
+                .call(&scripts::REJECT)
+                .of_items(rejections.len());
+            call.arg(seed())
+                .arg(self.wake_channel())
+                .arg(wake.to_string())
+                .arg(packed_ms(backoff));
             call.arg(OUTBOX_FULL_BYTES);
             for item in rejections {
                 let (mode, delay) = match item.mode {
@@ -114,8 +152,13 @@ impl WorkerQueue {
                     RejectMode::PutOff(delay) => ("put_off", delay.as_millis().to_string()),
                     RejectMode::Rest(rest) => ("rest", rest.as_millis().to_string()),
                 };
-                call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
-                call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());
+                call.arg(item.id.as_bytes())
+                    .arg(item.token.generation)
+                    .arg(item.token.grant);
+                call.arg(item.worker.as_str())
+                    .arg(mode)
+                    .arg(delay)
+                    .arg(item.reason.as_str());
                 call.arg(self.history().rejected(item));
             }
             call
@@ -123,29 +166,52 @@ impl WorkerQueue {
         let count = rejections.len();
         let read = move |answer| pairs(answer, count);
         let goes_out = rejections.iter().any(|item| item.mode.is_at_once());
-        let answer =
-            self.offer(shard, goes_out, rejecting, read, |answers| answers.iter().filter(is_open).count()).await;
+        let answer = self
+            .offer(shard, goes_out, rejecting, read, |answers| {
+                answers.iter().filter(is_open).count()
+            })
+            .await;
         self.touch(shard);
         let answers = lost_without_generation(answer, || vec![(Code::LeaseLost, 0); count])?;
-        let rejected = rejections.iter().zip(&answers).filter(|(_, answer)| is_open(answer));
-        self.announcer().announce(&shard.queue, since, rejected.map(|(item, _)| (item.id, None)));
-        Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())
+        let rejected = rejections
+            .iter()
+            .zip(&answers)
+            .filter(|(_, answer)| is_open(answer));
+        self.announcer().announce(
+            &shard.queue,
+            since,
+            rejected.map(|(item, _)| (item.id, None)),
+        );
+        Ok(answers
+            .into_iter()
+            .map(|(code, dead)| (code, dead != 0))
+            .collect())
     }
 
     /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
-    pub async fn extend(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
+    pub async fn extend(
+        &self,
+        shard: &ShardId,
+        extensions: &[Extension],
+    ) -> Result<Vec<(Code, i64)>> {
         self.prolong(shard, extensions, None).await
     }
 
-    /// Extends leases that their worker may not have yet: an undelivered one stays undelivered. With `known`, a lease
-    /// with another deadline than that stays as it is: the answer is `Ok` with the deadline 0.
+    /// Extends leases that their worker may not have yet: an undelivered one stays undelivered.
+    /// With `known`, a lease with another deadline than that stays as it is: the answer is `Ok`
+    /// with the deadline 0.
     pub async fn keep(
         &self,
         shard: &ShardId,
         extensions: &[Extension],
         known: Option<&Vec<i64>>,
     ) -> Result<Vec<(Code, i64)>> {
-        self.prolong(shard, extensions, Some(known.map(packed).unwrap_or_default())).await
+        self.prolong(
+            shard,
+            extensions,
+            Some(known.map(packed).unwrap_or_default()),
+        )
+        .await
     }
 
     async fn prolong(
@@ -157,7 +223,9 @@ impl WorkerQueue {
         let answer = self
             .call(&scripts::EXTEND, shard, extensions.len(), |call| {
                 for item in extensions {
-                    call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+                    call.arg(item.id.as_bytes())
+                        .arg(item.token.generation)
+                        .arg(item.token.grant);
                     call.arg(item.worker.as_str()).arg(ms(item.by));
                 }
                 if let Some(known) = by_taskd {
@@ -166,7 +234,10 @@ impl WorkerQueue {
             })
             .await
             .and_then(|value| pairs(value, extensions.len()));
-        if let Some((shard, shortest)) = self.shard(shard).zip(extensions.iter().map(|item| item.by).min()) {
+        if let Some((shard, shortest)) = self
+            .shard(shard)
+            .zip(extensions.iter().map(|item| item.by).min())
+        {
             shard.notes.leased(shortest);
         }
         lost_without_generation(answer, || vec![(Code::LeaseLost, 0); extensions.len()])

@@ -3,8 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    TlsCertificates,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    RedisError, TlsCertificates,
     aio::{MultiplexedConnection, PubSub},
     cluster::{ClusterClient, ClusterClientBuilder},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
@@ -19,13 +19,19 @@ pub(super) const CONNECT: Duration = Duration::from_secs(5);
 const CONNECT_NODE: Duration = Duration::from_secs(1);
 /// How long a call waits for its answer. A call that fails then may have been carried out.
 pub(super) const RESPONSE: Duration = Duration::from_secs(10);
-/// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts between commas.
-const CLUSTER: [(&str, &str); 2] = [("redis+cluster://", "redis://"), ("rediss+cluster://", "rediss://")];
-/// Retries of a cluster's call, redirections and waits for a restarting node included. [`RESPONSE`] ends them all.
+/// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts
+/// between commas.
+const CLUSTER: [(&str, &str); 2] = [
+    ("redis+cluster://", "redis://"),
+    ("rediss+cluster://", "rediss://"),
+];
+/// Retries of a cluster's call, redirections and waits for a restarting node included. [`RESPONSE`]
+/// ends them all.
 const RETRIES: u32 = 8;
 const RETRY_WAIT_MS: (u64, u64) = (20, 500);
 
-/// The kernel probes a connection that is silent for this time, and repeats the probe at this interval.
+/// The kernel probes a connection that is silent for this time, and repeats the probe at this
+/// interval.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 /// The kernel closes a connection whose peer acknowledges nothing for this time.
 const GONE_AFTER: Duration = Duration::from_secs(15);
@@ -41,8 +47,13 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn new(url: &str, access: &RedisAccess) -> Result<Self, Error> {
-        let refuse = |source| Error::Url { url: without_password(url), source };
-        let cluster = CLUSTER.iter().find_map(|(scheme, plain)| Some((*plain, url.strip_prefix(scheme)?)));
+        let refuse = |source| Error::Url {
+            url: without_password(url),
+            source,
+        };
+        let cluster = CLUSTER
+            .iter()
+            .find_map(|(scheme, plain)| Some((*plain, url.strip_prefix(scheme)?)));
         let urls = match cluster {
             None => vec![url.to_owned()],
             Some((plain, rest)) => urls_of_nodes(plain, rest),
@@ -52,12 +63,26 @@ impl Address {
             info.map(|info| info.set_tcp_settings(tcp_settings()))
         };
         let nodes: Vec<_> = urls.iter().map(info).collect::<Result<_, _>>()?;
-        let address = Self { nodes, is_cluster: cluster.is_some(), certificates: certificates(access)? };
+        let address = Self {
+            nodes,
+            is_cluster: cluster.is_some(),
+            certificates: certificates(access)?,
+        };
         // A broken certificate fails here, before anything waits for a server.
-        address.seeds().try_for_each(|info| address.client(info).map(drop)).map_err(refuse)?;
-        if address.seeds().any(|info| matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. })) {
+        address
+            .seeds()
+            .try_for_each(|info| address.client(info).map(drop))
+            .map_err(refuse)?;
+        if address
+            .seeds()
+            .any(|info| matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }))
+        {
             return Err(refuse(
-                (ErrorKind::InvalidClientConfig, "taskd checks certificates: leave out #insecure").into(),
+                (
+                    ErrorKind::InvalidClientConfig,
+                    "taskd checks certificates: leave out #insecure",
+                )
+                    .into(),
             ));
         }
         Ok(address)
@@ -77,7 +102,11 @@ impl Address {
     pub(super) fn node(&self, host: &str, port: u16) -> ConnectionInfo {
         let seed = self.seed();
         let address = match seed.addr() {
-            ConnectionAddr::TcpTls { host: known, insecure, .. } => ConnectionAddr::TcpTls {
+            ConnectionAddr::TcpTls {
+                host: known,
+                insecure,
+                ..
+            } => ConnectionAddr::TcpTls {
                 host: if host.is_empty() { known } else { host }.to_owned(),
                 port,
                 insecure: *insecure,
@@ -118,21 +147,31 @@ impl Address {
         info: &ConnectionInfo,
         response: Option<Duration>,
     ) -> redis::RedisResult<MultiplexedConnection> {
-        let config =
-            redis::AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(response);
-        self.client(info)?.get_multiplexed_async_connection_with_config(&config).await
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT))
+            .set_response_timeout(response);
+        self.client(info)?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
     }
 
     pub(super) async fn pubsub(&self, info: &ConnectionInfo) -> redis::RedisResult<PubSub> {
         let client = self.client(info)?;
-        tokio::time::timeout(CONNECT, client.get_async_pubsub()).await.unwrap_or_else(|_| Err(timed_out()))
+        tokio::time::timeout(CONNECT, client.get_async_pubsub())
+            .await
+            .unwrap_or_else(|_| Err(timed_out()))
     }
 }
 
 /// Settings by which the kernel notices a vanished peer, also on connections that only listen.
 fn tcp_settings() -> TcpSettings {
-    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER);
-    TcpSettings::default().set_nodelay(true).set_keepalive(probes).set_user_timeout(GONE_AFTER)
+    let probes = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_AFTER);
+    TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(probes)
+        .set_user_timeout(GONE_AFTER)
 }
 
 pub(super) fn timed_out() -> RedisError {
@@ -145,14 +184,26 @@ fn urls_of_nodes(scheme: &str, rest: &str) -> Vec<String> {
         Some((credentials, hosts)) => (format!("{credentials}@"), hosts),
         None => (String::new(), rest),
     };
-    hosts.trim_end_matches('/').split(',').map(|host| format!("{scheme}{credentials}{host}")).collect()
+    hosts
+        .trim_end_matches('/')
+        .split(',')
+        .map(|host| format!("{scheme}{credentials}{host}"))
+        .collect()
 }
 
 fn certificates(access: &RedisAccess) -> Result<Option<TlsCertificates>, Error> {
     let read = |setting, path: &Path| {
-        std::fs::read(path).map_err(|source| Error::File { setting, path: path.to_owned(), source })
+        std::fs::read(path).map_err(|source| Error::File {
+            setting,
+            path: path.to_owned(),
+            source,
+        })
     };
-    let root_cert = access.ca_file.as_deref().map(|path| read("redis_ca_file", path)).transpose()?;
+    let root_cert = access
+        .ca_file
+        .as_deref()
+        .map(|path| read("redis_ca_file", path))
+        .transpose()?;
     let client_tls = match (&access.cert_file, &access.key_file) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig {
             client_cert: read("redis_cert_file", cert)?,
@@ -161,7 +212,10 @@ fn certificates(access: &RedisAccess) -> Result<Option<TlsCertificates>, Error> 
         _ => None,
     };
     let any = root_cert.is_some() || client_tls.is_some();
-    Ok(any.then_some(TlsCertificates { client_tls, root_cert }))
+    Ok(any.then_some(TlsCertificates {
+        client_tls,
+        root_cert,
+    }))
 }
 
 #[cfg(test)]
@@ -172,18 +226,32 @@ mod tests {
         let address = Address::new(url, &RedisAccess::default()).unwrap();
         address
             .seeds()
-            .map(|info| format!("{}@{}", info.redis_settings().password().unwrap_or("-"), info.addr()))
+            .map(|info| {
+                format!(
+                    "{}@{}",
+                    info.redis_settings().password().unwrap_or("-"),
+                    info.addr()
+                )
+            })
             .collect()
     }
 
     #[test]
     fn a_cluster_is_named_by_some_of_its_nodes() {
         assert_eq!(nodes("redis://h:1"), ["-@h:1"]);
-        assert_eq!(nodes("redis+cluster://a:1,b:2,c"), ["-@a:1", "-@b:2", "-@c:6379"]);
-        assert_eq!(nodes("redis+cluster://u:p%2Fq@a:1,[::1]:2/"), ["p/q@a:1", "p/q@::1:2"]);
+        assert_eq!(
+            nodes("redis+cluster://a:1,b:2,c"),
+            ["-@a:1", "-@b:2", "-@c:6379"]
+        );
+        assert_eq!(
+            nodes("redis+cluster://u:p%2Fq@a:1,[::1]:2/"),
+            ["p/q@a:1", "p/q@::1:2"]
+        );
         let address = Address::new("rediss+cluster://u:p@a:1", &RedisAccess::default()).unwrap();
         let node = address.node("b", 2);
-        assert!(matches!(node.addr(), ConnectionAddr::TcpTls { host, port: 2, insecure: false, .. } if host == "b"));
+        assert!(
+            matches!(node.addr(), ConnectionAddr::TcpTls { host, port: 2, insecure: false, .. } if host == "b")
+        );
         assert_eq!(node.redis_settings().username(), Some("u"));
     }
 
@@ -195,7 +263,10 @@ mod tests {
             "redis+cluster://u:secret@a:x",
             "rediss://u:secret@h/#insecure",
         ] {
-            let error = Address::new(url, &RedisAccess::default()).err().expect(url).to_string();
+            let error = Address::new(url, &RedisAccess::default())
+                .err()
+                .expect(url)
+                .to_string();
             assert!(!error.contains("secret"), "{error}");
         }
     }

@@ -8,9 +8,15 @@ use super::{
 };
 
 /// Refuses a server that is no node of a working cluster.
-pub(super) async fn check_node(address: &Address, node: &redis::ConnectionInfo) -> Result<(), Error> {
+pub(super) async fn check_node(
+    address: &Address,
+    node: &redis::ConnectionInfo,
+) -> Result<(), Error> {
     let mut conn = address.connect(node, Some(CONNECT)).await?;
-    let info: InfoDict = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;
+    let info: InfoDict = redis::cmd("INFO")
+        .arg("cluster")
+        .query_async(&mut conn)
+        .await?;
     if !is_node(&info) {
         return Err(Error::NotCluster);
     }
@@ -31,7 +37,11 @@ fn is_node(info: &InfoDict) -> bool {
 
 pub(super) fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
     let version = version(info);
-    let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
+    let major: u32 = version
+        .split('.')
+        .next()
+        .and_then(|part| part.parse().ok())
+        .unwrap_or(0);
     if major < 7 {
         return Err(Error::TooOld { version });
     }
@@ -50,7 +60,8 @@ pub(super) fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
 
 /// The version of Redis. Valkey names the one that it resembles, always 7.2.
 pub(super) fn version(info: &InfoDict) -> String {
-    info.get("redis_version").unwrap_or_else(|| "of an unknown version".into())
+    info.get("redis_version")
+        .unwrap_or_else(|| "of an unknown version".into())
 }
 
 #[cfg(test)]
@@ -68,14 +79,23 @@ mod tests {
         };
         assert!(check(&info("7.0.0", "noeviction"), false).is_ok());
         assert!(check(&InfoDict::new("redis_version:10.1\r\n"), false).is_ok());
-        let old = check(&info("6.2.14", "noeviction"), false).unwrap_err().to_string();
+        let old = check(&info("6.2.14", "noeviction"), false)
+            .unwrap_err()
+            .to_string();
         assert_eq!(old, "redis 6.2.14 is too old; taskd needs 7.0 or newer");
         assert!(check(&InfoDict::new(""), false).is_err());
-        assert!(matches!(check(&info("7.2.4", "allkeys-lru"), false), Err(Error::Evicts { .. })));
+        assert!(matches!(
+            check(&info("7.2.4", "allkeys-lru"), false),
+            Err(Error::Evicts { .. })
+        ));
         let node = InfoDict::new("redis_version:7.0.1\r\ncluster_enabled:1\r\n");
         assert!(matches!(check(&node, false), Err(Error::IsCluster)));
         assert!(check(&node, true).is_ok());
-        let replica = check(&InfoDict::new("redis_version:7.0.1\r\nrole:slave\r\n"), false).unwrap_err();
+        let replica = check(
+            &InfoDict::new("redis_version:7.0.1\r\nrole:slave\r\n"),
+            false,
+        )
+        .unwrap_err();
         assert!(matches!(replica, Error::Replica) && replica.is_transient());
     }
 }

@@ -7,7 +7,11 @@ use super::{address::Address, connection::Connection};
 /// The masters and the slots of each.
 pub(super) async fn masters(conn: &mut Connection) -> RedisResult<Vec<Slots>> {
     let ranges: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(conn).await?;
-    ranges.into_iter().map(Slots::from_redis_value).collect::<Result<_, _>>().map_err(Into::into)
+    ranges
+        .into_iter()
+        .map(Slots::from_redis_value)
+        .collect::<Result<_, _>>()
+        .map_err(Into::into)
 }
 
 /// A connection to the master that has the key now, without a limit for its answers.
@@ -16,11 +20,21 @@ pub(super) async fn dedicated(
     conn: &mut Connection,
     key: &str,
 ) -> RedisResult<MultiplexedConnection> {
-    let slot: u16 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query_async(conn).await?;
+    let slot: u16 = redis::cmd("CLUSTER")
+        .arg("KEYSLOT")
+        .arg(key)
+        .query_async(conn)
+        .await?;
     let masters = masters(conn).await?;
-    let owner = masters.iter().find(|slots| (slots.first..=slots.last).contains(&slot));
+    let owner = masters
+        .iter()
+        .find(|slots| (slots.first..=slots.last).contains(&slot));
     let owner = owner.ok_or_else(|| {
-        redis::RedisError::from((redis::ErrorKind::ClusterConnectionNotFound, "no node has the slot", slot.to_string()))
+        redis::RedisError::from((
+            redis::ErrorKind::ClusterConnectionNotFound,
+            "no node has the slot",
+            slot.to_string(),
+        ))
     })?;
     address.connect(&owner.info(address), None).await
 }
@@ -41,15 +55,27 @@ impl Slots {
 
     /// An entry of CLUSTER SLOTS: first, last, the master, its replicas.
     fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
-        let Value::Array(parts) = value else { return Err("not a range of slots".into()) };
+        let Value::Array(parts) = value else {
+            return Err("not a range of slots".into());
+        };
         let mut parts = parts.into_iter();
         let mut part = || parts.next().unwrap_or(Value::Nil);
-        let (first, last) = (FromRedisValue::from_redis_value(part())?, FromRedisValue::from_redis_value(part())?);
-        let Value::Array(master) = part() else { return Err("a range of slots without a master".into()) };
+        let (first, last) = (
+            FromRedisValue::from_redis_value(part())?,
+            FromRedisValue::from_redis_value(part())?,
+        );
+        let Value::Array(master) = part() else {
+            return Err("a range of slots without a master".into());
+        };
         let mut master = master.into_iter();
         let mut field = || master.next().unwrap_or(Value::Nil);
         let host: Option<String> = FromRedisValue::from_redis_value(field())?;
         let port = FromRedisValue::from_redis_value(field())?;
-        Ok(Self { first, last, host: host.unwrap_or_default(), port })
+        Ok(Self {
+            first,
+            last,
+            host: host.unwrap_or_default(),
+            port,
+        })
     }
 }

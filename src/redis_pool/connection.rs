@@ -1,4 +1,5 @@
-//! The shared connection, to one server or to a cluster. Both take the same commands and reconnect in the same way.
+//! The shared connection, to one server or to a cluster. Both take the same commands and reconnect
+//! in the same way.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +15,17 @@ use tokio::time::{Instant, timeout};
 
 use super::address::{Address, CONNECT, RESPONSE, timed_out};
 
-/// A connection to a cluster that answers no call for this time is stuck itself. redis-rs 1.8 may wait for its own lock
-/// for ever when a master dies: `refresh_slots` stands in line behind calls and reconnections that it does not poll.
+/// A connection to a cluster that answers no call for this time is stuck itself. redis-rs 1.8 may
+/// wait for its own lock for ever when a master dies: `refresh_slots` stands in line behind calls
+/// and reconnections that it does not poll.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
-/// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
+/// A pipelined connection that many callers share. Clones are the same connection. Never for
+/// commands that block.
 ///
-/// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls
-/// in flight on the old connection keep their own deadlines; to a cluster, they end when nothing is answered any more.
+/// A call that gets no answer in time, or finds the connection closed, discards it: the next call
+/// connects anew. Calls in flight on the old connection keep their own deadlines; to a cluster,
+/// they end when nothing is answered any more.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
@@ -53,10 +57,14 @@ struct Answered {
 
 impl Answered {
     fn now(silence: Duration) -> Self {
-        Self { last: Arc::new(Mutex::new(Instant::now())), silence }
+        Self {
+            last: Arc::new(Mutex::new(Instant::now())),
+            silence,
+        }
     }
 
-    /// Waits for the answer of a call, unless the connection answers no call at all for [`Self::silence`].
+    /// Waits for the answer of a call, unless the connection answers no call at all for
+    /// [`Self::silence`].
     async fn watch<T>(&self, call: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
         let mut call = std::pin::pin!(call);
         loop {
@@ -82,16 +90,27 @@ impl Connection {
     }
 
     fn new(address: &Address, silence: Duration) -> RedisResult<Self> {
-        let cluster = if address.is_cluster { Some(address.cluster()?) } else { None };
+        let cluster = if address.is_cluster {
+            Some(address.cluster()?)
+        } else {
+            None
+        };
         let (current, connecting) = (RwLock::default(), tokio::sync::Mutex::default());
-        Ok(Self(Arc::new(Inner { address: address.clone(), cluster, silence, current, connecting })))
+        Ok(Self(Arc::new(Inner {
+            address: address.clone(),
+            cluster,
+            silence,
+            current,
+            connecting,
+        })))
     }
 
     async fn get(&self) -> RedisResult<(u64, Link)> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // While no server answers, each caller ahead tries for long, so this one does not wait for all of them.
+        // While no server answers, each caller ahead tries for long, so this one does not wait for
+        // all of them.
         let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
         let mut number = turn.map_err(|_| timed_out())?;
         // The previous holder of the lock may have connected.
@@ -115,18 +134,25 @@ impl Connection {
                 let conn = cluster.get_async_connection().await?;
                 Ok(Link::Cluster(conn, Answered::now(self.0.silence)))
             }
-            None => self.0.address.connect(self.0.address.seed(), Some(RESPONSE)).await.map(Link::One),
+            None => self
+                .0
+                .address
+                .connect(self.0.address.seed(), Some(RESPONSE))
+                .await
+                .map(Link::One),
         }
     }
 
-    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a connection that is
-    /// silent.
+    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a
+    /// connection that is silent.
     fn judge(&self, number: u64, link: &Link, answers: Result<&[Value], &RedisError>) {
         let is_over = match link {
-            Link::One(_) => answers.map_or_else(ends_one, |answers| answers.iter().any(is_read_only)),
-            // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs,
-            // even when another node has taken its slots. So we discard all of them, and the next call asks the nodes
-            // that answer.
+            Link::One(_) => {
+                answers.map_or_else(ends_one, |answers| answers.iter().any(is_read_only))
+            }
+            // The cluster client reconnects to single nodes by itself. But it keeps a connection to
+            // a node that hangs, even when another node has taken its slots. So we discard all of
+            // them, and the next call asks the nodes that answer.
             Link::Cluster(..) => answers.is_err_and(RedisError::is_timeout),
         };
         if is_over {
@@ -171,7 +197,9 @@ impl ConnectionLike for Connection {
             let answers = match &mut link {
                 Link::One(conn) => conn.req_packed_commands(pipeline, offset, count).await,
                 Link::Cluster(conn, answered) => {
-                    answered.watch(conn.req_packed_commands(pipeline, offset, count)).await
+                    answered
+                        .watch(conn.req_packed_commands(pipeline, offset, count))
+                        .await
                 }
             };
             self.judge(number, &link, answers.as_deref());
@@ -193,7 +221,8 @@ mod tests {
     async fn a_call_ends_when_its_connection_answers_none() {
         let silence = Duration::from_millis(1);
         let answered = Answered::now(silence);
-        let mut unanswered = std::pin::pin!(answered.watch(std::future::pending::<RedisResult<()>>()));
+        let mut unanswered =
+            std::pin::pin!(answered.watch(std::future::pending::<RedisResult<()>>()));
         // While others are answered, the connection is not at fault.
         *answered.last.lock() = Instant::now() + RESPONSE;
         timeout(silence * 10, &mut unanswered).await.unwrap_err();
@@ -202,7 +231,10 @@ mod tests {
 
         // An answer that did not come in time is none.
         let before = *answered.last.lock();
-        answered.watch(std::future::ready(Err::<(), _>(timed_out()))).await.unwrap_err();
+        answered
+            .watch(std::future::ready(Err::<(), _>(timed_out())))
+            .await
+            .unwrap_err();
         assert_eq!(*answered.last.lock(), before);
         answered.watch(std::future::ready(Ok(()))).await.unwrap();
         assert_ne!(*answered.last.lock(), before);
@@ -214,7 +246,9 @@ mod tests {
             let address = Address::new(url, &RedisAccess::default()).unwrap();
             let connection = Connection::new(&address, SILENCE).unwrap();
             let _somebody_tries = connection.0.connecting.lock().await;
-            let answer = tokio::time::timeout(CONNECT * 3, connection.get()).await.expect("an answer");
+            let answer = tokio::time::timeout(CONNECT * 3, connection.get())
+                .await
+                .expect("an answer");
             assert!(answer.is_err_and(|error| error.is_timeout()));
         }
     }

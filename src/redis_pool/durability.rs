@@ -27,7 +27,8 @@ pub enum Shortfall {
 }
 
 impl Durability {
-    /// How many calls may wait on one connection. Redis serves them one by one, and answers the last within `time`.
+    /// How many calls may wait on one connection. Redis serves them one by one, and answers the
+    /// last within `time`.
     pub(super) fn at_once(&self, time: Duration) -> usize {
         let calls = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / self.timeout_ms.max(1);
         usize::try_from(calls.clamp(1, 64)).unwrap_or(1)
@@ -40,7 +41,11 @@ impl Durability {
 
     pub(super) fn new(access: &RedisAccess) -> Option<Self> {
         let timeout_ms = u64::try_from(access.wait_timeout.as_millis()).unwrap_or(u64::MAX);
-        let this = Self { replicas: access.wait_replicas, aof: access.wait_aof, timeout_ms };
+        let this = Self {
+            replicas: access.wait_replicas,
+            aof: access.wait_aof,
+            timeout_ms,
+        };
         (this.replicas > 0 || this.aof).then_some(this)
     }
 
@@ -49,7 +54,10 @@ impl Durability {
         batch.repeatable(scripts::WAITED.call(&[key]));
         let mut wait = Cmd::new();
         if self.aof {
-            wait.arg("WAITAOF").arg(1).arg(self.replicas).arg(self.timeout_ms);
+            wait.arg("WAITAOF")
+                .arg(1)
+                .arg(self.replicas)
+                .arg(self.timeout_ms);
         } else {
             wait.arg("WAIT").arg(self.replicas).arg(self.timeout_ms);
         }
@@ -76,7 +84,10 @@ impl Durability {
             return Err(Shortfall::NotInFile);
         }
         if replicas < i64::from(self.replicas) {
-            return Err(Shortfall::Replicas { has: replicas, wanted: self.replicas });
+            return Err(Shortfall::Replicas {
+                has: replicas,
+                wanted: self.replicas,
+            });
         }
         Ok(())
     }
@@ -89,9 +100,15 @@ impl Durability {
         conn: &mut MultiplexedConnection,
     ) -> Result<(), Error> {
         if self.aof {
-            let known: Vec<Value> = redis::cmd("COMMAND").arg("INFO").arg("WAITAOF").query_async(conn).await?;
+            let known: Vec<Value> = redis::cmd("COMMAND")
+                .arg("INFO")
+                .arg("WAITAOF")
+                .query_async(conn)
+                .await?;
             if known.iter().all(|command| matches!(command, Value::Nil)) {
-                return Err(Error::NoWaitAof { version: version(info) });
+                return Err(Error::NoWaitAof {
+                    version: version(info),
+                });
             }
             if info.get::<String>("aof_enabled").as_deref() == Some("0") {
                 return Err(Error::NoAof);
@@ -115,15 +132,28 @@ mod tests {
 
     #[test]
     fn what_is_not_durable_enough_is_an_error() {
-        let durability = |replicas, aof| Durability { replicas, aof, timeout_ms: 1 };
+        let durability = |replicas, aof| Durability {
+            replicas,
+            aof,
+            timeout_ms: 1,
+        };
         let both = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
         assert_eq!(durability(1, false).judge(&Value::Int(1)), Ok(()));
         assert_eq!(durability(0, true).judge(&both(1, 0)), Ok(()));
-        let short = durability(2, false).judge(&Value::Int(1)).unwrap_err().to_string();
+        let short = durability(2, false)
+            .judge(&Value::Int(1))
+            .unwrap_err()
+            .to_string();
         assert_eq!(short, "not yet durable (on 1 of 2 replicas): try again");
         assert!(durability(1, true).judge(&both(1, 0)).is_err());
-        let unsynced = durability(0, true).judge(&both(0, 5)).unwrap_err().to_string();
-        assert_eq!(unsynced, "not yet durable (not in the append-only file): try again");
+        let unsynced = durability(0, true)
+            .judge(&both(0, 5))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            unsynced,
+            "not yet durable (not in the append-only file): try again"
+        );
         assert!(durability(0, true).judge(&Value::Nil).is_err());
     }
 }

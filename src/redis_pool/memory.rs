@@ -1,4 +1,5 @@
-//! What each Redis server says of itself while taskd runs: its memory, and the settings on which promises rest.
+//! What each Redis server says of itself while taskd runs: its memory, and the settings on which
+//! promises rest.
 
 use redis::{InfoDict, RedisError, Value};
 
@@ -47,15 +48,26 @@ impl Redis {
 
 fn read(server: String, info: Value) -> Result<Observed, RedisError> {
     let info: InfoDict = redis::from_redis_value(info.extract_error()?)?;
-    let missing =
-        |name: &'static str| (redis::ErrorKind::UnexpectedReturnType, "INFO memory does not say", name.to_owned());
-    let used: u64 = info.get("used_memory").ok_or_else(|| missing("used_memory"))?;
+    let missing = |name: &'static str| {
+        (
+            redis::ErrorKind::UnexpectedReturnType,
+            "INFO memory does not say",
+            name.to_owned(),
+        )
+    };
+    let used: u64 = info
+        .get("used_memory")
+        .ok_or_else(|| missing("used_memory"))?;
     let limit = info.get("maxmemory").ok_or_else(|| missing("maxmemory"))?;
     // Buffers for replicas and the append-only file do not count for maxmemory.
     let beside = info.get("mem_not_counted_for_evict").unwrap_or(0);
     let says = |name: &str, value: &str| info.get::<String>(name).as_deref() == Some(value);
     Ok(Observed {
-        memory: Memory { server, used: used.saturating_sub(beside), limit },
+        memory: Memory {
+            server,
+            used: used.saturating_sub(beside),
+            limit,
+        },
         policy: info.get("maxmemory_policy").unwrap_or_default(),
         has_file: says("aof_enabled", "1"),
         has_failed_to_write: says("aof_enabled", "1") && says("aof_last_write_status", "err"),
@@ -75,7 +87,11 @@ mod tests {
                     mem_not_counted_for_evict:100\r\nmaxmemory_policy:allkeys-lru\r\n# Persistence\r\nloading:0\r\n\
                     aof_enabled:1\r\naof_last_write_status:err\r\n# Replication\r\nrole:slave\r\n";
         let observed = Observed {
-            memory: Memory { server: "s".into(), used: 900, limit: 4000 },
+            memory: Memory {
+                server: "s".into(),
+                used: 900,
+                limit: 4000,
+            },
             policy: "allkeys-lru".into(),
             has_file: true,
             has_failed_to_write: true,

@@ -4,7 +4,8 @@ use std::{sync::LazyLock, time::Instant};
 
 use futures::StreamExt;
 use redis::{
-    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value, aio::ConnectionLike,
+    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value,
+    aio::ConnectionLike,
 };
 
 use crate::telemetry::metrics;
@@ -50,10 +51,19 @@ const KEY_BYTES: usize = 40;
 
 impl Script {
     pub fn call<K: ToRedisArgs>(&'static self, keys: &[K]) -> Call {
-        // Room for the keys and a few arguments: a call with thirty keys would take memory eleven times.
+        // Room for the keys and a few arguments: a call with thirty keys would take memory eleven
+        // times.
         let mut command = Cmd::with_capacity(keys.len() + 16, KEY_BYTES * keys.len() + 256);
-        command.arg("EVALSHA").arg(self.sha.as_str()).arg(keys.len()).arg(keys);
-        Call { script: self, command, items: 1 }
+        command
+            .arg("EVALSHA")
+            .arg(self.sha.as_str())
+            .arg(keys.len())
+            .arg(keys);
+        Call {
+            script: self,
+            command,
+            items: 1,
+        }
     }
 
     /// The digest by which Redis knows it.
@@ -109,12 +119,14 @@ impl Call {
         self
     }
 
-    /// Runs it. A server that does not know the script (new, restarted, flushed, another node of the cluster) gets its
-    /// text and remembers it.
+    /// Runs it. A server that does not know the script (new, restarted, flushed, another node of
+    /// the cluster) gets its text and remembers it.
     pub async fn run(&self, conn: &mut impl ConnectionLike) -> RedisResult<Value> {
         let began = Instant::now();
         let answer = match self.command.query_async(conn).await {
-            Err(error) if is_unknown(&error) => self.script.in_full(&self.command).query_async(conn).await,
+            Err(error) if is_unknown(&error) => {
+                self.script.in_full(&self.command).query_async(conn).await
+            }
             other => other,
         };
         self.script.measure(self.items, began);
@@ -153,8 +165,21 @@ impl Batch {
         self.place(call, true);
     }
 
-    fn place(&mut self, Call { script, command, items }: Call, is_repeatable: bool) {
-        self.scripts.push(Placed { place: self.commands.len(), script, items, is_repeatable });
+    fn place(
+        &mut self,
+        Call {
+            script,
+            command,
+            items,
+        }: Call,
+        is_repeatable: bool,
+    ) {
+        self.scripts.push(Placed {
+            place: self.commands.len(),
+            script,
+            items,
+            is_repeatable,
+        });
         self.commands.push(command);
     }
 
@@ -171,8 +196,9 @@ impl Batch {
         self.commands.is_empty()
     }
 
-    /// Runs all; an answer per command. When the server does not know a script, the script and what comes behind it run
-    /// in a second exchange, except scripts that have run and may not run twice.
+    /// Runs all; an answer per command. When the server does not know a script, the script and what
+    /// comes behind it run in a second exchange, except scripts that have run and may not run
+    /// twice.
     pub async fn run(self, conn: &mut impl ConnectionLike) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let mut pipe = Pipeline::with_capacity(self.commands.len());
@@ -180,7 +206,8 @@ impl Batch {
             pipe.add_command(command);
         }
         let mut answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(conn).await?;
-        let is_missed = |placed: &&Placed| matches!(&answers[placed.place], Err(error) if is_unknown(error));
+        let is_missed =
+            |placed: &&Placed| matches!(&answers[placed.place], Err(error) if is_unknown(error));
         if let Some(first) = self.scripts.iter().find(is_missed) {
             let (places, mut rest) = missed(&pipe, &self.scripts, first.place, &answers);
             let again: Vec<RedisResult<Value>> = rest.ignore_errors().query_async(conn).await?;
@@ -188,26 +215,52 @@ impl Batch {
                 answers[place] = answer;
             }
         }
-        for same in self.scripts.chunk_by(|a, b| std::ptr::eq(a.script, b.script)) {
-            same[0].script.measure(same.iter().map(|placed| placed.items).sum(), began);
+        for same in self
+            .scripts
+            .chunk_by(|a, b| std::ptr::eq(a.script, b.script))
+        {
+            same[0]
+                .script
+                .measure(same.iter().map(|placed| placed.items).sum(), began);
         }
         Ok(answers)
     }
 
     /// Runs each command in an exchange of its own; an answer per command.
-    pub(super) async fn run_apart(self, conn: &(impl ConnectionLike + Clone)) -> Vec<RedisResult<Value>> {
+    pub(super) async fn run_apart(
+        self,
+        conn: &(impl ConnectionLike + Clone),
+    ) -> Vec<RedisResult<Value>> {
         let mut scripts = self.scripts.into_iter().peekable();
-        let each = self.commands.into_iter().enumerate().map(|(place, command)| {
-            let (script, mut conn) = (scripts.next_if(|placed| placed.place == place), conn.clone());
-            async move {
-                let answer = match script {
-                    Some(Placed { script, items, .. }) => Call { script, command, items }.run(&mut conn).await,
-                    None => command.query_async(&mut conn).await,
-                };
-                (place, answer)
-            }
-        });
-        let mut answers: Vec<_> = futures::stream::iter(each).buffer_unordered(AT_ONCE).collect().await;
+        let each = self
+            .commands
+            .into_iter()
+            .enumerate()
+            .map(|(place, command)| {
+                let (script, mut conn) = (
+                    scripts.next_if(|placed| placed.place == place),
+                    conn.clone(),
+                );
+                async move {
+                    let answer = match script {
+                        Some(Placed { script, items, .. }) => {
+                            Call {
+                                script,
+                                command,
+                                items,
+                            }
+                            .run(&mut conn)
+                            .await
+                        }
+                        None => command.query_async(&mut conn).await,
+                    };
+                    (place, answer)
+                }
+            });
+        let mut answers: Vec<_> = futures::stream::iter(each)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
         answers.sort_unstable_by_key(|(place, _)| *place);
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
@@ -219,14 +272,22 @@ impl Batch {
 }
 
 /// The commands to run again from `first` on, and their places.
-fn missed(pipe: &Pipeline, scripts: &[Placed], first: usize, answers: &[RedisResult<Value>]) -> (Vec<usize>, Pipeline) {
+fn missed(
+    pipe: &Pipeline,
+    scripts: &[Placed],
+    first: usize,
+    answers: &[RedisResult<Value>],
+) -> (Vec<usize>, Pipeline) {
     let (mut places, mut rest) = (Vec::new(), Pipeline::new());
     for (place, command) in pipe.cmd_iter().enumerate().skip(first) {
         match scripts.iter().find(|placed| placed.place == place) {
             Some(placed) if answers[place].as_ref().is_err_and(is_unknown) => {
                 rest.add_command(placed.script.in_full(command));
             }
-            Some(Placed { is_repeatable: false, .. }) => continue,
+            Some(Placed {
+                is_repeatable: false,
+                ..
+            }) => continue,
             _ => {
                 rest.add_command(command.clone());
             }

@@ -1,8 +1,8 @@
-//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a full Redis runs it,
-//! and, for a script of a shard, its keys in the order in which it gets them.
+//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a
+//! full Redis runs it, and, for a script of a shard, its keys in the order in which it gets them.
 //!
-//! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the others are refused
-//! there when they write.
+//! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the
+//! others are refused there when they write.
 
 use std::sync::LazyLock;
 
@@ -23,8 +23,8 @@ macro_rules! library {
     };
 }
 
-/// The libraries in the middle of a script, in the place of a line `-- include lib/NAME.lua`: in a branch, or in a
-/// function that a rare case calls. A function costs every call that makes it.
+/// The libraries in the middle of a script, in the place of a line `-- include lib/NAME.lua`: in a
+/// branch, or in a function that a rare case calls. A function costs every call that makes it.
 const INCLUDED: [(&str, &str); 3] = [
     ("-- include lib/clock.lua", library!(clock)),
     ("-- include lib/record.lua", library!(record)),
@@ -32,9 +32,15 @@ const INCLUDED: [(&str, &str); 3] = [
 ];
 
 fn with_included(text: &str) -> String {
-    let library =
-        |line: &str| INCLUDED.iter().find(|(include, _)| *include == line.trim()).map(|(_, library)| *library);
-    text.lines().flat_map(|line| [library(line).unwrap_or(line), "\n"]).collect()
+    let library = |line: &str| {
+        INCLUDED
+            .iter()
+            .find(|(include, _)| *include == line.trim())
+            .map(|(_, library)| *library)
+    };
+    text.lines()
+        .flat_map(|line| [library(line).unwrap_or(line), "\n"])
+        .collect()
 }
 
 macro_rules! lanes {
@@ -180,11 +186,14 @@ mod tests {
     }
 
     fn without_comments(text: &str) -> String {
-        text.lines().map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n").collect()
+        text.lines()
+            .map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n")
+            .collect()
     }
 
     fn words(text: &str) -> BTreeSet<&str> {
-        text.split(|c: char| !c.is_alphanumeric() && c != '_').collect()
+        text.split(|c: char| !c.is_alphanumeric() && c != '_')
+            .collect()
     }
 
     #[test]
@@ -198,11 +207,21 @@ mod tests {
             let words = words(&text);
             for key in all {
                 let is_named = words.contains(format!("{key:?}").as_str());
-                assert!(!is_named || keys.contains(key), "{} names {key:?}", script.name);
+                assert!(
+                    !is_named || keys.contains(key),
+                    "{} names {key:?}",
+                    script.name
+                );
             }
             let counts = words.contains("count") && text.contains("count('");
-            assert!(!counts || keys.contains(&ShardKey::COUNTERS), "{} counts", script.name);
-            let names_lanes = ["T", "C", "P", "lane_of"].iter().any(|name| words.contains(name));
+            assert!(
+                !counts || keys.contains(&ShardKey::COUNTERS),
+                "{} counts",
+                script.name
+            );
+            let names_lanes = ["T", "C", "P", "lane_of"]
+                .iter()
+                .any(|name| words.contains(name));
             assert!(!names_lanes || lanes, "{} names lanes", script.name);
         }
     }
@@ -212,7 +231,9 @@ mod tests {
         let all = OPEN.of_shard().expect("of a shard").keys;
         for script in ALL {
             // A script that gets all keys may go over them.
-            let Some(OfShard { keys, .. }) = script.of_shard().filter(|of| of.keys.len() < all.len()) else {
+            let Some(OfShard { keys, .. }) =
+                script.of_shard().filter(|of| of.keys.len() < all.len())
+            else {
                 continue;
             };
             let code = without_comments(&script.code);
@@ -221,16 +242,31 @@ mod tests {
             let code = code.join("\n");
             let words = words(&code);
             for key in keys {
-                assert!(words.contains(format!("{key:?}").as_str()), "{} does not name {key:?}", script.name);
+                assert!(
+                    words.contains(format!("{key:?}").as_str()),
+                    "{} does not name {key:?}",
+                    script.name
+                );
             }
         }
     }
 
     #[test]
     fn every_file_is_in_the_table() {
-        let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).expect("lua");
-        let files = files.map(|file| file.expect("a file").file_name().to_string_lossy().into_owned());
-        let names: BTreeSet<_> = files.filter_map(|file| file.strip_suffix(".lua").map(str::to_owned)).collect();
-        assert_eq!(names, ALL.iter().map(|script| script.name.to_owned()).collect());
+        let files =
+            std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).expect("lua");
+        let files = files.map(|file| {
+            file.expect("a file")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        });
+        let names: BTreeSet<_> = files
+            .filter_map(|file| file.strip_suffix(".lua").map(str::to_owned))
+            .collect();
+        assert_eq!(
+            names,
+            ALL.iter().map(|script| script.name.to_owned()).collect()
+        );
     }
 }

@@ -19,15 +19,16 @@ use super::{
 };
 use crate::config::RedisAccess;
 
-/// A server or a cluster, and the prefix of taskd's keys on it. Clones share one pipelined connection.
+/// A server or a cluster, and the prefix of taskd's keys on it. Clones share one pipelined
+/// connection.
 #[derive(Clone)]
 pub struct Redis {
     address: Address,
     shared: Connection,
     /// For calls that wait for replicas: on the shared connection they would hold up all others.
     waiting: Connection,
-    /// Limits concurrent WAITs. Redis serves them one by one: any more would time out while a replica is down, and an
-    /// abandoned WAIT still holds its place.
+    /// Limits concurrent WAITs. Redis serves them one by one: any more would time out while a
+    /// replica is down, and an abandoned WAIT still holds its place.
     turns: Arc<Semaphore>,
     durability: Option<Durability>,
     prefix: Arc<str>,
@@ -49,9 +50,22 @@ impl Redis {
         let shared = connect(&address, SILENCE).await?;
         let durability = Durability::new(access);
         // A call that waits for replicas holds up those behind it.
-        let waiting = if durability.is_some() { connect(&address, RESPONSE).await? } else { shared.clone() };
-        let turns = durability.as_ref().map_or(1, |durability| durability.at_once(RESPONSE * 4 / 5));
-        Ok(Self { address, shared, waiting, turns: Arc::new(Semaphore::new(turns)), durability, prefix: prefix.into() })
+        let waiting = if durability.is_some() {
+            connect(&address, RESPONSE).await?
+        } else {
+            shared.clone()
+        };
+        let turns = durability
+            .as_ref()
+            .map_or(1, |durability| durability.at_once(RESPONSE * 4 / 5));
+        Ok(Self {
+            address,
+            shared,
+            waiting,
+            turns: Arc::new(Semaphore::new(turns)),
+            durability,
+            prefix: prefix.into(),
+        })
     }
 
     /// Refuses a server, or a master of the cluster, on which taskd's promises would not hold.
@@ -64,7 +78,9 @@ impl Redis {
                 check_state(&mut conn).await?;
             }
             if let Some(durability) = &self.durability {
-                durability.check(&server.addr().to_string(), &info, &mut conn).await?;
+                durability
+                    .check(&server.addr().to_string(), &info, &mut conn)
+                    .await?;
             }
         }
         Ok(())
@@ -76,7 +92,10 @@ impl Redis {
             return Ok(vec![self.address.seed().clone()]);
         }
         let slots = cluster::masters(&mut self.conn()).await?;
-        let mut servers: Vec<_> = slots.iter().map(|slots| slots.info(&self.address)).collect();
+        let mut servers: Vec<_> = slots
+            .iter()
+            .map(|slots| slots.info(&self.address))
+            .collect();
         servers.sort_by_key(|info| info.addr().to_string());
         servers.dedup_by_key(|info| info.addr().to_string());
         Ok(servers)
@@ -87,9 +106,11 @@ impl Redis {
         self.shared.clone()
     }
 
-    /// Another shared connection, for a call that ends with [`Durability::ask`]. Hold the permit until it is answered.
+    /// Another shared connection, for a call that ends with [`Durability::ask`]. Hold the permit
+    /// until it is answered.
     pub async fn waiting_conn(&self) -> Result<(Connection, OwnedSemaphorePermit), Shortfall> {
-        let turn = tokio::time::timeout(RESPONSE / 2, Arc::clone(&self.turns).acquire_owned()).await;
+        let turn =
+            tokio::time::timeout(RESPONSE / 2, Arc::clone(&self.turns).acquire_owned()).await;
         match turn {
             Ok(Ok(turn)) => Ok((self.waiting.clone(), turn)),
             Ok(Err(_)) | Err(_) => Err(Shortfall::TooManyWait),
@@ -101,8 +122,9 @@ impl Redis {
         self.durability.as_ref()
     }
 
-    /// A connection for one caller whose commands block; of a cluster, to the master that has `key` now. When it fails,
-    /// or the server says that the key is elsewhere, the caller asks for another one.
+    /// A connection for one caller whose commands block; of a cluster, to the master that has `key`
+    /// now. When it fails, or the server says that the key is elsewhere, the caller asks for
+    /// another one.
     pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
         if self.address.is_cluster {
             return cluster::dedicated(&self.address, &mut self.conn(), key).await;
@@ -110,9 +132,14 @@ impl Redis {
         self.address.connect(self.address.seed(), None).await
     }
 
-    /// A connection that listens. In a cluster each node passes on what is published, so any that answers will do.
+    /// A connection that listens. In a cluster each node passes on what is published, so any that
+    /// answers will do.
     pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
-        let known = if self.address.is_cluster { self.masters().await.unwrap_or_default() } else { Vec::new() };
+        let known = if self.address.is_cluster {
+            self.masters().await.unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         let mut last = None;
         for info in known.iter().chain(self.address.seeds()) {
             match self.address.pubsub(info).await {
@@ -123,14 +150,18 @@ impl Redis {
         Err(last.expect("a URL names at least one server"))
     }
 
-    /// Runs commands that depend on nothing, whatever slots their keys are in; an answer per command. In a cluster
-    /// each goes alone: a node that does not answer holds up no command to another.
+    /// Runs commands that depend on nothing, whatever slots their keys are in; an answer per
+    /// command. In a cluster each goes alone: a node that does not answer holds up no command to
+    /// another.
     pub async fn run_apart(&self, batch: Batch) -> Vec<redis::RedisResult<Value>> {
         if self.is_cluster() {
             return batch.run_apart(&self.shared).await;
         }
         let count = batch.len();
-        batch.run(&mut self.conn()).await.unwrap_or_else(|error| vec![Err(error); count])
+        batch
+            .run(&mut self.conn())
+            .await
+            .unwrap_or_else(|error| vec![Err(error); count])
     }
 
     /// True if keys lie on several nodes, so that only commands about one slot share an exchange.
@@ -151,13 +182,21 @@ impl Redis {
 async fn connect(address: &Address, silence: Duration) -> Result<Connection, Error> {
     if !address.is_cluster {
         let number = address.seed().redis_settings().db();
-        return Connection::connect(address, silence).await.map_err(|error| match error.kind() {
-            // Only the SELECT of a new connection is answered in this way. A busy Redis refuses it, too.
-            ErrorKind::Server(ServerErrorKind::ResponseError) if error.to_string().contains("out of range") => {
-                Error::NoDatabase { number, source: error }
-            }
-            _ => error.into(),
-        });
+        return Connection::connect(address, silence)
+            .await
+            .map_err(|error| match error.kind() {
+                // Only the SELECT of a new connection is answered in this way. A busy Redis refuses
+                // it, too.
+                ErrorKind::Server(ServerErrorKind::ResponseError)
+                    if error.to_string().contains("out of range") =>
+                {
+                    Error::NoDatabase {
+                        number,
+                        source: error,
+                    }
+                }
+                _ => error.into(),
+            });
     }
     // The client of the cluster does not say why it cannot connect.
     let mut last = None;

@@ -17,9 +17,9 @@ const STEP_MS: i64 = 1000;
 
 /// Redis's clock, followed by this process.
 ///
-/// Times that one process writes and another compares come from it, so a machine with a wrong clock does no harm.
-/// Between two answers of Redis it advances with this machine's monotonic clock. A test may [advance](Self::advance)
-/// it, and then waits end early. Clones are the same clock.
+/// Times that one process writes and another compares come from it, so a machine with a wrong clock
+/// does no harm. Between two answers of Redis it advances with this machine's monotonic clock. A
+/// test may [advance](Self::advance) it, and then waits end early. Clones are the same clock.
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 
@@ -70,12 +70,14 @@ impl Clock {
         }
     }
 
-    /// Skips `duration`, for tests. Redis does not follow, so scripts then get the time as an argument.
+    /// Skips `duration`, for tests. Redis does not follow, so scripts then get the time as an
+    /// argument.
     pub fn advance(&self, duration: Duration) {
         self.0.skipped.send_modify(|skipped| *skipped += duration);
     }
 
-    /// The time that tests have skipped. A clock that does not follow this one, such as the database's, lacks it.
+    /// The time that tests have skipped. A clock that does not follow this one, such as the
+    /// database's, lacks it.
     pub fn skipped(&self) -> Duration {
         *self.0.skipped.borrow()
     }
@@ -85,17 +87,20 @@ impl Clock {
         (!self.0.skipped.borrow().is_zero()).then(|| self.now_unix_ms())
     }
 
-    /// The number of steps of the clock. A time that was noted before a step may be far away after it.
+    /// The number of steps of the clock. A time that was noted before a step may be far away after
+    /// it.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Returns the milliseconds of a step.
+    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Returns the
+    /// milliseconds of a step.
     pub fn follow(&self, unix_ms: i64, asked: Instant) -> Option<i64> {
         let took = asked.elapsed();
         let by = unix_ms - self.at(asked + took / 2);
-        // Redis read its clock at some time between question and answer. A clock that agrees with one of these times
-        // stays, so a slow answer does not spoil it. Both clocks cut to milliseconds.
+        // Redis read its clock at some time between question and answer. A clock that agrees with
+        // one of these times stays, so a slow answer does not spoil it. Both clocks cut to
+        // milliseconds.
         if by.abs() <= millis(took) / 2 + 1 {
             return None;
         }
@@ -108,7 +113,8 @@ impl Clock {
     }
 
     fn at(&self, instant: Instant) -> i64 {
-        self.0.base_unix_ms.load(Ordering::Relaxed) + millis(instant.saturating_duration_since(self.0.began))
+        self.0.base_unix_ms.load(Ordering::Relaxed)
+            + millis(instant.saturating_duration_since(self.0.began))
     }
 }
 
@@ -122,7 +128,9 @@ mod tests {
         let same = clock.clone();
         let (asked, now) = (Instant::now(), clock.now_unix_ms());
         // This machine may stall between any two lines.
-        let within = |shown: i64, least: i64| (least..=least + 201 + millis(asked.elapsed())).contains(&shown);
+        let within = |shown: i64, least: i64| {
+            (least..=least + 201 + millis(asked.elapsed())).contains(&shown)
+        };
         assert_eq!(clock.follow(now + 200, asked), None);
         assert!(within(same.now_unix_ms() - now, 200));
         assert_eq!(clock.steps(), 0);
@@ -142,7 +150,9 @@ mod tests {
         let began = Instant::now();
         let (asked, before) = (began - Duration::from_secs(8), clock.now_unix_ms());
         // This machine may stall between any two lines.
-        let within = |shown: i64, least: i64| (least..=least + 1 + 2 * millis(began.elapsed())).contains(&shown);
+        let within = |shown: i64, least: i64| {
+            (least..=least + 1 + 2 * millis(began.elapsed())).contains(&shown)
+        };
         assert_eq!(clock.follow(before - 8000, asked), None);
         assert_eq!(clock.follow(clock.now_unix_ms(), asked), None);
         assert!(within(clock.now_unix_ms() - before, 0));

@@ -9,11 +9,15 @@ const THREADS: usize = 2;
 
 static TURNS: Semaphore = Semaphore::const_new(THREADS);
 
-/// Computes `quickly` at once, and what that leaves in turns of `slowly`, in a thread for blocking work. Both answer
-/// whether the work is done.
+/// Computes `quickly` at once, and what that leaves in turns of `slowly`, in a thread for blocking
+/// work. Both answer whether the work is done.
 ///
 /// A turn is short, so that work with many turns does not keep out the work of others.
-pub async fn compute<W: Send + 'static>(mut work: W, quickly: fn(&mut W) -> bool, slowly: fn(&mut W) -> bool) -> W {
+pub async fn compute<W: Send + 'static>(
+    mut work: W,
+    quickly: fn(&mut W) -> bool,
+    slowly: fn(&mut W) -> bool,
+) -> W {
     let mut is_done = quickly(&mut work);
     while !is_done {
         let turn = TURNS.acquire().await;

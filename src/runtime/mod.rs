@@ -1,4 +1,5 @@
-//! The ground of every process: supervised tasks, signs of life, the servers that it needs, and time.
+//! The ground of every process: supervised tasks, signs of life, the servers that it needs, and
+//! time.
 
 mod clock;
 mod compute;

@@ -21,14 +21,23 @@ struct State {
 
 impl LogPace {
     pub const fn new(burst: u32, every: Duration) -> Self {
-        Self { burst, every, state: Mutex::new(State { left: burst, since: None, left_out: 0 }) }
+        Self {
+            burst,
+            every,
+            state: Mutex::new(State {
+                left: burst,
+                since: None,
+                left_out: 0,
+            }),
+        }
     }
 
     /// Returns how many lines were left out before this one; `None` if this one is left out, too.
     pub fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
         let since = *state.since.get_or_insert(now);
-        let passed = now.saturating_duration_since(since).as_millis() / self.every.as_millis().max(1);
+        let passed =
+            now.saturating_duration_since(since).as_millis() / self.every.as_millis().max(1);
         let passed = u32::try_from(passed).unwrap_or(u32::MAX);
         if passed > 0 {
             state.left = state.left.saturating_add(passed).min(self.burst);

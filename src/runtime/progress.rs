@@ -28,7 +28,10 @@ impl Default for Progress {
 
 impl Progress {
     pub(super) fn new(clock: Clock) -> Self {
-        Self { beats: Arc::default(), clock }
+        Self {
+            beats: Arc::default(),
+            clock,
+        }
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -37,7 +40,11 @@ impl Progress {
 
     /// Registers a loop until its beat is dropped.
     pub fn register(&self, name: impl Into<String>) -> Beat {
-        let beat = Beat { name: name.into(), progress: self.clone(), has_failed: AtomicBool::default() };
+        let beat = Beat {
+            name: name.into(),
+            progress: self.clone(),
+            has_failed: AtomicBool::default(),
+        };
         beat.beat();
         beat
     }
@@ -50,7 +57,9 @@ impl Progress {
     /// The loops without a beat for `limit`, with the time since their last.
     pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
         let (beats, now) = (self.beats.lock(), self.clock.now());
-        let stalled = beats.iter().map(|(name, at)| (name.clone(), now.saturating_duration_since(*at)));
+        let stalled = beats
+            .iter()
+            .map(|(name, at)| (name.clone(), now.saturating_duration_since(*at)));
         stalled.filter(|(_, age)| *age > limit).collect()
     }
 }
@@ -82,7 +91,8 @@ impl Beat {
         }
     }
 
-    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
+    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing
+    /// to do.
     pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
         tokio::pin!(future);
         loop {
@@ -93,9 +103,11 @@ impl Beat {
         }
     }
 
-    /// Waits for work and beats meanwhile, but not when it comes: only the end of the work is progress.
+    /// Waits for work and beats meanwhile, but not when it comes: only the end of the work is
+    /// progress.
     ///
-    /// After a failed run, only a long wait counts. So a loop stalls that gets the same work each time and fails.
+    /// After a failed run, only a long wait counts. So a loop stalls that gets the same work each
+    /// time and fails.
     pub async fn await_work<T>(&self, work: impl Future<Output = T>) -> T {
         let began = self.progress.clock.now();
         tokio::pin!(work);

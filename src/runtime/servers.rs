@@ -1,7 +1,8 @@
-//! The servers that a process needs: which of them are away, and which have settings that break taskd's promises.
+//! The servers that a process needs: which of them are away, and which have settings that break
+//! taskd's promises.
 //!
-//! Those who look at a server report here, and the log, a metric and `/readyz` name what is wrong. Nothing here stops a
-//! call: one that needs only the other servers goes on.
+//! Those who look at a server report here, and the log, a metric and `/readyz` name what is wrong.
+//! Nothing here stops a call: one that needs only the other servers goes on.
 
 use std::{
     collections::BTreeMap,
@@ -108,7 +109,14 @@ impl Servers {
             server = server.as_str(),
             "{server} is away: {why}; what needs it waits or fails until it answers, and everything else goes on"
         );
-        known.away.insert(server, AwayServer { server, since: Instant::now(), why });
+        known.away.insert(
+            server,
+            AwayServer {
+                server,
+                since: Instant::now(),
+                why,
+            },
+        );
     }
 
     /// The servers that do not answer.
@@ -116,7 +124,8 @@ impl Servers {
         self.0.read().away.values().cloned().collect()
     }
 
-    /// Replaces what is known of unsafe settings. The log names each that is new, and each that is gone.
+    /// Replaces what is known of unsafe settings. The log names each that is new, and each that is
+    /// gone.
     pub fn set_unsafe_settings(&self, mut now: Vec<UnsafeSetting>) {
         now.sort_unstable();
         if self.0.read().unsafe_settings == now {
@@ -126,7 +135,9 @@ impl Servers {
         let mut known = self.0.write();
         let before = std::mem::replace(&mut known.unsafe_settings, now.clone());
         let is_in = |one: &UnsafeSetting, others: &[UnsafeSetting]| {
-            others.iter().any(|other| (&other.server, other.setting) == (&one.server, one.setting))
+            others
+                .iter()
+                .any(|other| (&other.server, other.setting) == (&one.server, one.setting))
         };
         for one in &now {
             metrics::unsafe_setting(&one.server, one.setting, true);
@@ -136,7 +147,12 @@ impl Servers {
         }
         for one in before.iter().filter(|one| !is_in(one, &now)) {
             metrics::unsafe_setting(&one.server, one.setting, false);
-            tracing::info!(server = one.server, "{} of redis {} is as taskd needs it again", one.setting, one.server);
+            tracing::info!(
+                server = one.server,
+                "{} of redis {} is as taskd needs it again",
+                one.setting,
+                one.server
+            );
         }
     }
 
@@ -158,8 +174,18 @@ mod tests {
         servers.note_silence(Server::Database, "refused".into());
         servers.note_silence(Server::Redis, "silent".into());
         servers.note_silence(Server::Database, "silent, too".into());
-        let away: Vec<_> = servers.away().into_iter().map(|away| (away.server, away.why)).collect();
-        assert_eq!(away, [(Server::Database, "silent, too".to_owned()), (Server::Redis, "silent".to_owned())]);
+        let away: Vec<_> = servers
+            .away()
+            .into_iter()
+            .map(|away| (away.server, away.why))
+            .collect();
+        assert_eq!(
+            away,
+            [
+                (Server::Database, "silent, too".to_owned()),
+                (Server::Redis, "silent".to_owned())
+            ]
+        );
         servers.note_answer(Server::Database);
         assert_eq!(servers.away().len(), 1);
     }
@@ -167,7 +193,11 @@ mod tests {
     #[test]
     fn a_setting_is_unsafe_until_a_look_does_not_find_it() {
         let servers = Servers::default();
-        let one = |server: &str| UnsafeSetting { server: server.into(), setting: "appendonly", why: "no".into() };
+        let one = |server: &str| UnsafeSetting {
+            server: server.into(),
+            setting: "appendonly",
+            why: "no".into(),
+        };
         servers.set_unsafe_settings(vec![one("b"), one("a")]);
         assert_eq!(servers.unsafe_settings(), [one("a"), one("b")]);
         servers.set_unsafe_settings(vec![one("b")]);

@@ -1,4 +1,5 @@
-//! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits each.
+//! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits
+//! each.
 
 use std::{
     error::Error,
@@ -17,14 +18,16 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Beat, Clock, Progress};
 use crate::model::in_short;
 
-/// How long the log leaves out what fails again for the same reason. An outage of an hour fills no disk.
+/// How long the log leaves out what fails again for the same reason. An outage of an hour fills no
+/// disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// A loop that ran for this long fails as if for the first time.
 const HEALTHY: Duration = Duration::from_secs(30);
 
 /// The error of a supervised loop.
 pub trait LoopError: Error + Send + Sync + 'static {
-    /// True if only a new round of the process helps. The supervisor then does not run the loop again.
+    /// True if only a new round of the process helps. The supervisor then does not run the loop
+    /// again.
     fn ends_round(&self) -> bool {
         false
     }
@@ -98,30 +101,44 @@ impl Supervisor {
         &self.progress
     }
 
-    /// Runs a named loop until it ends without an error or the stop comes. Each run gets a clone of `of`, and must
-    /// return soon after the stop.
+    /// Runs a named loop until it ends without an error or the stop comes. Each run gets a clone of
+    /// `of`, and must return soon after the stop.
     ///
     /// After an error or a panic the loop runs again after a pause, unless its error [ends the
     /// round](LoopError::ends_round).
-    pub fn spawn_loop<T, Fut>(&self, name: &str, of: T, run: impl Fn(T, Loop) -> Fut + Send + 'static)
-    where
+    pub fn spawn_loop<T, Fut>(
+        &self,
+        name: &str,
+        of: T,
+        run: impl Fn(T, Loop) -> Fut + Send + 'static,
+    ) where
         T: Clone + Send + 'static,
         Fut: Future<Output: LoopEnd> + Send + 'static,
     {
-        let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
+        let cx = Loop {
+            beat: Arc::new(self.progress.register(name)),
+            stop: self.stop.clone(),
+        };
         self.supervise(name.to_owned(), Arc::clone(&cx.beat), move || {
             let run = run(of.clone(), cx.clone());
             async move { run.await.into_result() }
         });
     }
 
-    #[allow(clippy::disallowed_methods, reason = "every other task is spawned through this supervisor")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "every other task is spawned through this supervisor"
+    )]
     fn supervise<F, Fut>(&self, name: String, beat: Arc<Beat>, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, clock, round_end) = (self.stop.clone(), self.progress.clock().clone(), Arc::clone(&self.round_end));
+        let (stop, clock, round_end) = (
+            self.stop.clone(),
+            self.progress.clock().clone(),
+            Arc::clone(&self.round_end),
+        );
         self.tasks.spawn(async move {
             let mut failures = Failures::new(name.clone());
             loop {
@@ -183,7 +200,11 @@ impl LastSaid {
 
     /// True if the log should name this reason: it is another one, or a minute has passed.
     pub fn is_news(&mut self, reason: &str) -> bool {
-        if self.0.as_ref().is_some_and(|(said, at)| said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
+        if self
+            .0
+            .as_ref()
+            .is_some_and(|(said, at)| said == reason && at.elapsed() < SAY_AGAIN_AFTER)
+        {
             return false;
         }
         self.0 = Some((reason.to_owned(), Instant::now()));
@@ -200,7 +221,11 @@ struct Failures {
 
 impl Failures {
     fn new(name: String) -> Self {
-        Self { name, pauses: Box::new(pauses()), said: LastSaid::nothing() }
+        Self {
+            name,
+            pauses: Box::new(pauses()),
+            said: LastSaid::nothing(),
+        }
     }
 
     /// Logs a failure of a run that lasted `ran`. Answers the pause before the next run.
@@ -226,7 +251,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 ///
 /// The jitter, up to half of a pause, parts processes that lost the same server.
 pub fn pauses() -> impl Iterator<Item = Duration> + Send {
-    let pauses = ExponentialBuilder::new().with_min_delay(Duration::from_millis(100)).with_max_delay(LONGEST_PAUSE / 2);
+    let pauses = ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(100))
+        .with_max_delay(LONGEST_PAUSE / 2);
     pauses.with_jitter().without_max_times().build()
 }
 
@@ -243,7 +270,8 @@ impl Loop {
         self.beat.beat();
     }
 
-    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
+    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing
+    /// to do.
     pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
         self.beat.idle(future).await
     }
@@ -260,7 +288,10 @@ impl Loop {
 
     /// Waits for `duration` of the clock's time; false at the stop.
     pub async fn pause(&self, duration: Duration) -> bool {
-        self.stop.run_until_cancelled(self.clock().sleep(duration)).await.is_some()
+        self.stop
+            .run_until_cancelled(self.clock().sleep(duration))
+            .await
+            .is_some()
     }
 
     /// Pauses, takes a step and beats, until the stop or an error.
@@ -320,7 +351,10 @@ mod tests {
     #[tokio::test]
     async fn a_reader_that_fails_with_the_same_work_again_and_again_stalls() {
         let clock = Clock::of_this_machine();
-        let (supervisor, runs) = (Supervisor::with_clock(clock.clone()), Arc::new(Semaphore::new(0)));
+        let (supervisor, runs) = (
+            Supervisor::with_clock(clock.clone()),
+            Arc::new(Semaphore::new(0)),
+        );
         supervisor.spawn_loop("reader", Arc::clone(&runs), |runs, cx| async move {
             cx.await_work(std::future::ready(())).await;
             runs.add_permits(1);
@@ -335,7 +369,13 @@ mod tests {
             }
         }
         let stalled = supervisor.progress().stalled(Duration::from_secs(30));
-        assert_eq!(stalled.into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["reader"]);
+        assert_eq!(
+            stalled
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>(),
+            ["reader"]
+        );
         supervisor.stop();
         supervisor.wait().await;
     }

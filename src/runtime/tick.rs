@@ -11,8 +11,9 @@ static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Waits for the next instant that all loops of the process have in common, at most 20 ms.
 ///
-/// Writes for which nobody waits go out then. Each loop gathers what came since the last instant, and all of them reach
-/// Redis together: they share an iteration of its event loop, and so a wait for its disk.
+/// Writes for which nobody waits go out then. Each loop gathers what came since the last instant,
+/// and all of them reach Redis together: they share an iteration of its event loop, and so a wait
+/// for its disk.
 pub async fn tick() {
     tokio::time::sleep_until(tick_after(Instant::now())).await;
 }

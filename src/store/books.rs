@@ -29,8 +29,8 @@ pub type OffBusCounts = BTreeMap<(QueueName, Unpublished), u64>;
 
 /// The rows of the outbox that one statement counts, at most.
 pub(super) const COUNTED_AT_ONCE: u64 = 100_000;
-/// The tasks of unpublished batches that [`BookStore::off_bus`] looks at. A batch is about to be published, so an exact
-/// number would be old at once.
+/// The tasks of unpublished batches that [`BookStore::off_bus`] looks at. A batch is about to be
+/// published, so an exact number would be old at once.
 pub(super) const FRESH_COUNTED: usize = 100_000;
 
 #[async_trait]
@@ -43,7 +43,7 @@ pub trait BookStore: Send + Sync {
 
     /// The unfinished tasks in the outbox and in batches that are not published.
     ///
-    /// Reads the whole outbox, in pieces of [`COUNTED_AT_ONCE`] rows, so it is slow where millions wait. A row that
-    /// moves meanwhile may count twice or not at all.
+    /// Reads the whole outbox, in pieces of [`COUNTED_AT_ONCE`] rows, so it is slow where millions
+    /// wait. A row that moves meanwhile may count twice or not at all.
     async fn off_bus(&self) -> Result<OffBusCounts>;
 }

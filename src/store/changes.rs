@@ -4,7 +4,8 @@ use async_trait::async_trait;
 
 use super::{Result, Turn};
 use crate::model::{
-    Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, StoredStatus, TaskAct, TaskId,
+    Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, StoredStatus,
+    TaskAct, TaskId,
 };
 
 /// The answer to a wish to change a task.
@@ -63,11 +64,11 @@ pub struct EndedChange {
 pub enum Decided {
     /// The task is cancelled in this epoch of it, by a record of this generation of its shard.
     Cancelled { epoch: u32, generation: u64 },
-    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets them. A task whose
-    /// credits reach NUM becomes Completed.
+    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets
+    /// them. A task whose credits reach NUM becomes Completed.
     Updated { replicas: u32, priority: Priority },
-    /// The queue had completed the task in this epoch of it, with so many credits, before it had a higher NUM. The task
-    /// is reopened, if SQL has as many credits; otherwise the wish stays.
+    /// The queue had completed the task in this epoch of it, with so many credits, before it had a
+    /// higher NUM. The task is reopened, if SQL has as many credits; otherwise the wish stays.
     CompletedBefore { epoch: u32, credited: u32 },
     /// The queue ends the reservation of the task at this time: the wish is for then.
     ReservedUntil(i64),
@@ -90,19 +91,26 @@ pub trait Changes: Send + Sync {
     /// The queues of the stored tasks among `ids`, in any order.
     async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 
-    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier one of its kind, and
-    /// the acts about these. Answers per id, in order.
+    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier
+    /// one of its kind, and the acts about these. Answers per id, in order.
     ///
     /// Of two ends of a reservation the earlier one stays, because the queue may have either:
     /// [`Decided::ReservedUntil`] moves it.
-    async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>>;
+    async fn want(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        at_unix_ms: i64,
+        acts: &[TaskAct],
+    ) -> Result<Vec<Wanted>>;
 
     /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.
     async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges>;
 
     /// Removes wishes in their turns. Answers per change, in order.
     ///
-    /// A task becomes Cancelled if it is unfinished in that epoch, and its shard is still in that generation: the
-    /// tasks of a shard that was rebuilt since are published again. Otherwise its wish stays.
+    /// A task becomes Cancelled if it is unfinished in that epoch, and its shard is still in that
+    /// generation: the tasks of a shard that was rebuilt since are published again. Otherwise its
+    /// wish stays.
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>>;
 }

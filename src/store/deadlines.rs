@@ -26,7 +26,13 @@ pub struct DueDeadlines {
 pub trait Deadlines: Send + Sync {
     /// The unfinished tasks among at most `limit` deadlines that have passed.
     ///
-    /// Each comes again at `again_unix_ms`, in case nobody ends its task now. Removes the deadlines of tasks that are
-    /// final, were sent again, or are not there any more. A row that it cannot read waits for a day.
-    async fn due_deadlines(&self, now_unix_ms: i64, again_unix_ms: i64, limit: u32) -> Result<DueDeadlines>;
+    /// Each comes again at `again_unix_ms`, in case nobody ends its task now. Removes the deadlines
+    /// of tasks that are final, were sent again, or are not there any more. A row that it cannot
+    /// read waits for a day.
+    async fn due_deadlines(
+        &self,
+        now_unix_ms: i64,
+        again_unix_ms: i64,
+        limit: u32,
+    ) -> Result<DueDeadlines>;
 }

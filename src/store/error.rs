@@ -21,14 +21,20 @@ pub enum Error {
     },
     /// The pool had no connection to give, although the server accepts new ones.
     #[error("all {connections} connections to the database have been in use for {} s; {hint}", waited.as_secs())]
-    Busy { connections: u32, waited: Duration, hint: &'static str },
+    Busy {
+        connections: u32,
+        waited: Duration,
+        hint: &'static str,
+    },
     /// The device or the database has no room left.
     #[error("the database is full: {0}")]
     Full(#[source] Cause),
-    /// The content of a row is at fault: the same call fails again, and one without that row succeeds.
+    /// The content of a row is at fault: the same call fails again, and one without that row
+    /// succeeds.
     #[error("{0}")]
     Refused(#[source] Cause),
-    /// The database contains what taskd never stores. It is a refusal: calls without that row succeed.
+    /// The database contains what taskd never stores. It is a refusal: calls without that row
+    /// succeed.
     #[error("the database contains {what}")]
     Corrupt { what: String },
     /// A certificate is not trusted: the server's or taskd's.
@@ -64,7 +70,14 @@ impl Error {
 
     /// True if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Transient(_) | Self::GaveUp { .. } | Self::Busy { .. } | Self::Full(_) | Self::Migrating)
+        matches!(
+            self,
+            Self::Transient(_)
+                | Self::GaveUp { .. }
+                | Self::Busy { .. }
+                | Self::Full(_)
+                | Self::Migrating
+        )
     }
 
     /// True if the content of a row is at fault.

@@ -30,7 +30,8 @@ pub trait History: Send + Sync {
     /// The attempts of a task that are over.
     async fn attempts(&self, id: TaskId, limit: u32) -> Result<Attempts>;
 
-    /// Removes at most `limit` failed attempts that are at least `age` old, by the database's clock. Answers how many.
+    /// Removes at most `limit` failed attempts that are at least `age` old, by the database's
+    /// clock. Answers how many.
     async fn remove_old_failures(&self, age: Duration, limit: u32) -> Result<u64>;
 
     /// Records acts that change no token. One that is recorded already stays as it is.
@@ -39,6 +40,7 @@ pub trait History: Send + Sync {
     /// The last acts with this target, the earliest first.
     async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>>;
 
-    /// The time from which lease tokens may say when their leases were given. An older taskd refuses them.
+    /// The time from which lease tokens may say when their leases were given. An older taskd
+    /// refuses them.
     async fn lease_times_from(&self) -> Result<i64>;
 }

@@ -10,6 +10,7 @@ pub trait Holders {
     /// Answers what [`Self::replace_holder`] wrote last; empty before.
     async fn holder(&self) -> Result<String>;
 
-    /// Writes another holder, of at most 255 bytes, in the place of `seen`. False if it is not `seen` any more.
+    /// Writes another holder, of at most 255 bytes, in the place of `seen`. False if it is not
+    /// `seen` any more.
     async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool>;
 }

@@ -10,11 +10,12 @@ use crate::model::{DeadLetter, LetterId, LetterKind, LetterPage, LetterPages, St
 /// The part of the store that keeps dead letters.
 #[async_trait]
 pub trait Letters: Send + Sync {
-    /// Keeps letters about records, and about tasks that are not stored. One that is kept already stays as it is.
+    /// Keeps letters about records, and about tasks that are not stored. One that is kept already
+    /// stays as it is.
     async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()>;
 
-    /// A page of letters without payloads and values, the newest first. It looks at `limit` letters, and leaves out
-    /// those with another reason.
+    /// A page of letters without payloads and values, the newest first. It looks at `limit`
+    /// letters, and leaves out those with another reason.
     async fn letters(&self, pages: &LetterPages) -> Result<LetterPage>;
 
     /// A letter with all that it has.
@@ -26,6 +27,7 @@ pub trait Letters: Send + Sync {
     /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.
     async fn purge(&self, ids: &[LetterId]) -> Result<u64>;
 
-    /// Removes at most `limit` letters that are at least `age` old, except those of dead tasks. Answers how many.
+    /// Removes at most `limit` letters that are at least `age` old, except those of dead tasks.
+    /// Answers how many.
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64>;
 }

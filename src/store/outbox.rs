@@ -42,29 +42,38 @@ pub struct BroughtForward {
 /// The part of the store that says what is to be published, and what was.
 #[async_trait]
 pub trait Outbox: Send + Sync {
-    /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn by now. `generation`
-    /// is the topic's.
+    /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn
+    /// by now. `generation` is the topic's.
     ///
-    /// A batch that is published as a whole, in one call, costs one row. Of any other, each task gets an offset of its
-    /// own.
+    /// A batch that is published as a whole, in one call, costs one row. Of any other, each task
+    /// gets an offset of its own.
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()>;
 
-    /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a new turn.
+    /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a
+    /// new turn.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
     /// Puts tasks into the outbox as fresh ones that are due later, unless they are final.
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()>;
 
-    /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the earliest first.
+    /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the
+    /// earliest first.
     ///
-    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is final, and the
-    /// batches in which no task waits.
-    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
+    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is
+    /// final, and the batches in which no task waits.
+    async fn due(
+        &self,
+        now_unix_ms: i64,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>>;
 
-    /// Makes fresh tasks due at `to_unix_ms`, because the clock stepped back after they were stored.
+    /// Makes fresh tasks due at `to_unix_ms`, because the clock stepped back after they were
+    /// stored.
     ///
-    /// Looks at a page of at most `limit` outbox rows that are due later than `later_than_unix_ms`, without parked
-    /// ones. The page begins behind `after`; the first one takes all batches with it.
+    /// Looks at a page of at most `limit` outbox rows that are due later than `later_than_unix_ms`,
+    /// without parked ones. The page begins behind `after`; the first one takes all batches with
+    /// it.
     async fn bring_forward(
         &self,
         later_than_unix_ms: i64,
@@ -73,7 +82,8 @@ pub trait Outbox: Send + Sync {
         limit: usize,
     ) -> Result<BroughtForward>;
 
-    /// The insert time of the oldest task per queue that waits in SQL: parked, or due and not published.
+    /// The insert time of the oldest task per queue that waits in SQL: parked, or due and not
+    /// published.
     ///
     /// Looks at the first [`DUE_LOOKED_AT`] due rows, and at as many due tasks of batches.
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>>;
@@ -82,10 +92,15 @@ pub trait Outbox: Send + Sync {
     async fn parked_queues(&self) -> Result<Vec<QueueName>>;
 
     /// Parked rows of a queue by priority, then by age; otherwise as [`Self::due`].
-    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
+    async fn parked(
+        &self,
+        queue: &QueueName,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>>;
 
-    /// Removes the published batches that no task needs, among `limit` batches behind `after`. Answers where the next
-    /// page begins.
+    /// Removes the published batches that no task needs, among `limit` batches behind `after`.
+    /// Answers where the next page begins.
     ///
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;

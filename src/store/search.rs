@@ -10,8 +10,8 @@ use crate::model::{Priority, ShardId, StoredStatus, TaskCursor, TaskFilter, Task
 pub trait Search: Send + Sync {
     /// Tasks without payloads, the newest first.
     ///
-    /// The filter's unfinished statuses are one here. The page ends at `limit` tasks, or when `look_at` tasks were
-    /// looked at: a filter that no index serves may leave most of them out.
+    /// The filter's unfinished statuses are one here. The page ends at `limit` tasks, or when
+    /// `look_at` tasks were looked at: a filter that no index serves may leave most of them out.
     async fn search(&self, search: &TaskSearch) -> Result<TaskPage>;
 
     /// The stored tasks among `ids`, without payloads, in any order.

@@ -26,12 +26,14 @@ pub struct Opening {
     pub is_new: bool,
 }
 
-/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost them.
+/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilding {
     /// Each with its present generation.
     pub shards: BTreeMap<ShardId, u64>,
-    /// Their queues, each with the number of its unfinished tasks, the smallest first: it need not wait for the large.
+    /// Their queues, each with the number of its unfinished tasks, the smallest first: it need not
+    /// wait for the large.
     pub queues: Vec<(QueueName, u64)>,
     /// The greatest id of a task. A task that is stored later is published later, too.
     pub upto: Option<TaskId>,
@@ -64,17 +66,20 @@ pub trait Shards: Send + Sync {
     /// The open shards; or all shards with a change after that version, in the order of versions.
     async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>>;
 
-    /// Opens the shards that are not open, in their first or next generation. Answers per shard, in order.
+    /// Opens the shards that are not open, in their first or next generation. Answers per shard, in
+    /// order.
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>>;
 
-    /// Closes a shard that is in this generation, which it never has again. Answers whether it is closed in it now.
+    /// Closes a shard that is in this generation, which it never has again. Answers whether it is
+    /// closed in it now.
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool>;
 }
 
 /// The part of the store that rebuilds shards.
 #[async_trait]
 pub trait Rebuilds: Send + Sync {
-    /// Begins to rebuild shards that Redis lost: raises each one's generation from the given one, and opens it.
+    /// Begins to rebuild shards that Redis lost: raises each one's generation from the given one,
+    /// and opens it.
     ///
     /// Answers the present generation per shard, in order, also when another process was first.
     async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>>;
@@ -82,14 +87,21 @@ pub trait Rebuilds: Send + Sync {
     /// The shards that are open and being rebuilt.
     async fn rebuilding(&self) -> Result<Rebuilding>;
 
-    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks behind `after`.
+    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks behind
+    /// `after`.
     ///
     /// A page ends at [`super::PAGE_BYTES`], too. It may be empty and have a next one.
-    async fn rebuild_page(&self, of: &Rebuilding, after: Option<&Walked>, limit: u32) -> Result<RebuildPage>;
+    async fn rebuild_page(
+        &self,
+        of: &Rebuilding,
+        after: Option<&Walked>,
+        limit: u32,
+    ) -> Result<RebuildPage>;
 
-    /// Ends the rebuild of the shards that are in the given generation still. `generation` is the topic's.
+    /// Ends the rebuild of the shards that are in the given generation still. `generation` is the
+    /// topic's.
     ///
-    /// From now on every unfinished task of such a shard that is not in the outbox counts as published at the offset,
-    /// or at its own one if that is later.
+    /// From now on every unfinished task of such a shard that is not in the outbox counts as
+    /// published at the offset, or at its own one if that is later.
     async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()>;
 }

@@ -34,7 +34,12 @@ pub trait Tokens: Send + Sync {
     async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>>;
 
     /// Adds a token, and records the act.
-    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken>;
+    async fn add_token(
+        &self,
+        hash: SecretHash,
+        token: &AccessToken,
+        act: &Act,
+    ) -> Result<AddedToken>;
 
     /// Removes the token of that name, and records the act. Answers whether there was one.
     async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;

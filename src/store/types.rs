@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use crate::model::{
-    Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
+    Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus,
+    TaskId, TaskRow,
 };
 
 /// The answer to one row of an insert.
@@ -27,8 +28,8 @@ pub enum Inserted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
-    /// The inserter is about to publish the task. After `republish_after` the watchdog does it. A fresh task is in its
-    /// batch; only those of an older taskd have a row of their own.
+    /// The inserter is about to publish the task. After `republish_after` the watchdog does it. A
+    /// fresh task is in its batch; only those of an older taskd have a row of their own.
     Fresh = 0,
     /// The queue is full: the row waits for room.
     Parked = 1,
@@ -43,15 +44,16 @@ pub enum Unpublished {
 pub struct NewRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
-    /// When the watchdog may publish it (not used for `Parked`). A batch is due when the last of its tasks is.
+    /// When the watchdog may publish it (not used for `Parked`). A batch is due when the last of
+    /// its tasks is.
     pub due_unix_ms: i64,
 }
 
 /// The number of a task's stay off the bus: of its batch, or of its row in the outbox.
 ///
-/// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because
-/// the bus has no record of it. So each `Outbox::unpublish` chooses a new turn, which is not negative. The turn of a
-/// batch is negative: it is the batch's number.
+/// A fanout may park a task before its publisher has marked it. The late mark must not remove the
+/// parked row, because the bus has no record of it. So each `Outbox::unpublish` chooses a new turn,
+/// which is not negative. The turn of a batch is negative: it is the batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Turn(pub i64);
 
@@ -76,7 +78,11 @@ pub struct Stored<T> {
 impl<T> Stored<T> {
     /// The turn of a row that was new.
     pub fn turn_of(&self, row: &NewRow) -> Turn {
-        if row.unpublished == Unpublished::Fresh { self.batch } else { Turn::FIRST }
+        if row.unpublished == Unpublished::Fresh {
+            self.batch
+        } else {
+            Turn::FIRST
+        }
     }
 }
 
@@ -112,9 +118,11 @@ pub enum Settlement {
 pub struct Settled {
     /// The report was settled before: the call changed nothing and ignored its discovered tasks.
     pub repeated: bool,
-    /// SQL does not have the task (any more), or it was sent again since it died: the call changed nothing.
+    /// SQL does not have the task (any more), or it was sent again since it died: the call changed
+    /// nothing.
     pub unknown: bool,
-    /// The task had NUM completions already: the result is surplus, and the discovered tasks were stored.
+    /// The task had NUM completions already: the result is surplus, and the discovered tasks were
+    /// stored.
     pub surplus: bool,
     /// The present status of the task.
     pub status: Option<StoredStatus>,
@@ -170,17 +178,23 @@ pub struct StateFor {
 pub struct PublishedTask {
     pub id: TaskId,
     pub shard: ShardId,
-    /// The task is at or before this offset of its partition; `None`: in another generation of the topic.
+    /// The task is at or before this offset of its partition; `None`: in another generation of the
+    /// topic.
     pub offset: Option<Offset>,
 }
 
 /// Where SQL says that an unfinished task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room. `came_back`: it was
-    /// published before, or sent again.
-    Off { why: Unpublished, due_unix_ms: Option<i64>, came_back: bool },
-    /// On the bus, at or before this offset of its partition; `None`: in another generation of the topic.
+    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room.
+    /// `came_back`: it was published before, or sent again.
+    Off {
+        why: Unpublished,
+        due_unix_ms: Option<i64>,
+        came_back: bool,
+    },
+    /// On the bus, at or before this offset of its partition; `None`: in another generation of the
+    /// topic.
     On(Option<Offset>),
 }
 

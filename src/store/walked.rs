@@ -14,7 +14,10 @@ pub struct Walked {
 impl Walked {
     /// It has come to this queue, and has passed none of its tasks.
     pub fn before(queue: &QueueName) -> Self {
-        Self { queue: queue.clone(), id: TaskId::FIRST }
+        Self {
+            queue: queue.clone(),
+            id: TaskId::FIRST,
+        }
     }
 }
 
@@ -29,7 +32,11 @@ pub struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    pub const ALL: Self = Self { queue: None, after: None, upto: TaskId::LAST };
+    pub const ALL: Self = Self {
+        queue: None,
+        after: None,
+        upto: TaskId::LAST,
+    };
 }
 
 /// The tasks on the bus in a page of a walk.

@@ -10,9 +10,17 @@ use crate::{config::LogFormat, model::escape_hidden};
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
     // Their every failed connection comes back as an error of ours, once.
-    let named = |library: &str| filter.split(',').any(|directive| directive.trim().starts_with(library));
-    let quiet = ["librdkafka", "redis"].into_iter().filter(|library| !named(library));
-    let filter = quiet.fold(filter.to_owned(), |filter, library| format!("{filter},{library}=off"));
+    let named = |library: &str| {
+        filter
+            .split(',')
+            .any(|directive| directive.trim().starts_with(library))
+    };
+    let quiet = ["librdkafka", "redis"]
+        .into_iter()
+        .filter(|library| !named(library));
+    let filter = quiet.fold(filter.to_owned(), |filter, library| {
+        format!("{filter},{library}=off")
+    });
     let filter = EnvFilter::try_new(filter)?;
     let terminal = stderr().is_terminal();
     let pretty = match format {
@@ -21,25 +29,34 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         LogFormat::Json => false,
     };
     // Without a word of a line that cannot be written: eprintln! would say it, and panic.
-    let lines = fmt().with_env_filter(filter).with_writer(|| OneLine(stderr())).log_internal_errors(false);
+    let lines = fmt()
+        .with_env_filter(filter)
+        .with_writer(|| OneLine(stderr()))
+        .log_internal_errors(false);
     let started = if pretty {
         lines.with_ansi(terminal).try_init()
     } else {
         // Fields beside the message, not below it: one level is what log stores index best.
-        lines.json().flatten_event(true).with_current_span(false).try_init()
+        lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .try_init()
     };
     started.map_err(Error::Logging)
 }
 
 /// Writes each event, which comes as a whole, as one line.
 ///
-/// Messages have the words of others: of callers, of servers, of a collector. None of them can begin a line that looks
-/// like one of taskd, or change how a line is shown. The subscriber has escaped other control characters.
+/// Messages have the words of others: of callers, of servers, of a collector. None of them can
+/// begin a line that looks like one of taskd, or change how a line is shown. The subscriber has
+/// escaped other control characters.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.0.write_all(in_one_line(&String::from_utf8_lossy(event)).as_bytes())?;
+        self.0
+            .write_all(in_one_line(&String::from_utf8_lossy(event)).as_bytes())?;
         Ok(event.len())
     }
 

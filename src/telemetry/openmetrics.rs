@@ -3,10 +3,11 @@
 /// The content type of [`openmetrics`].
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Turns the text of an exporter of Prometheus into OpenMetrics, and lets `exemplar` add to each sample.
+/// Turns the text of an exporter of Prometheus into OpenMetrics, and lets `exemplar` add to each
+/// sample.
 ///
-/// The forms differ little: a counter's family has its name without `_total`, there are no empty lines, and the text
-/// has an end.
+/// The forms differ little: a counter's family has its name without `_total`, there are no empty
+/// lines, and the text has an end.
 pub(super) fn openmetrics(text: &str, exemplar: impl Fn(&mut String)) -> String {
     let counters: Vec<&str> = text.lines().filter_map(counter).collect();
     let mut shown = String::with_capacity(text.len() + text.len() / 8);
@@ -31,8 +32,11 @@ fn counter(line: &str) -> Option<&str> {
 /// A line `# HELP name …` or `# TYPE name …`.
 fn of_family(comment: &str, counters: &[&str]) -> String {
     let mut parts = comment.splitn(3, ' ');
-    let (what, name, rest) =
-        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let (what, name, rest) = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
     let is_counter = counters.contains(&name);
     let (name, rest) = match (name.strip_suffix("_total"), what, rest) {
         (Some(base), _, rest) if is_counter => (base, rest),

@@ -1,5 +1,5 @@
-//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new
-//! names.
+//! Where series live: those of queues leave when nothing is recorded for them any more, for there
+//! may be ever new names.
 
 use std::{sync::Arc, time::Duration};
 
@@ -49,15 +49,25 @@ impl Recorders {
     /// `forget`: how long nothing must have been counted for a queue. Zero: for ever.
     ///
     /// `lasting` and `of_queues` have the same buckets.
-    pub(super) fn new(lasting: PrometheusBuilder, of_queues: PrometheusBuilder, forget: Duration) -> Self {
-        let idle = |mask, after| PrometheusBuilder::new().idle_timeout(mask, after).build_recorder();
+    pub(super) fn new(
+        lasting: PrometheusBuilder,
+        of_queues: PrometheusBuilder,
+        forget: Duration,
+    ) -> Self {
+        let idle = |mask, after| {
+            PrometheusBuilder::new()
+                .idle_timeout(mask, after)
+                .build_recorder()
+        };
         let counted = (!forget.is_zero()).then_some(forget);
         let gauges = (!forget.is_zero()).then(|| forget.clamp(GAUGES_IDLE_LEAST, GAUGES_IDLE));
         Self {
             lasting: lasting.build_recorder(),
             gauges: idle(MetricKindMask::GAUGE, gauges),
             counters: idle(MetricKindMask::COUNTER, counted),
-            histograms: of_queues.idle_timeout(MetricKindMask::HISTOGRAM, counted).build_recorder(),
+            histograms: of_queues
+                .idle_timeout(MetricKindMask::HISTOGRAM, counted)
+                .build_recorder(),
         }
     }
 
@@ -71,7 +81,12 @@ impl Recorders {
     }
 
     fn all(&self) -> [&PrometheusRecorder; 4] {
-        [&self.lasting, &self.gauges, &self.counters, &self.histograms]
+        [
+            &self.lasting,
+            &self.gauges,
+            &self.counters,
+            &self.histograms,
+        ]
     }
 }
 
@@ -81,29 +96,47 @@ fn is_of_queue(key: &Key) -> bool {
 
 impl Recorder for Recorders {
     fn describe_counter(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        self.all().iter().for_each(|one| one.describe_counter(key.clone(), unit, description.clone()));
+        self.all()
+            .iter()
+            .for_each(|one| one.describe_counter(key.clone(), unit, description.clone()));
     }
 
     fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        self.all().iter().for_each(|one| one.describe_gauge(key.clone(), unit, description.clone()));
+        self.all()
+            .iter()
+            .for_each(|one| one.describe_gauge(key.clone(), unit, description.clone()));
     }
 
     fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        self.all().iter().for_each(|one| one.describe_histogram(key.clone(), unit, description.clone()));
+        self.all()
+            .iter()
+            .for_each(|one| one.describe_histogram(key.clone(), unit, description.clone()));
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        let recorder = if is_of_queue(key) { &self.counters } else { &self.lasting };
+        let recorder = if is_of_queue(key) {
+            &self.counters
+        } else {
+            &self.lasting
+        };
         recorder.register_counter(key, metadata)
     }
 
     fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
-        let recorder = if is_of_queue(key) { &self.gauges } else { &self.lasting };
+        let recorder = if is_of_queue(key) {
+            &self.gauges
+        } else {
+            &self.lasting
+        };
         recorder.register_gauge(key, metadata)
     }
 
     fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        let recorder = if is_of_queue(key) { &self.histograms } else { &self.lasting };
+        let recorder = if is_of_queue(key) {
+            &self.histograms
+        } else {
+            &self.lasting
+        };
         recorder.register_histogram(key, metadata)
     }
 }
@@ -114,9 +147,17 @@ mod tests {
 
     #[test]
     fn series_of_a_queue_leave_when_nothing_is_recorded_and_the_others_stay() {
-        let recorders = Recorders::new(PrometheusBuilder::new(), PrometheusBuilder::new(), Duration::from_millis(1));
-        let gauges = PrometheusBuilder::new().idle_timeout(MetricKindMask::GAUGE, Some(Duration::from_millis(1)));
-        let recorders = Recorders { gauges: gauges.build_recorder(), ..recorders };
+        let recorders = Recorders::new(
+            PrometheusBuilder::new(),
+            PrometheusBuilder::new(),
+            Duration::from_millis(1),
+        );
+        let gauges = PrometheusBuilder::new()
+            .idle_timeout(MetricKindMask::GAUGE, Some(Duration::from_millis(1)));
+        let recorders = Recorders {
+            gauges: gauges.build_recorder(),
+            ..recorders
+        };
         let handle = recorders.handle();
         metrics::with_local_recorder(&recorders, || {
             metrics::gauge!("depth", QUEUE => "q").set(1);
@@ -125,15 +166,28 @@ mod tests {
             metrics::gauge!("leads").set(1);
             metrics::counter!("calls", "method" => "get").increment(1);
         });
-        let of_queue = ["depth{queue=\"q\"} 1", "claimed{queue=\"q\"} 1", "took_count{queue=\"q\"} 1"];
+        let of_queue = [
+            "depth{queue=\"q\"} 1",
+            "claimed{queue=\"q\"} 1",
+            "took_count{queue=\"q\"} 1",
+        ];
         let lasting = ["leads 1", "calls{method=\"get\"} 1"];
         let first = handle.render();
-        assert!(of_queue.iter().chain(&lasting).all(|line| first.contains(line)), "{first}");
+        assert!(
+            of_queue
+                .iter()
+                .chain(&lasting)
+                .all(|line| first.contains(line)),
+            "{first}"
+        );
         // From when it was first seen to be unchanged.
         let began = std::time::Instant::now();
         let mut text = first;
         while of_queue.iter().any(|line| text.contains(line)) {
-            assert!(began.elapsed() < Duration::from_secs(30), "they stay: {text}");
+            assert!(
+                began.elapsed() < Duration::from_secs(30),
+                "they stay: {text}"
+            );
             text = handle.render();
         }
         assert!(lasting.iter().all(|line| text.contains(line)), "{text}");

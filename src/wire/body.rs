@@ -6,8 +6,9 @@ use prost::Message;
 use super::{backoff, pb};
 use crate::model::{Encoding, Priority, TaskBody, TaskId, TaskRow, TraceContext};
 
-/// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with `struct.unpack('>BI4I4', …)`:
-/// priority, max_attempts, lease in milliseconds. A backoff follows as the first field of the body.
+/// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with
+/// `struct.unpack('>BI4I4', …)`: priority, max_attempts, lease in milliseconds. A backoff follows
+/// as the first field of the body.
 const HEAD: usize = 9;
 /// The key of the field of the backoff, and the bytes of the field.
 const BACKOFF_KEY: u8 = (15 << 3) | 2;
@@ -43,18 +44,33 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
 
 pub(super) fn encoded_body(row: &TaskRow, traceparent: &str) -> Vec<u8> {
     let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
-    backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms, row.deadline_unix_ms)
+    backoff::put_before(
+        &body(row, traceparent),
+        row.backoff,
+        first_due_unix_ms,
+        row.deadline_unix_ms,
+    )
 }
 
 /// The bytes that Redis keeps of a task until it is final.
 pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
-    blob(record.priority, record.max_attempts, record.lease_ms, &record.body)
+    blob(
+        record.priority,
+        record.max_attempts,
+        record.lease_ms,
+        &record.body,
+    )
 }
 
 /// The bytes that Redis keeps of a task that was never on the bus.
 pub fn blob_of_row(row: &TaskRow) -> Bytes {
     let body = encoded_body(row, &row.traceparent);
-    blob(pb::Priority::from(row.priority).into(), row.max_attempts, row.lease_ms, &body)
+    blob(
+        pb::Priority::from(row.priority).into(),
+        row.max_attempts,
+        row.lease_ms,
+        &body,
+    )
 }
 
 fn blob(priority: i32, max_attempts: u32, lease_ms: u32, body: &[u8]) -> Bytes {
@@ -66,10 +82,17 @@ fn blob(priority: i32, max_attempts: u32, lease_ms: u32, body: &[u8]) -> Bytes {
     blob.freeze()
 }
 
-/// Bytes that give the bytes of [`body_blob`] other values for the worker: of a field that comes twice the last counts.
+/// Bytes that give the bytes of [`body_blob`] other values for the worker: of a field that comes
+/// twice the last counts.
 pub fn body_values(replicas: u32, priority: Priority) -> Bytes {
     let priority = pb::Priority::from(priority).into();
-    pb::TaskBody { replicas, priority, ..Default::default() }.encode_to_vec().into()
+    pb::TaskBody {
+        replicas,
+        priority,
+        ..Default::default()
+    }
+    .encode_to_vec()
+    .into()
 }
 
 /// The bytes of [`body_blob`] with another priority and NUM.
@@ -81,7 +104,8 @@ pub fn with_body_values(blob: &Bytes, replicas: u32, priority: Priority) -> Byte
     changed.freeze()
 }
 
-/// The place of the deadline in the bytes of [`body_blob`]: it stands behind the head, or behind the backoff.
+/// The place of the deadline in the bytes of [`body_blob`]: it stands behind the head, or behind
+/// the backoff.
 fn deadline_at(blob: &[u8]) -> Option<usize> {
     let at = match blob.get(HEAD) {
         Some(&BACKOFF_KEY) => HEAD + BACKOFF_FIELD,
@@ -90,7 +114,8 @@ fn deadline_at(blob: &[u8]) -> Option<usize> {
     (blob.get(at..at + DEADLINE_KEY.len())? == DEADLINE_KEY).then_some(at)
 }
 
-/// The deadline in the bytes of [`body_blob`]. Without decoding them: each claim asks for each of its tasks.
+/// The deadline in the bytes of [`body_blob`]. Without decoding them: each claim asks for each of
+/// its tasks.
 pub fn deadline_of(blob: &[u8]) -> Option<i64> {
     let at = deadline_at(blob)? + DEADLINE_KEY.len();
     let bytes = blob.get(at..at + size_of::<i64>())?;
@@ -99,7 +124,9 @@ pub fn deadline_of(blob: &[u8]) -> Option<i64> {
 
 /// The bytes of [`body_blob`] of a task that was sent again: it has no deadline.
 pub fn without_deadline(blob: &Bytes) -> Bytes {
-    let Some(at) = deadline_at(blob) else { return blob.clone() };
+    let Some(at) = deadline_at(blob) else {
+        return blob.clone();
+    };
     let behind = (at + DEADLINE_KEY.len() + size_of::<i64>()).min(blob.len());
     [&blob[..at], &blob[behind..]].concat().into()
 }
@@ -128,11 +155,23 @@ mod tests {
 
     #[test]
     fn num_and_priority_of_most_tasks_take_no_byte_of_a_body() {
-        for (num, of, bytes) in [(1, Priority::Medium, 0), (1, Priority::High, 2), (3, Priority::Low, 4)] {
+        for (num, of, bytes) in [
+            (1, Priority::Medium, 0),
+            (1, Priority::High, 2),
+            (3, Priority::Low, 4),
+        ] {
             let (replicas, priority) = in_body(num, of);
-            let body = pb::TaskBody { replicas, priority, ..Default::default() }.encode_to_vec();
+            let body = pb::TaskBody {
+                replicas,
+                priority,
+                ..Default::default()
+            }
+            .encode_to_vec();
             assert_eq!(body.len(), bytes);
-            let blob = body_blob(&pb::PipelineRecord { body: body.into(), ..Default::default() });
+            let blob = body_blob(&pb::PipelineRecord {
+                body: body.into(),
+                ..Default::default()
+            });
             let read = read_body(TaskId::new(), &blob).unwrap();
             assert_eq!((read.replicas, read.priority), (num, of));
         }
@@ -140,7 +179,12 @@ mod tests {
 
     #[test]
     fn a_deadline_is_found_in_a_body_and_taken_out_of_it() {
-        let body = pb::TaskBody { key: "k".into(), payload: vec![7; 300].into(), replicas: 3, ..Default::default() };
+        let body = pb::TaskBody {
+            key: "k".into(),
+            payload: vec![7; 300].into(),
+            replicas: 3,
+            ..Default::default()
+        };
         let backoff = Backoff {
             kind: BackoffKind::Linear,
             initial_ms: 1_000,
@@ -149,7 +193,8 @@ mod tests {
             give_up_after_ms: 0,
         };
         for backoff in [None, Some(backoff)] {
-            let blob_with = |deadline| blob(1, 2, 3, &backoff::put_before(&body, backoff, 0, deadline));
+            let blob_with =
+                |deadline| blob(1, 2, 3, &backoff::put_before(&body, backoff, 0, deadline));
             let with = blob_with(1_700_000_000_123);
             assert_eq!(deadline_of(&with), Some(1_700_000_000_123));
             assert_eq!(deadline_of(&blob_with(0)), None);
@@ -170,13 +215,21 @@ mod tests {
     fn a_body_gets_other_values() {
         let record = pb::PipelineRecord {
             priority: 3,
-            body: pb::TaskBody { key: "k".into(), replicas: 1, priority: 3, ..Default::default() }
-                .encode_to_vec()
-                .into(),
+            body: pb::TaskBody {
+                key: "k".into(),
+                replicas: 1,
+                priority: 3,
+                ..Default::default()
+            }
+            .encode_to_vec()
+            .into(),
             ..Default::default()
         };
         let changed = with_body_values(&body_blob(&record), 7, Priority::High);
         let body = read_body(TaskId::new(), &changed).unwrap();
-        assert_eq!((changed[0], body.replicas, body.priority, &body.key[..]), (1, 7, Priority::High, &b"k"[..]));
+        assert_eq!(
+            (changed[0], body.replicas, body.priority, &body.key[..]),
+            (1, 7, Priority::High, &b"k"[..])
+        );
     }
 }

@@ -44,7 +44,11 @@ impl From<QueueBooks> for pb::QueueBooks {
             delayed: held.delayed,
             leases: held.leases,
             reports: held.reports,
-            lanes: held.lanes.into_iter().map(|(lane, length)| (lane.to_owned(), length)).collect(),
+            lanes: held
+                .lanes
+                .into_iter()
+                .map(|(lane, length)| (lane.to_owned(), length))
+                .collect(),
             lost_shards: held.lost_shards,
         }
     }

@@ -1,4 +1,5 @@
-//! Requests and answers: messages to and from `model`. An error is one line for the sender of the message.
+//! Requests and answers: messages to and from `model`. An error is one line for the sender of the
+//! message.
 
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use super::{
     time::{duration, read_duration, timestamp, unix_ms},
 };
 use crate::model::{
-    Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer,
-    ItemStatus, LeasedTask, NewBackoff, NewTask, Priority, RecordedDuration, RecordedValues, Rejection, TaskStatus,
-    TaskView, UnreadableTask,
+    Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus,
+    Item, ItemAnswer, ItemStatus, LeasedTask, NewBackoff, NewTask, Priority, RecordedDuration,
+    RecordedValues, Rejection, TaskStatus, TaskView, UnreadableTask,
 };
 
 impl From<Priority> for pb::Priority {
@@ -30,7 +31,9 @@ fn read_priority(number: i32) -> Result<Option<Priority>, String> {
         Ok(pb::Priority::High) => Ok(Some(Priority::High)),
         Ok(pb::Priority::Medium) => Ok(Some(Priority::Medium)),
         Ok(pb::Priority::Low) => Ok(Some(Priority::Low)),
-        Err(_) => Err(format!("priority {number} is unknown; expected high, medium or low")),
+        Err(_) => Err(format!(
+            "priority {number} is unknown; expected high, medium or low"
+        )),
     }
 }
 
@@ -49,7 +52,9 @@ impl From<Encoding> for pb::Encoding {
 fn read_encoding(what: &str, number: i32) -> Result<Encoding, String> {
     match pb::Encoding::try_from(number) {
         Ok(_) => Ok(Encoding::from_number(number.into())),
-        Err(_) => Err(format!("{what}_encoding {number} is unknown; expected BYTES, TEXT or JSON")),
+        Err(_) => Err(format!(
+            "{what}_encoding {number} is unknown; expected BYTES, TEXT or JSON"
+        )),
     }
 }
 
@@ -69,9 +74,18 @@ impl Values {
         Ok(Self {
             payload_encoding: read_encoding("payload", task.payload_encoding)?,
             priority: read_priority(task.priority)?,
-            lease_duration: task.lease_duration.map(|lease| read_duration("lease_duration", lease)).transpose()?,
-            delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
-            finish_within: task.finish_within.map(|within| read_duration("finish_within", within)).transpose()?,
+            lease_duration: task
+                .lease_duration
+                .map(|lease| read_duration("lease_duration", lease))
+                .transpose()?,
+            delay: task
+                .delay
+                .map(|delay| read_duration("delay", delay))
+                .transpose()?,
+            finish_within: task
+                .finish_within
+                .map(|within| read_duration("finish_within", within))
+                .transpose()?,
             backoff: task.backoff.map(backoff::read).transpose()?,
         })
     }
@@ -121,7 +135,11 @@ pub(super) fn discovered_task(task: pb::NewTask) -> DiscoveredTask {
                 delay: task.delay.map(recorded),
                 lease_duration: task.lease_duration.map(recorded),
             };
-            Err(Box::new(UnreadableTask { task: Values::default().of(task), values, reason }))
+            Err(Box::new(UnreadableTask {
+                task: Values::default().of(task),
+                values,
+                reason,
+            }))
         }
     }
 }
@@ -134,7 +152,10 @@ impl From<NewTask> for pb::NewTask {
             payload: task.payload,
             payload_encoding: pb::Encoding::from(task.payload_encoding).into(),
             replicas: task.replicas,
-            priority: task.priority.map_or(pb::Priority::Unspecified, Into::into).into(),
+            priority: task
+                .priority
+                .map_or(pb::Priority::Unspecified, Into::into)
+                .into(),
             delay: task.delay.and_then(duration),
             not_before: task.not_before_unix_ms.map(timestamp),
             deadline: task.deadline_unix_ms.map(timestamp),
@@ -155,14 +176,28 @@ pub(super) fn with_values(task: NewTask, values: RecordedValues) -> pb::NewTask 
         let RecordedDuration { seconds, nanos } = duration;
         prost_types::Duration { seconds, nanos }
     };
-    let RecordedValues { payload_encoding, priority, delay, lease_duration } = values;
+    let RecordedValues {
+        payload_encoding,
+        priority,
+        delay,
+        lease_duration,
+    } = values;
     let (delay, lease_duration) = (delay.map(duration), lease_duration.map(duration));
-    pb::NewTask { payload_encoding, priority, delay, lease_duration, ..task.into() }
+    pb::NewTask {
+        payload_encoding,
+        priority,
+        delay,
+        lease_duration,
+        ..task.into()
+    }
 }
 
 /// Writes a discovered task of a report.
 pub(super) fn of_discovered(task: DiscoveredTask) -> pb::NewTask {
-    task.map_or_else(|unreadable| with_values(unreadable.task, unreadable.values), pb::NewTask::from)
+    task.map_or_else(
+        |unreadable| with_values(unreadable.task, unreadable.values),
+        pb::NewTask::from,
+    )
 }
 
 impl From<InsertAnswer> for pb::InsertResult {
@@ -174,7 +209,12 @@ impl From<InsertAnswer> for pb::InsertResult {
             InsertStatus::TryLater => pb::InsertStatus::TryLater,
         };
         let id = answer.id.map(|id| id.to_string()).unwrap_or_default();
-        Self { status: status.into(), id, error: answer.error, ..Default::default() }
+        Self {
+            status: status.into(),
+            id,
+            error: answer.error,
+            ..Default::default()
+        }
     }
 }
 
@@ -182,10 +222,16 @@ impl TryFrom<pb::GetTasksRequest> for GetTasks {
     type Error = String;
 
     fn try_from(request: pb::GetTasksRequest) -> Result<Self, String> {
-        let lease = request.lease_duration.map(|lease| read_duration("lease_duration", lease));
+        let lease = request
+            .lease_duration
+            .map(|lease| read_duration("lease_duration", lease));
         Ok(Self {
             lease_duration: lease.transpose()?,
-            wait: request.wait.map(|wait| read_duration("wait", wait)).transpose()?.unwrap_or_default(),
+            wait: request
+                .wait
+                .map(|wait| read_duration("wait", wait))
+                .transpose()?
+                .unwrap_or_default(),
             worker: request.worker,
             queues: request.queues,
             max_tasks: request.max_tasks,
@@ -196,7 +242,13 @@ impl TryFrom<pb::GetTasksRequest> for GetTasks {
 
 impl From<LeasedTask> for pb::LeasedTask {
     fn from(task: LeasedTask) -> Self {
-        let LeasedTask { id, token, expires_unix_ms, lease: _, body } = task;
+        let LeasedTask {
+            id,
+            token,
+            expires_unix_ms,
+            lease: _,
+            body,
+        } = task;
         Self {
             id: id.to_string(),
             queue: token.shard.queue.as_str().to_owned(),
@@ -217,21 +269,44 @@ impl From<LeasedTask> for pb::LeasedTask {
 impl From<pb::CompleteTasksRequest> for Batch<Completion> {
     fn from(request: pb::CompleteTasksRequest) -> Self {
         let read = |item: pb::Completion| {
-            let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
-            Ok(Item { id, lease_token, report: completion(result, result_encoding, discovered) })
+            let pb::Completion {
+                id,
+                lease_token,
+                result,
+                discovered,
+                result_encoding,
+            } = item;
+            Ok(Item {
+                id,
+                lease_token,
+                report: completion(result, result_encoding, discovered),
+            })
         };
-        Self { worker: request.worker, items: request.completions.into_iter().map(read).collect() }
+        Self {
+            worker: request.worker,
+            items: request.completions.into_iter().map(read).collect(),
+        }
     }
 }
 
-fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>) -> Result<Completion, String> {
+fn completion(
+    result: Bytes,
+    result_encoding: i32,
+    discovered: Vec<pb::NewTask>,
+) -> Result<Completion, String> {
     let result_encoding = read_encoding("result", result_encoding)?;
-    let mut completion = Completion { result, result_encoding, ..Default::default() };
+    let mut completion = Completion {
+        result,
+        result_encoding,
+        ..Default::default()
+    };
     for (index, task) in discovered.into_iter().enumerate() {
         match discovered_task(task) {
             Ok(task) => completion.discovered.push(task),
             Err(unreadable) => {
-                completion.not_stored.add(|| format!("discovered[{index}]: {}", unreadable.reason));
+                completion
+                    .not_stored
+                    .add(|| format!("discovered[{index}]: {}", unreadable.reason));
                 completion.unreadable.push(unreadable);
             }
         }
@@ -242,23 +317,53 @@ fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>)
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
     fn from(request: pb::RejectTasksRequest) -> Self {
         let read = |item: pb::Rejection| {
-            let pb::Rejection { id, lease_token, reason, retry, delay, not_started } = item;
+            let pb::Rejection {
+                id,
+                lease_token,
+                reason,
+                retry,
+                delay,
+                not_started,
+            } = item;
             let delay = delay.map(|delay| read_duration("delay", delay)).transpose();
-            let report = delay.map(|delay| Rejection { reason, retry: retry.unwrap_or(true), delay, not_started });
-            Ok(Item { id, lease_token, report })
+            let report = delay.map(|delay| Rejection {
+                reason,
+                retry: retry.unwrap_or(true),
+                delay,
+                not_started,
+            });
+            Ok(Item {
+                id,
+                lease_token,
+                report,
+            })
         };
-        Self { worker: request.worker, items: request.rejections.into_iter().map(read).collect() }
+        Self {
+            worker: request.worker,
+            items: request.rejections.into_iter().map(read).collect(),
+        }
     }
 }
 
 impl From<pb::ExtendTasksRequest> for Batch<Extension> {
     fn from(request: pb::ExtendTasksRequest) -> Self {
         let read = |item: pb::Extension| {
-            let pb::Extension { id, lease_token, by } = item;
+            let pb::Extension {
+                id,
+                lease_token,
+                by,
+            } = item;
             let by = by.map(|by| read_duration("by", by)).transpose();
-            Ok(Item { id, lease_token, report: by.map(|by| Extension { by }) })
+            Ok(Item {
+                id,
+                lease_token,
+                report: by.map(|by| Extension { by }),
+            })
         };
-        Self { worker: request.worker, items: request.extensions.into_iter().map(read).collect() }
+        Self {
+            worker: request.worker,
+            items: request.extensions.into_iter().map(read).collect(),
+        }
     }
 }
 
@@ -274,13 +379,20 @@ impl From<ItemAnswer> for pb::ItemResult {
             ItemStatus::TryLater => pb::ItemStatus::TryLater,
         };
         let lease_expires_at = answer.lease_expires_unix_ms.map(timestamp);
-        Self { id: answer.id, status: status.into(), error: answer.error, lease_expires_at }
+        Self {
+            id: answer.id,
+            status: status.into(),
+            error: answer.error,
+            lease_expires_at,
+        }
     }
 }
 
 /// Reads a status. `None`: it is of a later version, or unspecified.
 pub fn task_status(number: i32) -> Option<TaskStatus> {
-    TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == number)
+    TaskStatus::ALL
+        .into_iter()
+        .find(|status| pb::TaskStatus::from(*status) as i32 == number)
 }
 
 impl From<TaskStatus> for pb::TaskStatus {
@@ -353,28 +465,64 @@ mod tests {
     #[test]
     fn a_task_survives_the_way_there_and_back() {
         for task in [task(), pb::NewTask::default()] {
-            assert_eq!(pb::NewTask::from(NewTask::try_from(task.clone()).unwrap()), task);
+            assert_eq!(
+                pb::NewTask::from(NewTask::try_from(task.clone()).unwrap()),
+                task
+            );
         }
     }
 
     #[test]
     fn what_no_model_can_say_is_named() {
-        let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+        let negative = Some(prost_types::Duration {
+            seconds: -1,
+            nanos: 0,
+        });
         let cases = [
-            (pb::NewTask { priority: 9, ..task() }, "priority 9 is unknown; expected high, medium or low"),
             (
-                pb::NewTask { payload_encoding: 9, ..task() },
+                pb::NewTask {
+                    priority: 9,
+                    ..task()
+                },
+                "priority 9 is unknown; expected high, medium or low",
+            ),
+            (
+                pb::NewTask {
+                    payload_encoding: 9,
+                    ..task()
+                },
                 "payload_encoding 9 is unknown; expected BYTES, TEXT or JSON",
             ),
-            (pb::NewTask { delay: negative, ..task() }, "delay is negative or out of range"),
-            (pb::NewTask { lease_duration: negative, ..task() }, "lease_duration is negative or out of range"),
-            (pb::NewTask { finish_within: negative, ..task() }, "finish_within is negative or out of range"),
+            (
+                pb::NewTask {
+                    delay: negative,
+                    ..task()
+                },
+                "delay is negative or out of range",
+            ),
+            (
+                pb::NewTask {
+                    lease_duration: negative,
+                    ..task()
+                },
+                "lease_duration is negative or out of range",
+            ),
+            (
+                pb::NewTask {
+                    finish_within: negative,
+                    ..task()
+                },
+                "finish_within is negative or out of range",
+            ),
         ];
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
             let good = pb::NewTask::default();
             let completion = completion("".into(), 0, vec![good, task]).unwrap();
-            assert_eq!((completion.discovered.len(), completion.unreadable.len()), (1, 1));
+            assert_eq!(
+                (completion.discovered.len(), completion.unreadable.len()),
+                (1, 1)
+            );
             let note = format!("1 discovered task is not stored: discovered[1]: {why}");
             assert_eq!(completion.not_stored.note(), note);
         }

@@ -5,37 +5,83 @@ use super::{
     time::{read_duration, timestamp},
 };
 use crate::model::{
-    ChangeTasks, Job, JobProgress, JobState, Priority, RequeueTasks, TaskCount, TaskFilter, TasksChanged, Update,
+    ChangeTasks, Job, JobProgress, JobState, Priority, RequeueTasks, TaskCount, TaskFilter,
+    TasksChanged, Update,
 };
 
 /// Which tasks to change, and how. Either may be wrong.
 pub type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
 
 pub fn update(request: pb::ChangeTasksRequest) -> Asked<Update> {
-    let pb::ChangeTasksRequest { ids, filter, dry_run, yes, priority, replicas } = request;
+    let pb::ChangeTasksRequest {
+        ids,
+        filter,
+        dry_run,
+        yes,
+        priority,
+        replicas,
+    } = request;
     let priority = match pb::Priority::try_from(priority) {
         Ok(pb::Priority::Unspecified) => Ok(None),
         Ok(priority) => Ok(Some(Priority::from_number(i32::from(priority).into()))),
         Err(_) => Err(format!("priority {priority} is unknown")),
     };
     let replicas = Some(replicas).filter(|replicas| *replicas > 0);
-    let tasks = pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into();
-    (tasks, priority.map(|priority| Update { priority, replicas }))
+    let tasks = pb::RetryTasksRequest {
+        ids,
+        filter,
+        dry_run,
+        yes,
+    }
+    .try_into();
+    (
+        tasks,
+        priority.map(|priority| Update { priority, replicas }),
+    )
 }
 
 pub fn requeue(request: pb::RequeueTasksRequest) -> Asked<RequeueTasks> {
-    let pb::RequeueTasksRequest { ids, filter, dry_run, yes, to, away_from, reserved_for } = request;
-    let reserved_for = reserved_for.map(|time| read_duration("reserved_for", time)).transpose();
-    let tasks = pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into();
-    (tasks, reserved_for.and_then(|reserved_for| RequeueTasks::new(&to, &away_from, reserved_for)))
+    let pb::RequeueTasksRequest {
+        ids,
+        filter,
+        dry_run,
+        yes,
+        to,
+        away_from,
+        reserved_for,
+    } = request;
+    let reserved_for = reserved_for
+        .map(|time| read_duration("reserved_for", time))
+        .transpose();
+    let tasks = pb::RetryTasksRequest {
+        ids,
+        filter,
+        dry_run,
+        yes,
+    }
+    .try_into();
+    (
+        tasks,
+        reserved_for.and_then(|reserved_for| RequeueTasks::new(&to, &away_from, reserved_for)),
+    )
 }
 
 impl TryFrom<pb::RetryTasksRequest> for ChangeTasks {
     type Error = String;
 
     fn try_from(request: pb::RetryTasksRequest) -> Result<Self, String> {
-        let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
-        Self::new(ids, filter.map(TaskFilter::try_from).transpose()?, dry_run, yes)
+        let pb::RetryTasksRequest {
+            ids,
+            filter,
+            dry_run,
+            yes,
+        } = request;
+        Self::new(
+            ids,
+            filter.map(TaskFilter::try_from).transpose()?,
+            dry_run,
+            yes,
+        )
     }
 }
 
@@ -43,8 +89,19 @@ impl TryFrom<pb::CancelTasksRequest> for ChangeTasks {
     type Error = String;
 
     fn try_from(request: pb::CancelTasksRequest) -> Result<Self, String> {
-        let pb::CancelTasksRequest { ids, filter, dry_run, yes } = request;
-        pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into()
+        let pb::CancelTasksRequest {
+            ids,
+            filter,
+            dry_run,
+            yes,
+        } = request;
+        pb::RetryTasksRequest {
+            ids,
+            filter,
+            dry_run,
+            yes,
+        }
+        .try_into()
     }
 }
 
@@ -52,9 +109,19 @@ impl From<TasksChanged> for pb::RetryTasksResponse {
     fn from(changed: TasksChanged) -> Self {
         let mut response = Self::default();
         match changed {
-            TasksChanged::Items(answers) => response.results = answers.into_iter().map(Into::into).collect(),
-            TasksChanged::Counted(TaskCount { matched, looked_at, at_least }) => {
-                response.count = Some(pb::TaskCount { matched, looked_at, at_least });
+            TasksChanged::Items(answers) => {
+                response.results = answers.into_iter().map(Into::into).collect()
+            }
+            TasksChanged::Counted(TaskCount {
+                matched,
+                looked_at,
+                at_least,
+            }) => {
+                response.count = Some(pb::TaskCount {
+                    matched,
+                    looked_at,
+                    at_least,
+                });
             }
             TasksChanged::Started(job) => response.job = Some((*job).into()),
         }
@@ -77,12 +144,22 @@ tasks_changed!(ChangeTasksResponse RequeueTasksResponse CancelTasksResponse);
 impl From<TaskFilter> for pb::TaskFilter {
     fn from(filter: TaskFilter) -> Self {
         Self {
-            queue: filter.queue.map(|queue| queue.as_str().to_owned()).unwrap_or_default(),
-            statuses: filter.statuses.into_iter().map(|status| pb::TaskStatus::from(status).into()).collect(),
+            queue: filter
+                .queue
+                .map(|queue| queue.as_str().to_owned())
+                .unwrap_or_default(),
+            statuses: filter
+                .statuses
+                .into_iter()
+                .map(|status| pb::TaskStatus::from(status).into())
+                .collect(),
             key: filter.key.unwrap_or_default(),
             key_prefix: filter.key_prefix,
             headers: filter.headers.into_iter().collect(),
-            worker: filter.worker.map(|worker| worker.as_str().to_owned()).unwrap_or_default(),
+            worker: filter
+                .worker
+                .map(|worker| worker.as_str().to_owned())
+                .unwrap_or_default(),
             since: filter.since_unix_ms.map(timestamp),
             until: filter.until_unix_ms.map(timestamp),
         }
@@ -97,7 +174,14 @@ impl From<Job> for pb::Job {
             JobState::Stopped => pb::JobState::Stopped,
             JobState::Failed => pb::JobState::Failed,
         };
-        let JobProgress { cursor: _, looked_at, matched, changed, failed, last_error } = job.progress;
+        let JobProgress {
+            cursor: _,
+            looked_at,
+            matched,
+            changed,
+            failed,
+            last_error,
+        } = job.progress;
         Self {
             id: job.id.to_string(),
             what: job.change.to_string(),
@@ -132,7 +216,10 @@ mod tests {
             since_unix_ms: Some(1),
             until_unix_ms: Some(2),
         };
-        assert_eq!(TaskFilter::try_from(pb::TaskFilter::from(filter.clone())), Ok(filter));
+        assert_eq!(
+            TaskFilter::try_from(pb::TaskFilter::from(filter.clone())),
+            Ok(filter)
+        );
         let neither = ChangeTasks::try_from(pb::RetryTasksRequest::default());
         assert_eq!(neither.unwrap_err(), "name tasks by ids or by a filter");
     }

@@ -7,16 +7,26 @@ use super::{
     pb, task_status,
     time::{read_duration, timestamp},
 };
-use crate::model::{AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus};
+use crate::model::{
+    AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus,
+};
 
 /// Status changes of tasks of one queue, encoded. `None`: the status is not known.
-pub fn status_changes(queue: &QueueName, changes: impl Iterator<Item = (TaskId, Option<TaskStatus>, i64)>) -> Bytes {
+pub fn status_changes(
+    queue: &QueueName,
+    changes: impl Iterator<Item = (TaskId, Option<TaskStatus>, i64)>,
+) -> Bytes {
     let change = |(id, status, at_unix_ms): (TaskId, Option<TaskStatus>, i64)| pb::StatusChange {
         id: Bytes::copy_from_slice(id.as_bytes()),
-        status: status.map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from).into(),
+        status: status
+            .map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from)
+            .into(),
         at_unix_ms,
     };
-    let changes = pb::StatusChanges { queue: queue.as_str().to_owned(), changes: changes.map(change).collect() };
+    let changes = pb::StatusChanges {
+        queue: queue.as_str().to_owned(),
+        changes: changes.map(change).collect(),
+    };
     changes.encode_to_vec().into()
 }
 
@@ -25,9 +35,15 @@ type ReadChange = (TaskId, Option<TaskStatus>, i64);
 
 /// Reads status changes. A status of a later version is not known.
 pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {
-    let changes = pb::StatusChanges::decode(bytes).map_err(|error| error.to_string())?.changes;
+    let changes = pb::StatusChanges::decode(bytes)
+        .map_err(|error| error.to_string())?
+        .changes;
     let read = |change: pb::StatusChange| {
-        Some((TaskId::from_slice(&change.id)?, task_status(change.status), change.at_unix_ms))
+        Some((
+            TaskId::from_slice(&change.id)?,
+            task_status(change.status),
+            change.at_unix_ms,
+        ))
     };
     Ok(changes.into_iter().filter_map(read).collect())
 }
@@ -57,7 +73,9 @@ pub fn kept_events(records: Vec<Bytes>) -> Bytes {
 
 /// The records that SQL kept.
 pub fn read_kept_events(kept: Bytes) -> Result<Vec<Bytes>, String> {
-    Ok(pb::KeptEvents::decode(kept).map_err(|error| error.to_string())?.records)
+    Ok(pb::KeptEvents::decode(kept)
+        .map_err(|error| error.to_string())?
+        .records)
 }
 
 /// The record with its number, and the task that it is about. Fields of a later version stay.
@@ -65,7 +83,11 @@ pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), St
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
     let id = TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?;
     // Two encoded messages one behind the other are one message.
-    let number = pb::EventRecord { number, ..Default::default() }.encode_to_vec();
+    let number = pb::EventRecord {
+        number,
+        ..Default::default()
+    }
+    .encode_to_vec();
     Ok((id, [&number[..], &record[..]].concat().into()))
 }
 
@@ -73,7 +95,14 @@ pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), St
 pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
     let (key, worker, reason) = Default::default();
-    Ok(pb::EventRecord { key, worker, reason, ..event }.encode_to_vec().into())
+    Ok(pb::EventRecord {
+        key,
+        worker,
+        reason,
+        ..event
+    }
+    .encode_to_vec()
+    .into())
 }
 
 /// Reads a record of topic `events`, with its number.
@@ -122,9 +151,15 @@ impl From<TaskResult> for pb::TaskResult {
 
 impl From<AwaitedTask> for pb::InsertResult {
     fn from(awaited: AwaitedTask) -> Self {
-        let AwaitedTask { answer, status, results } = awaited;
+        let AwaitedTask {
+            answer,
+            status,
+            results,
+        } = awaited;
         Self {
-            task_status: status.map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from).into(),
+            task_status: status
+                .map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from)
+                .into(),
             results: results.into_iter().map(Into::into).collect(),
             ..answer.into()
         }
@@ -132,8 +167,13 @@ impl From<AwaitedTask> for pb::InsertResult {
 }
 
 /// How long an insert waits for the ends of its tasks; `None`: it does not.
-pub fn insert_wait(request: &pb::InsertTasksRequest) -> Result<Option<std::time::Duration>, String> {
-    request.wait.map(|wait| read_duration("wait", wait)).transpose()
+pub fn insert_wait(
+    request: &pb::InsertTasksRequest,
+) -> Result<Option<std::time::Duration>, String> {
+    request
+        .wait
+        .map(|wait| read_duration("wait", wait))
+        .transpose()
 }
 
 #[cfg(test)]
@@ -148,7 +188,10 @@ mod tests {
             (TaskId::new(), None, 2),
             (TaskId::new(), Some(TaskStatus::Cancelled), 3),
         ];
-        assert_eq!(read_status_changes(&status_changes(&queue, changes.into_iter())), Ok(changes.to_vec()));
+        assert_eq!(
+            read_status_changes(&status_changes(&queue, changes.into_iter())),
+            Ok(changes.to_vec())
+        );
         assert!(read_status_changes(&[0xff, 0xff]).is_err());
     }
 
@@ -168,14 +211,36 @@ mod tests {
         };
         let kept = read_kept_events(kept_events(vec![event_record(&event)])).unwrap();
         let (id, numbered) = numbered_event(&kept[0], 9).unwrap();
-        assert_eq!((id, read_event_record(&numbered)), (event.id, Ok((9, event.clone()))));
+        assert_eq!(
+            (id, read_event_record(&numbered)),
+            (event.id, Ok((9, event.clone())))
+        );
         let (_, short) = numbered_event(&short_event(&kept[0]).unwrap(), 9).unwrap();
         let (key, worker, reason) = Default::default();
-        assert_eq!(read_event_record(&short), Ok((9, EventRecord { key, worker, reason, ..event.clone() })));
+        assert_eq!(
+            read_event_record(&short),
+            Ok((
+                9,
+                EventRecord {
+                    key,
+                    worker,
+                    reason,
+                    ..event.clone()
+                }
+            ))
+        );
         // A field of a later version stays.
         let later = Bytes::from([&kept[0][..], &[0xf8, 0x07, 0x01]].concat());
-        assert!(numbered_event(&later, 9).unwrap().1.ends_with(&[0xf8, 0x07, 0x01]));
-        assert!(numbered_event(&Bytes::from_static(&[0xff]), 9).is_err() && read_kept_events("x".into()).is_err());
+        assert!(
+            numbered_event(&later, 9)
+                .unwrap()
+                .1
+                .ends_with(&[0xf8, 0x07, 0x01])
+        );
+        assert!(
+            numbered_event(&Bytes::from_static(&[0xff]), 9).is_err()
+                && read_kept_events("x".into()).is_err()
+        );
     }
 
     #[test]

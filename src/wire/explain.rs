@@ -1,12 +1,24 @@
 //! Explanations of tasks: messages to and from `model`.
 
 use super::{pb, time::timestamp};
-use crate::model::{ExplainTask, Explanation, Failure, LeaseView, TaskPlace, WorkerReason, WorkerView};
+use crate::model::{
+    ExplainTask, Explanation, Failure, LeaseView, TaskPlace, WorkerReason, WorkerView,
+};
 
 impl From<pb::ExplainTaskRequest> for ExplainTask {
     fn from(request: pb::ExplainTaskRequest) -> Self {
-        let pb::ExplainTaskRequest { id, queue, key, worker } = request;
-        Self { id, queue, key, worker }
+        let pb::ExplainTaskRequest {
+            id,
+            queue,
+            key,
+            worker,
+        } = request;
+        Self {
+            id,
+            queue,
+            key,
+            worker,
+        }
     }
 }
 
@@ -48,20 +60,41 @@ impl From<TaskPlace> for pb::TaskPlace {
 
 impl From<LeaseView> for pb::TaskLease {
     fn from(lease: LeaseView) -> Self {
-        let LeaseView { worker, expires_unix_ms, is_delivered } = lease;
-        Self { worker, lease_expires_at: expires_unix_ms.map(timestamp), delivered: is_delivered }
+        let LeaseView {
+            worker,
+            expires_unix_ms,
+            is_delivered,
+        } = lease;
+        Self {
+            worker,
+            lease_expires_at: expires_unix_ms.map(timestamp),
+            delivered: is_delivered,
+        }
     }
 }
 
 /// No `From`: `records` has another message for failures.
 fn failure(failure: Failure) -> pb::TaskFailure {
-    let Failure { at_unix_ms, worker, reason } = failure;
-    pb::TaskFailure { at: Some(timestamp(at_unix_ms)), worker, reason }
+    let Failure {
+        at_unix_ms,
+        worker,
+        reason,
+    } = failure;
+    pb::TaskFailure {
+        at: Some(timestamp(at_unix_ms)),
+        worker,
+        reason,
+    }
 }
 
 impl From<WorkerView> for pb::WorkerAnswer {
     fn from(view: WorkerView) -> Self {
-        let WorkerView { worker, reason, says, until_unix_ms } = view;
+        let WorkerView {
+            worker,
+            reason,
+            says,
+            until_unix_ms,
+        } = view;
         Self {
             worker,
             may_get: reason == WorkerReason::MayGet,

@@ -1,7 +1,8 @@
 //! gRPC's codec: messages as prost writes them, inspected before they are decoded.
 //!
-//! A message of a few bytes can become hundreds in memory. A server counts the parts of a message first
-//! ([`inspected`]), and answers an unreadable one with INVALID_ARGUMENT: it is the caller's mistake.
+//! A message of a few bytes can become hundreds in memory. A server counts the parts of a message
+//! first ([`inspected`]), and answers an unreadable one with INVALID_ARGUMENT: it is the caller's
+//! mistake.
 
 use std::{future::Future, marker::PhantomData, sync::Arc};
 
@@ -13,7 +14,8 @@ use tonic::{
 };
 use tonic_prost::ProstEncoder;
 
-/// Most messages are small. A buffer grows to what a message needs; by default it begins with 8 KiB.
+/// Most messages are small. A buffer grows to what a message needs; by default it begins with 8
+/// KiB.
 fn buffers() -> BufferSettings {
     BufferSettings::new(512, 32 << 10)
 }
@@ -26,7 +28,10 @@ tokio::task_local! {
 }
 
 /// Runs `call` with `inspector` before each message that it decodes.
-pub fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -> impl Future<Output = T> {
+pub fn inspected<T>(
+    inspector: Inspector,
+    call: impl Future<Output = T>,
+) -> impl Future<Output = T> {
     INSPECTOR.scope(inspector, call)
 }
 

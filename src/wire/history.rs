@@ -1,14 +1,26 @@
-//! Attempts that failed, on their way to SQL; tasks with their history, and acts of operators, as a call answers them.
+//! Attempts that failed, on their way to SQL; tasks with their history, and acts of operators, as a
+//! call answers them.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use super::{pb, time::timestamp};
-use crate::model::{Act, Attempt, AttemptState, FailedAttempt, LeaseNumber, TaskFile, TaskId, WorkerName};
+use crate::model::{
+    Act, Attempt, AttemptState, FailedAttempt, LeaseNumber, TaskFile, TaskId, WorkerName,
+};
 
 /// An attempt that failed, encoded.
 pub fn failed_attempt(failure: FailedAttempt) -> Bytes {
-    let FailedAttempt { id, worker, state, leased_unix_ms, at_unix_ms, attempt, lease, reason } = failure;
+    let FailedAttempt {
+        id,
+        worker,
+        state,
+        leased_unix_ms,
+        at_unix_ms,
+        attempt,
+        lease,
+        reason,
+    } = failure;
     let failure = pb::FailedAttempt {
         task_id: Bytes::copy_from_slice(id.as_bytes()),
         worker,
@@ -25,35 +37,50 @@ pub fn failed_attempt(failure: FailedAttempt) -> Bytes {
 
 /// The attempt with its time. An encoded message may be extended by appending a field.
 pub fn failure_with_time(failure: &Bytes, at_unix_ms: i64) -> Bytes {
-    let tail = pb::FailedAttempt { at_unix_ms, ..Default::default() };
+    let tail = pb::FailedAttempt {
+        at_unix_ms,
+        ..Default::default()
+    };
     let mut whole = BytesMut::with_capacity(failure.len() + tail.encoded_len());
     whole.put_slice(failure);
     whole.put_slice(&tail.encode_to_vec());
     whole.freeze()
 }
 
-/// An encoded attempt as a record of `task-results` has it, so that frames one after the other are a part of that
-/// record. An earlier version reads over them.
+/// An encoded attempt as a record of `task-results` has it, so that frames one after the other are
+/// a part of that record. An earlier version reads over them.
 pub fn frame_failure(failure: Bytes) -> Vec<u8> {
-    pb::EncodedReportBatch { failures: vec![failure], ..Default::default() }.encode_to_vec()
+    pb::EncodedReportBatch {
+        failures: vec![failure],
+        ..Default::default()
+    }
+    .encode_to_vec()
 }
 
 /// Reads an attempt. `None`: a later version wrote it, or it is damaged; a history may have a gap.
 pub(super) fn read_failure(failure: pb::FailedAttempt) -> Option<FailedAttempt> {
     let state = AttemptState::from_number(failure.state.into());
-    let state = state.filter(|state| matches!(state, AttemptState::Rejected | AttemptState::Expired));
+    let state =
+        state.filter(|state| matches!(state, AttemptState::Rejected | AttemptState::Expired));
     let (Some(id), Some(state)) = (TaskId::from_slice(&failure.task_id), state) else {
-        tracing::warn!(state = failure.state, "a history lacks an attempt that this version cannot read");
+        tracing::warn!(
+            state = failure.state,
+            "a history lacks an attempt that this version cannot read"
+        );
         return None;
     };
     Some(FailedAttempt {
         id,
-        worker: WorkerName::stored(&failure.worker).map_or_else(|_| String::new(), |name| name.as_str().to_owned()),
+        worker: WorkerName::stored(&failure.worker)
+            .map_or_else(|_| String::new(), |name| name.as_str().to_owned()),
         state,
         leased_unix_ms: failure.leased_unix_ms,
         at_unix_ms: failure.at_unix_ms,
         attempt: failure.attempt,
-        lease: LeaseNumber { generation: failure.generation, grant: failure.grant },
+        lease: LeaseNumber {
+            generation: failure.generation,
+            grant: failure.grant,
+        },
         reason: FailedAttempt::cut(&failure.reason).to_owned(),
     })
 }
@@ -71,7 +98,16 @@ impl From<AttemptState> for pb::AttemptState {
 
 impl From<Attempt> for pb::TaskAttempt {
     fn from(one: Attempt) -> Self {
-        let Attempt { worker, state, from_unix_ms, until_unix_ms, expires_unix_ms, attempt, reason, surplus } = one;
+        let Attempt {
+            worker,
+            state,
+            from_unix_ms,
+            until_unix_ms,
+            expires_unix_ms,
+            attempt,
+            reason,
+            surplus,
+        } = one;
         Self {
             worker,
             state: pb::AttemptState::from(state).into(),
@@ -87,20 +123,41 @@ impl From<Attempt> for pb::TaskAttempt {
 
 impl From<Act> for pb::TaskAct {
     fn from(act: Act) -> Self {
-        Self { id: act.id.to_string(), at: Some(timestamp(act.at_unix_ms())), who: act.who, what: act.what }
+        Self {
+            id: act.id.to_string(),
+            at: Some(timestamp(act.at_unix_ms())),
+            who: act.who,
+            what: act.what,
+        }
     }
 }
 
 impl From<Act> for pb::Act {
     fn from(act: Act) -> Self {
         let at = Some(timestamp(act.at_unix_ms()));
-        Self { id: act.id.to_string(), at, who: act.who, what: act.what, on: act.target }
+        Self {
+            id: act.id.to_string(),
+            at,
+            who: act.who,
+            what: act.what,
+            on: act.target,
+        }
     }
 }
 
 impl From<TaskFile> for pb::Task {
     fn from(file: TaskFile) -> Self {
-        let TaskFile { task, payload, payload_encoding, headers, traceparent, backoff, history, acts, results } = file;
+        let TaskFile {
+            task,
+            payload,
+            payload_encoding,
+            headers,
+            traceparent,
+            backoff,
+            history,
+            acts,
+            results,
+        } = file;
         Self {
             payload,
             payload_encoding: pb::Encoding::from(payload_encoding).into(),
@@ -128,20 +185,44 @@ mod tests {
             leased_unix_ms: 5,
             at_unix_ms: 0,
             attempt: 2,
-            lease: LeaseNumber { generation: 3, grant: 4 },
+            lease: LeaseNumber {
+                generation: 3,
+                grant: 4,
+            },
             reason: "no luck".into(),
         };
         let frames = frame_failure(failed_attempt(failure.clone())).repeat(2);
-        let pb::EncodedReportBatch { reports, failures, .. } = pb::EncodedReportBatch::decode(&frames[..]).unwrap();
+        let pb::EncodedReportBatch {
+            reports, failures, ..
+        } = pb::EncodedReportBatch::decode(&frames[..]).unwrap();
         assert_eq!((reports.len(), failures.len()), (0, 2));
         let whole = pb::FailedAttempt::decode(failure_with_time(&failures[1], 9)).unwrap();
-        assert_eq!(read_failure(whole.clone()), Some(FailedAttempt { at_unix_ms: 9, ..failure }));
+        assert_eq!(
+            read_failure(whole.clone()),
+            Some(FailedAttempt {
+                at_unix_ms: 9,
+                ..failure
+            })
+        );
         let wrong = [
-            pb::FailedAttempt { state: 2, ..whole.clone() },
-            pb::FailedAttempt { state: 9, ..whole.clone() },
-            pb::FailedAttempt { task_id: "short".into(), ..whole },
+            pb::FailedAttempt {
+                state: 2,
+                ..whole.clone()
+            },
+            pb::FailedAttempt {
+                state: 9,
+                ..whole.clone()
+            },
+            pb::FailedAttempt {
+                task_id: "short".into(),
+                ..whole
+            },
         ];
-        assert!(wrong.into_iter().all(|failure| read_failure(failure).is_none()));
+        assert!(
+            wrong
+                .into_iter()
+                .all(|failure| read_failure(failure).is_none())
+        );
     }
 
     #[test]

@@ -5,18 +5,24 @@ use super::{
     time::{timestamp, unix_ms},
 };
 use crate::model::{
-    ChangeLetters, ChosenLetters, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage, LetterPages,
-    LettersChanged, QueueName, StoredLetter,
+    ChangeLetters, ChosenLetters, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
+    LetterPages, LettersChanged, QueueName, StoredLetter,
 };
 
 fn filter(filter: pb::LetterFilter) -> Result<LetterFilter, String> {
     let queue = Some(&filter.queue).filter(|queue| !queue.is_empty());
     let kind = match filter.kind {
         0 => None,
-        number => Some(LetterKind::from_number(number.into()).ok_or_else(|| format!("kind {number} is unknown"))?),
+        number => Some(
+            LetterKind::from_number(number.into())
+                .ok_or_else(|| format!("kind {number} is unknown"))?,
+        ),
     };
     Ok(LetterFilter {
-        queue: queue.map(|queue| QueueName::new(queue)).transpose().map_err(|error| error.to_string())?,
+        queue: queue
+            .map(|queue| QueueName::new(queue))
+            .transpose()
+            .map_err(|error| error.to_string())?,
         kind,
         since_unix_ms: filter.since.map(unix_ms),
         until_unix_ms: filter.until.map(unix_ms),
@@ -25,7 +31,11 @@ fn filter(filter: pb::LetterFilter) -> Result<LetterFilter, String> {
 }
 
 fn cursor(text: &str) -> Result<Option<LetterCursor>, String> {
-    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        text.parse().map(Some)
+    }
 }
 
 fn cursor_text(cursor: Option<LetterCursor>) -> String {
@@ -37,7 +47,11 @@ impl TryFrom<pb::ListDeadLettersRequest> for LetterPages {
 
     fn try_from(request: pb::ListDeadLettersRequest) -> Result<Self, String> {
         let filter = filter(request.filter.unwrap_or_default())?;
-        Ok(Self { filter, limit: request.limit, after: cursor(&request.cursor)? })
+        Ok(Self {
+            filter,
+            limit: request.limit,
+            after: cursor(&request.cursor)?,
+        })
     }
 }
 
@@ -45,15 +59,35 @@ impl TryFrom<pb::ChangeDeadLettersRequest> for ChangeLetters {
     type Error = String;
 
     fn try_from(request: pb::ChangeDeadLettersRequest) -> Result<Self, String> {
-        let pb::ChangeDeadLettersRequest { ids, filter: by, dry_run, yes, limit, cursor: after } = request;
-        let pages = by.map(|by| Ok::<_, String>(LetterPages { filter: filter(by)?, limit, after: cursor(&after)? }));
-        Ok(Self { chosen: ChosenLetters::new(ids, pages.transpose()?)?, dry_run, yes })
+        let pb::ChangeDeadLettersRequest {
+            ids,
+            filter: by,
+            dry_run,
+            yes,
+            limit,
+            cursor: after,
+        } = request;
+        let pages = by.map(|by| {
+            Ok::<_, String>(LetterPages {
+                filter: filter(by)?,
+                limit,
+                after: cursor(&after)?,
+            })
+        });
+        Ok(Self {
+            chosen: ChosenLetters::new(ids, pages.transpose()?)?,
+            dry_run,
+            yes,
+        })
     }
 }
 
 impl From<LetterPage> for pb::ListDeadLettersResponse {
     fn from(page: LetterPage) -> Self {
-        Self { letters: page.letters.into_iter().map(Into::into).collect(), cursor: cursor_text(page.next) }
+        Self {
+            letters: page.letters.into_iter().map(Into::into).collect(),
+            cursor: cursor_text(page.next),
+        }
     }
 }
 
@@ -73,7 +107,10 @@ impl From<StoredLetter> for pb::Letter {
             attempts: letter.attempts,
             history: letter.history.into_iter().map(attempt).collect(),
             task: letter.task.map(Into::into),
-            parent_id: letter.parent_id.map(|id| id.to_string()).unwrap_or_default(),
+            parent_id: letter
+                .parent_id
+                .map(|id| id.to_string())
+                .unwrap_or_default(),
             topic: letter.topic,
             partition: letter.partition,
             offset: letter.offset,
@@ -84,7 +121,10 @@ impl From<StoredLetter> for pb::Letter {
 
 impl From<LettersChanged> for pb::ChangeDeadLettersResponse {
     fn from(changed: LettersChanged) -> Self {
-        let failure = |(id, error): (LetterId, String)| pb::LetterFailure { id: id.to_string(), error };
+        let failure = |(id, error): (LetterId, String)| pb::LetterFailure {
+            id: id.to_string(),
+            error,
+        };
         Self {
             matched: changed.matched,
             changed: changed.changed,
@@ -102,20 +142,45 @@ mod tests {
     fn the_kinds_of_the_model_are_those_of_the_message() {
         for kind in LetterKind::ALL {
             let name = pb::LetterKind::try_from(kind as i32).unwrap().as_str_name();
-            assert_eq!(name, format!("LETTER_KIND_{}", kind.as_str().to_uppercase()));
+            assert_eq!(
+                name,
+                format!("LETTER_KIND_{}", kind.as_str().to_uppercase())
+            );
         }
     }
 
     #[test]
     fn a_wrong_request_is_named() {
-        let change = |request: pb::ChangeDeadLettersRequest| ChangeLetters::try_from(request).unwrap_err();
+        let change =
+            |request: pb::ChangeDeadLettersRequest| ChangeLetters::try_from(request).unwrap_err();
         let filter = |filter: pb::LetterFilter| {
-            change(pb::ChangeDeadLettersRequest { filter: Some(filter), ..Default::default() })
+            change(pb::ChangeDeadLettersRequest {
+                filter: Some(filter),
+                ..Default::default()
+            })
         };
-        assert_eq!(filter(pb::LetterFilter { kind: 9, ..Default::default() }), "kind 9 is unknown");
-        assert!(filter(pb::LetterFilter { queue: "a b".into(), ..Default::default() }).contains("contains ' '"));
-        assert_eq!(change(Default::default()), "name letters by ids or by a filter");
-        let wrong_id = pb::ChangeDeadLettersRequest { ids: vec!["x".into()], ..Default::default() };
+        assert_eq!(
+            filter(pb::LetterFilter {
+                kind: 9,
+                ..Default::default()
+            }),
+            "kind 9 is unknown"
+        );
+        assert!(
+            filter(pb::LetterFilter {
+                queue: "a b".into(),
+                ..Default::default()
+            })
+            .contains("contains ' '")
+        );
+        assert_eq!(
+            change(Default::default()),
+            "name letters by ids or by a filter"
+        );
+        let wrong_id = pb::ChangeDeadLettersRequest {
+            ids: vec!["x".into()],
+            ..Default::default()
+        };
         assert_eq!(change(wrong_id), "ids[0]: \"x\" is not a letter's id");
     }
 }

@@ -17,14 +17,17 @@ mod search;
 mod session;
 pub mod time;
 
-pub use body::{blob_of_row, body_blob, body_values, deadline_of, read_body, with_body_values, without_deadline};
+pub use body::{
+    blob_of_row, body_blob, body_values, deadline_of, read_body, with_body_values, without_deadline,
+};
 pub use call::task_status;
 pub use events::{
-    event_record, insert_wait, kept_events, numbered_event, read_event_record, read_kept_events, read_status_changes,
-    short_event, status_changes,
+    event_record, insert_wait, kept_events, numbered_event, read_event_record, read_kept_events,
+    read_status_changes, short_event, status_changes,
 };
 pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
-    Reports, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
-    pipeline_record, read_dead_letter, read_pipeline_record, read_reports, report_batch, with_time,
+    Reports, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports,
+    one_report, pipeline_record, read_dead_letter, read_pipeline_record, read_reports,
+    report_batch, with_time,
 };

@@ -1,5 +1,5 @@
-//! The messages and services of `proto/taskd/v1`. `make proto` generates the files in `pb/`, and those of the crate
-//! `taskd-client`: the messages of the API, and the clients of its services.
+//! The messages and services of `proto/taskd/v1`. `make proto` generates the files in `pb/`, and
+//! those of the crate `taskd-client`: the messages of the API, and the clients of its services.
 
 /// Generated code; its comments are in the proto.
 #[allow(missing_docs, unreachable_pub)]

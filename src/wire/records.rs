@@ -10,16 +10,22 @@ use super::{
     pb,
 };
 use crate::model::{
-    Completed, DeadLetter, Died, Encoding, Expiration, FailedAttempt, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask,
-    QueueName, Report, ShardId, TaskId, TaskRow, TraceContext, What,
+    Completed, DeadLetter, Died, Encoding, Expiration, FailedAttempt, Failure, LeaseNumber,
+    MAX_REPLICAS, PipelineTask, QueueName, Report, ShardId, TaskId, TaskRow, TraceContext, What,
 };
 
 fn id_bytes(id: TaskId) -> Bytes {
     Bytes::copy_from_slice(id.as_bytes())
 }
 
-/// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent of the next.
-pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bool, published_unix_ms: i64) -> Bytes {
+/// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent
+/// of the next.
+pub fn pipeline_record(
+    row: &TaskRow,
+    published: Option<TraceContext>,
+    again: bool,
+    published_unix_ms: i64,
+) -> Bytes {
     let published = published.map(|published| published.to_string());
     let traceparent = published.as_deref().unwrap_or(&row.traceparent);
     let record = pb::PipelineRecord {
@@ -33,7 +39,9 @@ pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bo
         lease_ms: row.lease_ms,
         not_before_unix_ms: row.not_before_unix_ms,
         body: encoded_body(row, traceparent).into(),
-        traceparent: TraceContext::sampled(traceparent).map(|_| traceparent.to_owned()).unwrap_or_default(),
+        traceparent: TraceContext::sampled(traceparent)
+            .map(|_| traceparent.to_owned())
+            .unwrap_or_default(),
     };
     record.encode_to_vec().into()
 }
@@ -43,12 +51,17 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
     let record = pb::PipelineRecord::decode(value.clone()).map_err(|e| e.to_string())?;
     let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
     let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
-    // The widest bounds, not this process's settings: those may have been wider when the task was stored.
+    // The widest bounds, not this process's settings: those may have been wider when the task was
+    // stored.
     if record.replicas == 0 || record.replicas > MAX_REPLICAS {
-        return Err(format!("replicas is {}; must be 1 to {MAX_REPLICAS}", record.replicas));
+        return Err(format!(
+            "replicas is {}; must be 1 to {MAX_REPLICAS}",
+            record.replicas
+        ));
     }
     // A worker could not get it.
-    pb::TaskBody::decode(record.body.clone()).map_err(|e| format!("the body cannot be read: {e}"))?;
+    pb::TaskBody::decode(record.body.clone())
+        .map_err(|e| format!("the body cannot be read: {e}"))?;
     // The scripts make a key of it.
     if !(1..=3).contains(&record.priority) {
         return Err(format!("priority is {}; must be 1 to 3", record.priority));
@@ -71,13 +84,18 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
     })
 }
 
-/// The report of a completion, without its time; `Err` with its bytes where they are more than `max`.
+/// The report of a completion, without its time; `Err` with its bytes where they are more than
+/// `max`.
 pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<Bytes, usize> {
     let done = pb::Completed {
         worker: completed.worker,
         result: completed.result,
         result_encoding: pb::Encoding::from(completed.result_encoding).into(),
-        discovered: completed.discovered.into_iter().map(of_discovered).collect(),
+        discovered: completed
+            .discovered
+            .into_iter()
+            .map(of_discovered)
+            .collect(),
         attempt: completed.attempt,
         generation: completed.lease.generation,
         grant: completed.lease.grant,
@@ -89,26 +107,50 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
         return Err(bytes);
     }
     let what = Some(pb::report::What::Completed(done));
-    Ok(pb::Report { task_id: id_bytes(id), what, at_unix_ms: 0 }.encode_to_vec().into())
+    Ok(pb::Report {
+        task_id: id_bytes(id),
+        what,
+        at_unix_ms: 0,
+    }
+    .encode_to_vec()
+    .into())
 }
 
 /// The report of a death.
 pub fn died_report(id: TaskId, died: Died, at_unix_ms: i64) -> Bytes {
     let history = died.history.into_iter().map(Into::into).collect();
-    let died = pb::Died { reason: died.reason, attempts: died.attempts, history, epoch: died.epoch };
+    let died = pb::Died {
+        reason: died.reason,
+        attempts: died.attempts,
+        history,
+        epoch: died.epoch,
+    };
     let what = Some(pb::report::What::Died(died));
-    pb::Report { task_id: id_bytes(id), what, at_unix_ms }.encode_to_vec().into()
+    pb::Report {
+        task_id: id_bytes(id),
+        what,
+        at_unix_ms,
+    }
+    .encode_to_vec()
+    .into()
 }
 
 impl From<Failure> for pb::Failure {
     fn from(failure: Failure) -> Self {
-        Self { at_unix_ms: failure.at_unix_ms, worker: failure.worker, reason: failure.reason }
+        Self {
+            at_unix_ms: failure.at_unix_ms,
+            worker: failure.worker,
+            reason: failure.reason,
+        }
     }
 }
 
 /// The report with its time. An encoded message may be extended by appending a field.
 pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
-    let tail = pb::Report { at_unix_ms, ..Default::default() };
+    let tail = pb::Report {
+        at_unix_ms,
+        ..Default::default()
+    };
     let mut whole = Vec::with_capacity(report.len() + tail.encoded_len());
     whole.put_slice(report);
     tail.encode(&mut whole).expect("a vector has room");
@@ -118,8 +160,8 @@ pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
 /// The number of the field `reports` in `ReportBatch`.
 const REPORTS: u32 = 3;
 
-/// Appends an encoded report as [`report_batch`] has it, so that frames one after the other are a part of that record.
-/// Answers how many bytes that took.
+/// Appends an encoded report as [`report_batch`] has it, so that frames one after the other are a
+/// part of that record. Answers how many bytes that took.
 pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
     let before = frames.len();
     prost::encoding::bytes::encode(REPORTS, report, frames);
@@ -132,10 +174,20 @@ pub fn framed_reports(frames: Bytes) -> Result<(Vec<Bytes>, Vec<Bytes>), String>
     Ok((batch.reports, batch.failures))
 }
 
-/// The record of topic `task-results` with encoded reports and failed attempts, of one shard if it is given.
+/// The record of topic `task-results` with encoded reports and failed attempts, of one shard if it
+/// is given.
 pub fn report_batch(of: Option<&ShardId>, reports: Vec<Bytes>, failures: Vec<Bytes>) -> Bytes {
-    let (queue, shard) = of.map(|of| (of.queue.as_str().to_owned(), of.number)).unwrap_or_default();
-    pb::EncodedReportBatch { queue, shard, reports, failures }.encode_to_vec().into()
+    let (queue, shard) = of
+        .map(|of| (of.queue.as_str().to_owned(), of.number))
+        .unwrap_or_default();
+    pb::EncodedReportBatch {
+        queue,
+        shard,
+        reports,
+        failures,
+    }
+    .encode_to_vec()
+    .into()
 }
 
 /// The reports of a record of topic `task-results`, and the failed attempts in it.
@@ -149,12 +201,20 @@ pub struct Reports {
 /// Reads a record of topic `task-results`.
 pub fn read_reports(value: &Bytes) -> Result<Reports, String> {
     let batch = pb::ReportBatch::decode(value.clone()).map_err(|error| error.to_string())?;
-    let failures = batch.failures.into_iter().filter_map(read_failure).collect();
-    Ok(Reports { reports: batch.reports.into_iter().map(report).collect(), failures })
+    let failures = batch
+        .failures
+        .into_iter()
+        .filter_map(read_failure)
+        .collect();
+    Ok(Reports {
+        reports: batch.reports.into_iter().map(report).collect(),
+        failures,
+    })
 }
 
 fn report(report: pb::Report) -> Result<Report, String> {
-    let id = TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
+    let id =
+        TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
     let what = match report.what {
         Some(pb::report::What::Completed(done)) => What::Completed(Completed {
             worker: done.worker,
@@ -162,7 +222,10 @@ fn report(report: pb::Report) -> Result<Report, String> {
             result_encoding: Encoding::from_number(done.result_encoding.into()),
             discovered: done.discovered.into_iter().map(discovered_task).collect(),
             attempt: done.attempt,
-            lease: LeaseNumber { generation: done.generation, grant: done.grant },
+            lease: LeaseNumber {
+                generation: done.generation,
+                grant: done.grant,
+            },
             leased_unix_ms: done.leased_unix_ms,
             traceparent: done.traceparent,
         }),
@@ -174,12 +237,20 @@ fn report(report: pb::Report) -> Result<Report, String> {
         }),
         None => return Err("a report of a kind that this version does not know".into()),
     };
-    Ok(Report { id, at_unix_ms: report.at_unix_ms, what })
+    Ok(Report {
+        id,
+        at_unix_ms: report.at_unix_ms,
+        what,
+    })
 }
 
 impl From<pb::Failure> for Failure {
     fn from(failure: pb::Failure) -> Self {
-        Self { at_unix_ms: failure.at_unix_ms, worker: failure.worker, reason: failure.reason }
+        Self {
+            at_unix_ms: failure.at_unix_ms,
+            worker: failure.worker,
+            reason: failure.reason,
+        }
     }
 }
 
@@ -263,21 +334,43 @@ mod tests {
 
     #[test]
     fn the_time_is_added_without_decoding() {
-        let done = pb::Completed { worker: "w".into(), ..Default::default() };
+        let done = pb::Completed {
+            worker: "w".into(),
+            ..Default::default()
+        };
         let what = Some(pb::report::What::Completed(done));
-        let report = pb::Report { task_id: Bytes::from_static(&[7; 16]), what, at_unix_ms: 0 };
+        let report = pb::Report {
+            task_id: Bytes::from_static(&[7; 16]),
+            what,
+            at_unix_ms: 0,
+        };
         let whole = pb::Report::decode(with_time(&report.encode_to_vec().into(), 42)).unwrap();
-        assert_eq!(whole, pb::Report { at_unix_ms: 42, ..report });
+        assert_eq!(
+            whole,
+            pb::Report {
+                at_unix_ms: 42,
+                ..report
+            }
+        );
     }
 
     #[test]
     fn frames_are_a_part_of_the_record() {
-        let reports = [Bytes::new(), Bytes::from_static(b"one"), vec![b'x'; 300].into()];
+        let reports = [
+            Bytes::new(),
+            Bytes::from_static(b"one"),
+            vec![b'x'; 300].into(),
+        ];
         let mut frames = Vec::new();
-        let lengths = reports.each_ref().map(|report| frame_report(report, &mut frames));
+        let lengths = reports
+            .each_ref()
+            .map(|report| frame_report(report, &mut frames));
         assert_eq!(lengths, [2, 5, 303]);
         assert_eq!(framed_reports(frames.clone().into()).unwrap().0, reports);
-        assert_eq!(framed_reports(frames.split_off(2).into()).unwrap().0, reports[1..]);
+        assert_eq!(
+            framed_reports(frames.split_off(2).into()).unwrap().0,
+            reports[1..]
+        );
         assert!(framed_reports(Bytes::from_static(b"\x1a\x05one")).is_err());
     }
 
@@ -292,18 +385,74 @@ mod tests {
             lease_ms: 1,
             ..Default::default()
         };
-        let decode = |record: pb::PipelineRecord| read_pipeline_record(&record.encode_to_vec().into()).map(drop);
+        let decode = |record: pb::PipelineRecord| {
+            read_pipeline_record(&record.encode_to_vec().into()).map(drop)
+        };
         decode(good()).unwrap();
         let cases = [
-            (pb::PipelineRecord { id: vec![7; 15].into(), ..good() }, "16 bytes"),
-            (pb::PipelineRecord { queue: "a{b".into(), ..good() }, "contains '{'"),
-            (pb::PipelineRecord { replicas: 0, ..good() }, "replicas is 0"),
-            (pb::PipelineRecord { replicas: 10_001, ..good() }, "replicas is 10001; must be 1 to 10000"),
-            (pb::PipelineRecord { priority: 0, ..good() }, "priority is 0; must be 1 to 3"),
-            (pb::PipelineRecord { priority: 4, ..good() }, "priority is 4"),
-            (pb::PipelineRecord { max_attempts: 0, ..good() }, "max_attempts is 0"),
-            (pb::PipelineRecord { lease_ms: 0, ..good() }, "lease_ms 0"),
-            (pb::PipelineRecord { body: vec![0xff].into(), ..good() }, "the body cannot be read"),
+            (
+                pb::PipelineRecord {
+                    id: vec![7; 15].into(),
+                    ..good()
+                },
+                "16 bytes",
+            ),
+            (
+                pb::PipelineRecord {
+                    queue: "a{b".into(),
+                    ..good()
+                },
+                "contains '{'",
+            ),
+            (
+                pb::PipelineRecord {
+                    replicas: 0,
+                    ..good()
+                },
+                "replicas is 0",
+            ),
+            (
+                pb::PipelineRecord {
+                    replicas: 10_001,
+                    ..good()
+                },
+                "replicas is 10001; must be 1 to 10000",
+            ),
+            (
+                pb::PipelineRecord {
+                    priority: 0,
+                    ..good()
+                },
+                "priority is 0; must be 1 to 3",
+            ),
+            (
+                pb::PipelineRecord {
+                    priority: 4,
+                    ..good()
+                },
+                "priority is 4",
+            ),
+            (
+                pb::PipelineRecord {
+                    max_attempts: 0,
+                    ..good()
+                },
+                "max_attempts is 0",
+            ),
+            (
+                pb::PipelineRecord {
+                    lease_ms: 0,
+                    ..good()
+                },
+                "lease_ms 0",
+            ),
+            (
+                pb::PipelineRecord {
+                    body: vec![0xff].into(),
+                    ..good()
+                },
+                "the body cannot be read",
+            ),
         ];
         for (record, want) in cases {
             let error = decode(record).unwrap_err();

@@ -7,12 +7,26 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
     type Error = String;
 
     fn try_from(filter: pb::TaskFilter) -> Result<Self, String> {
-        let pb::TaskFilter { queue, statuses, key, key_prefix, headers, worker, since, until } = filter;
-        let queue = (!queue.is_empty()).then(|| QueueName::new(&queue)).transpose();
-        let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
+        let pb::TaskFilter {
+            queue,
+            statuses,
+            key,
+            key_prefix,
+            headers,
+            worker,
+            since,
+            until,
+        } = filter;
+        let queue = (!queue.is_empty())
+            .then(|| QueueName::new(&queue))
+            .transpose();
+        let worker = (!worker.is_empty())
+            .then(|| WorkerName::new(&worker))
+            .transpose();
         let mut distinct = Vec::new();
         for number in statuses {
-            let status = task_status(number).ok_or_else(|| format!("status {number} is unknown"))?;
+            let status =
+                task_status(number).ok_or_else(|| format!("status {number} is unknown"))?;
             status.add_to(&mut distinct);
         }
         Ok(Self {
@@ -32,9 +46,21 @@ impl TryFrom<pb::ListTasksRequest> for TaskPages {
     type Error = String;
 
     fn try_from(request: pb::ListTasksRequest) -> Result<Self, String> {
-        let pb::ListTasksRequest { filter, limit, cursor } = request;
-        let after = if cursor.is_empty() { None } else { Some(cursor.parse()?) };
-        Ok(Self { filter: filter.unwrap_or_default().try_into()?, limit, after })
+        let pb::ListTasksRequest {
+            filter,
+            limit,
+            cursor,
+        } = request;
+        let after = if cursor.is_empty() {
+            None
+        } else {
+            Some(cursor.parse()?)
+        };
+        Ok(Self {
+            filter: filter.unwrap_or_default().try_into()?,
+            limit,
+            after,
+        })
     }
 }
 
@@ -62,11 +88,32 @@ mod tests {
             ..Default::default()
         };
         let read = TaskFilter::try_from(filter.clone()).unwrap();
-        assert_eq!((read.statuses, read.key), (vec![TaskStatus::Dead, TaskStatus::Queued], Some("k".into())));
+        assert_eq!(
+            (read.statuses, read.key),
+            (vec![TaskStatus::Dead, TaskStatus::Queued], Some("k".into()))
+        );
         let wrong = |filter: pb::TaskFilter| TaskFilter::try_from(filter).unwrap_err();
-        assert_eq!(wrong(pb::TaskFilter { statuses: vec![9], ..filter.clone() }), "status 9 is unknown");
-        assert!(wrong(pb::TaskFilter { queue: "a b".into(), ..filter }).contains("contains ' '"));
-        let cursor = pb::ListTasksRequest { cursor: "x".into(), ..Default::default() };
-        assert_eq!(TaskPages::try_from(cursor).unwrap_err(), "the cursor is not one of an earlier answer");
+        assert_eq!(
+            wrong(pb::TaskFilter {
+                statuses: vec![9],
+                ..filter.clone()
+            }),
+            "status 9 is unknown"
+        );
+        assert!(
+            wrong(pb::TaskFilter {
+                queue: "a b".into(),
+                ..filter
+            })
+            .contains("contains ' '")
+        );
+        let cursor = pb::ListTasksRequest {
+            cursor: "x".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            TaskPages::try_from(cursor).unwrap_err(),
+            "the cursor is not one of an earlier answer"
+        );
     }
 }

@@ -7,8 +7,8 @@ use super::{
     time::{duration, read_duration},
 };
 use crate::model::{
-    Batch, FrameAnswer, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed, SessionClosing, SessionOpened,
-    TaskdFrame, TasksReported, WantTasks, WorkerFrame,
+    Batch, FrameAnswer, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed,
+    SessionClosing, SessionOpened, TaskdFrame, TasksReported, WantTasks, WorkerFrame,
 };
 
 macro_rules! open_session {
@@ -17,9 +17,14 @@ macro_rules! open_session {
             type Error = String;
 
             fn try_from($open: pb::$request) -> Result<Self, String> {
-                let lease_duration = $open.lease_duration.map(|lease| read_duration("lease_duration", lease));
+                let lease_duration = $open
+                    .lease_duration
+                    .map(|lease| read_duration("lease_duration", lease));
                 Ok(Self {
-                    timeout: $open.timeout.map(|timeout| read_duration("timeout", timeout)).transpose()?,
+                    timeout: $open
+                        .timeout
+                        .map(|timeout| read_duration("timeout", timeout))
+                        .transpose()?,
                     lease_duration: lease_duration.transpose()?,
                     worker: $open.worker,
                     queues: $open.queues,
@@ -40,12 +45,43 @@ open_session!(OpenSessionRequest, open => false);
 
 impl From<pb::WorkerFrame> for WorkerFrame {
     fn from(frame: pb::WorkerFrame) -> Self {
-        let pb::WorkerFrame { open, number, completions, rejections, extensions, started, surrender, want, close } =
-            frame;
+        let pb::WorkerFrame {
+            open,
+            number,
+            completions,
+            rejections,
+            extensions,
+            started,
+            surrender,
+            want,
+            close,
+        } = frame;
         let open = open.map(OpenSession::try_from);
-        let report = pb::ReportTasksRequest { completions, rejections, extensions, started, ..Default::default() };
-        let ReportTasks { call: _, completions, rejections, extensions, started } = report.into();
-        Self { open, number, completions, rejections, extensions, started, surrender, want, close }
+        let report = pb::ReportTasksRequest {
+            completions,
+            rejections,
+            extensions,
+            started,
+            ..Default::default()
+        };
+        let ReportTasks {
+            call: _,
+            completions,
+            rejections,
+            extensions,
+            started,
+        } = report.into();
+        Self {
+            open,
+            number,
+            completions,
+            rejections,
+            extensions,
+            started,
+            surrender,
+            want,
+            close,
+        }
     }
 }
 
@@ -53,8 +89,19 @@ impl TryFrom<pb::WantTasksRequest> for WantTasks {
     type Error = String;
 
     fn try_from(want: pb::WantTasksRequest) -> Result<Self, String> {
-        let wait = want.wait.map(|wait| read_duration("wait", wait)).transpose()?.unwrap_or(Duration::ZERO);
-        Ok(Self { call: SessionCall { worker: want.worker, session: want.session }, want: want.want, wait })
+        let wait = want
+            .wait
+            .map(|wait| read_duration("wait", wait))
+            .transpose()?
+            .unwrap_or(Duration::ZERO);
+        Ok(Self {
+            call: SessionCall {
+                worker: want.worker,
+                session: want.session,
+            },
+            want: want.want,
+            wait,
+        })
     }
 }
 
@@ -71,13 +118,33 @@ session_call!(SurrenderTasksRequest GetPendingCountRequest CloseSessionRequest);
 
 impl From<pb::ReportTasksRequest> for ReportTasks {
     fn from(report: pb::ReportTasksRequest) -> Self {
-        let pb::ReportTasksRequest { worker, session, completions, rejections, extensions, started } = report;
+        let pb::ReportTasksRequest {
+            worker,
+            session,
+            completions,
+            rejections,
+            extensions,
+            started,
+        } = report;
         let nobody = String::new;
         Self {
             call: SessionCall { worker, session },
-            completions: Batch::from(pb::CompleteTasksRequest { worker: nobody(), completions, next: None }).items,
-            rejections: Batch::from(pb::RejectTasksRequest { worker: nobody(), rejections }).items,
-            extensions: Batch::from(pb::ExtendTasksRequest { worker: nobody(), extensions }).items,
+            completions: Batch::from(pb::CompleteTasksRequest {
+                worker: nobody(),
+                completions,
+                next: None,
+            })
+            .items,
+            rejections: Batch::from(pb::RejectTasksRequest {
+                worker: nobody(),
+                rejections,
+            })
+            .items,
+            extensions: Batch::from(pb::ExtendTasksRequest {
+                worker: nobody(),
+                extensions,
+            })
+            .items,
             started,
         }
     }
@@ -111,8 +178,22 @@ impl From<SessionOpened> for pb::SessionOpened {
 
 impl From<SessionOpened> for pb::OpenSessionResponse {
     fn from(opened: SessionOpened) -> Self {
-        let pb::SessionOpened { session, resumed, granted, max_tasks, heartbeat, timeout } = opened.into();
-        Self { session, resumed, granted, max_tasks, heartbeat, timeout }
+        let pb::SessionOpened {
+            session,
+            resumed,
+            granted,
+            max_tasks,
+            heartbeat,
+            timeout,
+        } = opened.into();
+        Self {
+            session,
+            resumed,
+            granted,
+            max_tasks,
+            heartbeat,
+            timeout,
+        }
     }
 }
 
@@ -131,7 +212,10 @@ impl From<FrameAnswer> for pb::FrameAnswer {
 
 impl From<SessionClosing> for pb::SessionClosing {
     fn from(closing: SessionClosing) -> Self {
-        Self { reason: closing.reason, within: duration(closing.within) }
+        Self {
+            reason: closing.reason,
+            within: duration(closing.within),
+        }
     }
 }
 

@@ -7,16 +7,25 @@ use prost_types::Timestamp;
 /// Milliseconds since 1970 as a timestamp.
 pub fn timestamp(unix_ms: i64) -> Timestamp {
     let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
-    Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
+    Timestamp {
+        seconds: unix_ms.div_euclid(1000),
+        nanos,
+    }
 }
 
 /// Milliseconds since 1970; 0 for earlier times.
 pub(super) fn unix_ms(at: Timestamp) -> i64 {
-    at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000).max(0)
+    at.seconds
+        .saturating_mul(1000)
+        .saturating_add(i64::from(at.nanos) / 1_000_000)
+        .max(0)
 }
 
 /// The duration of the field `what`, which must not be negative.
-pub(super) fn read_duration(what: &str, duration: prost_types::Duration) -> Result<Duration, String> {
+pub(super) fn read_duration(
+    what: &str,
+    duration: prost_types::Duration,
+) -> Result<Duration, String> {
     Duration::try_from(duration).map_err(|_| format!("{what} is negative or out of range"))
 }
 
@@ -30,25 +39,43 @@ pub fn to_rfc_3339(unix_ms: i64) -> String {
     timestamp(unix_ms).to_string()
 }
 
-/// Milliseconds since 1970 of a text like `2030-01-31T12:00:00[.5](Z|+02:00)`; `None` for any other form.
+/// Milliseconds since 1970 of a text like `2030-01-31T12:00:00[.5](Z|+02:00)`; `None` for any other
+/// form.
 pub fn from_rfc_3339(text: &str) -> Option<i64> {
     is_rfc_3339(text).then(|| text.parse().ok().map(unix_ms))?
 }
 
-/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a time, times
-/// without an offset, years with a sign.
+/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a
+/// time, times without an offset, years with a sign.
 fn is_rfc_3339(text: &str) -> bool {
     let like = |text: &str, form: &str| {
-        let fits = |(byte, form): (u8, u8)| if form == b'0' { byte.is_ascii_digit() } else { byte == form };
+        let fits = |(byte, form): (u8, u8)| {
+            if form == b'0' {
+                byte.is_ascii_digit()
+            } else {
+                byte == form
+            }
+        };
         text.len() == form.len() && text.bytes().zip(form.bytes()).all(fits)
     };
-    let Some((time, rest)) = text.split_at_checked("0000-00-00T00:00:00".len()) else { return false };
+    let Some((time, rest)) = text.split_at_checked("0000-00-00T00:00:00".len()) else {
+        return false;
+    };
     let time = time.to_ascii_uppercase();
     let fraction = rest.strip_prefix('.').unwrap_or_default();
-    let digits = fraction.len() - fraction.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let offset = if digits > 0 { &fraction[digits..] } else { rest };
+    let digits = fraction.len()
+        - fraction
+            .trim_start_matches(|c: char| c.is_ascii_digit())
+            .len();
+    let offset = if digits > 0 {
+        &fraction[digits..]
+    } else {
+        rest
+    };
     let is_offset = offset.eq_ignore_ascii_case("z")
-        || (like(offset, "+00:00") || like(offset, "-00:00")) && offset[1..3] <= *"23" && offset[4..6] <= *"59";
+        || (like(offset, "+00:00") || like(offset, "-00:00"))
+            && offset[1..3] <= *"23"
+            && offset[4..6] <= *"59";
     // The parser would read a leap second as the second after it.
     like(&time, "0000-00-00T00:00:00") && time[17..] <= *"59" && is_offset
 }
@@ -64,7 +91,11 @@ mod tests {
             ("2030-01-31t12:00:00z", "2030-01-31T12:00:00Z"),
             ("2030-01-31T12:00:00.5-00:30", "2030-01-31T12:30:00.500Z"),
         ] {
-            assert_eq!(from_rfc_3339(text).map(to_rfc_3339).as_deref(), Some(want), "{text}");
+            assert_eq!(
+                from_rfc_3339(text).map(to_rfc_3339).as_deref(),
+                Some(want),
+                "{text}"
+            );
         }
         for text in [
             "2030-01-01",

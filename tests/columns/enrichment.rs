@@ -1,4 +1,5 @@
-//! Enrichment through the running binary, with an endpoint that answers, is slow, answers nonsense, or is not there.
+//! Enrichment through the running binary, with an endpoint that answers, is slow, answers nonsense,
+//! or is not there.
 
 use std::{
     collections::BTreeMap,
@@ -59,10 +60,20 @@ impl Endpoint {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (mood, requests, asked) = (Mutex::new(Mood::Answers), Mutex::default(), Notify::new());
-        let inner = Arc::new(Inner { mood, requests, asked });
-        let router = Router::new().fallback(answer).with_state(Arc::clone(&inner));
+        let inner = Arc::new(Inner {
+            mood,
+            requests,
+            asked,
+        });
+        let router = Router::new()
+            .fallback(answer)
+            .with_state(Arc::clone(&inner));
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self { inner, address, server }
+        Self {
+            inner,
+            address,
+            server,
+        }
     }
 
     fn be(&self, mood: Mood) {
@@ -70,7 +81,10 @@ impl Endpoint {
     }
 
     fn config(&self, more: &str) -> String {
-        format!("[queues.e]\nenrich_url = \"http://{}/enrich?token=hidden\"\n{more}\n", self.address)
+        format!(
+            "[queues.e]\nenrich_url = \"http://{}/enrich?token=hidden\"\n{more}\n",
+            self.address
+        )
     }
 
     fn requests(&self) -> Vec<(HeaderMap, Value)> {
@@ -80,8 +94,12 @@ impl Endpoint {
     /// The keys that it was asked about.
     fn keys(&self) -> Vec<String> {
         let requests = self.requests();
-        let tasks = requests.iter().flat_map(|(_, body)| body["tasks"].as_array().unwrap());
-        tasks.map(|task| task["key"].as_str().unwrap().to_owned()).collect()
+        let tasks = requests
+            .iter()
+            .flat_map(|(_, body)| body["tasks"].as_array().unwrap());
+        tasks
+            .map(|task| task["key"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
@@ -100,19 +118,32 @@ async fn answer(State(inner): State<Arc<Inner>>, headers: HeaderMap, body: Bytes
     };
     inner.asked.notify_one();
     let mood = *inner.mood.lock().unwrap();
-    let keys = body["tasks"].as_array().unwrap().iter().map(|task| task["key"].as_str().unwrap());
+    let keys = body["tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|task| task["key"].as_str().unwrap());
     if keys.into_iter().any(|key| key.starts_with("refused-")) {
         return StatusCode::UNPROCESSABLE_ENTITY.into_response();
     }
     match mood {
         Mood::Sleeps => tokio::time::sleep(Duration::from_secs(60)).await,
         Mood::Holds if is_first => std::future::pending().await,
-        Mood::Says(status, text) => return (StatusCode::from_u16(status).unwrap(), text).into_response(),
+        Mood::Says(status, text) => {
+            return (StatusCode::from_u16(status).unwrap(), text).into_response();
+        }
         Mood::TooMuch => return " ".repeat(10_000).into_response(),
-        Mood::Redirects => return (StatusCode::FOUND, [(header::LOCATION, "/elsewhere")]).into_response(),
+        Mood::Redirects => {
+            return (StatusCode::FOUND, [(header::LOCATION, "/elsewhere")]).into_response();
+        }
         Mood::Answers | Mood::Holds => {}
     }
-    let tasks: Vec<Value> = body["tasks"].as_array().unwrap().iter().map(verdict).collect();
+    let tasks: Vec<Value> = body["tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(verdict)
+        .collect();
     json!({ "tasks": tasks }).to_string().into_response()
 }
 
@@ -133,13 +164,18 @@ fn task(key: &str) -> Value {
 /// The tasks of the queue by key, when there are so many.
 async fn leased(daemon: &Daemon, count: usize) -> BTreeMap<String, Value> {
     let tasks = daemon.lease_all("w", "e", count).await;
-    tasks.into_iter().map(|task| (task["key"].as_str().unwrap().to_owned(), task)).collect()
+    tasks
+        .into_iter()
+        .map(|task| (task["key"].as_str().unwrap().to_owned(), task))
+        .collect()
 }
 
 async fn letters(daemon: &Daemon, kind: &str, count: usize) -> Vec<Value> {
     let mut letters = Vec::new();
     until("the letters are there", async || {
-        let (_, answer) = daemon.get(&format!("/v1/dead-letters?queue=e&kind={kind}")).await;
+        let (_, answer) = daemon
+            .get(&format!("/v1/dead-letters?queue=e&kind={kind}"))
+            .await;
         letters.clone_from(answer["letters"].as_array().unwrap());
         letters.len() == count
     })
@@ -152,11 +188,17 @@ async fn metric(daemon: &Daemon, name: &str) -> f64 {
     let (_, text) = daemon.get("/metrics").await;
     let text = text.as_str().unwrap().to_owned();
     let line = text.lines().find(|line| line.starts_with(name));
-    line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    line.map_or(0.0, |line| {
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    })
 }
 
 async fn outcome(daemon: &Daemon, outcome: &str) -> f64 {
-    metric(daemon, &format!("taskd_enrichment_tasks_total{{queue=\"e\",outcome=\"{outcome}\"}}")).await
+    metric(
+        daemon,
+        &format!("taskd_enrichment_tasks_total{{queue=\"e\",outcome=\"{outcome}\"}}"),
+    )
+    .await
 }
 
 fn is_skipped(task: &Value) -> bool {
@@ -168,57 +210,117 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     let endpoint = Endpoint::start().await;
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "Authorization: Bearer open-sesame\n").unwrap();
-    let header =
-        format!("enrich_timeout = \"5s\"\nkeep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
+    let header = format!(
+        "enrich_timeout = \"5s\"\nkeep_refused = true\nenrich_header = \"file:{}\"",
+        secret.path().display()
+    );
     let mut daemon = column::start(&endpoint.config(&header), &[]).await;
-    let tasks =
-        json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
+    let tasks = json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
     let (_, answer) = daemon.post("/v1/tasks", &tasks).await;
     let results = answer["results"].as_array().unwrap();
-    let said: Vec<_> = results.iter().map(|one| one["status"].as_str().unwrap()).collect();
-    assert_eq!(said, ["CREATED", "CREATED", "CREATED", "REJECTED", "DUPLICATE", "CREATED"], "{answer}");
-    assert_eq!(results[3]["error"], "the queue's enrichment rejected the task: not this one");
+    let said: Vec<_> = results
+        .iter()
+        .map(|one| one["status"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "CREATED",
+            "CREATED",
+            "CREATED",
+            "REJECTED",
+            "DUPLICATE",
+            "CREATED"
+        ],
+        "{answer}"
+    );
+    assert_eq!(
+        results[3]["error"],
+        "the queue's enrichment rejected the task: not this one"
+    );
     letters(&daemon, "refused", 1).await;
 
     let (headers, body) = endpoint.requests().remove(0);
-    assert_eq!((&body["queue"], body["tasks"].as_array().unwrap().len()), (&json!("e"), 4), "{body}");
+    assert_eq!(
+        (&body["queue"], body["tasks"].as_array().unwrap().len()),
+        (&json!("e"), 4),
+        "{body}"
+    );
     assert_eq!(headers["authorization"], "Bearer open-sesame");
     let first = &body["tasks"][0];
-    assert_eq!(headers["traceparent"], first["traceparent"].as_str().unwrap());
+    assert_eq!(
+        headers["traceparent"],
+        first["traceparent"].as_str().unwrap()
+    );
     assert_eq!(
         (&first["id"], &first["payload"], &first["headers"]),
         (&results[0]["id"], &json!({"n": 1}), &json!({"h": "v"}))
     );
 
     // Neither the first tasks nor their repeats are asked about again.
-    let (_, again) = daemon.post("/v1/tasks", &json!([task("plain"), task("urgent")])).await;
-    assert!(again["results"].as_array().unwrap().iter().all(|one| one["status"] == "DUPLICATE"), "{again}");
+    let (_, again) = daemon
+        .post("/v1/tasks", &json!([task("plain"), task("urgent")]))
+        .await;
+    assert!(
+        again["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["status"] == "DUPLICATE"),
+        "{again}"
+    );
     assert_eq!(endpoint.keys(), ["plain", "urgent", "reshape", "bad"]);
 
     let leased = leased(&daemon, 3).await;
     assert_eq!(
-        (&leased["urgent"]["priority"], &leased["urgent"]["headers"]["category"]),
+        (
+            &leased["urgent"]["priority"],
+            &leased["urgent"]["headers"]["category"]
+        ),
         (&json!("high"), &json!("news"))
     );
-    assert_eq!(leased["plain"]["headers"], json!({"h": "v", "category": "other"}));
+    assert_eq!(
+        leased["plain"]["headers"],
+        json!({"h": "v", "category": "other"})
+    );
     assert_eq!(leased["reshape"]["payload"], json!({"n": 2}));
 
     // The same for discovered tasks.
     let discovered = json!([task("child"), task("bad-child"), task("plain")]);
     let plain = &leased["plain"];
-    let done = json!({"id": plain["id"], "lease_token": plain["lease_token"], "discovered": discovered});
-    let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [done]})).await;
+    let done =
+        json!({"id": plain["id"], "lease_token": plain["lease_token"], "discovered": discovered});
+    let (_, answer) = daemon
+        .post(
+            "/v1/tasks:complete",
+            &json!({"worker": "w", "completions": [done]}),
+        )
+        .await;
     assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
     let letter = letters(&daemon, "discovered", 1).await.remove(0);
-    assert_eq!((&letter["key"], &letter["parent_id"]), (&json!("bad-child"), &plain["id"]));
+    assert_eq!(
+        (&letter["key"], &letter["parent_id"]),
+        (&json!("bad-child"), &plain["id"])
+    );
     let child = daemon.lease_all("w2", "e", 1).await.remove(0);
-    assert_eq!((&child["key"], &child["headers"]["category"]), (&json!("child"), &json!("other")));
+    assert_eq!(
+        (&child["key"], &child["headers"]["category"]),
+        (&json!("child"), &json!("other"))
+    );
     assert_eq!(endpoint.keys()[4..], ["child", "bad-child"]);
-    assert_eq!((outcome(&daemon, "enriched").await, outcome(&daemon, "rejected").await), (4.0, 2.0));
+    assert_eq!(
+        (
+            outcome(&daemon, "enriched").await,
+            outcome(&daemon, "rejected").await
+        ),
+        (4.0, 2.0)
+    );
     assert!(!daemon.log().contains("open-sesame"));
 
     // A rejected key that stands twice in a call.
-    let (_, answer) = daemon.post("/v1/tasks", &json!([task("bad"), task("bad")])).await;
+    let (_, answer) = daemon
+        .post("/v1/tasks", &json!([task("bad"), task("bad")]))
+        .await;
     assert_eq!(statuses(&answer), ["REJECTED", "REJECTED"], "{answer}");
     assert!(daemon.stop().await.success());
 }
@@ -235,8 +337,14 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
         (Mood::TooMuch, "wrong"),
         (Mood::Says(200, "garbage"), "wrong"),
         (Mood::Says(200, "{\"tasks\": [{}, {}]}"), "wrong"),
-        (Mood::Says(200, "{\"tasks\": [{\"priority\": \"urgent\"}]}"), "wrong"),
-        (Mood::Says(200, "{\"tasks\": [{\"headers\": {\"a\\nb\": \"c\"}}]}"), "wrong"),
+        (
+            Mood::Says(200, "{\"tasks\": [{\"priority\": \"urgent\"}]}"),
+            "wrong",
+        ),
+        (
+            Mood::Says(200, "{\"tasks\": [{\"headers\": {\"a\\nb\": \"c\"}}]}"),
+            "wrong",
+        ),
     ];
     let mut counts = BTreeMap::new();
     for (place, (mood, why)) in moods.into_iter().enumerate() {
@@ -245,12 +353,29 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
         *counts.entry(why).or_insert(0.0) += 1.0;
         assert_eq!(outcome(&daemon, why).await, counts[why], "{mood:?}");
     }
-    assert_eq!(endpoint.requests().len(), moods.len(), "no redirect is followed");
+    assert_eq!(
+        endpoint.requests().len(),
+        moods.len(),
+        "no redirect is followed"
+    );
     let leased = leased(&daemon, moods.len()).await;
-    assert!(leased.values().all(|task| is_skipped(task) && task["headers"]["h"] == "v"), "{leased:?}");
+    assert!(
+        leased
+            .values()
+            .all(|task| is_skipped(task) && task["headers"]["h"] == "v"),
+        "{leased:?}"
+    );
     let log = daemon.log();
-    for why in ["the answer has 2 tasks; 1 were asked about", "unknown priority", "contains a control character"] {
-        assert_eq!(log.lines().filter(|line| line.contains(why)).count(), 1, "{why}");
+    for why in [
+        "the answer has 2 tasks; 1 were asked about",
+        "unknown priority",
+        "contains a control character",
+    ] {
+        assert_eq!(
+            log.lines().filter(|line| line.contains(why)).count(),
+            1,
+            "{why}"
+        );
     }
     assert!(!log.contains("token=hidden"));
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
@@ -275,25 +400,49 @@ async fn a_senders_tasks_change_no_verdict_and_no_breaker_of_others() {
     let long = |key: &str| task(key);
     let mut wrong = 0.0;
     for n in 0..4 {
-        let spoilers = [full(&format!("full-{n}")), long(&format!("long-{n}")), task(&format!("refused-{n}"))];
+        let spoilers = [
+            full(&format!("full-{n}")),
+            long(&format!("long-{n}")),
+            task(&format!("refused-{n}")),
+        ];
         for (kind, spoiler) in spoilers.into_iter().enumerate() {
             let good = task(&format!("good-{n}-{kind}"));
             let bad = task(&format!("bad-{n}-{kind}"));
             let also_bad = full(&format!("bad-full-{n}-{kind}"));
-            let (_, answer) = daemon.post("/v1/tasks", &json!([bad, spoiler, good, also_bad])).await;
-            assert_eq!(statuses(&answer), ["REJECTED", "CREATED", "CREATED", "REJECTED"], "{answer}");
+            let (_, answer) = daemon
+                .post("/v1/tasks", &json!([bad, spoiler, good, also_bad]))
+                .await;
+            assert_eq!(
+                statuses(&answer),
+                ["REJECTED", "CREATED", "CREATED", "REJECTED"],
+                "{answer}"
+            );
             wrong += 1.0;
-            assert_eq!(outcome(&daemon, "wrong").await, wrong, "only one task has no verdict");
+            assert_eq!(
+                outcome(&daemon, "wrong").await,
+                wrong,
+                "only one task has no verdict"
+            );
         }
     }
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
-    let (_, answer) = daemon.post("/v1/tasks", &json!([{"queue": "f", "key": "bad"}])).await;
-    assert_eq!(statuses(&answer), ["REJECTED"], "the other queue keeps its filter: {answer}");
+    let (_, answer) = daemon
+        .post("/v1/tasks", &json!([{"queue": "f", "key": "bad"}]))
+        .await;
+    assert_eq!(
+        statuses(&answer),
+        ["REJECTED"],
+        "the other queue keeps its filter: {answer}"
+    );
 
     let leased = leased(&daemon, 24).await;
     for (key, task) in leased {
         let is_good = key.starts_with("good-");
-        assert_eq!((is_skipped(&task), task["headers"]["category"] == "other"), (!is_good, is_good), "{key}");
+        assert_eq!(
+            (is_skipped(&task), task["headers"]["category"] == "other"),
+            (!is_good, is_good),
+            "{key}"
+        );
     }
     assert!(daemon.stop().await.success());
 }
@@ -308,8 +457,18 @@ async fn a_large_insert_waits_no_longer_for_a_slow_endpoint_than_a_small_one() {
     let mut daemon = column::start(&config, &[]).await;
     let tasks: Vec<Value> = (0..20).map(|n| task(&n.to_string())).collect();
     daemon.insert(&tasks).await;
-    assert_eq!(endpoint.requests().len(), 1, "the first call took all the time");
-    assert_eq!((outcome(&daemon, "timed_out").await, outcome(&daemon, "busy").await), (2.0, 18.0));
+    assert_eq!(
+        endpoint.requests().len(),
+        1,
+        "the first call took all the time"
+    );
+    assert_eq!(
+        (
+            outcome(&daemon, "timed_out").await,
+            outcome(&daemon, "busy").await
+        ),
+        (2.0, 18.0)
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -324,7 +483,10 @@ async fn a_deadline_that_passes_meanwhile_makes_no_answer_wrong() {
         daemon.insert(&[late]).await;
     }
     assert_eq!(outcome(&daemon, "wrong").await, 0.0);
-    assert_eq!((endpoint.keys().len(), outcome(&daemon, "enriched").await), (5, 5.0));
+    assert_eq!(
+        (endpoint.keys().len(), outcome(&daemon, "enriched").await),
+        (5, 5.0)
+    );
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
     assert!(daemon.stop().await.success());
 }
@@ -358,11 +520,22 @@ async fn the_breaker_opens_when_the_endpoint_is_gone_and_closes_when_it_is_back(
     assert_eq!(metric(&daemon, "taskd_enrichment_open_breakers").await, 0.0);
     let leased = leased(&daemon, count).await;
     let (skipped, enriched): (Vec<_>, Vec<_>) = leased.values().partition(|task| is_skipped(task));
-    assert!(enriched.iter().all(|task| task["headers"]["category"] == "other"));
+    assert!(
+        enriched
+            .iter()
+            .all(|task| task["headers"]["category"] == "other")
+    );
     assert!(skipped.len() >= 4 && enriched.len() >= 2);
     let log = daemon.log();
-    for line in ["): for now new tasks go on without the enrichment of", "works again"] {
-        assert_eq!(log.lines().filter(|said| said.contains(line)).count(), 1, "{line}");
+    for line in [
+        "): for now new tasks go on without the enrichment of",
+        "works again",
+    ] {
+        assert_eq!(
+            log.lines().filter(|said| said.contains(line)).count(),
+            1,
+            "{line}"
+        );
     }
     drop(endpoint);
     assert!(daemon.stop().await.success());
@@ -376,14 +549,26 @@ async fn an_insert_that_a_kill_cut_off_is_asked_about_again() {
     let (url, body) = (format!("{}/v1/tasks", daemon.http()), json!([task("k")]));
     let first = tokio::spawn({
         let body = body.clone();
-        async move { crate::support::http_client().post(url).json(&body).send().await.is_ok() }
+        async move {
+            crate::support::http_client()
+                .post(url)
+                .json(&body)
+                .send()
+                .await
+                .is_ok()
+        }
     });
-    tokio::time::timeout(PATIENCE, endpoint.inner.asked.notified()).await.expect("the endpoint is asked");
+    tokio::time::timeout(PATIENCE, endpoint.inner.asked.notified())
+        .await
+        .expect("the endpoint is asked");
     daemon.kill9_and_restart();
     daemon.ready().await;
     assert!(!first.await.unwrap(), "nothing was promised");
     daemon.insert(&[task("k")]).await;
     assert_eq!(endpoint.keys(), ["k", "k"]);
-    assert_eq!(leased(&daemon, 1).await["k"]["headers"]["category"], "other");
+    assert_eq!(
+        leased(&daemon, 1).await["k"]["headers"]["category"],
+        "other"
+    );
     assert!(daemon.stop().await.success());
 }

@@ -30,23 +30,39 @@ async fn until_topic_has(daemon: &Daemon, expected: &BTreeMap<String, Vec<TaskSt
 }
 
 fn of<const N: usize>(statuses: [(&str, &[TaskStatus]); N]) -> BTreeMap<String, Vec<TaskStatus>> {
-    statuses.into_iter().map(|(key, statuses)| (key.to_owned(), statuses.to_vec())).collect()
+    statuses
+        .into_iter()
+        .map(|(key, statuses)| (key.to_owned(), statuses.to_vec()))
+        .collect()
 }
 
 async fn complete_all(daemon: &Daemon, count: usize) {
     let leased = daemon.lease_all("w", "q", count).await;
-    assert!(daemon.complete("w", &leased).await.iter().all(|status| status == "OK"));
+    assert!(
+        daemon
+            .complete("w", &leased)
+            .await
+            .iter()
+            .all(|status| status == "OK")
+    );
 }
 
 #[tokio::test]
 async fn each_change_that_sql_has_is_on_the_topic_in_order() {
     let daemon = column::start(ON, &[]).await;
     let task = |key: &str| json!({"queue": "q", "key": key});
-    let ids = daemon.insert(&[task("finds"), json!({"queue": "silent", "key": "silent"})]).await;
+    let ids = daemon
+        .insert(&[task("finds"), json!({"queue": "silent", "key": "silent"})])
+        .await;
     let leased = daemon.lease_all("w", "q", 1).await;
     let found = json!([task("found"), task("finds")]);
     let completion = json!({"id": ids[0], "lease_token": leased[0]["lease_token"], "result": 1, "discovered": found});
-    let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [completion]})).await;
+    let (_, answer) = daemon
+        .post(
+            "/v1/tasks:complete",
+            &json!({"worker": "w", "completions": [completion]}),
+        )
+        .await;
     assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
     let leased = daemon.lease_all("w", "q", 1).await;
     assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
@@ -54,9 +70,19 @@ async fn each_change_that_sql_has_is_on_the_topic_in_order() {
     let dies = daemon.insert(&[task("dies")]).await.remove(0);
     let leased = daemon.lease_all("w", "q", 1).await;
     let no = json!({"id": dies, "lease_token": leased[0]["lease_token"], "retry": false, "reason": "no luck"});
-    daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [no]})).await;
-    let later = daemon.insert(&[json!({"queue": "q", "key": "later", "delay": "1h"})]).await.remove(0);
-    let (_, cancelled) = daemon.post("/v1/tasks:cancel", &json!({"ids": [later]})).await;
+    daemon
+        .post(
+            "/v1/tasks:reject",
+            &json!({"worker": "w", "rejections": [no]}),
+        )
+        .await;
+    let later = daemon
+        .insert(&[json!({"queue": "q", "key": "later", "delay": "1h"})])
+        .await
+        .remove(0);
+    let (_, cancelled) = daemon
+        .post("/v1/tasks:cancel", &json!({"ids": [later]}))
+        .await;
     assert_eq!(cancelled["results"][0]["status"], "OK", "{cancelled}");
     let mut expected = of([
         ("finds", &[Pending, Completed]),
@@ -66,17 +92,31 @@ async fn each_change_that_sql_has_is_on_the_topic_in_order() {
     ]);
     until_topic_has(&daemon, &expected).await;
     let event = |events: &[(u64, EventRecord)], key: &str, status| {
-        let found = events.iter().find(|(_, event)| event.key == key && event.status == status);
+        let found = events
+            .iter()
+            .find(|(_, event)| event.key == key && event.status == status);
         found.map(|(_, event)| event.clone()).unwrap()
     };
     let all = events(&daemon).await;
     let completed = event(&all, "finds", Completed);
-    assert_eq!((completed.id.to_string(), &completed.worker[..], completed.attempt), (ids[0].clone(), "w", 1));
+    assert_eq!(
+        (
+            completed.id.to_string(),
+            &completed.worker[..],
+            completed.attempt
+        ),
+        (ids[0].clone(), "w", 1)
+    );
     let dead = event(&all, "dies", Dead);
-    assert!(dead.reason.contains("no luck") && dead.epoch == 0 && dead.at_unix_ms > 0, "{dead:?}");
+    assert!(
+        dead.reason.contains("no luck") && dead.epoch == 0 && dead.at_unix_ms > 0,
+        "{dead:?}"
+    );
 
     // Sent again, in the next epoch.
-    let (status, answer) = daemon.post("/v1/tasks:retry", &json!({"ids": [dies]})).await;
+    let (status, answer) = daemon
+        .post("/v1/tasks:retry", &json!({"ids": [dies]}))
+        .await;
     assert_eq!(status, 200, "{answer}");
     complete_all(&daemon, 1).await;
     expected.insert("dies".into(), vec![Pending, Dead, Pending, Completed]);
@@ -85,11 +125,15 @@ async fn each_change_that_sql_has_is_on_the_topic_in_order() {
 }
 
 fn tasks(count: usize) -> Vec<Value> {
-    (0..count).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect()
+    (0..count)
+        .map(|n| json!({"queue": "q", "key": format!("key-{n}")}))
+        .collect()
 }
 
 fn all_completed(count: usize) -> BTreeMap<String, Vec<TaskStatus>> {
-    (0..count).map(|n| (format!("key-{n}"), vec![Pending, Completed])).collect()
+    (0..count)
+        .map(|n| (format!("key-{n}"), vec![Pending, Completed]))
+        .collect()
 }
 
 #[tokio::test]
@@ -98,7 +142,10 @@ async fn ends_that_sql_has_reach_the_topic_after_a_kill() {
     let mut daemon = column::start(ON, &["--pipelines", "discovery,fanout,tasks"]).await;
     daemon.insert(&tasks(20)).await;
     complete_all(&daemon, 20).await;
-    until("SQL has the ends", async || daemon.unfinished("q").await == 0).await;
+    until("SQL has the ends", async || {
+        daemon.unfinished("q").await == 0
+    })
+    .await;
     assert!(events(&daemon).await.is_empty());
     daemon.kill9();
     let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
@@ -119,7 +166,13 @@ async fn no_end_is_missing_however_often_taskd_is_killed() {
         })
         .await;
         done += leased.len();
-        assert!(daemon.complete("w", &leased).await.iter().all(|status| status == "OK"));
+        assert!(
+            daemon
+                .complete("w", &leased)
+                .await
+                .iter()
+                .all(|status| status == "OK")
+        );
         // Between the answer and the topic.
         daemon.kill9_and_restart();
         daemon.ready().await;

@@ -1,4 +1,5 @@
-//! Tasks that are sent again by ids and by filters, and jobs, over HTTP and gRPC and by `taskd tasks` and `taskd jobs`.
+//! Tasks that are sent again by ids and by filters, and jobs, over HTTP and gRPC and by
+//! `taskd tasks` and `taskd jobs`.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -28,7 +29,9 @@ async fn retry(daemon: &Daemon, body: Value) -> Value {
 pub(crate) async fn ended(daemon: &Daemon, id: &str) -> Value {
     let mut job = Value::Null;
     until("the job has ended", async || {
-        let Some((200, answer)) = daemon.try_get(&format!("/v1/jobs/{id}")).await else { return false };
+        let Some((200, answer)) = daemon.try_get(&format!("/v1/jobs/{id}")).await else {
+            return false;
+        };
         job = answer;
         job["state"] != "RUNNING"
     })
@@ -37,15 +40,25 @@ pub(crate) async fn ended(daemon: &Daemon, id: &str) -> Value {
 }
 
 /// Inserts tasks `key-<n>`, which die.
-pub(crate) async fn dead_tasks(daemon: &Daemon, queue: &str, from: usize, to: usize) -> Vec<String> {
+pub(crate) async fn dead_tasks(
+    daemon: &Daemon,
+    queue: &str,
+    from: usize,
+    to: usize,
+) -> Vec<String> {
     let mut ids = Vec::new();
     for from in (from..to).step_by(1000) {
         let upto = to.min(from + 1000);
-        let tasks: Vec<_> = (from..upto).map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect();
+        let tasks: Vec<_> = (from..upto)
+            .map(|n| json!({"queue": queue, "key": format!("key-{n}")}))
+            .collect();
         ids.extend(daemon.insert(&tasks).await);
         reject_all(daemon, "w", queue, upto - from, "no luck").await;
     }
-    until("they are dead", async || daemon.queue(queue).await["dead"] == (to - from) as u64).await;
+    until("they are dead", async || {
+        daemon.queue(queue).await["dead"] == (to - from) as u64
+    })
+    .await;
     ids
 }
 
@@ -53,12 +66,20 @@ pub(crate) async fn dead_tasks(daemon: &Daemon, queue: &str, from: usize, to: us
 pub(crate) async fn targets(daemon: &Daemon, what: &str) -> Vec<String> {
     let (mut targets, mut before) = (Vec::new(), String::new());
     loop {
-        let query = if before.is_empty() { String::new() } else { format!("&before={before}") };
+        let query = if before.is_empty() {
+            String::new()
+        } else {
+            format!("&before={before}")
+        };
         let (_, answer) = daemon.get(&format!("/v1/acts?limit=1000{query}")).await;
         let acts = answer["acts"].as_array().unwrap();
-        let Some(last) = acts.last() else { return targets };
+        let Some(last) = acts.last() else {
+            return targets;
+        };
         before = last["id"].as_str().unwrap().to_owned();
-        let of = acts.iter().filter(|act| act["what"].as_str().unwrap().starts_with(what));
+        let of = acts
+            .iter()
+            .filter(|act| act["what"].as_str().unwrap().starts_with(what));
         targets.extend(of.map(|act| act["on"].as_str().unwrap().to_owned()));
     }
 }
@@ -67,9 +88,19 @@ pub(crate) async fn targets(daemon: &Daemon, what: &str) -> Vec<String> {
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    let output = command.env_clear().envs(own).env("TASKD_GRPC_URL", daemon.grpc()).args(args).output().unwrap();
+    let output = command
+        .env_clear()
+        .envs(own)
+        .env("TASKD_GRPC_URL", daemon.grpc())
+        .args(args)
+        .output()
+        .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code().unwrap(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 #[tokio::test]
@@ -78,27 +109,64 @@ async fn tasks_are_sent_again_by_their_ids_each_with_its_answer() {
     let dead = dead_tasks(&daemon, "q", 0, 2).await;
     daemon.insert(&[json!({"queue": "r", "key": "done"})]).await;
     assert_eq!(daemon.work("w", "r", 1).await, ["done"]);
-    until("it is completed", async || daemon.queue("r").await["completed"] == 1).await;
+    until("it is completed", async || {
+        daemon.queue("r").await["completed"] == 1
+    })
+    .await;
     let (_, done) = daemon.get("/v1/tasks?queue=r").await;
     let done = done["tasks"][0]["id"].as_str().unwrap();
-    let waits = daemon.insert(&[json!({"queue": "r", "key": "waits"})]).await.remove(0);
+    let waits = daemon
+        .insert(&[json!({"queue": "r", "key": "waits"})])
+        .await
+        .remove(0);
     let unknown = "0190a5c2-0000-7000-8000-000000000000";
 
-    let counted = retry(&daemon, json!({"ids": [dead[0], dead[1], done], "dry_run": true})).await;
-    assert_eq!(counted, json!({"matched": 2, "looked_at": 3, "at_least": false}));
+    let counted = retry(
+        &daemon,
+        json!({"ids": [dead[0], dead[1], done], "dry_run": true}),
+    )
+    .await;
+    assert_eq!(
+        counted,
+        json!({"matched": 2, "looked_at": 3, "at_least": false})
+    );
     assert_eq!(status_of(&daemon, &dead[0]).await, "DEAD");
     let ids = json!({"ids": [dead[0], done, waits, unknown, "x", dead[0]]});
     let answer = retry(&daemon, ids).await;
     let statuses = crate::support::daemon::statuses(&answer);
-    assert_eq!(statuses, ["OK", "ALREADY_COMPLETED", "INVALID", "UNKNOWN_TASK", "INVALID", "OK"], "{answer}");
-    assert!(answer["results"][2]["error"].as_str().unwrap().contains("unfinished"), "{answer}");
+    assert_eq!(
+        statuses,
+        [
+            "OK",
+            "ALREADY_COMPLETED",
+            "INVALID",
+            "UNKNOWN_TASK",
+            "INVALID",
+            "OK"
+        ],
+        "{answer}"
+    );
+    assert!(
+        answer["results"][2]["error"]
+            .as_str()
+            .unwrap()
+            .contains("unfinished"),
+        "{answer}"
+    );
     assert_eq!(targets(&daemon, "retry task").await, [dead[0].as_str()]);
-    assert_eq!(daemon.drain("w", "q").await, ["key-0"], "by the worker that had failed it");
+    assert_eq!(
+        daemon.drain("w", "q").await,
+        ["key-0"],
+        "by the worker that had failed it"
+    );
     assert_eq!(status_of(&daemon, &dead[1]).await, "DEAD");
 
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", &dead[1], unknown]);
     assert_eq!((code, said.trim()), (1, "1 of 2 tasks sent again"), "{why}");
-    assert!(why.contains(&format!("{unknown}: there is no such task")), "{why}");
+    assert!(
+        why.contains(&format!("{unknown}: there is no such task")),
+        "{why}"
+    );
     assert_eq!(daemon.drain("w", "q").await, ["key-1"]);
     assert!(daemon.stop().await.success());
 }
@@ -109,16 +177,39 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     let ids = dead_tasks(&daemon, "q", 0, 600).await;
     dead_tasks(&daemon, "other", 0, 3).await;
     let counted = retry(&daemon, json!({"filter": {"queue": "q"}, "dry_run": true})).await;
-    assert_eq!(counted, json!({"matched": 600, "looked_at": 600, "at_least": false}));
+    assert_eq!(
+        counted,
+        json!({"matched": 600, "looked_at": 600, "at_least": false})
+    );
 
-    let answer = retry(&daemon, json!({"filter": {"queue": "q", "status": "DEAD"}, "yes": true})).await;
+    let answer = retry(
+        &daemon,
+        json!({"filter": {"queue": "q", "status": "DEAD"}, "yes": true}),
+    )
+    .await;
     let started = &answer["job"];
-    assert_eq!((&started["what"], &started["filter"]["status"]), (&json!("retry"), &json!("DEAD")));
+    assert_eq!(
+        (&started["what"], &started["filter"]["status"]),
+        (&json!("retry"), &json!("DEAD"))
+    );
     let id = started["id"].as_str().unwrap();
     let job = ended(&daemon, id).await;
     let counts = ["state", "matched", "changed", "failed", "looked_at"].map(|name| &job[name]);
-    assert_eq!(counts, [&json!("DONE"), &json!(600), &json!(600), &json!(0), &json!(600)], "{job}");
-    assert!(job["filter"]["until"].is_string(), "it ends at its creation: {job}");
+    assert_eq!(
+        counts,
+        [
+            &json!("DONE"),
+            &json!(600),
+            &json!(600),
+            &json!(0),
+            &json!(600)
+        ],
+        "{job}"
+    );
+    assert!(
+        job["filter"]["until"].is_string(),
+        "it ends at its creation: {job}"
+    );
 
     // One act for the job, and one for each task.
     assert_eq!(targets(&daemon, "start job").await, [format!("{id} of q")]);
@@ -133,35 +224,73 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     let (_, none) = daemon.get(&format!("/v1/jobs?before={id}&limit=5")).await;
     assert_eq!(none["jobs"], json!([]));
     let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();
-    let read = grpc.get_job(pb::GetJobRequest { id: id.to_owned() }).await.unwrap().into_inner();
-    assert_eq!((read.state(), read.changed, &read.who[..]), (pb::JobState::Done, 600, "anybody"));
-    let stopped = grpc.stop_job(pb::StopJobRequest { id: id.to_owned() }).await.unwrap().into_inner();
+    let read = grpc
+        .get_job(pb::GetJobRequest { id: id.to_owned() })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        (read.state(), read.changed, &read.who[..]),
+        (pb::JobState::Done, 600, "anybody")
+    );
+    let stopped = grpc
+        .stop_job(pb::StopJobRequest { id: id.to_owned() })
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(stopped.state(), pb::JobState::Done, "it has ended before");
 
     // The command starts a job and watches it.
     let (code, _, why) = taskd(&daemon, &["tasks", "retry"]);
-    assert!(code == 2 && why.starts_with("taskd: name the ids of tasks, or a queue"), "{why}");
+    assert!(
+        code == 2 && why.starts_with("taskd: name the ids of tasks, or a queue"),
+        "{why}"
+    );
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other"]);
     assert_eq!((code, said.as_str()), (2, ""));
-    assert_eq!(why.trim(), "taskd: this may change many tasks: say --dry-run to count them, or --yes to go on");
-    let (code, said, _) = taskd(&daemon, &["tasks", "retry", "--queue", "other", "--dry-run"]);
+    assert_eq!(
+        why.trim(),
+        "taskd: this may change many tasks: say --dry-run to count them, or --yes to go on"
+    );
+    let (code, said, _) = taskd(
+        &daemon,
+        &["tasks", "retry", "--queue", "other", "--dry-run"],
+    );
     assert_eq!((code, said.trim()), (0, "3 tasks would be sent again"));
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other", "--yes"]);
     assert_eq!(code, 0, "{why}");
-    assert!(said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd jobs stop"), "{said} {why}");
+    assert!(
+        said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd jobs stop"),
+        "{said} {why}"
+    );
     let (code, table, _) = taskd(&daemon, &["jobs", "list"]);
     assert_eq!((code, table.lines().count()), (0, 3), "{table}");
-    assert_eq!(taskd(&daemon, &["jobs", "list", "--limit", "2"]).2, "", "these are all");
+    assert_eq!(
+        taskd(&daemon, &["jobs", "list", "--limit", "2"]).2,
+        "",
+        "these are all"
+    );
     let (_, lines, why) = taskd(&daemon, &["jobs", "list", "--json", "--limit", "1"]);
     assert_eq!(why, "1 shown, and there may be more; --limit N shows N\n");
     let line: Value = serde_json::from_str(&lines).unwrap();
-    assert_eq!((&line["filter"]["queue"], &line["changed"]), (&json!("other"), &json!(3)));
+    assert_eq!(
+        (&line["filter"]["queue"], &line["changed"]),
+        (&json!("other"), &json!(3))
+    );
     let (_, shown, _) = taskd(&daemon, &["jobs", "show", id, "--json"]);
-    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), job, "as the API shows it");
+    assert_eq!(
+        serde_json::from_str::<Value>(&shown).unwrap(),
+        job,
+        "as the API shows it"
+    );
     let unknown = "0190a5c2-0000-7000-8000-000000000000";
     for (verb, id, expected) in [("show", "x", 2), ("show", unknown, 1), ("stop", unknown, 1)] {
         let (code, said, why) = taskd(&daemon, &["jobs", verb, id]);
-        assert_eq!((code, said.as_str(), why.lines().count()), (expected, "", 1), "{verb} {id}: {why}");
+        assert_eq!(
+            (code, said.as_str(), why.lines().count()),
+            (expected, "", 1),
+            "{verb} {id}: {why}"
+        );
     }
     assert!(daemon.stop().await.success());
 }
@@ -170,42 +299,106 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
 async fn a_job_cancels_all_unfinished_tasks_of_a_filter() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
     let insert = async |keys: std::ops::Range<usize>| {
-        let tasks: Vec<_> = keys.map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect();
+        let tasks: Vec<_> = keys
+            .map(|n| json!({"queue": "q", "key": format!("key-{n}")}))
+            .collect();
         daemon.insert(&tasks).await
     };
     let done = insert(0..1).await.remove(0);
     assert_eq!(daemon.work("w", "q", 1).await, ["key-0"]);
     // The task itself has the status of its record in Redis, which is there before.
-    until("SQL has the completion", async || daemon.queue("q").await["completed"] == 1).await;
+    until("SQL has the completion", async || {
+        daemon.queue("q").await["completed"] == 1
+    })
+    .await;
     let ids = insert(1..301).await;
     let leased = daemon.lease_all("w", "q", 1).await;
     let cancel = async |body: Value| daemon.post("/v1/tasks:cancel", &body).await;
     let (_, counted) = cancel(json!({"filter": {"queue": "q"}, "dry_run": true})).await;
-    assert_eq!(counted, json!({"matched": 300, "looked_at": 300, "at_least": false}));
-    let (status, problem) = cancel(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})).await;
+    assert_eq!(
+        counted,
+        json!({"matched": 300, "looked_at": 300, "at_least": false})
+    );
+    let (status, problem) =
+        cancel(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})).await;
     assert_eq!(status, 400, "{problem}");
-    assert!(problem["detail"].as_str().unwrap().contains("write UNFINISHED"), "{problem}");
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .contains("write UNFINISHED"),
+        "{problem}"
+    );
 
     let (_, started) = cancel(json!({"filter": {"queue": "q"}, "yes": true})).await;
     let job = ended(&daemon, started["job"]["id"].as_str().unwrap()).await;
-    assert_eq!((&job["what"], &job["changed"], &job["failed"]), (&json!("cancel"), &json!(300), &json!(0)), "{job}");
+    assert_eq!(
+        (&job["what"], &job["changed"], &job["failed"]),
+        (&json!("cancel"), &json!(300), &json!(0)),
+        "{job}"
+    );
     assert_eq!(daemon.complete("w", &leased).await, ["CANCELLED"]);
     assert!(daemon.lease("w2", "q", 1, "100ms").await.is_empty());
     assert_eq!(
-        (&daemon.queue("q").await["cancelled"], status_of(&daemon, &done).await),
+        (
+            &daemon.queue("q").await["cancelled"],
+            status_of(&daemon, &done).await
+        ),
         (&json!(300), "COMPLETED".into())
     );
-    assert_eq!(once(targets(&daemon, "cancel task").await), ids.iter().cloned().collect());
+    assert_eq!(
+        once(targets(&daemon, "cancel task").await),
+        ids.iter().cloned().collect()
+    );
 
     // They are sent again by their ids, and by a filter with the command.
     let answer = retry(&daemon, json!({"ids": [ids[0]]})).await;
     assert_eq!(crate::support::daemon::statuses(&answer), ["OK"]);
-    let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "q", "--status", "cancelled", "--yes"]);
-    assert!(code == 0 && said.contains("299 of 299 tasks changed"), "{said} {why}");
-    let (code, said, _) = taskd(&daemon, &["tasks", "cancel", "--queue", "q", "--key-prefix", "key-2", "--dry-run"]);
+    let (code, said, why) = taskd(
+        &daemon,
+        &[
+            "tasks",
+            "retry",
+            "--queue",
+            "q",
+            "--status",
+            "cancelled",
+            "--yes",
+        ],
+    );
+    assert!(
+        code == 0 && said.contains("299 of 299 tasks changed"),
+        "{said} {why}"
+    );
+    let (code, said, _) = taskd(
+        &daemon,
+        &[
+            "tasks",
+            "cancel",
+            "--queue",
+            "q",
+            "--key-prefix",
+            "key-2",
+            "--dry-run",
+        ],
+    );
     assert_eq!((code, said.trim()), (0, "111 tasks would be cancelled"));
-    let (code, said, why) = taskd(&daemon, &["tasks", "cancel", "--queue", "q", "--key-prefix", "key-2", "--yes"]);
-    assert!(code == 0 && said.contains("111 of 111 tasks changed"), "{said} {why}");
+    let (code, said, why) = taskd(
+        &daemon,
+        &[
+            "tasks",
+            "cancel",
+            "--queue",
+            "q",
+            "--key-prefix",
+            "key-2",
+            "--yes",
+        ],
+    );
+    assert!(
+        code == 0 && said.contains("111 of 111 tasks changed"),
+        "{said} {why}"
+    );
     assert_eq!(once(daemon.drain("w3", "q").await).len(), 189);
     assert!(daemon.stop().await.success());
 }
@@ -215,17 +408,30 @@ async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
     let mut daemon = column::start(ONE_ATTEMPT, &["--pipelines", "discovery,fanout,tasks"]).await;
     let ids = dead_tasks(&daemon, "q", 0, 3).await;
     let start = json!({"filter": {"queue": "q"}, "yes": true});
-    let stopped = retry(&daemon, start.clone()).await["job"]["id"].as_str().unwrap().to_owned();
-    let (status, job) = daemon.post(&format!("/v1/jobs/{stopped}:stop"), &json!({})).await;
+    let stopped = retry(&daemon, start.clone()).await["job"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let (status, job) = daemon
+        .post(&format!("/v1/jobs/{stopped}:stop"), &json!({}))
+        .await;
     assert_eq!((status, &job["state"]), (200, &json!("STOPPED")), "{job}");
     assert_eq!(targets(&daemon, "stop job").await, [stopped.as_str()]);
     let (code, said, why) = taskd(&daemon, &["jobs", "show", &stopped, "--watch"]);
-    assert!(code == 1 && said.contains("\"state\":\"STOPPED\""), "{code} {said} {why}");
-    let (status, problem) = daemon.post(&format!("/v1/jobs/{stopped}"), &json!({})).await;
+    assert!(
+        code == 1 && said.contains("\"state\":\"STOPPED\""),
+        "{code} {said} {why}"
+    );
+    let (status, problem) = daemon
+        .post(&format!("/v1/jobs/{stopped}"), &json!({}))
+        .await;
     assert_eq!(status, 400, "{problem}");
 
     // One that was not stopped changes what was there when it was asked for, and nothing else.
-    let waits = retry(&daemon, start).await["job"]["id"].as_str().unwrap().to_owned();
+    let waits = retry(&daemon, start).await["job"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let later = dead_tasks_more(&daemon, 3, 5).await;
     assert!(daemon.stop().await.success());
     let mut daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
@@ -233,7 +439,10 @@ async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
     assert_eq!(ended(&daemon, &stopped).await["changed"], 0);
     assert_eq!(once(daemon.work("w", "q", 3).await), keys(0, 3));
     for id in ids {
-        until("it is completed", async || status_of(&daemon, &id).await == "COMPLETED").await;
+        until("it is completed", async || {
+            status_of(&daemon, &id).await == "COMPLETED"
+        })
+        .await;
     }
     for id in later {
         assert_eq!(status_of(&daemon, &id).await, "DEAD");
@@ -243,10 +452,15 @@ async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
 
 /// More dead tasks of a queue that has some.
 async fn dead_tasks_more(daemon: &Daemon, from: usize, to: usize) -> Vec<String> {
-    let tasks: Vec<_> = (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect();
+    let tasks: Vec<_> = (from..to)
+        .map(|n| json!({"queue": "q", "key": format!("key-{n}")}))
+        .collect();
     let ids = daemon.insert(&tasks).await;
     reject_all(daemon, "w", "q", to - from, "no luck").await;
-    until("they are dead", async || daemon.queue("q").await["dead"] == to as u64).await;
+    until("they are dead", async || {
+        daemon.queue("q").await["dead"] == to as u64
+    })
+    .await;
     ids
 }
 
@@ -255,26 +469,65 @@ async fn a_wrong_change_is_one_line_and_changes_nothing() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
     dead_tasks(&daemon, "q", 0, 1).await;
     for (body, why) in [
-        (json!({"filter": {"queue": "q"}}), "send dry_run = true to count them, or yes = true to go on"),
+        (
+            json!({"filter": {"queue": "q"}}),
+            "send dry_run = true to count them, or yes = true to go on",
+        ),
         (json!({}), "name tasks by ids or by a filter"),
-        (json!({"ids": ["x"], "filter": {"queue": "q"}}), "ids and a filter are both given"),
-        (json!({"filter": {}, "yes": true}), "the filter of retry needs a queue"),
-        (json!({"filter": {"key_prefix": "k"}, "yes": true}), "a filter by key_prefix needs a queue"),
-        (json!({"filter": {"queue": "q", "status": "completed"}, "yes": true}), "retry is for tasks that are DEAD"),
-        (json!({"filter": {"queue": "q", "status": "gone"}, "yes": true}), "unknown status \"gone\""),
-        (json!({"filter": {"queu": "q"}, "yes": true}), "unknown field `queu`"),
-        (json!({"filter": {"queue": "q", "since": "monday"}, "yes": true}), "\"monday\" is not a time"),
+        (
+            json!({"ids": ["x"], "filter": {"queue": "q"}}),
+            "ids and a filter are both given",
+        ),
+        (
+            json!({"filter": {}, "yes": true}),
+            "the filter of retry needs a queue",
+        ),
+        (
+            json!({"filter": {"key_prefix": "k"}, "yes": true}),
+            "a filter by key_prefix needs a queue",
+        ),
+        (
+            json!({"filter": {"queue": "q", "status": "completed"}, "yes": true}),
+            "retry is for tasks that are DEAD",
+        ),
+        (
+            json!({"filter": {"queue": "q", "status": "gone"}, "yes": true}),
+            "unknown status \"gone\"",
+        ),
+        (
+            json!({"filter": {"queu": "q"}, "yes": true}),
+            "unknown field `queu`",
+        ),
+        (
+            json!({"filter": {"queue": "q", "since": "monday"}, "yes": true}),
+            "\"monday\" is not a time",
+        ),
     ] {
         let (status, problem) = daemon.post("/v1/tasks:retry", &body).await;
         assert_eq!(status, 400, "{body}: {problem}");
-        assert!(problem["detail"].as_str().unwrap().contains(why), "{problem} should say {why:?}");
+        assert!(
+            problem["detail"].as_str().unwrap().contains(why),
+            "{problem} should say {why:?}"
+        );
     }
     let many: Vec<_> = (0..1001).map(|_| "x").collect();
-    assert_eq!(daemon.post("/v1/tasks:retry", &json!({"ids": many})).await.0, 400);
+    assert_eq!(
+        daemon
+            .post("/v1/tasks:retry", &json!({"ids": many}))
+            .await
+            .0,
+        400
+    );
     for path in ["/v1/jobs/x", "/v1/jobs?before=x", "/v1/jobs?limit=x"] {
         assert_eq!(daemon.get(path).await.0, 400, "{path}");
     }
-    assert_eq!(daemon.get("/v1/jobs/0190a5c2-0000-7000-8000-000000000000").await.0, 404);
+    assert_eq!(
+        daemon
+            .get("/v1/jobs/0190a5c2-0000-7000-8000-000000000000")
+            .await
+            .0,
+        404
+    );
     assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
     assert_eq!(daemon.queue("q").await["dead"], 1);
     assert!(daemon.stop().await.success());
@@ -287,67 +540,137 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
     let acme = token(&daemon, "acme", &["--roles", "admin", "--queues", "acme"]).await;
     let mut ids = Vec::new();
     for queue in ["acme", "other"] {
-        let (_, answer) = post(&daemon, "/v1/tasks", &all, json!({"queue": queue, "key": "1"})).await;
+        let (_, answer) = post(
+            &daemon,
+            "/v1/tasks",
+            &all,
+            json!({"queue": queue, "key": "1"}),
+        )
+        .await;
         ids.push(answer["results"][0]["id"].as_str().unwrap().to_owned());
         let get = json!({"worker": "w", "queues": [queue], "wait": "30s"});
         let (_, answer) = post(&daemon, "/v1/tasks:get", &all, get).await;
         let token = &answer["tasks"][0]["lease_token"];
         let rejection = json!({"id": ids.last(), "lease_token": token, "retry": false});
-        post(&daemon, "/v1/tasks:reject", &all, json!({"worker": "w", "rejections": [rejection]})).await;
+        post(
+            &daemon,
+            "/v1/tasks:reject",
+            &all,
+            json!({"worker": "w", "rejections": [rejection]}),
+        )
+        .await;
     }
-    let get = async |token: &str, path: &str| call(&daemon, Method::GET, path, Some(token), Value::Null).await;
+    let get = async |token: &str, path: &str| {
+        call(&daemon, Method::GET, path, Some(token), Value::Null).await
+    };
     let is_dead = async |queue: &str| {
         let (_, answer) = get(&all, &format!("/v1/tasks?queue={queue}&status=dead")).await;
-        answer["tasks"].as_array().is_some_and(|tasks| tasks.len() == 1)
+        answer["tasks"]
+            .as_array()
+            .is_some_and(|tasks| tasks.len() == 1)
     };
-    until("both are dead", async || is_dead("acme").await && is_dead("other").await).await;
-    for (path, want) in
-        [("/v1/tasks", 403), ("/v1/tasks?worker=w", 403), ("/v1/tasks?queue=other", 403), ("/v1/tasks?queue=acme", 200)]
-    {
+    until("both are dead", async || {
+        is_dead("acme").await && is_dead("other").await
+    })
+    .await;
+    for (path, want) in [
+        ("/v1/tasks", 403),
+        ("/v1/tasks?worker=w", 403),
+        ("/v1/tasks?queue=other", 403),
+        ("/v1/tasks?queue=acme", 200),
+    ] {
         let (status, answer) = get(&acme, path).await;
         assert_eq!(status, want, "{path}: {answer}");
     }
 
     // Tasks of other queues that a worker has done show in no count and no place.
     for (queue, count) in [("acme", 2), ("other", 5)] {
-        let tasks: Vec<_> = (0..count).map(|n| json!({"queue": queue, "key": format!("done-{n}")})).collect();
+        let tasks: Vec<_> = (0..count)
+            .map(|n| json!({"queue": queue, "key": format!("done-{n}")}))
+            .collect();
         post(&daemon, "/v1/tasks", &all, json!(tasks)).await;
         let mut done = 0;
         until("the worker has done them", async || {
             let get = json!({"worker": "busy", "queues": [queue], "max_tasks": 9, "wait": "1s"});
             let (_, answer) = post(&daemon, "/v1/tasks:get", &all, get).await;
             let item = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"]});
-            let items: Vec<_> = answer["tasks"].as_array().unwrap().iter().map(item).collect();
+            let items: Vec<_> = answer["tasks"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(item)
+                .collect();
             done += items.len();
-            post(&daemon, "/v1/tasks:complete", &all, json!({"worker": "busy", "completions": items})).await;
+            post(
+                &daemon,
+                "/v1/tasks:complete",
+                &all,
+                json!({"worker": "busy", "completions": items}),
+            )
+            .await;
             done == count
         })
         .await;
         let completed = format!("/v1/tasks?queue={queue}&status=completed");
         until("SQL has it", async || {
-            get(&all, &completed).await.1["tasks"].as_array().is_some_and(|tasks| tasks.len() == count)
+            get(&all, &completed).await.1["tasks"]
+                .as_array()
+                .is_some_and(|tasks| tasks.len() == count)
         })
         .await;
     }
     let by_worker = "/v1/tasks?queue=acme&worker=busy";
     let own = get(&acme, by_worker).await.1;
     // Its queue has three tasks, of which one is dead.
-    assert_eq!((own["tasks"].as_array().unwrap().len(), &own["looked_at"]), (2, &json!(3)), "{own}");
+    assert_eq!(
+        (own["tasks"].as_array().unwrap().len(), &own["looked_at"]),
+        (2, &json!(3)),
+        "{own}"
+    );
     assert_eq!(get(&all, by_worker).await.1["looked_at"], 7);
 
     // Another queue's task is not there.
     let (_, answer) = post(&daemon, "/v1/tasks:retry", &acme, json!({"ids": [ids[1]]})).await;
     assert_eq!(answer["results"][0]["status"], "UNKNOWN_TASK", "{answer}");
     let job = |queue: &str| json!({"filter": {"queue": queue}, "yes": true});
-    assert_eq!(post(&daemon, "/v1/tasks:retry", &acme, job("other")).await.0, 403);
-    let (_, others) = post(&daemon, "/v1/tasks:retry", &all, json!({"filter": {"queue": "other"}, "yes": true})).await;
+    assert_eq!(
+        post(&daemon, "/v1/tasks:retry", &acme, job("other"))
+            .await
+            .0,
+        403
+    );
+    let (_, others) = post(
+        &daemon,
+        "/v1/tasks:retry",
+        &all,
+        json!({"filter": {"queue": "other"}, "yes": true}),
+    )
+    .await;
     let others = others["job"]["id"].as_str().unwrap();
     let (_, own) = post(&daemon, "/v1/tasks:retry", &acme, job("acme")).await;
     let own = own["job"]["id"].as_str().unwrap();
     assert_eq!(get(&acme, &format!("/v1/jobs/{others}")).await.0, 404);
-    assert_eq!(post(&daemon, &format!("/v1/jobs/{others}:stop"), &acme, json!({})).await.0, 404);
+    assert_eq!(
+        post(
+            &daemon,
+            &format!("/v1/jobs/{others}:stop"),
+            &acme,
+            json!({})
+        )
+        .await
+        .0,
+        404
+    );
     let (_, listed) = get(&acme, "/v1/jobs").await;
-    assert_eq!(listed["jobs"].as_array().unwrap().iter().map(|job| &job["id"]).collect::<Vec<_>>(), [own]);
+    assert_eq!(
+        listed["jobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| &job["id"])
+            .collect::<Vec<_>>(),
+        [own]
+    );
     until("the job has changed its task", async || {
         get(&acme, &format!("/v1/jobs/{own}")).await.1["changed"] == 1 && !is_dead("acme").await
     })
@@ -363,8 +686,14 @@ async fn start(daemon: &Daemon, what: &str, body: Value) -> String {
     answer["job"]["id"].as_str().unwrap().to_owned()
 }
 
-pub(crate) async fn insert_keys(daemon: &Daemon, queue: &str, keys: std::ops::Range<usize>) -> Vec<String> {
-    let tasks: Vec<_> = keys.map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect();
+pub(crate) async fn insert_keys(
+    daemon: &Daemon,
+    queue: &str,
+    keys: std::ops::Range<usize>,
+) -> Vec<String> {
+    let tasks: Vec<_> = keys
+        .map(|n| json!({"queue": queue, "key": format!("key-{n}")}))
+        .collect();
     let mut ids = Vec::new();
     for tasks in tasks.chunks(1000) {
         ids.extend(daemon.insert(tasks).await);
@@ -383,60 +712,149 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
     let mut daemon = column::start("max_replicas = 4", &[]).await;
     let ids = insert_keys(&daemon, "q", 0..300).await;
     let leased = daemon.lease_all("a", "q", 20).await;
-    assert!(daemon.complete("a", &leased).await.iter().all(|status| status == "OK"));
-    until("SQL has the completions", async || daemon.queue("q").await["completed"] == 20).await;
+    assert!(
+        daemon
+            .complete("a", &leased)
+            .await
+            .iter()
+            .all(|status| status == "OK")
+    );
+    until("SQL has the completions", async || {
+        daemon.queue("q").await["completed"] == 20
+    })
+    .await;
     let values = json!({"priority": "high", "replicas": 2});
     let with = |more: Value| {
         let mut body = values.clone();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         body
     };
-    let (_, counted) = daemon.post("/v1/tasks:change", &with(json!({"filter": {"queue": "q"}, "dry_run": true}))).await;
-    assert_eq!(counted, json!({"matched": 280, "looked_at": 280, "at_least": false}));
+    let (_, counted) = daemon
+        .post(
+            "/v1/tasks:change",
+            &with(json!({"filter": {"queue": "q"}, "dry_run": true})),
+        )
+        .await;
+    assert_eq!(
+        counted,
+        json!({"matched": 280, "looked_at": 280, "at_least": false})
+    );
     for (body, why) in [
-        (with(json!({"filter": {"queue": "q"}})), "send dry_run = true to count them, or yes = true to go on"),
-        (with(json!({"filter": {"key_prefix": "k"}, "yes": true})), "a filter by key_prefix needs a queue"),
+        (
+            with(json!({"filter": {"queue": "q"}})),
+            "send dry_run = true to count them, or yes = true to go on",
+        ),
+        (
+            with(json!({"filter": {"key_prefix": "k"}, "yes": true})),
+            "a filter by key_prefix needs a queue",
+        ),
         (
             with(json!({"filter": {"queue": "q", "status": "dead"}, "yes": true})),
             "change is for tasks that are PENDING",
         ),
-        (with(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})), "write UNFINISHED"),
-        (json!({"filter": {"queue": "q"}, "yes": true}), "name a priority or replicas"),
+        (
+            with(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})),
+            "write UNFINISHED",
+        ),
+        (
+            json!({"filter": {"queue": "q"}, "yes": true}),
+            "name a priority or replicas",
+        ),
         (
             json!({"filter": {"queue": "q", "status": "completed"}, "priority": "low", "yes": true}),
             "change is for tasks",
         ),
-        (json!({"filter": {"queue": "q"}, "replicas": 5, "yes": true}), "max_replicas"),
+        (
+            json!({"filter": {"queue": "q"}, "replicas": 5, "yes": true}),
+            "max_replicas",
+        ),
     ] {
         let (status, problem) = daemon.post("/v1/tasks:change", &body).await;
-        assert!(status == 400 && problem["detail"].as_str().unwrap().contains(why), "{body}: {problem}");
+        assert!(
+            status == 400 && problem["detail"].as_str().unwrap().contains(why),
+            "{body}: {problem}"
+        );
     }
     assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
 
-    let job =
-        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
+    let job = ended(
+        &daemon,
+        &start(
+            &daemon,
+            "change",
+            with(json!({"filter": {"queue": "q"}, "yes": true})),
+        )
+        .await,
+    )
+    .await;
     let counts = ["what", "state", "matched", "changed", "failed"].map(|name| &job[name]);
     let what = json!("change priority=high replicas=2");
-    assert_eq!(counts, [&what, &json!("DONE"), &json!(280), &json!(280), &json!(0)], "{job}");
+    assert_eq!(
+        counts,
+        [&what, &json!("DONE"), &json!(280), &json!(280), &json!(0)],
+        "{job}"
+    );
     assert_eq!(once(targets(&daemon, "change task (job").await).len(), 280);
-    assert_eq!(targets(&daemon, "start job: change tasks: priority high").await.len(), 1);
+    assert_eq!(
+        targets(&daemon, "start job: change tasks: priority high")
+            .await
+            .len(),
+        1
+    );
     // A second one finds the values there. The command reopens what is completed.
-    let job =
-        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
-    assert_eq!((&job["matched"], &job["changed"], &job["failed"]), (&json!(280), &json!(0), &json!(0)), "{job}");
-    let completed = ["tasks", "change", "--queue", "q", "--status", "completed", "--replicas", "2"];
+    let job = ended(
+        &daemon,
+        &start(
+            &daemon,
+            "change",
+            with(json!({"filter": {"queue": "q"}, "yes": true})),
+        )
+        .await,
+    )
+    .await;
+    assert_eq!(
+        (&job["matched"], &job["changed"], &job["failed"]),
+        (&json!(280), &json!(0), &json!(0)),
+        "{job}"
+    );
+    let completed = [
+        "tasks",
+        "change",
+        "--queue",
+        "q",
+        "--status",
+        "completed",
+        "--replicas",
+        "2",
+    ];
     let (code, said, _) = taskd(&daemon, &[&completed[..], &["--dry-run"]].concat());
     assert_eq!((code, said.trim()), (0, "20 tasks would be changed"));
     let (code, said, why) = taskd(&daemon, &[&completed[..], &["--yes"]].concat());
-    assert!(code == 0 && said.contains("20 of 20 tasks changed"), "{said} {why}");
-    let (code, said, why) = taskd(&daemon, &["tasks", "change", "--priority", "high", &ids[299]]);
+    assert!(
+        code == 0 && said.contains("20 of 20 tasks changed"),
+        "{said} {why}"
+    );
+    let (code, said, why) = taskd(
+        &daemon,
+        &["tasks", "change", "--priority", "high", &ids[299]],
+    );
     assert_eq!((code, said.trim()), (0, "1 of 1 tasks changed"), "{why}");
     for worker in ["b", "c"] {
-        let leased = daemon.lease_all(worker, "q", if worker == "b" { 300 } else { 280 }).await;
-        assert!(leased.iter().all(|task| task["replicas"] == 2), "{leased:?}");
+        let leased = daemon
+            .lease_all(worker, "q", if worker == "b" { 300 } else { 280 })
+            .await;
+        assert!(
+            leased.iter().all(|task| task["replicas"] == 2),
+            "{leased:?}"
+        );
         daemon.complete(worker, &leased).await;
     }
-    until("all are completed by two", async || daemon.queue("q").await["completed"] == 300).await;
+    until("all are completed by two", async || {
+        daemon.queue("q").await["completed"] == 300
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }
 
@@ -447,28 +865,69 @@ async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
     let hangs = daemon.lease_all("hangs", "q", 200).await;
     let away = ["tasks", "requeue", "--queue", "q", "--away-from", "hangs"];
     let (code, said, why) = taskd(&daemon, &[&away[..], &["--dry-run"]].concat());
-    assert_eq!((code, said.trim()), (0, "300 tasks would be requeued"), "{why}");
+    assert_eq!(
+        (code, said.trim()),
+        (0, "300 tasks would be requeued"),
+        "{why}"
+    );
     let (code, said, why) = taskd(&daemon, &away);
-    assert!(code == 2 && said.is_empty() && why.contains("--dry-run"), "{why}");
+    assert!(
+        code == 2 && said.is_empty() && why.contains("--dry-run"),
+        "{why}"
+    );
     let (code, said, why) = taskd(&daemon, &[&away[..], &["--yes"]].concat());
-    assert!(code == 0 && said.contains("300 of 300 tasks changed"), "{said} {why}");
+    assert!(
+        code == 0 && said.contains("300 of 300 tasks changed"),
+        "{said} {why}"
+    );
     assert_eq!(once(targets(&daemon, "requeue task (job").await).len(), 300);
-    assert!(daemon.complete("hangs", &hangs[..5]).await.iter().all(|status| status == "LEASE_LOST"));
+    assert!(
+        daemon
+            .complete("hangs", &hangs[..5])
+            .await
+            .iter()
+            .all(|status| status == "LEASE_LOST")
+    );
     assert!(daemon.lease("hangs", "q", 10, "0s").await.is_empty());
     let done = daemon.work("other", "q", 100).await.len();
-    until("SQL has the completions", async || daemon.queue("q").await["completed"] == done).await;
+    until("SQL has the completions", async || {
+        daemon.queue("q").await["completed"] == done
+    })
+    .await;
 
     // For one worker, then for all: over gRPC.
     let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();
-    let filter = pb::TaskFilter { queue: "q".into(), ..Default::default() };
-    let ask = pb::RequeueTasksRequest { filter: Some(filter), yes: true, ..Default::default() };
-    let to = pb::RequeueTasksRequest { to: "hangs".into(), ..ask.clone() };
-    let job = grpc.requeue_tasks(to).await.unwrap().into_inner().job.unwrap();
+    let filter = pb::TaskFilter {
+        queue: "q".into(),
+        ..Default::default()
+    };
+    let ask = pb::RequeueTasksRequest {
+        filter: Some(filter),
+        yes: true,
+        ..Default::default()
+    };
+    let to = pb::RequeueTasksRequest {
+        to: "hangs".into(),
+        ..ask.clone()
+    };
+    let job = grpc
+        .requeue_tasks(to)
+        .await
+        .unwrap()
+        .into_inner()
+        .job
+        .unwrap();
     assert_eq!(job.what, "requeue to=hangs");
     assert_eq!(ended(&daemon, &job.id).await["failed"], 0);
     assert!(daemon.lease("other", "q", 10, "0s").await.is_empty());
     daemon.lease_all("hangs", "q", 1).await;
-    let job = grpc.requeue_tasks(ask).await.unwrap().into_inner().job.unwrap();
+    let job = grpc
+        .requeue_tasks(ask)
+        .await
+        .unwrap()
+        .into_inner()
+        .job
+        .unwrap();
     ended(&daemon, &job.id).await;
     assert_eq!(daemon.drain("other", "q").await.len(), 300 - done);
     assert!(daemon.stop().await.success());
@@ -480,8 +939,18 @@ async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
     let ids = insert_keys(&daemon, "q", 0..1500).await;
     daemon.lease_all("hangs", "q", 700).await;
     let filter = json!({"queue": "q"});
-    let change = start(&daemon, "change", json!({"filter": filter, "yes": true, "replicas": 2})).await;
-    let requeue = start(&daemon, "requeue", json!({"filter": filter, "yes": true, "away_from": "hangs"})).await;
+    let change = start(
+        &daemon,
+        "change",
+        json!({"filter": filter, "yes": true, "replicas": 2}),
+    )
+    .await;
+    let requeue = start(
+        &daemon,
+        "requeue",
+        json!({"filter": filter, "yes": true, "away_from": "hangs"}),
+    )
+    .await;
     for job in [&change, &requeue] {
         // Wherever it stands: the test does not depend on it.
         until("it has begun", async || {
@@ -503,20 +972,38 @@ async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
     let all: BTreeSet<String> = ids.into_iter().collect();
     // Each has its act. A page that was done twice has those of a requeue twice.
     assert_eq!(once(targets(&daemon, "change task (job").await), all);
-    assert_eq!(targets(&daemon, "requeue task (job").await.into_iter().collect::<BTreeSet<_>>(), all);
+    assert_eq!(
+        targets(&daemon, "requeue task (job")
+            .await
+            .into_iter()
+            .collect::<BTreeSet<_>>(),
+        all
+    );
     assert!(daemon.lease("hangs", "q", 10, "0s").await.is_empty());
     for worker in ["a", "b"] {
         let (mut got, mut ids) = (0, BTreeSet::new());
         until("it has done all", async || {
             let leased = daemon.lease(worker, "q", 1000, "1s").await;
             assert!(leased.iter().all(|task| task["replicas"] == 2));
-            ids.extend(leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()));
-            got += daemon.complete(worker, &leased).await.iter().filter(|status| *status == "OK").count();
+            ids.extend(
+                leased
+                    .iter()
+                    .map(|task| task["id"].as_str().unwrap().to_owned()),
+            );
+            got += daemon
+                .complete(worker, &leased)
+                .await
+                .iter()
+                .filter(|status| *status == "OK")
+                .count();
             got == 1500
         })
         .await;
         assert_eq!(ids, all, "{worker}");
     }
-    until("all are completed", async || daemon.queue("q").await["completed"] == 1500).await;
+    until("all are completed", async || {
+        daemon.queue("q").await["completed"] == 1500
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }

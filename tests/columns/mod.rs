@@ -1,5 +1,5 @@
-//! Tests through the running binary on both columns of backends: `it` runs them on taskd's own Redis and SQLite, `full`
-//! on MariaDB, Kafka and a Redis Cluster. `crate::column` starts taskd.
+//! Tests through the running binary on both columns of backends: `it` runs them on taskd's own
+//! Redis and SQLite, `full` on MariaDB, Kafka and a Redis Cluster. `crate::column` starts taskd.
 
 pub(crate) mod access;
 mod access_names;

@@ -27,23 +27,37 @@ const LONG: i64 = 3600;
 
 fn with<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    request
+        .metadata_mut()
+        .insert("authorization", format!("Bearer {token}").parse().unwrap());
     request
 }
 
 fn long() -> Option<prost_types::Duration> {
-    Some(prost_types::Duration { seconds: LONG, nanos: 0 })
+    Some(prost_types::Duration {
+        seconds: LONG,
+        nanos: 0,
+    })
 }
 
 fn poll() -> pb::GetTasksRequest {
-    pb::GetTasksRequest { worker: "w".into(), queues: vec!["a.none".into()], wait: long(), ..Default::default() }
+    pb::GetTasksRequest {
+        worker: "w".into(),
+        queues: vec!["a.none".into()],
+        wait: long(),
+        ..Default::default()
+    }
 }
 
 /// The calls that wait now.
 async fn waiting(daemon: &Daemon, admin: &str) -> usize {
-    let request = http_client().get(format!("{}/metrics", daemon.http())).bearer_auth(admin);
+    let request = http_client()
+        .get(format!("{}/metrics", daemon.http()))
+        .bearer_auth(admin);
     let text = request.send().await.unwrap().text().await.unwrap();
-    let value = text.lines().find_map(|line| line.strip_prefix("taskd_waiting_calls "));
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix("taskd_waiting_calls "));
     value.map_or(0, |value| value.parse().unwrap())
 }
 
@@ -55,7 +69,10 @@ async fn session(daemon: &Daemon, token: &str) -> String {
 }
 
 fn code(answer: Result<(), Status>) -> String {
-    answer.map_or_else(|status| format!("{:?}", status.code()), |()| "Ok".to_owned())
+    answer.map_or_else(
+        |status| format!("{:?}", status.code()),
+        |()| "Ok".to_owned(),
+    )
 }
 
 /// How a stream of events ends.
@@ -71,7 +88,9 @@ async fn last(events: &mut tonic::Streaming<pb::TaskEvent>) -> String {
 
 /// The events of an answer to the end, or the status of its refusal.
 async fn events(daemon: &Daemon, token: &str, path: String) -> String {
-    let request = http_client().get(format!("{}{path}", daemon.http())).bearer_auth(token);
+    let request = http_client()
+        .get(format!("{}{path}", daemon.http()))
+        .bearer_auth(token);
     let answer = request.send().await.unwrap();
     match answer.status().as_u16() {
         200 => answer.text().await.unwrap(),
@@ -79,14 +98,16 @@ async fn events(daemon: &Daemon, token: &str, path: String) -> String {
     }
 }
 
-/// The calls that wait: each with its name, and how it ends. The token needs all roles, and a queue `a.q`.
+/// The calls that wait: each with its name, and how it ends. The token needs all roles, and a queue
+/// `a.q`.
 fn calls<'a>(
     daemon: &'a Daemon,
     token: &'a str,
     sessions: &'a [String; 2],
     task: &'a str,
 ) -> Vec<(&'static str, BoxFuture<'a, String>)> {
-    let http = async move |path: &str, body: Value| post(daemon, path, token, body).await.0.to_string();
+    let http =
+        async move |path: &str, body: Value| post(daemon, path, token, body).await.0.to_string();
     let wait = format!("{LONG}s");
     let get = json!({"worker": "w", "queues": ["a.none"], "wait": wait});
     let want = json!({"worker": "w", "session": sessions[0], "want": 1, "wait": wait});
@@ -94,9 +115,16 @@ fn calls<'a>(
     let lines = async move {
         let (lines, mut to_insert) = tokio::io::duplex(1 << 10);
         let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(lines));
-        let request = http_client().post(format!("{}/v1/tasks", daemon.http())).bearer_auth(token);
-        let request = request.header("content-type", "application/x-ndjson").body(body);
-        to_insert.write_all(b"{\"queue\": \"a.q\", \"key\": \"line\"}\n").await.unwrap();
+        let request = http_client()
+            .post(format!("{}/v1/tasks", daemon.http()))
+            .bearer_auth(token);
+        let request = request
+            .header("content-type", "application/x-ndjson")
+            .body(body);
+        to_insert
+            .write_all(b"{\"queue\": \"a.q\", \"key\": \"line\"}\n")
+            .await
+            .unwrap();
         let answer = request.send().await.unwrap();
         match answer.status().as_u16() {
             200 => answer.text().await.unwrap(),
@@ -105,19 +133,42 @@ fn calls<'a>(
     };
     let tasks = async move || TasksClient::new(channel(daemon.grpc_port()).await);
     let discovery = async move || DiscoveryClient::new(channel(daemon.grpc_port()).await);
-    let grpc_get = async move { code(tasks().await.get_tasks(with(token, poll())).await.map(drop)) };
+    let grpc_get =
+        async move { code(tasks().await.get_tasks(with(token, poll())).await.map(drop)) };
     let grpc_want = async move {
         let session = sessions[1].clone();
-        let want = pb::WantTasksRequest { worker: "w".into(), session, want: 1, wait: long() };
+        let want = pb::WantTasksRequest {
+            worker: "w".into(),
+            session,
+            want: 1,
+            wait: long(),
+        };
         code(tasks().await.want_tasks(with(token, want)).await.map(drop))
     };
     let grpc_insert = async move {
-        let task = pb::NewTask { queue: "a.q".into(), key: "grpc".into(), ..Default::default() };
-        let insert = pb::InsertTasksRequest { tasks: vec![task], wait: long(), ..Default::default() };
-        code(discovery().await.insert_tasks(with(token, insert)).await.map(drop))
+        let task = pb::NewTask {
+            queue: "a.q".into(),
+            key: "grpc".into(),
+            ..Default::default()
+        };
+        let insert = pb::InsertTasksRequest {
+            tasks: vec![task],
+            wait: long(),
+            ..Default::default()
+        };
+        code(
+            discovery()
+                .await
+                .insert_tasks(with(token, insert))
+                .await
+                .map(drop),
+        )
     };
     let watch_task = async move {
-        let watch = pb::WatchTaskRequest { id: task.into(), ..Default::default() };
+        let watch = pb::WatchTaskRequest {
+            id: task.into(),
+            ..Default::default()
+        };
         let mut events = match discovery().await.watch_task(with(token, watch)).await {
             Ok(events) => events.into_inner(),
             Err(status) => return code(Err(status)),
@@ -125,7 +176,10 @@ fn calls<'a>(
         last(&mut events).await
     };
     let watch_queue = async move {
-        let watch = pb::WatchQueueRequest { queue: "a.q".into(), ..Default::default() };
+        let watch = pb::WatchQueueRequest {
+            queue: "a.q".into(),
+            ..Default::default()
+        };
         let mut events = match discovery().await.watch_queue(with(token, watch)).await {
             Ok(events) => events.into_inner(),
             Err(status) => return code(Err(status)),
@@ -133,12 +187,27 @@ fn calls<'a>(
         last(&mut events).await
     };
     vec![
-        ("HTTP get", async move { http("/v1/tasks:get", get).await }.boxed()),
-        ("HTTP want", async move { http("/v1/sessions:want", want).await }.boxed()),
-        ("HTTP insert", async move { http(&format!("/v1/tasks?wait={LONG}s"), insert).await }.boxed()),
+        (
+            "HTTP get",
+            async move { http("/v1/tasks:get", get).await }.boxed(),
+        ),
+        (
+            "HTTP want",
+            async move { http("/v1/sessions:want", want).await }.boxed(),
+        ),
+        (
+            "HTTP insert",
+            async move { http(&format!("/v1/tasks?wait={LONG}s"), insert).await }.boxed(),
+        ),
         ("HTTP lines", lines.boxed()),
-        ("HTTP events of a task", events(daemon, token, format!("/v1/tasks/{task}/events")).boxed()),
-        ("HTTP events of a queue", events(daemon, token, "/v1/events?queue=a.q".to_owned()).boxed()),
+        (
+            "HTTP events of a task",
+            events(daemon, token, format!("/v1/tasks/{task}/events")).boxed(),
+        ),
+        (
+            "HTTP events of a queue",
+            events(daemon, token, "/v1/events?queue=a.q".to_owned()).boxed(),
+        ),
         ("gRPC get", grpc_get.boxed()),
         ("gRPC want", grpc_want.boxed()),
         ("gRPC insert", grpc_insert.boxed()),
@@ -152,7 +221,13 @@ const ALL_ROLES: &str = "insert,work,read";
 
 /// A task that nobody does.
 async fn task(daemon: &Daemon, admin: &str) -> String {
-    let (_, answer) = post(daemon, "/v1/tasks", admin, json!({"queue": "a.q", "key": "watched"})).await;
+    let (_, answer) = post(
+        daemon,
+        "/v1/tasks",
+        admin,
+        json!({"queue": "a.q", "key": "watched"}),
+    )
+    .await;
     answer["results"][0]["id"].as_str().unwrap().to_owned()
 }
 
@@ -164,15 +239,27 @@ async fn what_waits_ends_when_its_token_is_revoked_or_expires() {
     let task = task(&daemon, &admin).await;
     let own = token(&daemon, "own", &["--roles", ALL_ROLES, "--queues", "a.*"]).await;
     let sessions = [session(&daemon, &own).await, session(&daemon, &own).await];
-    let mut worker = Worker::open_with(daemon.grpc_port(), in_queue(long_opening("v", 1)), Some(&own)).await.unwrap();
-    let (names, calls): (Vec<_>, Vec<_>) = calls(&daemon, &own, &sessions, &task).into_iter().unzip();
+    let mut worker = Worker::open_with(
+        daemon.grpc_port(),
+        in_queue(long_opening("v", 1)),
+        Some(&own),
+    )
+    .await
+    .unwrap();
+    let (names, calls): (Vec<_>, Vec<_>) =
+        calls(&daemon, &own, &sessions, &task).into_iter().unzip();
     let count = calls.len();
     let revoke = async {
-        until("all calls wait", async || waiting(&daemon, &admin).await == count).await;
+        until("all calls wait", async || {
+            waiting(&daemon, &admin).await == count
+        })
+        .await;
         assert_eq!(taskd(&daemon, &["token", "revoke", "own"]).0, 0);
     };
     let ends = async { tokio::join!(join_all(calls), revoke).0 };
-    let ends = tokio::time::timeout(PATIENCE, ends).await.expect("every call ends with its token");
+    let ends = tokio::time::timeout(PATIENCE, ends)
+        .await
+        .expect("every call ends with its token");
     for (name, end) in names.iter().zip(ends) {
         let wanted = match *name {
             // The task is stored, so its insert is answered.
@@ -187,23 +274,40 @@ async fn what_waits_ends_when_its_token_is_revoked_or_expires() {
     }
     // Frames of before the end may come first.
     let ended = async { while let Ok(Some(_)) = worker.read().await {} };
-    tokio::time::timeout(PATIENCE, ended).await.expect("the stream ends");
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("the stream ends");
     until("nobody waits", async || waiting(&daemon, &admin).await == 0).await;
     // The same at the time at which a token expires. It may come before the calls do.
-    let expires = token(&daemon, "expires", &["--roles", ALL_ROLES, "--queues", "a.*", "--expires", "3s"]).await;
+    let expires = token(
+        &daemon,
+        "expires",
+        &["--roles", ALL_ROLES, "--queues", "a.*", "--expires", "3s"],
+    )
+    .await;
     let get = json!({"worker": "w", "queues": ["a.none"], "wait": format!("{LONG}s")});
     let over_grpc = async {
         let channel = channel(daemon.grpc_port()).await;
-        code(TasksClient::new(channel).get_tasks(with(&expires, poll())).await.map(drop))
+        code(
+            TasksClient::new(channel)
+                .get_tasks(with(&expires, poll()))
+                .await
+                .map(drop),
+        )
     };
     let both = async { tokio::join!(post(&daemon, "/v1/tasks:get", &expires, get), over_grpc) };
-    let ((status, _), code) = tokio::time::timeout(PATIENCE, both).await.expect("both end");
+    let ((status, _), code) = tokio::time::timeout(PATIENCE, both)
+        .await
+        .expect("both end");
     assert_eq!((status, code.as_str()), (401, "Unauthenticated"));
     assert!(daemon.stop().await.success());
 }
 
 fn in_queue(open: pb::OpenSession) -> pb::OpenSession {
-    pb::OpenSession { queues: vec!["a.none".into()], ..open }
+    pb::OpenSession {
+        queues: vec!["a.none".into()],
+        ..open
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,16 +321,29 @@ async fn a_restricted_token_leaves_half_of_the_waits() {
     let mut polls = tokio::task::JoinSet::new();
     for _ in 0..10 {
         // Their own time-out would be that of the channels of other tests.
-        let channel = tonic::transport::Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap();
+        let channel = tonic::transport::Channel::from_shared(daemon.grpc())
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
         for _ in 0..HALF / 10 {
             let (mut client, own) = (TasksClient::new(channel.clone()), own.clone());
             polls.spawn(async move { drop(client.get_tasks(with(&own, poll())).await) });
         }
     }
-    until("all of them wait", async || waiting(&daemon, &admin).await == HALF).await;
+    until("all of them wait", async || {
+        waiting(&daemon, &admin).await == HALF
+    })
+    .await;
     for (name, end) in calls(&daemon, &own, &sessions, &task) {
-        let end = tokio::time::timeout(PATIENCE, end).await.expect("an answer at once");
-        let wanted = if name.starts_with("gRPC") { "ResourceExhausted" } else { "429" };
+        let end = tokio::time::timeout(PATIENCE, end)
+            .await
+            .expect("an answer at once");
+        let wanted = if name.starts_with("gRPC") {
+            "ResourceExhausted"
+        } else {
+            "429"
+        };
         assert_eq!(end, wanted, "{name}");
     }
     let get = json!({"worker": "w", "queues": ["a.none"], "wait": "1ms"});
@@ -250,21 +367,33 @@ async fn watches_of_made_up_queues_are_few() {
     task(&daemon, &admin).await;
     let channel = channel(daemon.grpc_port()).await;
     let watch = async |token: &str, queue: String| {
-        let watch = pb::WatchQueueRequest { queue, ..Default::default() };
-        DiscoveryClient::new(channel.clone()).watch_queue(with(token, watch)).await
+        let watch = pb::WatchQueueRequest {
+            queue,
+            ..Default::default()
+        };
+        DiscoveryClient::new(channel.clone())
+            .watch_queue(with(token, watch))
+            .await
     };
     let begun = join_all((0..500).map(|n| watch(&own, format!("a.{n}")))).await;
     assert!(begun.iter().all(Result::is_ok));
     let status = watch(&own, "a.beyond".into()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(
-        status.message().starts_with("watches are of queues without tasks already, 500 for this token"),
+        status
+            .message()
+            .starts_with("watches are of queues without tasks already, 500 for this token"),
         "{status}"
     );
     watch(&own, "a.q".into()).await.expect("a queue with tasks");
-    watch(&admin, "a.beyond".into()).await.expect("others watch what they like");
+    watch(&admin, "a.beyond".into())
+        .await
+        .expect("others watch what they like");
     drop(begun);
-    until("there is room again", async || watch(&own, "a.beyond".into()).await.is_ok()).await;
+    until("there is room again", async || {
+        watch(&own, "a.beyond".into()).await.is_ok()
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }
 
@@ -272,36 +401,101 @@ async fn watches_of_made_up_queues_are_few() {
 async fn a_restricted_token_leaves_half_of_the_queues() {
     let mut daemon = column::start(&format!("{TOKENS}max_queues = 20\n"), &[]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
-    let own = token(&daemon, "own", &["--roles", "insert,work,read", "--queues", "a*"]).await;
-    let tasks: Vec<Value> = (0..15).map(|n| json!({"queue": format!("a.{n}"), "key": "k"})).collect();
+    let own = token(
+        &daemon,
+        "own",
+        &["--roles", "insert,work,read", "--queues", "a*"],
+    )
+    .await;
+    let tasks: Vec<Value> = (0..15)
+        .map(|n| json!({"queue": format!("a.{n}"), "key": "k"}))
+        .collect();
     let (_, answer) = post(&daemon, "/v1/tasks", &own, Value::from(tasks)).await;
-    let statuses: Vec<_> = answer["results"].as_array().unwrap().iter().map(|one| one["status"].clone()).collect();
-    assert_eq!(statuses.iter().filter(|status| **status == "CREATED").count(), 10, "{answer}");
+    let statuses: Vec<_> = answer["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["status"].clone())
+        .collect();
+    assert_eq!(
+        statuses
+            .iter()
+            .filter(|status| **status == "CREATED")
+            .count(),
+        10,
+        "{answer}"
+    );
     let why = "queue a.14 is new, and the scope of a token has 10 queues already, half of max_queues; use one of those";
     assert_eq!(answer["results"][14]["error"], why);
     // Nor by a worker's report.
     let get = json!({"worker": "w", "queues": ["a.0"], "wait": "60s"});
     let (_, answer) = post(&daemon, "/v1/tasks:get", &own, get).await;
     let leased = &answer["tasks"][0];
-    let discovered: Vec<Value> = (0..15).map(|n| json!({"queue": format!("ad.{n}"), "key": "k"})).collect();
-    let item = json!({"id": leased["id"], "lease_token": leased["lease_token"], "discovered": discovered});
-    let (_, answer) = post(&daemon, "/v1/tasks:complete", &own, json!({"worker": "w", "completions": [item]})).await;
+    let discovered: Vec<Value> = (0..15)
+        .map(|n| json!({"queue": format!("ad.{n}"), "key": "k"}))
+        .collect();
+    let item =
+        json!({"id": leased["id"], "lease_token": leased["lease_token"], "discovered": discovered});
+    let (_, answer) = post(
+        &daemon,
+        "/v1/tasks:complete",
+        &own,
+        json!({"worker": "w", "completions": [item]}),
+    )
+    .await;
     assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
     until("the discovered tasks are letters", async || {
-        let (_, answer) = call(&daemon, Method::GET, "/v1/dead-letters?limit=100", Some(&admin), Value::Null).await;
-        answer["letters"].as_array().is_some_and(|letters| letters.len() == 15)
+        let (_, answer) = call(
+            &daemon,
+            Method::GET,
+            "/v1/dead-letters?limit=100",
+            Some(&admin),
+            Value::Null,
+        )
+        .await;
+        answer["letters"]
+            .as_array()
+            .is_some_and(|letters| letters.len() == 15)
     })
     .await;
     // Others have the rest, and one without a scope all of it.
-    let tasks: Vec<Value> = (0..9).map(|n| json!({"queue": format!("b.{n}"), "key": "k"})).collect();
+    let tasks: Vec<Value> = (0..9)
+        .map(|n| json!({"queue": format!("b.{n}"), "key": "k"}))
+        .collect();
     let (_, answer) = post(&daemon, "/v1/tasks", &admin, Value::from(tasks)).await;
-    assert!(answer["results"].as_array().unwrap().iter().all(|one| one["status"] == "CREATED"), "{answer}");
-    assert_eq!(post(&daemon, "/v1/tasks", &own, json!({"queue": "a.0", "key": "more"})).await.0, 200, "its own go on");
+    assert!(
+        answer["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["status"] == "CREATED"),
+        "{answer}"
+    );
+    assert_eq!(
+        post(
+            &daemon,
+            "/v1/tasks",
+            &own,
+            json!({"queue": "a.0", "key": "more"})
+        )
+        .await
+        .0,
+        200,
+        "its own go on"
+    );
     assert!(daemon.stop().await.success());
 }
 
 async fn job(daemon: &Daemon, admin: &str, id: &str) -> Value {
-    call(daemon, Method::GET, &format!("/v1/jobs/{id}"), Some(admin), Value::Null).await.1
+    call(
+        daemon,
+        Method::GET,
+        &format!("/v1/jobs/{id}"),
+        Some(admin),
+        Value::Null,
+    )
+    .await
+    .1
 }
 
 #[tokio::test]
@@ -310,10 +504,22 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     let mut daemon = column::start(TOKENS, &[]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
     let own = token(&daemon, "own", &["--roles", "admin", "--queues", "a.*"]).await;
-    let lines: String = (0..TASKS).map(|n| format!("{{\"queue\": \"a.q\", \"key\": \"{n}\"}}\n")).collect();
-    let request = http_client().post(format!("{}/v1/tasks", daemon.http())).bearer_auth(&admin);
-    let answer = request.header("content-type", "application/x-ndjson").body(lines).send().await.unwrap();
-    assert_eq!(answer.text().await.unwrap().matches("CREATED").count(), TASKS);
+    let lines: String = (0..TASKS)
+        .map(|n| format!("{{\"queue\": \"a.q\", \"key\": \"{n}\"}}\n"))
+        .collect();
+    let request = http_client()
+        .post(format!("{}/v1/tasks", daemon.http()))
+        .bearer_auth(&admin);
+    let answer = request
+        .header("content-type", "application/x-ndjson")
+        .body(lines)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(
+        answer.text().await.unwrap().matches("CREATED").count(),
+        TASKS
+    );
     // They look at all tasks, and find none.
     let nothing = json!({"filter": {"queue": "a.q", "key_prefix": "none"}, "yes": true});
     let mut ids = Vec::new();
@@ -327,10 +533,18 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     };
     assert_eq!(
         refused,
-        (429, "50 jobs of this token run, which is half of all that may; wait for one, or stop one".into())
+        (
+            429,
+            "50 jobs of this token run, which is half of all that may; wait for one, or stop one"
+                .into()
+        )
     );
     assert!(ids.len() >= 50);
-    assert_eq!(post(&daemon, "/v1/tasks:cancel", &admin, nothing).await.0, 200, "others start jobs");
+    assert_eq!(
+        post(&daemon, "/v1/tasks:cancel", &admin, nothing).await.0,
+        200,
+        "others start jobs"
+    );
     until("there is room for a job", async || {
         let all = json!({"filter": {"queue": "a.q"}, "yes": true});
         let (status, answer) = post(&daemon, "/v1/tasks:cancel", &own, all).await;
@@ -344,17 +558,39 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     let (code, stdout, stderr) = taskd(&daemon, &["token", "revoke", "own"]);
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(
-        stderr.contains(&format!("the job {last} (cancel tasks of a.q) stops: \"own\" had started it")),
+        stderr.contains(&format!(
+            "the job {last} (cancel tasks of a.q) stops: \"own\" had started it"
+        )),
         "{stderr}"
     );
-    until("the job has stopped", async || job(&daemon, &admin, last).await["state"] != "RUNNING").await;
+    until("the job has stopped", async || {
+        job(&daemon, &admin, last).await["state"] != "RUNNING"
+    })
+    .await;
     let stopped = job(&daemon, &admin, last).await;
-    assert_eq!((&stopped["state"], &stopped["last_error"]), (&json!("STOPPED"), &json!("its token was revoked")));
-    assert!(stopped["changed"].as_u64().unwrap() < TASKS as u64, "{stopped}");
-    let (_, acts) = call(&daemon, Method::GET, "/v1/acts?limit=200", Some(&admin), Value::Null).await;
+    assert_eq!(
+        (&stopped["state"], &stopped["last_error"]),
+        (&json!("STOPPED"), &json!("its token was revoked"))
+    );
+    assert!(
+        stopped["changed"].as_u64().unwrap() < TASKS as u64,
+        "{stopped}"
+    );
+    let (_, acts) = call(
+        &daemon,
+        Method::GET,
+        "/v1/acts?limit=200",
+        Some(&admin),
+        Value::Null,
+    )
+    .await;
     let acts = acts["acts"].as_array().unwrap();
     let on = json!(format!("{last}: its token was revoked"));
-    assert!(acts.iter().any(|act| act["who"] == "taskd" && act["what"] == "stop job" && act["on"] == on), "{acts:?}");
+    assert!(
+        acts.iter()
+            .any(|act| act["who"] == "taskd" && act["what"] == "stop job" && act["on"] == on),
+        "{acts:?}"
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -365,31 +601,50 @@ async fn a_restricted_token_leaves_half_of_the_sessions() {
     let own = token(&daemon, "own", &["--roles", "work", "--queues", "a.*"]).await;
     let channel = channel(daemon.grpc_port()).await;
     let open = async |token: &str, worker: &str| {
-        Worker::open_on(channel.clone(), in_queue(long_opening(worker, 0)), Some(token)).await
+        Worker::open_on(
+            channel.clone(),
+            in_queue(long_opening(worker, 0)),
+            Some(token),
+        )
+        .await
     };
     let mut workers = Vec::new();
     for number in 0..5 {
         workers.push(open(&own, &format!("w{number}")).await.unwrap());
     }
-    let status = open(&own, "w5").await.err().expect("the token has half of the sessions");
+    let status = open(&own, "w5")
+        .await
+        .err()
+        .expect("the token has half of the sessions");
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), "5 sessions of this token are open here, half of max_sessions; close some");
+    assert_eq!(
+        status.message(),
+        "5 sessions of this token are open here, half of max_sessions; close some"
+    );
     for number in 0..5 {
         workers.push(open(&admin, &format!("v{number}")).await.unwrap());
     }
     // A session that its worker goes on with takes no other share.
     let session = workers[0].opened.session.clone();
-    let again = pb::OpenSession { session, ..in_queue(long_opening("w0", 0)) };
-    workers[0] = Worker::open_on(channel.clone(), again, Some(&own)).await.unwrap();
+    let again = pb::OpenSession {
+        session,
+        ..in_queue(long_opening("w0", 0))
+    };
+    workers[0] = Worker::open_on(channel.clone(), again, Some(&own))
+        .await
+        .unwrap();
     assert!(workers[0].opened.resumed);
     workers.swap_remove(1).close().await;
-    until("a session that was closed makes room", async || match open(&own, "w5").await {
-        Ok(worker) => {
-            workers.push(worker);
-            true
-        }
-        Err(_) => false,
-    })
+    until(
+        "a session that was closed makes room",
+        async || match open(&own, "w5").await {
+            Ok(worker) => {
+                workers.push(worker);
+                true
+            }
+            Err(_) => false,
+        },
+    )
     .await;
     drop(workers);
     assert!(daemon.stop().await.success());

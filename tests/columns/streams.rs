@@ -34,7 +34,10 @@ fn roll(seed: &AtomicU64, below: u64) -> u64 {
 /// The pages behind a page: three of its own, and the first one, which every page links to.
 fn links(key: &str) -> Vec<String> {
     let own = (key.matches('/').count() < DEPTH).then(|| (0..3).map(|n| format!("{key}/{n}")));
-    own.into_iter().flatten().chain(["root".to_owned()]).collect()
+    own.into_iter()
+        .flatten()
+        .chain(["root".to_owned()])
+        .collect()
 }
 
 fn site() -> BTreeSet<String> {
@@ -49,12 +52,22 @@ fn site() -> BTreeSet<String> {
 
 fn discovering(task: &pb::LeasedTask) -> pb::Completion {
     let key = String::from_utf8(task.key.to_vec()).unwrap();
-    let found = |key: String| pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+    let found = |key: String| pb::NewTask {
+        queue: "q".into(),
+        key: key.into(),
+        ..Default::default()
+    };
     let (id, lease_token) = (task.id.clone(), task.lease_token.clone());
-    pb::Completion { id, lease_token, discovered: links(&key).into_iter().map(found).collect(), ..Default::default() }
+    pb::Completion {
+        id,
+        lease_token,
+        discovered: links(&key).into_iter().map(found).collect(),
+        ..Default::default()
+    }
 }
 
-/// Works on stream after stream. Now and then it is killed, and another one comes under its name; or its stream breaks.
+/// Works on stream after stream. Now and then it is killed, and another one comes under its name;
+/// or its stream breaks.
 async fn crawl(port: u16, name: String, seed: Arc<AtomicU64>) {
     let (mut session, mut in_hand) = (String::new(), Vec::<pb::LeasedTask>::new());
     loop {
@@ -75,14 +88,16 @@ async fn crawl(port: u16, name: String, seed: Arc<AtomicU64>) {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             continue;
         };
-        // Of a session that its process does not know any more, it reports what it has all the same: a task whose
-        // lease has ended meanwhile is another's.
+        // Of a session that its process does not know any more, it reports what it has all the
+        // same: a task whose lease has ended meanwhile is another's.
         if !worker.opened.resumed && roll(&seed, 2) == 0 {
             in_hand.clear();
         }
         for _ in 0..1 + roll(&seed, 30) {
             if in_hand.is_empty() {
-                let Ok(Some(_)) = worker.read().await else { break };
+                let Ok(Some(_)) = worker.read().await else {
+                    break;
+                };
                 in_hand.append(&mut worker.tasks);
                 // A heartbeat, at the least.
                 if worker.to.send(pb::WorkerFrame::default()).await.is_err() {
@@ -90,15 +105,31 @@ async fn crawl(port: u16, name: String, seed: Arc<AtomicU64>) {
                 }
                 continue;
             }
-            let most = in_hand.len().min(1 + usize::try_from(roll(&seed, 4)).unwrap());
+            let most = in_hand
+                .len()
+                .min(1 + usize::try_from(roll(&seed, 4)).unwrap());
             let tasks: Vec<_> = in_hand.drain(..most).collect();
             let started = tasks.iter().map(|task| task.id.clone()).collect();
-            let (completions, want) = (tasks.iter().map(discovering).collect(), u32::try_from(most).unwrap());
-            let frame = pb::WorkerFrame { started, completions, want, ..Default::default() };
-            let Ok(answer) = worker.ask(frame).await else { break };
+            let (completions, want) = (
+                tasks.iter().map(discovering).collect(),
+                u32::try_from(most).unwrap(),
+            );
+            let frame = pb::WorkerFrame {
+                started,
+                completions,
+                want,
+                ..Default::default()
+            };
+            let Ok(answer) = worker.ask(frame).await else {
+                break;
+            };
             in_hand.append(&mut worker.tasks);
             for result in answer.completions {
-                let is_known = [ItemStatus::Ok, ItemStatus::LeaseLost, ItemStatus::AlreadyCompleted];
+                let is_known = [
+                    ItemStatus::Ok,
+                    ItemStatus::LeaseLost,
+                    ItemStatus::AlreadyCompleted,
+                ];
                 assert!(is_known.contains(&result.status()), "{result:?}");
             }
         }
@@ -109,7 +140,15 @@ async fn crawl(port: u16, name: String, seed: Arc<AtomicU64>) {
             1 => session = worker.opened.session.clone(),
             _ => {
                 in_hand.clear();
-                drop(worker.to.send(pb::WorkerFrame { close: true, ..Default::default() }).await);
+                drop(
+                    worker
+                        .to
+                        .send(pb::WorkerFrame {
+                            close: true,
+                            ..Default::default()
+                        })
+                        .await,
+                );
                 drop(worker.end().await);
             }
         }
@@ -119,14 +158,20 @@ async fn crawl(port: u16, name: String, seed: Arc<AtomicU64>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crawl_on_streams_completes_each_page_once_while_workers_and_their_process_are_killed() {
     let mut daemon = column::start(CONFIG, &[]).await;
-    let seed = std::env::var("TASKD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("TASKD_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
     println!("TASKD_SEED={seed}");
     let seed = Arc::new(AtomicU64::new(seed));
     daemon.insert(&[json!({"queue": "q", "key": "root"})]).await;
     let mut workers = tokio::task::JoinSet::new();
     for number in 0..WORKERS {
-        workers.spawn(crawl(daemon.grpc_port(), format!("worker-{number}"), Arc::clone(&seed)));
+        workers.spawn(crawl(
+            daemon.grpc_port(),
+            format!("worker-{number}"),
+            Arc::clone(&seed),
+        ));
     }
     let pages = site();
     for part in 1..=3 {
@@ -142,17 +187,32 @@ async fn a_crawl_on_streams_completes_each_page_once_while_workers_and_their_pro
             daemon.ready().await;
         }
     }
-    until("SQL has all reports", async || daemon.unfinished("q").await == 0).await;
+    until("SQL has all reports", async || {
+        daemon.unfinished("q").await == 0
+    })
+    .await;
     let (status, answer): (_, Value) = daemon.get("/v1/tasks?queue=q&limit=1000").await;
     assert_eq!(status, 200, "{answer}");
     let tasks = answer["tasks"].as_array().unwrap();
-    assert!(tasks.iter().all(|task| task["status"] == "COMPLETED"), "{answer}");
-    assert!(tasks.iter().all(|task| task["completed"] == 1), "no page counts twice");
-    let keys: BTreeSet<_> = tasks.iter().map(|task| task["key"].as_str().unwrap().to_owned()).collect();
+    assert!(
+        tasks.iter().all(|task| task["status"] == "COMPLETED"),
+        "{answer}"
+    );
+    assert!(
+        tasks.iter().all(|task| task["completed"] == 1),
+        "no page counts twice"
+    );
+    let keys: BTreeSet<_> = tasks
+        .iter()
+        .map(|task| task["key"].as_str().unwrap().to_owned())
+        .collect();
     assert_eq!(keys, pages);
     workers.abort_all();
     while workers.join_next().await.is_some() {}
-    until("no lease is left", async || daemon.queue("q").await["leases"].as_u64().unwrap_or(0) == 0).await;
+    until("no lease is left", async || {
+        daemon.queue("q").await["leases"].as_u64().unwrap_or(0) == 0
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }
 
@@ -160,34 +220,58 @@ async fn a_crawl_on_streams_completes_each_page_once_while_workers_and_their_pro
 async fn a_token_binds_its_sessions_and_its_end_is_theirs() {
     let mut daemon = column::start(&format!("{TOKENS}[queues.q]\nlease = \"10m\""), &[]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
-    let own = token(&daemon, "own", &["--roles", "work", "--queues", "q", "--worker", "w"]).await;
+    let own = token(
+        &daemon,
+        "own",
+        &["--roles", "work", "--queues", "q", "--worker", "w"],
+    )
+    .await;
     let task = json!([{"queue": "q", "key": "k"}]);
     assert_eq!(post(&daemon, "/v1/tasks", &admin, task).await.0, 200);
     let port = daemon.grpc_port();
-    let elsewhere = pb::OpenSession { queues: vec!["other".into()], ..opening("w", 1) };
+    let elsewhere = pb::OpenSession {
+        queues: vec!["other".into()],
+        ..opening("w", 1)
+    };
     for wrong in [opening("another", 1), elsewhere] {
-        let status = Worker::open_with(port, wrong, Some(&own)).await.err().expect("refused");
+        let status = Worker::open_with(port, wrong, Some(&own))
+            .await
+            .err()
+            .expect("refused");
         assert_eq!(status.code(), tonic::Code::PermissionDenied, "{status}");
     }
     // The token names the worker.
-    let mut worker = Worker::open_with(port, opening("", 1), Some(&own)).await.unwrap();
+    let mut worker = Worker::open_with(port, opening("", 1), Some(&own))
+        .await
+        .unwrap();
     worker.tasks(1).await;
     // Nobody goes on with a session of queues that its token does not reach.
     let others = token(&daemon, "others", &["--roles", "work", "--queues", "other"]).await;
     let queues = vec!["other".into()];
-    let steal = pb::OpenSession { session: worker.opened.session.clone(), queues, ..opening("w", 1) };
-    let status = Worker::open_with(port, steal, Some(&others)).await.err().expect("refused");
+    let steal = pb::OpenSession {
+        session: worker.opened.session.clone(),
+        queues,
+        ..opening("w", 1)
+    };
+    let status = Worker::open_with(port, steal, Some(&others))
+        .await
+        .err()
+        .expect("refused");
     assert_eq!(status.code(), tonic::Code::PermissionDenied, "{status}");
     let (code, _, stderr) = taskd(&daemon, &["token", "revoke", "own"]);
     assert_eq!(code, 0, "{stderr}");
-    assert_eq!(worker.end().await.unwrap_err().code(), tonic::Code::Unauthenticated);
+    assert_eq!(
+        worker.end().await.unwrap_err().code(),
+        tonic::Code::Unauthenticated
+    );
     let get = json!({"worker": "v", "queues": ["q"], "wait": "60s"});
     let (_, answer) = post(&daemon, "/v1/tasks:get", &admin, get).await;
     assert_eq!(answer["tasks"][0]["attempt"], 1, "{answer}");
     assert!(daemon.stop().await.success());
 }
 
-/// The claims of streams whose token was revoked a moment ago: a stream looks at its token now and then only.
+/// The claims of streams whose token was revoked a moment ago: a stream looks at its token now and
+/// then only.
 #[tokio::test]
 async fn a_claim_that_waited_while_its_token_was_revoked_gives_its_tasks_back() {
     const STREAMS: usize = 6;
@@ -197,12 +281,26 @@ async fn a_claim_that_waited_while_its_token_was_revoked_gives_its_tasks_back() 
     let mut workers = Vec::new();
     for number in 0..STREAMS {
         let open = long_opening(&format!("w{number}"), 1);
-        workers.push(Worker::open_with(daemon.grpc_port(), open, Some(&own)).await.unwrap());
+        workers.push(
+            Worker::open_with(daemon.grpc_port(), open, Some(&own))
+                .await
+                .unwrap(),
+        );
     }
     assert_eq!(taskd(&daemon, &["token", "revoke", "own"]).0, 0);
-    until("the token is revoked", async || post(&daemon, "/v1/tasks:get", &own, json!({})).await.0 == 401).await;
-    let tasks: Vec<Value> = (0..STREAMS).map(|n| json!({"queue": "q", "key": n.to_string()})).collect();
-    assert_eq!(post(&daemon, "/v1/tasks", &admin, Value::from(tasks)).await.0, 200);
+    until("the token is revoked", async || {
+        post(&daemon, "/v1/tasks:get", &own, json!({})).await.0 == 401
+    })
+    .await;
+    let tasks: Vec<Value> = (0..STREAMS)
+        .map(|n| json!({"queue": "q", "key": n.to_string()}))
+        .collect();
+    assert_eq!(
+        post(&daemon, "/v1/tasks", &admin, Value::from(tasks))
+            .await
+            .0,
+        200
+    );
     for mut worker in workers {
         let status = loop {
             match worker.read().await {
@@ -218,7 +316,10 @@ async fn a_claim_that_waited_while_its_token_was_revoked_gives_its_tasks_back() 
         let (_, answer) = post(&daemon, "/v1/tasks:get", &admin, get).await;
         for task in answer["tasks"].as_array().unwrap() {
             assert_eq!(task["attempt"], 1, "{task}");
-            assert!(keys.insert(task["key"].as_str().unwrap().to_owned()), "{task}");
+            assert!(
+                keys.insert(task["key"].as_str().unwrap().to_owned()),
+                "{task}"
+            );
         }
     }
     assert!(daemon.stop().await.success());
@@ -228,7 +329,9 @@ async fn a_claim_that_waited_while_its_token_was_revoked_gives_its_tasks_back() 
 async fn a_lease_that_nobody_asked_to_keep_ends_at_its_time() {
     let mut daemon = column::start("[queues.q]\nlease = \"2s\"\nbackoff = [\"0s\"]", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
-    let mut worker = Worker::open(daemon.grpc_port(), long_opening("w", 1)).await.unwrap();
+    let mut worker = Worker::open(daemon.grpc_port(), long_opening("w", 1))
+        .await
+        .unwrap();
     let tasks = worker.tasks(1).await;
     worker.start(&tasks).await;
     // The worker lives, says so, and reports nothing.

@@ -23,22 +23,40 @@ use crate::{
 
 pub(crate) async fn execute(url: &str, sql: &str) {
     let mut connection = MySqlConnection::connect(url).await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(&mut connection)
+        .await
+        .unwrap();
 }
 
 async fn number(connection: &mut MySqlConnection, sql: &str) -> Result<i64, String> {
-    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.map_err(|error| error.to_string())
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .fetch_one(connection)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// No task is unfinished, none waits to be published.
 pub(crate) async fn is_done(database: &str) -> Result<(), String> {
-    let mut connection = MySqlConnection::connect(database).await.map_err(|error| error.to_string())?;
-    let unfinished = number(&mut connection, "SELECT COUNT(*) FROM tasks WHERE status = 0").await?;
+    let mut connection = MySqlConnection::connect(database)
+        .await
+        .map_err(|error| error.to_string())?;
+    let unfinished = number(
+        &mut connection,
+        "SELECT COUNT(*) FROM tasks WHERE status = 0",
+    )
+    .await?;
     let outbox = number(&mut connection, "SELECT COUNT(*) FROM outbox").await?;
-    let batches = number(&mut connection, "SELECT COUNT(*) FROM batches WHERE generation = ''").await?;
+    let batches = number(
+        &mut connection,
+        "SELECT COUNT(*) FROM batches WHERE generation = ''",
+    )
+    .await?;
     match (unfinished, outbox, batches) {
         (0, 0, 0) => Ok(()),
-        _ => Err(format!("{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait")),
+        _ => Err(format!(
+            "{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait"
+        )),
     }
 }
 
@@ -52,9 +70,17 @@ pub(crate) struct Leftovers {
 
 impl Leftovers {
     pub(crate) async fn open(world: &World<'_>) -> Self {
-        let kafka = (world.plan.bus == Bus::Kafka)
-            .then(|| (world.servers.kafka[0].address().to_owned(), format!("{}-", world.name)));
-        Self { kafka, nodes: world.redis_nodes().await, prefix: world.name.clone() }
+        let kafka = (world.plan.bus == Bus::Kafka).then(|| {
+            (
+                world.servers.kafka[0].address().to_owned(),
+                format!("{}-", world.name),
+            )
+        });
+        Self {
+            kafka,
+            nodes: world.redis_nodes().await,
+            prefix: world.name.clone(),
+        }
     }
 
     /// An error that names what is there.
@@ -67,10 +93,18 @@ impl Leftovers {
         let mut left = Vec::new();
         for node in &mut self.nodes {
             for key in keys(node, &self.prefix).await {
-                left.extend(leftover(node, &key).await.map(|what| format!("{key}: {what}")));
+                left.extend(
+                    leftover(node, &key)
+                        .await
+                        .map(|what| format!("{key}: {what}")),
+                );
             }
         }
-        if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(left.join("; "))
+        }
     }
 }
 
@@ -78,7 +112,9 @@ impl Leftovers {
 fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), String> {
     let (name, within) = (format!("{prefix}{topic}"), Duration::from_secs(10));
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("group.id", format!("{prefix}taskd-{topic}"));
+    config
+        .set("bootstrap.servers", brokers)
+        .set("group.id", format!("{prefix}taskd-{topic}"));
     let consumer: BaseConsumer = config.create().unwrap();
     let ask = || -> KafkaResult<Vec<String>> {
         let mut partitions = TopicPartitionList::new();
@@ -108,7 +144,10 @@ pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     for url in urls {
         let books = answer(reqwest::get(format!("{url}/v1/books")).await).await?;
         let queues = books["queues"].as_array().ok_or("no books")?;
-        if let Some((name, _)) = QUEUES.iter().find(|(name, _)| !queues.iter().any(|of| of["queue"] == *name)) {
+        if let Some((name, _)) = QUEUES
+            .iter()
+            .find(|(name, _)| !queues.iter().any(|of| of["queue"] == *name))
+        {
             return Err(format!("{url} has no books of {name}"));
         }
         for of in queues {
@@ -121,7 +160,11 @@ pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     loop {
         let request = crate::support::http_client().post(format!("{}/v1/fsck", urls[0]));
         let page = answer(request.json(&json!({"cursor": cursor})).send().await).await?;
-        if ["finds", "unchecked_shards"].iter().any(|list| page[list] != json!([])) || page["unchecked"] != 0 {
+        if ["finds", "unchecked_shards"]
+            .iter()
+            .any(|list| page[list] != json!([]))
+            || page["unchecked"] != 0
+        {
             return Err(format!("fsck says {page}"));
         }
         shards += page["shards"].as_u64().unwrap_or(0);
@@ -134,14 +177,19 @@ pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
 }
 
 async fn answer(answer: reqwest::Result<reqwest::Response>) -> Result<serde_json::Value, String> {
-    let answer = answer.and_then(reqwest::Response::error_for_status).map_err(|error| error.to_string())?;
+    let answer = answer
+        .and_then(reqwest::Response::error_for_status)
+        .map_err(|error| error.to_string())?;
     answer.json().await.map_err(|error| error.to_string())
 }
 
 type Node = redis::aio::MultiplexedConnection;
 
 async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {
-    let mut scan = node.scan_match::<_, String>(format!("{prefix}:*")).await.unwrap();
+    let mut scan = node
+        .scan_match::<_, String>(format!("{prefix}:*"))
+        .await
+        .unwrap();
     let mut keys = Vec::new();
     while let Some(key) = scan.next_item().await {
         keys.push(key.unwrap());
@@ -163,8 +211,12 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
         "counters" => {
             let counters: HashMap<String, String> = node.hgetall(key).await.unwrap();
             let is_zero = |name: &str| counters.get(name).is_none_or(|count| count == "0");
-            let wrong = ["open", "live", "open_bytes", "outbox_bytes"].into_iter().filter(|name| !is_zero(name));
-            let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
+            let wrong = ["open", "live", "open_bytes", "outbox_bytes"]
+                .into_iter()
+                .filter(|name| !is_zero(name));
+            let wrong: Vec<_> = wrong
+                .map(|name| format!("{name} = {}", counters[name]))
+                .collect();
             (!wrong.is_empty()).then(|| wrong.join(", "))
         }
         "outbox" => length(node, "XLEN", key).await,
@@ -179,7 +231,11 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
 }
 
 async fn length(node: &mut Node, command: &str, key: &str) -> Option<String> {
-    let length: u64 = redis::cmd(command).arg(key).query_async(node).await.unwrap();
+    let length: u64 = redis::cmd(command)
+        .arg(key)
+        .query_async(node)
+        .await
+        .unwrap();
     (length > 0).then(|| format!("{command} {length}"))
 }
 
@@ -193,9 +249,15 @@ async fn undone(node: &mut Node, key: &str) -> Option<String> {
     if let Some(length) = length(node, "XLEN", key).await {
         return Some(length);
     }
-    let groups: Vec<HashMap<String, redis::Value>> =
-        redis::cmd("XINFO").arg("GROUPS").arg(key).query_async(node).await.unwrap();
-    let pending = groups.iter().filter(|group| !matches!(group.get("pending"), Some(redis::Value::Int(0)) | None));
+    let groups: Vec<HashMap<String, redis::Value>> = redis::cmd("XINFO")
+        .arg("GROUPS")
+        .arg(key)
+        .query_async(node)
+        .await
+        .unwrap();
+    let pending = groups
+        .iter()
+        .filter(|group| !matches!(group.get("pending"), Some(redis::Value::Int(0)) | None));
     let pending: Vec<_> = pending.map(|group| format!("{group:?}")).collect();
     (!pending.is_empty()).then(|| pending.join(", "))
 }
@@ -220,21 +282,25 @@ struct Outcome {
 /// SQL against the ledger. All that is wrong is shown, then it panics.
 pub(crate) async fn everything(world: &World<'_>) {
     let mut connection = MySqlConnection::connect(&world.database).await.unwrap();
-    let tasks = sqlx::query_as("SELECT id, queue, task_key, replicas, status, completed, reason FROM tasks")
-        .fetch_all(&mut connection)
-        .await
-        .unwrap();
+    let tasks = sqlx::query_as(
+        "SELECT id, queue, task_key, replicas, status, completed, reason FROM tasks",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
     let tasks: Vec<Task> = tasks
         .into_iter()
-        .map(|(id, queue, task_key, replicas, status, completed, reason)| Task {
-            id,
-            queue,
-            task_key,
-            replicas,
-            status,
-            completed,
-            reason,
-        })
+        .map(
+            |(id, queue, task_key, replicas, status, completed, reason)| Task {
+                id,
+                queue,
+                task_key,
+                replicas,
+                status,
+                completed,
+                reason,
+            },
+        )
         .collect();
     let outcomes = sqlx::query_as("SELECT task_id, worker, surplus, result FROM results")
         .fetch_all(&mut connection)
@@ -242,32 +308,57 @@ pub(crate) async fn everything(world: &World<'_>) {
         .unwrap();
     let outcomes: Vec<Outcome> = outcomes
         .into_iter()
-        .map(|(task_id, worker, surplus, result)| Outcome { task_id, worker, surplus, result })
+        .map(|(task_id, worker, surplus, result)| Outcome {
+            task_id,
+            worker,
+            surplus,
+            result,
+        })
         .collect();
-    let counts: Vec<(String, i64, i64)> =
-        sqlx::query_as("SELECT queue, CAST(status AS SIGNED), count FROM queue_counts WHERE count <> 0")
-            .fetch_all(&mut connection)
-            .await
-            .unwrap();
+    let counts: Vec<(String, i64, i64)> = sqlx::query_as(
+        "SELECT queue, CAST(status AS SIGNED), count FROM queue_counts WHERE count <> 0",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
 
     let dead = "SELECT COUNT(*) FROM tasks LEFT JOIN letters ON letters.id = tasks.id WHERE tasks.status = 2";
-    let letters = number(&mut connection, &format!("{dead} AND letters.id IS NOT NULL")).await.unwrap();
-    let without = number(&mut connection, &format!("{dead} AND letters.id IS NULL")).await.unwrap();
+    let letters = number(
+        &mut connection,
+        &format!("{dead} AND letters.id IS NOT NULL"),
+    )
+    .await
+    .unwrap();
+    let without = number(&mut connection, &format!("{dead} AND letters.id IS NULL"))
+        .await
+        .unwrap();
 
     let book = world.ledger.book();
     let mut wrong = book.violations.clone();
     if letters == 0 || without > 0 {
-        wrong.push(format!("{letters} dead tasks have a letter, {without} have none"));
+        wrong.push(format!(
+            "{letters} dead tasks have a letter, {without} have none"
+        ));
     }
     let mut results: HashMap<Vec<u8>, Vec<&Outcome>> = HashMap::new();
-    outcomes.iter().for_each(|outcome| results.entry(outcome.task_id.clone()).or_default().push(outcome));
+    outcomes.iter().for_each(|outcome| {
+        results
+            .entry(outcome.task_id.clone())
+            .or_default()
+            .push(outcome)
+    });
     let mut by_key: BTreeMap<Key, String> = BTreeMap::new();
     let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
     let none = Seen::default();
     for task in &tasks {
         let id = uuid::Uuid::from_slice(&task.id).unwrap().to_string();
-        let key = (task.queue.clone(), String::from_utf8(task.task_key.clone()).unwrap());
-        *counted.entry((task.queue.clone(), task.status)).or_default() += 1;
+        let key = (
+            task.queue.clone(),
+            String::from_utf8(task.task_key.clone()).unwrap(),
+        );
+        *counted
+            .entry((task.queue.clone(), task.status))
+            .or_default() += 1;
         let outcomes = results.remove(&task.id).unwrap_or_default();
         let seen = book.tasks.get(&id).unwrap_or(&none);
         let what = of_task(task, &outcomes, seen, &book);
@@ -276,26 +367,50 @@ pub(crate) async fn everything(world: &World<'_>) {
             wrong.push(format!("{id} and {before} have the same key"));
         }
     }
-    wrong.extend(results.keys().map(|id| format!("results of {id:x?}, which is no task")));
-    let counts: BTreeMap<_, _> = counts.into_iter().map(|(queue, status, count)| ((queue, status), count)).collect();
+    wrong.extend(
+        results
+            .keys()
+            .map(|id| format!("results of {id:x?}, which is no task")),
+    );
+    let counts: BTreeMap<_, _> = counts
+        .into_iter()
+        .map(|(queue, status, count)| ((queue, status), count))
+        .collect();
     if counts != counted {
-        wrong.push(format!("queue_counts says {counts:?}, there are {counted:?}"));
+        wrong.push(format!(
+            "queue_counts says {counts:?}, there are {counted:?}"
+        ));
     }
     wrong.extend(of_inserts(&book, &by_key));
     wrong.extend(of_children(&book, &by_key));
     for (n, daemon) in world.daemons.iter().enumerate() {
         let log = daemon.log();
-        wrong.extend(log.lines().filter(|line| line.contains("panicked")).map(|line| format!("process {n}: {line}")));
+        wrong.extend(
+            log.lines()
+                .filter(|line| line.contains("panicked"))
+                .map(|line| format!("process {n}: {line}")),
+        );
     }
     drop(book);
-    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} things are wrong:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(40)].join("\n")
+    );
 }
 
 fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<String> {
     let mut wrong = Vec::new();
-    let credited = outcomes.iter().filter(|outcome| outcome.surplus == 0).count() as i64;
+    let credited = outcomes
+        .iter()
+        .filter(|outcome| outcome.surplus == 0)
+        .count() as i64;
     if credited != task.completed {
-        wrong.push(format!("completed says {}, {credited} results count", task.completed));
+        wrong.push(format!(
+            "completed says {}, {credited} results count",
+            task.completed
+        ));
     }
     match StoredStatus::from_number(task.status).unwrap() {
         StoredStatus::Completed => {
@@ -303,8 +418,10 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
                 wrong.push(format!("COMPLETED by {credited} of {}", task.replicas));
             }
             if book.losses == 0 && outcomes.len() as i64 != credited {
-                wrong
-                    .push(format!("{} surplus results, although Redis lost nothing", outcomes.len() as i64 - credited));
+                wrong.push(format!(
+                    "{} surplus results, although Redis lost nothing",
+                    outcomes.len() as i64 - credited
+                ));
             }
         }
         StoredStatus::Dead => {
@@ -321,18 +438,32 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
     for outcome in outcomes {
         let worker = String::from_utf8_lossy(&outcome.worker);
         let result = String::from_utf8_lossy(&outcome.result);
-        let grant =
-            result.split_once(' ').filter(|(name, _)| *name == worker).and_then(|(_, token)| seen.grants.get(token));
+        let grant = result
+            .split_once(' ')
+            .filter(|(name, _)| *name == worker)
+            .and_then(|(_, token)| seen.grants.get(token));
         match grant {
-            Some(grant) if grant.worker == worker && grant.sent > 0 && (grant.ok.is_some() || !grant.refused) => {}
-            _ => wrong.push(format!("the result {result:?} of {worker} is none that it was answered OK")),
+            Some(grant)
+                if grant.worker == worker
+                    && grant.sent > 0
+                    && (grant.ok.is_some() || !grant.refused) => {}
+            _ => wrong.push(format!(
+                "the result {result:?} of {worker} is none that it was answered OK"
+            )),
         }
     }
     // Each completion answered OK is in SQL, unless Redis has lost it.
-    let workers: BTreeSet<_> = outcomes.iter().map(|outcome| String::from_utf8_lossy(&outcome.worker)).collect();
-    let promised = seen.grants.values().filter(|grant| grant.ok == Some(book.losses));
+    let workers: BTreeSet<_> = outcomes
+        .iter()
+        .map(|outcome| String::from_utf8_lossy(&outcome.worker))
+        .collect();
+    let promised = seen
+        .grants
+        .values()
+        .filter(|grant| grant.ok == Some(book.losses));
     let missing = promised.filter(|grant| !workers.contains(grant.worker.as_str()));
-    wrong.extend(missing.map(|grant| format!("{} was answered OK and has no result", grant.worker)));
+    wrong
+        .extend(missing.map(|grant| format!("{} was answered OK and has no result", grant.worker)));
     wrong
 }
 
@@ -342,23 +473,43 @@ fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     for (key, insert) in &book.inserts {
         match (insert.ids.first(), by_key.get(key)) {
             (Some(told), None) => wrong.push(format!("{key:?} was accepted as {told} and is lost")),
-            (Some(told), Some(id)) if told != id => wrong.push(format!("{key:?} was accepted as {told} and is {id}")),
+            (Some(told), Some(id)) if told != id => {
+                wrong.push(format!("{key:?} was accepted as {told} and is {id}"))
+            }
             _ => {}
         }
     }
     wrong
 }
 
-/// Each task discovered by a completion that was answered OK is there, and no task that nobody sent.
+/// Each task discovered by a completion that was answered OK is there, and no task that nobody
+/// sent.
 fn of_children(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
-    let grants = || book.tasks.iter().flat_map(|(id, seen)| seen.grants.values().map(move |grant| (id, grant)));
+    let grants = || {
+        book.tasks
+            .iter()
+            .flat_map(|(id, seen)| seen.grants.values().map(move |grant| (id, grant)))
+    };
     let promised = grants().filter(|(_, grant)| grant.ok == Some(book.losses));
     let lost = promised.flat_map(|(id, grant)| {
-        let lost = grant.children.iter().filter(|child| !by_key.contains_key(child));
-        lost.map(move |child| format!("{child:?}, discovered by {} with {id}, is lost", grant.worker))
+        let lost = grant
+            .children
+            .iter()
+            .filter(|child| !by_key.contains_key(child));
+        lost.map(move |child| {
+            format!(
+                "{child:?}, discovered by {} with {id}, is lost",
+                grant.worker
+            )
+        })
     });
-    let sent: BTreeSet<&Key> =
-        grants().filter(|(_, grant)| grant.sent > 0).flat_map(|(_, grant)| &grant.children).collect();
-    let unknown = by_key.keys().filter(|key| !sent.contains(key) && !book.inserts.contains_key(*key));
-    lost.chain(unknown.map(|key| format!("{key:?} was sent by nobody"))).collect()
+    let sent: BTreeSet<&Key> = grants()
+        .filter(|(_, grant)| grant.sent > 0)
+        .flat_map(|(_, grant)| &grant.children)
+        .collect();
+    let unknown = by_key
+        .keys()
+        .filter(|key| !sent.contains(key) && !book.inserts.contains_key(*key));
+    lost.chain(unknown.map(|key| format!("{key:?} was sent by nobody")))
+        .collect()
 }

@@ -1,5 +1,5 @@
-//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts. Half of them
-//! have streams, and the other half polls.
+//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who
+//! inserts. Half of them have streams, and the other half polls.
 
 use std::{
     collections::VecDeque,
@@ -29,7 +29,8 @@ enum Kind {
     Crashes,
     /// Answers when its lease has run out.
     Stalls,
-    /// Completes with tokens of others, with made-up ones, as somebody else. Goes on with the sessions of others.
+    /// Completes with tokens of others, with made-up ones, as somebody else. Goes on with the
+    /// sessions of others.
     Lies,
     /// Sends each completion several times, at once and much later, to all processes.
     Repeats,
@@ -40,8 +41,8 @@ enum Kind {
 const KINDS: [Kind; 20] = {
     use Kind::*;
     [
-        Honest, Honest, Honest, Honest, Honest, Honest, Honest, Honest, Crashes, Crashes, Stalls, Stalls, Lies, Lies,
-        Repeats, Repeats, Repeats, Rejects, Rejects, Extends,
+        Honest, Honest, Honest, Honest, Honest, Honest, Honest, Honest, Crashes, Crashes, Stalls,
+        Stalls, Lies, Lies, Repeats, Repeats, Repeats, Rejects, Rejects, Extends,
     ]
 };
 
@@ -76,7 +77,10 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(urls: Vec<String>, ports: Vec<u16>, seed: u64) -> Self {
-        let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
+        let client = reqwest::Client::builder()
+            .timeout(PATIENCE)
+            .build()
+            .unwrap();
         let crowd = Arc::new(Crowd {
             client,
             urls,
@@ -93,7 +97,11 @@ impl Running {
             workers.spawn(Worker::new(Arc::clone(&crowd), n, kind).run());
         }
         let inserter = tokio::spawn(insert(Arc::clone(&crowd)));
-        Self { crowd, workers, inserter }
+        Self {
+            crowd,
+            workers,
+            inserter,
+        }
     }
 
     /// No more inserts, and no more than honest work.
@@ -124,7 +132,8 @@ impl Crowd {
         let first = dice.below(self.urls.len());
         for n in 0..self.urls.len() {
             let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
-            // A call without an answer may have been done. A caller that repeats it does so on purpose.
+            // A call without an answer may have been done. A caller that repeats it does so on
+            // purpose.
             match self.client.post(&url).json(body).send().await {
                 Err(error) if error.is_connect() => {}
                 Err(_) => break,
@@ -149,8 +158,15 @@ impl Crowd {
         let sent_ms = now_ms();
         let answer = self.call(dice, "/v1/tasks", &json!(tasks)).await?;
         let mut later = Vec::new();
-        for ((key, delay), result) in keys.iter().zip(delays).zip(answer["results"].as_array().unwrap()) {
-            let (status, id) = (result["status"].as_str().unwrap(), result["id"].as_str().unwrap_or_default());
+        for ((key, delay), result) in keys
+            .iter()
+            .zip(delays)
+            .zip(answer["results"].as_array().unwrap())
+        {
+            let (status, id) = (
+                result["status"].as_str().unwrap(),
+                result["id"].as_str().unwrap_or_default(),
+            );
             self.ledger.inserted(key, status, id);
             match status {
                 "CREATED" if delay > 0 => self.ledger.waits(id, sent_ms + u128::from(delay)),
@@ -162,18 +178,26 @@ impl Crowd {
     }
 }
 
-/// Batches of new and of known keys; some of those that are not answered are tried again. At the end all are: a call
-/// whose caller has left may still store its tasks, however late, unless somebody has stored their keys.
+/// Batches of new and of known keys; some of those that are not answered are tried again. At the
+/// end all are: a call whose caller has left may still store its tasks, however late, unless
+/// somebody has stored their keys.
 async fn insert(crowd: Arc<Crowd>) {
     let mut dice = Dice::new(crowd.seed, "inserter");
     let (mut count, mut unanswered) = (0, Vec::new());
     while !crowd.inserting.is_cancelled() {
         let mut keys: Vec<Key> = std::mem::take(&mut unanswered);
         for _ in 0..1 + dice.below(12) {
-            let n = if dice.chance(15) { dice.below(count + 1) } else { count };
+            let n = if dice.chance(15) {
+                dice.below(count + 1)
+            } else {
+                count
+            };
             count = count.max(n + 1);
             // The queue follows from the number: a known key is a duplicate.
-            keys.push((QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(), format!("k{n}")));
+            keys.push((
+                QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(),
+                format!("k{n}"),
+            ));
         }
         unanswered = match crowd.insert(&mut dice, &keys).await {
             Some(later) => later,
@@ -188,14 +212,18 @@ async fn insert(crowd: Arc<Crowd>) {
         if unanswered.is_empty() {
             return;
         }
-        assert!(Instant::now() < deadline, "nobody answers inserts of {unanswered:?}");
+        assert!(
+            Instant::now() < deadline,
+            "nobody answers inserts of {unanswered:?}"
+        );
         for keys in unanswered.chunks(100) {
             crowd.insert(&mut dice, keys).await;
         }
     }
 }
 
-/// Most tasks wait for nothing, some for a moment, some for longer than a process needs to come back.
+/// Most tasks wait for nothing, some for a moment, some for longer than a process needs to come
+/// back.
 fn delay(dice: &mut Dice) -> u64 {
     match dice.chance(12) {
         true => 300 + dice.below(3000) as u64,
@@ -232,7 +260,19 @@ impl Worker {
         // The kinds stand in pairs.
         let (is_pushed, stream, session) = (n % 2 == 1, None, String::new());
         let (next, late, old, children) = (Vec::new(), VecDeque::new(), Vec::new(), 0);
-        Self { crowd, name, kind, is_pushed, stream, session, dice, next, late, old, children }
+        Self {
+            crowd,
+            name,
+            kind,
+            is_pushed,
+            stream,
+            session,
+            dice,
+            next,
+            late,
+            old,
+            children,
+        }
     }
 
     async fn run(mut self) {
@@ -244,7 +284,11 @@ impl Worker {
                 tokio::time::sleep(work).await;
                 self.deal_with(leases).await;
             }
-            while self.late.front().is_some_and(|(at, _)| *at <= Instant::now()) {
+            while self
+                .late
+                .front()
+                .is_some_and(|(at, _)| *at <= Instant::now())
+            {
                 let (_, leases) = self.late.pop_front().unwrap();
                 self.complete(&leases).await;
             }
@@ -255,7 +299,11 @@ impl Worker {
     }
 
     fn kind(&self) -> Kind {
-        if self.crowd.honest.load(Ordering::Relaxed) { Kind::Honest } else { self.kind }
+        if self.crowd.honest.load(Ordering::Relaxed) {
+            Kind::Honest
+        } else {
+            self.kind
+        }
     }
 
     async fn get(&mut self) -> Vec<Lease> {
@@ -273,12 +321,16 @@ impl Worker {
             Some(stream) => Some(stream),
             None => self.open(most).await,
         };
-        let Some(mut stream) = stream else { return Vec::new() };
+        let Some(mut stream) = stream else {
+            return Vec::new();
+        };
         let ledger = Arc::clone(&self.crowd.ledger);
         if self.dice.chance(5) && stream.surrender(&ledger).await.is_err() {
             return Vec::new();
         }
-        let Ok((tasks, asked)) = stream.tasks(most, &ledger).await else { return Vec::new() };
+        let Ok((tasks, asked)) = stream.tasks(most, &ledger).await else {
+            return Vec::new();
+        };
         self.stream = Some(stream);
         let leases: Vec<_> = tasks.iter().map(|task| self.pushed_lease(task)).collect();
         for lease in &leases {
@@ -295,12 +347,24 @@ impl Worker {
         let takeover = !goes_on && self.dice.chance(30);
         // A worker that forgets tasks must not keep them.
         let keep_leases = matches!(self.kind, Kind::Honest | Kind::Repeats) && self.dice.chance(40);
-        let mut open = pb::OpenSession { takeover, keep_leases, ..opening(&self.name, want) };
-        open.queues = QUEUES.iter().map(|(queue, _)| (*queue).to_owned()).collect();
+        let mut open = pb::OpenSession {
+            takeover,
+            keep_leases,
+            ..opening(&self.name, want)
+        };
+        open.queues = QUEUES
+            .iter()
+            .map(|(queue, _)| (*queue).to_owned())
+            .collect();
         open.tells_started = self.dice.chance(50);
         if goes_on {
             open.session.clone_from(&self.session);
-            open.holding = self.late.iter().flat_map(|(_, leases)| leases).map(|lease| lease.id.clone()).collect();
+            open.holding = self
+                .late
+                .iter()
+                .flat_map(|(_, leases)| leases)
+                .map(|lease| lease.id.clone())
+                .collect();
         }
         if goes_on || takeover {
             ledger.lets_go(&self.name, &open.holding);
@@ -308,23 +372,38 @@ impl Worker {
         let steals = self.kind() == Kind::Lies && self.dice.chance(30);
         if steals {
             let sessions = self.crowd.sessions.lock().unwrap();
-            let others: Vec<_> = sessions.iter().filter(|session| **session != self.session).collect();
+            let others: Vec<_> = sessions
+                .iter()
+                .filter(|session| **session != self.session)
+                .collect();
             if !others.is_empty() {
                 open.session = self.dice.pick(&others).to_string();
                 open.holding.clear();
             }
         }
-        let (first, all) = (self.dice.below(self.crowd.ports.len()), self.crowd.ports.len());
+        let (first, all) = (
+            self.dice.below(self.crowd.ports.len()),
+            self.crowd.ports.len(),
+        );
         for n in 0..all {
             let port = self.crowd.ports[(first + n) % all];
-            let Ok(stream) = Pushed::open(port, open.clone(), &ledger).await else { continue };
+            let Ok(stream) = Pushed::open(port, open.clone(), &ledger).await else {
+                continue;
+            };
             let opened = stream.opened();
             let is_own = self.session == open.session;
             if opened.resumed && !is_own {
-                ledger.broken(format!("{} goes on with a session of another: {}", self.name, open.session));
+                ledger.broken(format!(
+                    "{} goes on with a session of another: {}",
+                    self.name, open.session
+                ));
             }
             self.session.clone_from(&opened.session);
-            self.crowd.sessions.lock().unwrap().push(opened.session.clone());
+            self.crowd
+                .sessions
+                .lock()
+                .unwrap()
+                .push(opened.session.clone());
             return Some(stream);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -335,7 +414,13 @@ impl Worker {
         let mut body = self.wish();
         (body["worker"], body["wait"]) = (json!(self.name), json!("200ms"));
         let sent = self.crowd.ledger.sending();
-        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:get", &body).await else { return Vec::new() };
+        let Some(answer) = self
+            .crowd
+            .call(&mut self.dice, "/v1/tasks:get", &body)
+            .await
+        else {
+            return Vec::new();
+        };
         self.leases(&answer, sent)
     }
 
@@ -358,7 +443,16 @@ impl Worker {
     fn lease(&mut self, task: &Value) -> Lease {
         let text = |name: &str| task[name].as_str().unwrap().to_owned();
         let (queue, key) = (text("queue"), text("key"));
-        assert_eq!(task["payload"], *task["key"].as_str().unwrap().split('/').next_back().unwrap(), "{task}");
+        assert_eq!(
+            task["payload"],
+            *task["key"]
+                .as_str()
+                .unwrap()
+                .split('/')
+                .next_back()
+                .unwrap(),
+            "{task}"
+        );
         let children = self.discover(&key);
         Lease {
             id: text("id"),
@@ -372,7 +466,11 @@ impl Worker {
 
     fn pushed_lease(&mut self, task: &pb::LeasedTask) -> Lease {
         let key = String::from_utf8(task.key.to_vec()).unwrap();
-        assert_eq!(task.payload, key.split('/').next_back().unwrap(), "{task:?}");
+        assert_eq!(
+            task.payload,
+            key.split('/').next_back().unwrap(),
+            "{task:?}"
+        );
         Lease {
             id: task.id.clone(),
             token: task.lease_token.clone(),
@@ -397,11 +495,16 @@ impl Worker {
                 _ => (queue, format!("{parent}/{}-{}", self.name, self.children)),
             }
         };
-        if child().1.len() % 2 == 0 { vec![child()] } else { vec![child(), child()] }
+        if child().1.len() % 2 == 0 {
+            vec![child()]
+        } else {
+            vec![child(), child()]
+        }
     }
 
     async fn deal_with(&mut self, leases: Vec<Lease>) {
-        let (doomed, leases): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.key.0 == DOOMED);
+        let (doomed, leases): (Vec<_>, Vec<_>) =
+            leases.into_iter().partition(|lease| lease.key.0 == DOOMED);
         for lease in doomed {
             match self.dice.below(3) {
                 0 => self.complete(&[lease]).await,
@@ -420,7 +523,8 @@ impl Worker {
             Kind::Stalls if self.dice.chance(70) => {
                 let longest = leases.iter().map(|lease| lease.expires_ms).max().unwrap();
                 let late = longest.saturating_sub(now_ms()) as u64 + self.dice.below(1000) as u64;
-                self.late.push_back((Instant::now() + Duration::from_millis(late), leases));
+                self.late
+                    .push_back((Instant::now() + Duration::from_millis(late), leases));
             }
             Kind::Lies => {
                 self.lie(&leases).await;
@@ -458,7 +562,8 @@ impl Worker {
         self.forget();
     }
 
-    /// It does not go on with what it has not reported: a stream that stays would keep the leases for it, for ever.
+    /// It does not go on with what it has not reported: a stream that stays would keep the leases
+    /// for it, for ever.
     fn forget(&mut self) {
         self.crowd.ledger.lets_go(&self.name, &[]);
         self.next.clear();
@@ -469,8 +574,14 @@ impl Worker {
     async fn complete_once(&mut self, leases: &[Lease]) -> bool {
         let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
         let mut body = json!({"worker": self.name, "completions": completions});
-        let completions = leases.iter().map(|lease| pushed::completion(lease, &self.name)).collect();
-        let mut frame = pb::WorkerFrame { completions, ..Default::default() };
+        let completions = leases
+            .iter()
+            .map(|lease| pushed::completion(lease, &self.name))
+            .collect();
+        let mut frame = pb::WorkerFrame {
+            completions,
+            ..Default::default()
+        };
         if self.dice.chance(50) {
             body["next"] = self.wish();
             frame.want = 1 + u32::try_from(self.dice.below(10)).unwrap();
@@ -478,7 +589,9 @@ impl Worker {
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, true);
         let sent = ledger.sending();
-        let Some(answers) = self.report("/v1/tasks:complete", &body, frame).await else { return false };
+        let Some(answers) = self.report("/v1/tasks:complete", &body, frame).await else {
+            return false;
+        };
         for (lease, (status, _)) in leases.iter().zip(&answers) {
             ledger.answered(lease, status, sent);
         }
@@ -486,19 +599,35 @@ impl Worker {
     }
 
     /// Sends a report on its stream, if it has one, or by a call. `None`: it was not answered.
-    async fn report(&mut self, path: &str, body: &Value, frame: pb::WorkerFrame) -> Option<Vec<Answer>> {
+    async fn report(
+        &mut self,
+        path: &str,
+        body: &Value,
+        frame: pb::WorkerFrame,
+    ) -> Option<Vec<Answer>> {
         let calls = self.dice.chance(10);
         let sent = self.crowd.ledger.sending();
         let Some(mut stream) = self.stream.take_if(|_| !calls) else {
             let answer = self.crowd.call(&mut self.dice, path, body).await?;
             let next = self.leases(&answer, sent);
             self.next.extend(next);
-            return Some(answer["results"].as_array().unwrap().iter().map(read).collect());
+            return Some(
+                answer["results"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(read)
+                    .collect(),
+            );
         };
         match stream.report(frame, &self.crowd.ledger).await {
             Ok(answer) => {
                 self.stream = Some(stream);
-                let all = answer.completions.iter().chain(&answer.rejections).chain(&answer.extensions);
+                let all = answer
+                    .completions
+                    .iter()
+                    .chain(&answer.rejections)
+                    .chain(&answer.extensions);
                 Some(all.map(pushed::read).collect())
             }
             Err(_) => {
@@ -538,19 +667,37 @@ impl Worker {
             }
             one
         };
-        let body = json!({"worker": self.name, "rejections": leases.iter().map(one).collect::<Vec<_>>()});
-        let millis = |delay: &str| i32::try_from(humantime::parse_duration(delay).unwrap().as_millis()).unwrap();
-        let delay =
-            delay.filter(|_| retry).map(|delay| prost_types::Duration { seconds: 0, nanos: millis(delay) * 1_000_000 });
-        let one = |lease: &Lease| {
-            let (id, lease_token, reason) = (lease.id.clone(), lease.token.clone(), "no".to_owned());
-            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay, not_started }
+        let body =
+            json!({"worker": self.name, "rejections": leases.iter().map(one).collect::<Vec<_>>()});
+        let millis = |delay: &str| {
+            i32::try_from(humantime::parse_duration(delay).unwrap().as_millis()).unwrap()
         };
-        let frame = pb::WorkerFrame { rejections: leases.iter().map(one).collect(), ..Default::default() };
+        let delay = delay.filter(|_| retry).map(|delay| prost_types::Duration {
+            seconds: 0,
+            nanos: millis(delay) * 1_000_000,
+        });
+        let one = |lease: &Lease| {
+            let (id, lease_token, reason) =
+                (lease.id.clone(), lease.token.clone(), "no".to_owned());
+            pb::Rejection {
+                id,
+                lease_token,
+                reason,
+                retry: Some(retry),
+                delay,
+                not_started,
+            }
+        };
+        let frame = pb::WorkerFrame {
+            rejections: leases.iter().map(one).collect(),
+            ..Default::default()
+        };
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, false);
         let sent = ledger.sending();
-        let Some(answers) = self.report("/v1/tasks:reject", &body, frame).await else { return self.forget() };
+        let Some(answers) = self.report("/v1/tasks:reject", &body, frame).await else {
+            return self.forget();
+        };
         for (lease, (status, _)) in leases.iter().zip(&answers) {
             ledger.rejected(lease, status, sent);
         }
@@ -565,13 +712,23 @@ impl Worker {
 
     async fn extend(&mut self, leases: &[Lease]) {
         let one = |lease: &Lease| json!({"id": lease.id, "lease_token": lease.token, "by": "2s"});
-        let body = json!({"worker": self.name, "extensions": leases.iter().map(one).collect::<Vec<_>>()});
+        let body =
+            json!({"worker": self.name, "extensions": leases.iter().map(one).collect::<Vec<_>>()});
         let one = |lease: &Lease| {
             let (id, lease_token, by) = (lease.id.clone(), lease.token.clone(), seconds(2));
-            pb::Extension { id, lease_token, by }
+            pb::Extension {
+                id,
+                lease_token,
+                by,
+            }
         };
-        let frame = pb::WorkerFrame { extensions: leases.iter().map(one).collect(), ..Default::default() };
-        let Some(answers) = self.report("/v1/tasks:extend", &body, frame).await else { return };
+        let frame = pb::WorkerFrame {
+            extensions: leases.iter().map(one).collect(),
+            ..Default::default()
+        };
+        let Some(answers) = self.report("/v1/tasks:extend", &body, frame).await else {
+            return;
+        };
         for (lease, (_, until)) in leases.iter().zip(answers) {
             if let Some(until) = until {
                 self.crowd.ledger.extended(lease, until);
@@ -584,17 +741,38 @@ impl Worker {
         let mine = self.dice.pick(leases).clone();
         let foreign = {
             let book = self.crowd.ledger.book();
-            let grants = book.tasks.iter().flat_map(|(id, seen)| seen.grants.iter().map(move |grant| (id, grant)));
+            let grants = book
+                .tasks
+                .iter()
+                .flat_map(|(id, seen)| seen.grants.iter().map(move |grant| (id, grant)));
             let others = grants.filter(|(_, (_, grant))| grant.worker != self.name);
-            others.map(|(id, (token, _))| (id.clone(), token.clone())).nth(self.dice.below(20))
+            others
+                .map(|(id, (token, _))| (id.clone(), token.clone()))
+                .nth(self.dice.below(20))
         };
         let mut lies = vec![
-            ("a made-up token", self.name.clone(), mine.id.clone(), "AAAA".to_owned()),
-            ("a changed token", self.name.clone(), mine.id.clone(), changed(&mine.token, &mut self.dice)),
-            ("as somebody else", "w0-honest".to_owned(), mine.id.clone(), mine.token.clone()),
+            (
+                "a made-up token",
+                self.name.clone(),
+                mine.id.clone(),
+                "AAAA".to_owned(),
+            ),
+            (
+                "a changed token",
+                self.name.clone(),
+                mine.id.clone(),
+                changed(&mine.token, &mut self.dice),
+            ),
+            (
+                "as somebody else",
+                "w0-honest".to_owned(),
+                mine.id.clone(),
+                mine.token.clone(),
+            ),
         ];
         if let Some((id, token)) = foreign {
-            // A token names a place and a grant: with another task of the same grant it is not a lie.
+            // A token names a place and a grant: with another task of the same grant it is not a
+            // lie.
             lies.push(("another's token", self.name.clone(), id.clone(), token));
             if !leases.iter().any(|lease| lease.id == id) {
                 lies.push(("a task never held", self.name.clone(), id, mine.token));
@@ -606,19 +784,40 @@ impl Worker {
             let (of, said) = (self.name == worker, format!("{lie}, {worker} {id} {token}"));
             let answers = match of {
                 true => {
-                    let one = pb::Completion { id, lease_token: token, result: "a lie".into(), ..Default::default() };
+                    let one = pb::Completion {
+                        id,
+                        lease_token: token,
+                        result: "a lie".into(),
+                        ..Default::default()
+                    };
                     // It says that it has started what is not its own, too.
                     let (completions, started) = (vec![one.clone()], vec![one.id]);
-                    let frame = pb::WorkerFrame { completions, started, ..Default::default() };
+                    let frame = pb::WorkerFrame {
+                        completions,
+                        started,
+                        ..Default::default()
+                    };
                     self.report("/v1/tasks:complete", &body, frame).await
                 }
                 // On a stream everybody is its worker.
                 false => {
-                    let answer = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await;
-                    answer.map(|answer| answer["results"].as_array().unwrap().iter().map(read).collect())
+                    let answer = self
+                        .crowd
+                        .call(&mut self.dice, "/v1/tasks:complete", &body)
+                        .await;
+                    answer.map(|answer| {
+                        answer["results"]
+                            .as_array()
+                            .unwrap()
+                            .iter()
+                            .map(read)
+                            .collect()
+                    })
                 }
             };
-            if let Some((status, _)) = answers.and_then(|answers: Vec<Answer>| answers.into_iter().next()) {
+            if let Some((status, _)) =
+                answers.and_then(|answers: Vec<Answer>| answers.into_iter().next())
+            {
                 self.crowd.ledger.lied(&said, &status);
             }
         }
@@ -638,10 +837,16 @@ fn is_final(answers: &[Answer]) -> bool {
 }
 
 fn read(result: &Value) -> Answer {
-    (result["status"].as_str().unwrap().to_owned(), result["lease_expires_at"].as_str().map(rfc3339_ms))
+    (
+        result["status"].as_str().unwrap().to_owned(),
+        result["lease_expires_at"].as_str().map(rfc3339_ms),
+    )
 }
 
 fn rfc3339_ms(text: &str) -> u128 {
-    let time = humantime::parse_rfc3339_weak(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-    time.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis()
+    let time =
+        humantime::parse_rfc3339_weak(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    time.duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis()
 }

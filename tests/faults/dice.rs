@@ -11,7 +11,10 @@ impl Dice {
     /// A stream of its own for each `who`, so that one does not disturb the others.
     pub(crate) fn new(seed: u64, who: &str) -> Self {
         use sha2::{Digest, Sha256};
-        let bytes = Sha256::new().chain_update(seed.to_be_bytes()).chain_update(who).finalize();
+        let bytes = Sha256::new()
+            .chain_update(seed.to_be_bytes())
+            .chain_update(who)
+            .finalize();
         Self(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
     }
 

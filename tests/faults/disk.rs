@@ -15,9 +15,13 @@ impl SmallDisk {
     /// `None` where this may not be done.
     pub(crate) fn mount(at: &Path, size: &str) -> Option<Self> {
         fs::create_dir_all(at).unwrap();
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(at)
+            .output();
+        mounted
+            .is_ok_and(|output| output.status.success())
+            .then(|| Self(at.to_owned()))
     }
 
     pub(crate) fn at(&self) -> &Path {
@@ -28,7 +32,11 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Lazily: the server may still be on its way out.
-        Command::new("umount").arg("--lazy").arg(&self.0).status().ok();
+        Command::new("umount")
+            .arg("--lazy")
+            .arg(&self.0)
+            .status()
+            .ok();
     }
 }
 
@@ -43,13 +51,19 @@ fn folder(world: &World<'_>, which: Which) -> Option<PathBuf> {
 /// Whether its files stand on a disk of their own.
 pub(crate) fn is_small(world: &World<'_>, which: Which) -> bool {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    folder(world, which).is_some_and(|folder| mounts.contains(&format!(" {} tmpfs ", folder.display())))
+    folder(world, which)
+        .is_some_and(|folder| mounts.contains(&format!(" {} tmpfs ", folder.display())))
 }
 
 pub(crate) fn fill(world: &World<'_>, which: Which) {
     let ballast = folder(world, which).expect("it has one").join("ballast");
     // Fails when the disk is full, which is what is wanted.
-    Command::new("dd").arg("if=/dev/zero").arg(format!("of={}", ballast.display())).args(["bs=64k"]).output().unwrap();
+    Command::new("dd")
+        .arg("if=/dev/zero")
+        .arg(format!("of={}", ballast.display()))
+        .args(["bs=64k"])
+        .output()
+        .unwrap();
 }
 
 /// Makes room; what could not live without is started again, as somebody would.

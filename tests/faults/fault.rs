@@ -65,7 +65,9 @@ impl fmt::Display for Fault {
             Self::Silence(which) => write!(f, "the connections to {which:?} fall silent"),
             Self::DiskFull(which) => write!(f, "the disk of {which:?} is full"),
             Self::HostileClients => write!(f, "hostile clients"),
-            Self::Clock(n, hours) => write!(f, "the clock of process {n} goes wrong by {hours:+} h"),
+            Self::Clock(n, hours) => {
+                write!(f, "the clock of process {n} goes wrong by {hours:+} h")
+            }
         }
     }
 }
@@ -101,13 +103,19 @@ impl Fault {
                 let (master, _) = cluster.masters().await.swap_remove(0);
                 tokio::task::block_in_place(|| cluster.node(master).kill9());
             }
-            Self::Cut(who, which, mode) => ways(world, who, which).for_each(|proxy| proxy.set(mode)),
+            Self::Cut(who, which, mode) => {
+                ways(world, who, which).for_each(|proxy| proxy.set(mode))
+            }
             Self::Silence(which) => ways(world, None, which).for_each(|proxy| _ = proxy.silence()),
             Self::DiskFull(which) => crate::disk::fill(world, which),
             Self::HostileClients => world.hostile = Some(Hostile::start(&world.daemons)),
             Self::Clock(n, hours) => {
-                let maps = fs::read_to_string(format!("/proc/{}/maps", world.daemons[n].pid())).unwrap();
-                assert!(maps.contains("libfaketime"), "process {n} has the clock of this machine");
+                let maps =
+                    fs::read_to_string(format!("/proc/{}/maps", world.daemons[n].pid())).unwrap();
+                assert!(
+                    maps.contains("libfaketime"),
+                    "process {n} has the clock of this machine"
+                );
                 fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap();
             }
         }
@@ -116,7 +124,10 @@ impl Fault {
     pub(crate) async fn heal(&self, world: &mut World<'_>) {
         match *self {
             Self::KillTaskd(n) => world.daemons[n].start_again(),
-            Self::KillAllTaskd => world.daemons.iter_mut().for_each(|daemon| daemon.start_again()),
+            Self::KillAllTaskd => world
+                .daemons
+                .iter_mut()
+                .for_each(|daemon| daemon.start_again()),
             Self::StopTaskd(n) => world.signal(n, Signal::SIGCONT),
             Self::RebalanceStorm | Self::FlushAll | Self::Silence(_) => {}
             Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).start()),
@@ -132,8 +143,12 @@ impl Fault {
                 tokio::task::block_in_place(|| cluster.start_again());
                 world.ledger.redis_loses();
             }
-            Self::Cut(who, which, _) => ways(world, who, which).for_each(|proxy| proxy.set(Mode::Pass)),
-            Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
+            Self::Cut(who, which, _) => {
+                ways(world, who, which).for_each(|proxy| proxy.set(Mode::Pass))
+            }
+            Self::DiskFull(which) => {
+                tokio::task::block_in_place(|| crate::disk::empty(world, which))
+            }
             Self::HostileClients => world.hostile_have_harmed_nobody().await,
             Self::Clock(n, _) => fs::write(world.clock_file(n), "+0").unwrap(),
         }
@@ -141,7 +156,10 @@ impl Fault {
 
     /// The fault lasts until it is healed. The others are over at once.
     pub(crate) fn lasts(&self) -> bool {
-        !matches!(self, Self::RebalanceStorm | Self::FlushAll | Self::Silence(_))
+        !matches!(
+            self,
+            Self::RebalanceStorm | Self::FlushAll | Self::Silence(_)
+        )
     }
 
     /// Whether both at once make sense: neither disturbs the heal of the other.
@@ -169,7 +187,9 @@ impl Fault {
             | Self::Cut(_, which, _)
             | Self::Silence(which)
             | Self::DiskFull(which) => Some(which),
-            Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll | Self::KillMaster => Some(Which::Redis),
+            Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll | Self::KillMaster => {
+                Some(Which::Redis)
+            }
             _ => None,
         }
     }
@@ -183,7 +203,12 @@ impl Fault {
 }
 
 async fn redis(world: &World<'_>, command: &[&str]) {
-    world.servers.redis.command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    world
+        .servers
+        .redis
+        .command(command)
+        .await
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
 }
 
 async fn storm(world: &mut World<'_>, alone: bool) {
@@ -201,14 +226,20 @@ async fn storm(world: &mut World<'_>, alone: bool) {
 }
 
 /// The proxies between these processes, or all, and a server.
-fn ways<'a>(world: &'a World<'_>, who: Option<usize>, which: Which) -> impl Iterator<Item = &'a Proxy> {
+fn ways<'a>(
+    world: &'a World<'_>,
+    who: Option<usize>,
+    which: Which,
+) -> impl Iterator<Item = &'a Proxy> {
     let processes = who.map_or(0..PROCESSES, |n| n..n + 1);
     let (own, shared) = match which {
         Which::Redis => (Some(0), None),
         Which::Sql => (Some(1), None),
         Which::Kafka(n) => (None, Some(&world.servers.kafka_proxies[n])),
     };
-    let own = own.into_iter().flat_map(move |server| processes.clone().map(move |n| &world.proxies[n][server]));
+    let own = own
+        .into_iter()
+        .flat_map(move |server| processes.clone().map(move |n| &world.proxies[n][server]));
     own.chain(shared)
 }
 
@@ -235,8 +266,10 @@ pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
     for which in servers {
         all.extend([Kill(which), Stop(which)]);
         if world.plan.proxied {
-            let who =
-                (0..PROCESSES).map(Some).chain([None]).filter(|who| who.is_none() || !matches!(which, Which::Kafka(_)));
+            let who = (0..PROCESSES)
+                .map(Some)
+                .chain([None])
+                .filter(|who| who.is_none() || !matches!(which, Which::Kafka(_)));
             let modes = [Mode::Stall, Mode::Drop, Mode::Refuse];
             all.extend(who.flat_map(|who| modes.map(|mode| Cut(who, which, mode))));
             all.push(Silence(which));

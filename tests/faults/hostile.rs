@@ -46,7 +46,9 @@ enum Kind {
 
 const KINDS: [Kind; 8] = {
     use Kind::*;
-    [Silent, Stalls, Swells, MakesUp, HangsUp, Waits, IsDeaf, Babbles]
+    [
+        Silent, Stalls, Swells, MakesUp, HangsUp, Waits, IsDeaf, Babbles,
+    ]
 };
 
 /// Ends when dropped.
@@ -65,8 +67,10 @@ impl Hostile {
         for (n, daemon) in daemons.iter().enumerate() {
             let ports = (daemon.http_port(), daemon.grpc_port());
             // Of the process that is first, all memory for requests is held.
-            for (place, kind) in
-                KINDS.into_iter().enumerate().filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls))
+            for (place, kind) in KINDS
+                .into_iter()
+                .enumerate()
+                .filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls))
             {
                 let outcomes = Arc::clone(&outcomes);
                 clients.spawn(async move {
@@ -88,8 +92,16 @@ impl Hostile {
             panic!("a hostile client ended by itself: {ended:?}");
         }
         let outcomes = self.outcomes.lock().unwrap();
-        let missing: Vec<_> = KINDS.iter().zip(&*outcomes).filter(|(_, last)| !matches!(last, Some(Ok(())))).collect();
-        if missing.is_empty() { Ok(()) } else { Err(format!("not yet: {missing:?}")) }
+        let missing: Vec<_> = KINDS
+            .iter()
+            .zip(&*outcomes)
+            .filter(|(_, last)| !matches!(last, Some(Ok(()))))
+            .collect();
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("not yet: {missing:?}"))
+        }
     }
 }
 
@@ -117,7 +129,9 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             let mut held = Vec::new();
             for _ in 0..STALLED {
                 let mut stream = connect(http).await?;
-                stream.write_all(head("/v1/tasks", STALLED_BYTES).as_bytes()).await?;
+                stream
+                    .write_all(head("/v1/tasks", STALLED_BYTES).as_bytes())
+                    .await?;
                 for _ in 1..STALLED_BYTES / MIB {
                     // One that has no room is answered, and then hung up on.
                     if stream.write_all(&piece).await.is_err() {
@@ -134,15 +148,19 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             ask(http, "/v1/tasks", &body, "413").await
         }
         Kind::MakesUp => {
-            let one =
-                |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
-            let body = json!({"worker": "hostile", "completions": (0..1000).map(one).collect::<Vec<_>>()});
+            let one = |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
+            let body =
+                json!({"worker": "hostile", "completions": (0..1000).map(one).collect::<Vec<_>>()});
             ask(http, "/v1/tasks:complete", &body.to_string(), "200").await
         }
         Kind::HangsUp => {
-            let body = json!({"worker": "hostile", "queues": ["one", "two", "three"], "max_tasks": 100}).to_string();
+            let body =
+                json!({"worker": "hostile", "queues": ["one", "two", "three"], "max_tasks": 100})
+                    .to_string();
             let mut stream = connect(http).await?;
-            stream.write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes()).await
+            stream
+                .write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes())
+                .await
         }
         Kind::Waits => {
             let queues: Vec<_> = (0..100).map(|n| format!("never-{n}")).collect();
@@ -150,7 +168,9 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             let mut held = Vec::new();
             for _ in 0..20 {
                 let mut stream = connect(http).await?;
-                stream.write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes()).await?;
+                stream
+                    .write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes())
+                    .await?;
                 held.push(stream);
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -165,7 +185,9 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             let channel = channel(grpc).await?;
             let mut held = Vec::new();
             for n in 0..BABBLED {
-                let stream = Worker::open_on(channel.clone(), session(0), None).await.map_err(std::io::Error::other)?;
+                let stream = Worker::open_on(channel.clone(), session(0), None)
+                    .await
+                    .map_err(std::io::Error::other)?;
                 // One that was ended takes no more frames.
                 drop(stream.to.try_send(nonsense(n)));
                 held.push(stream);
@@ -182,7 +204,10 @@ async fn channel(port: u16) -> std::io::Result<tonic::transport::Channel> {
 
 fn session(want: u32) -> pb::OpenSession {
     let queues = ["one", "two", "three"].map(ToOwned::to_owned).into();
-    pb::OpenSession { queues, ..opening("hostile", want) }
+    pb::OpenSession {
+        queues,
+        ..opening("hostile", want)
+    }
 }
 
 /// A frame that ends its stream, or that should change nothing.
@@ -190,17 +215,40 @@ fn nonsense(n: usize) -> pb::WorkerFrame {
     let id = || "01a201ac-c680-7000-8000-e681572e49a2".to_owned();
     match n % 5 {
         // A second session on the stream.
-        0 => pb::WorkerFrame { open: Some(session(u32::MAX)), ..Default::default() },
+        0 => pb::WorkerFrame {
+            open: Some(session(u32::MAX)),
+            ..Default::default()
+        },
         // More items than a frame may have.
-        1 => pb::WorkerFrame { completions: vec![pb::Completion::default(); 5000], ..Default::default() },
+        1 => pb::WorkerFrame {
+            completions: vec![pb::Completion::default(); 5000],
+            ..Default::default()
+        },
         2 => {
-            let one = |n| pb::Extension { id: id(), lease_token: format!("no-{n}:0:1:1:1"), by: seconds(i64::MAX) };
-            pb::WorkerFrame { extensions: (0..500).map(one).collect(), ..Default::default() }
+            let one = |n| pb::Extension {
+                id: id(),
+                lease_token: format!("no-{n}:0:1:1:1"),
+                by: seconds(i64::MAX),
+            };
+            pb::WorkerFrame {
+                extensions: (0..500).map(one).collect(),
+                ..Default::default()
+            }
         }
         // Tasks that nobody gave it.
-        3 => pb::WorkerFrame { started: (0..1000).map(|_| id()).collect(), surrender: true, ..Default::default() },
+        3 => pb::WorkerFrame {
+            started: (0..1000).map(|_| id()).collect(),
+            surrender: true,
+            ..Default::default()
+        },
         // It asks, and asks not to be asked.
-        _ => pb::WorkerFrame { want: u32::MAX, surrender: true, close: true, number: u64::MAX, ..Default::default() },
+        _ => pb::WorkerFrame {
+            want: u32::MAX,
+            surrender: true,
+            close: true,
+            number: u64::MAX,
+            ..Default::default()
+        },
     }
 }
 
@@ -217,7 +265,9 @@ fn head(path: &str, length: usize) -> String {
 /// Sends all of it and reads the beginning of the answer, which must have this status.
 async fn ask(port: u16, path: &str, body: &str, status: &str) -> std::io::Result<()> {
     let mut stream = connect(port).await?;
-    stream.write_all(format!("{}{body}", head(path, body.len())).as_bytes()).await?;
+    stream
+        .write_all(format!("{}{body}", head(path, body.len())).as_bytes())
+        .await?;
     let mut begins = [0; 12];
     tokio::time::timeout(Duration::from_secs(5), stream.read_exact(&mut begins)).await??;
     match begins.ends_with(status.as_bytes()) {

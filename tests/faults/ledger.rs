@@ -1,4 +1,5 @@
-//! The calls of the inserter and the workers, the answers, and the promises that can be checked at once.
+//! The calls of the inserter and the workers, the answers, and the promises that can be checked at
+//! once.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -99,16 +100,22 @@ impl Ledger {
     }
 
     pub(crate) fn sending(&self) -> Sent {
-        Sent { at: Instant::now(), life: self.book().losses }
+        Sent {
+            at: Instant::now(),
+            life: self.book().losses,
+        }
     }
 
-    /// Redis loses, or has lost, what it had answered: what it knew of leases and credits counts no more.
+    /// Redis loses, or has lost, what it had answered: what it knew of leases and credits counts no
+    /// more.
     pub(crate) fn redis_loses(&self) {
         let mut book = self.book();
         book.losses += 1;
         for seen in book.tasks.values_mut() {
             seen.credited.clear();
-            seen.grants.values_mut().for_each(|grant| grant.ended = true);
+            seen.grants
+                .values_mut()
+                .for_each(|grant| grant.ended = true);
         }
     }
 
@@ -136,7 +143,10 @@ impl Ledger {
         insert.ids.insert(id.to_owned());
         let wrong = insert.created > 1 || insert.ids.len() > 1;
         if wrong {
-            let what = format!("{key:?} was created {} times, with ids {:?}", insert.created, insert.ids);
+            let what = format!(
+                "{key:?} was created {} times, with ids {:?}",
+                insert.created, insert.ids
+            );
             book.violations.push(what);
         }
     }
@@ -144,7 +154,11 @@ impl Ledger {
     /// The keys of which nobody has said that they are stored.
     pub(crate) fn unanswered(&self) -> Vec<Key> {
         let book = self.book();
-        book.inserts.iter().filter(|(_, insert)| insert.ids.is_empty()).map(|(key, _)| key.clone()).collect()
+        book.inserts
+            .iter()
+            .filter(|(_, insert)| insert.ids.is_empty())
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// A new task may not be handed out before this time.
@@ -160,12 +174,19 @@ impl Ledger {
         let same_life = book.losses == sent.life;
         let now = now_ms();
         // By Redis's clock, which is this machine's, whatever the clocks of the processes say.
-        let early = book.due_ms.get(&lease.id).and_then(|due| due.checked_sub(now + CLOCK_ERROR_MS));
+        let early = book
+            .due_ms
+            .get(&lease.id)
+            .and_then(|due| due.checked_sub(now + CLOCK_ERROR_MS));
         let seen = book.tasks.entry(lease.id.clone()).or_default();
         let mut wrong = Vec::new();
         // Of a lease that ran out on its way nothing can be said.
         if same_life && lease.expires_ms > now {
-            let held: Vec<_> = seen.grants.values().filter(|grant| !grant.ended && grant.expires_ms > now).collect();
+            let held: Vec<_> = seen
+                .grants
+                .values()
+                .filter(|grant| !grant.ended && grant.expires_ms > now)
+                .collect();
             if seen.credited.contains(worker) {
                 wrong.push("although it has completed it");
             }
@@ -188,19 +209,29 @@ impl Ledger {
             worker,
             children,
         };
-        let what =
-            wrong.into_iter().map(|why| format!("{} was given {} {:?} {why}", grant.worker, lease.id, lease.key));
+        let what = wrong.into_iter().map(|why| {
+            format!(
+                "{} was given {} {:?} {why}",
+                grant.worker, lease.id, lease.key
+            )
+        });
         let mut what: Vec<_> = what.collect();
         seen.grants.insert(lease.token.clone(), grant);
         if let Some(early) = early {
-            what.push(format!("{} {:?} was handed out {early} ms before its time", lease.id, lease.key));
+            what.push(format!(
+                "{} {:?} was handed out {early} ms before its time",
+                lease.id, lease.key
+            ));
         }
         book.violations.extend(what);
     }
 
     pub(crate) fn extended(&self, lease: &Lease, until_ms: u128) {
         let mut book = self.book();
-        let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token));
+        let grant = book
+            .tasks
+            .get_mut(&lease.id)
+            .and_then(|seen| seen.grants.get_mut(&lease.token));
         if let Some(grant) = grant {
             grant.expires_ms = until_ms;
         }
@@ -211,7 +242,9 @@ impl Ledger {
         let mut book = self.book();
         let others = book.tasks.iter_mut().filter(|(id, _)| !keeps.contains(id));
         let grants = others.flat_map(|(_, seen)| seen.grants.values_mut());
-        grants.filter(|grant| grant.worker == worker).for_each(|grant| grant.ended = true);
+        grants
+            .filter(|grant| grant.worker == worker)
+            .for_each(|grant| grant.ended = true);
     }
 
     /// Notes a promise that was broken.
@@ -224,7 +257,11 @@ impl Ledger {
         let mut book = self.book();
         let life = book.losses;
         for lease in leases {
-            let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token)).unwrap();
+            let grant = book
+                .tasks
+                .get_mut(&lease.id)
+                .and_then(|seen| seen.grants.get_mut(&lease.token))
+                .unwrap();
             grant.ended = true;
             if completes {
                 grant.sent += 1;
@@ -236,7 +273,11 @@ impl Ledger {
     pub(crate) fn rejected(&self, lease: &Lease, status: &str, sent: Sent) {
         let mut book = self.book();
         let same_life = book.losses == sent.life;
-        let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token)).unwrap();
+        let grant = book
+            .tasks
+            .get_mut(&lease.id)
+            .and_then(|seen| seen.grants.get_mut(&lease.token))
+            .unwrap();
         grant.rejected |= status == "OK" && same_life;
     }
 
@@ -259,8 +300,11 @@ impl Ledger {
             new = grant.ok.is_none();
             if sent.life == life {
                 grant.ok = Some(life);
-                let credits_of_worker =
-                    seen.grants.values().filter(|g| g.worker == worker && g.ok == Some(life)).count();
+                let credits_of_worker = seen
+                    .grants
+                    .values()
+                    .filter(|g| g.worker == worker && g.ok == Some(life))
+                    .count();
                 seen.credited.insert(worker.clone());
                 if credits_of_worker > 1 {
                     wrong.push("OK for two grants".to_owned());
@@ -272,15 +316,19 @@ impl Ledger {
                 grant.ok.get_or_insert(sent.life);
             }
         } else if sent.life == life {
-            // A task is unknown when its record was removed after the grace time. TRY_LATER says nothing of the task:
-            // its shard, or SQL, did not answer, while another shard of the call did.
+            // A task is unknown when its record was removed after the grace time. TRY_LATER says
+            // nothing of the task: its shard, or SQL, did not answer, while another shard of the
+            // call did.
             if grant.ok == Some(life) && !["UNKNOWN_TASK", "TRY_LATER"].contains(&status) {
                 wrong.push(format!("{status} after OK"));
             }
-            // If Redis lost a completion that it had taken, SQL gets it from the bus, perhaps behind this answer.
+            // If Redis lost a completion that it had taken, SQL gets it from the bus, perhaps
+            // behind this answer.
             grant.refused |= status == "LEASE_LOST" && grant.first_sent == Some(life);
         }
-        let what = wrong.into_iter().map(|why| format!("{worker} was answered {why}: {} {:?}", lease.id, lease.key));
+        let what = wrong
+            .into_iter()
+            .map(|why| format!("{worker} was answered {why}: {} {:?}", lease.id, lease.key));
         let what: Vec<_> = what.collect();
         if new {
             book.completed += 1;
@@ -296,11 +344,15 @@ impl Ledger {
         let mut book = self.book();
         book.lies += 1;
         if status == "OK" {
-            book.violations.push(format!("a lie was answered OK: {lie}"));
+            book.violations
+                .push(format!("a lie was answered OK: {lie}"));
         }
     }
 }
 
 pub(crate) fn now_ms() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_millis()
 }

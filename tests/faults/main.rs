@@ -1,10 +1,11 @@
-//! taskd's promises while everything around it breaks. Inserts go on, three processes run, and of twenty workers some
-//! lie, crash, stall and repeat themselves, under one fault after another. At the end exactly NUM workers have
-//! completed every accepted task, or it is dead with a reason. Every answer is true in SQL, and nothing is left over.
+//! taskd's promises while everything around it breaks. Inserts go on, three processes run, and of
+//! twenty workers some lie, crash, stall and repeat themselves, under one fault after another. At
+//! the end exactly NUM workers have completed every accepted task, or it is dead with a reason.
+//! Every answer is true in SQL, and nothing is left over.
 //!
-//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after another, and print how
-//! long taskd took to recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7`
-//! with that seed. With `TASKD_SOAK` it is `make soak`.
+//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after
+//! another, and print how long taskd took to recover. `cargo test --test faults redis` runs those
+//! with "redis" in their name, `TASKD_SEED=7` with that seed. With `TASKD_SOAK` it is `make soak`.
 
 // A test awaits what it spawns, or ends with it.
 #![allow(clippy::disallowed_methods)]
@@ -58,28 +59,113 @@ impl Scenario {
 }
 
 const fn scenario(name: &'static str, bus: Bus, fault: Fault, seconds: u64) -> Scenario {
-    Scenario { name, bus, fault, lasting: Duration::from_secs(seconds) }
+    Scenario {
+        name,
+        bus,
+        fault,
+        lasting: Duration::from_secs(seconds),
+    }
 }
 
 const SCENARIOS: &[Scenario] = &[
-    scenario("one_taskd_is_killed_on_kafka", Bus::Kafka, Fault::KillTaskd(0), 1),
-    scenario("all_taskd_are_killed_on_kafka", Bus::Kafka, Fault::KillAllTaskd, 1),
-    scenario("all_taskd_are_killed_on_redis_streams", Bus::Streams, Fault::KillAllTaskd, 1),
-    scenario("processes_leave_and_join", Bus::Kafka, Fault::RebalanceStorm, 0),
-    scenario("redis_is_killed_on_kafka", Bus::Kafka, Fault::Kill(Which::Redis), 2),
-    scenario("redis_is_killed_on_redis_streams", Bus::Streams, Fault::Kill(Which::Redis), 2),
-    scenario("redis_is_full_on_redis_streams", Bus::Streams, Fault::RedisIsFull, 5),
-    scenario("redis_cannot_save_on_kafka", Bus::Kafka, Fault::RedisCannotSave, 5),
-    scenario("redis_stands_still_on_redis_streams", Bus::Streams, Fault::Stop(Which::Redis), 5),
-    scenario("connections_to_redis_fall_silent", Bus::Streams, Fault::Silence(Which::Redis), 0),
-    scenario("connections_to_mariadb_fall_silent", Bus::Streams, Fault::Silence(Which::Sql), 0),
-    scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
-    scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
-    scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
+    scenario(
+        "one_taskd_is_killed_on_kafka",
+        Bus::Kafka,
+        Fault::KillTaskd(0),
+        1,
+    ),
+    scenario(
+        "all_taskd_are_killed_on_kafka",
+        Bus::Kafka,
+        Fault::KillAllTaskd,
+        1,
+    ),
+    scenario(
+        "all_taskd_are_killed_on_redis_streams",
+        Bus::Streams,
+        Fault::KillAllTaskd,
+        1,
+    ),
+    scenario(
+        "processes_leave_and_join",
+        Bus::Kafka,
+        Fault::RebalanceStorm,
+        0,
+    ),
+    scenario(
+        "redis_is_killed_on_kafka",
+        Bus::Kafka,
+        Fault::Kill(Which::Redis),
+        2,
+    ),
+    scenario(
+        "redis_is_killed_on_redis_streams",
+        Bus::Streams,
+        Fault::Kill(Which::Redis),
+        2,
+    ),
+    scenario(
+        "redis_is_full_on_redis_streams",
+        Bus::Streams,
+        Fault::RedisIsFull,
+        5,
+    ),
+    scenario(
+        "redis_cannot_save_on_kafka",
+        Bus::Kafka,
+        Fault::RedisCannotSave,
+        5,
+    ),
+    scenario(
+        "redis_stands_still_on_redis_streams",
+        Bus::Streams,
+        Fault::Stop(Which::Redis),
+        5,
+    ),
+    scenario(
+        "connections_to_redis_fall_silent",
+        Bus::Streams,
+        Fault::Silence(Which::Redis),
+        0,
+    ),
+    scenario(
+        "connections_to_mariadb_fall_silent",
+        Bus::Streams,
+        Fault::Silence(Which::Sql),
+        0,
+    ),
+    scenario(
+        "redis_loses_everything_on_kafka",
+        Bus::Kafka,
+        Fault::FlushAll,
+        0,
+    ),
+    scenario(
+        "redis_loses_everything_on_redis_streams",
+        Bus::Streams,
+        Fault::FlushAll,
+        0,
+    ),
+    scenario(
+        "a_cluster_master_is_killed",
+        Bus::Streams,
+        Fault::KillMaster,
+        2,
+    ),
     scenario("a_clock_is_set_forth", Bus::Streams, Fault::Clock(0, 1), 3),
     scenario("a_clock_is_set_back", Bus::Streams, Fault::Clock(0, -1), 3),
-    scenario("hostile_clients_harm_nobody", Bus::Streams, Fault::HostileClients, 0),
-    scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 0),
+    scenario(
+        "hostile_clients_harm_nobody",
+        Bus::Streams,
+        Fault::HostileClients,
+        0,
+    ),
+    scenario(
+        "kafka_is_killed",
+        Bus::Kafka,
+        Fault::Kill(Which::Kafka(0)),
+        0,
+    ),
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
 
@@ -93,23 +179,43 @@ fn main() -> ExitCode {
     if let Ok(args) = std::env::var("TASKD_SOAK") {
         return soak::run(&args);
     }
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
-    let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let words: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with("--"))
+        .collect();
+    let chosen =
+        |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     let with_tenant = chosen(TENANT);
-    let chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();
+    let chosen: Vec<_> = SCENARIOS
+        .iter()
+        .filter(|scenario| chosen(scenario.name))
+        .collect();
     if std::env::args().any(|word| word == "--list") {
         if with_tenant {
             println!("{TENANT}: test");
         }
-        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        chosen
+            .iter()
+            .for_each(|scenario| println!("{}: test", scenario.name));
         return ExitCode::SUCCESS;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let seed = std::env::var("TASKD_SEED").map_or(SEED, |seed| seed.parse().expect("TASKD_SEED is a number"));
-    println!("\nrunning {} scenarios with seed {seed} (TASKD_SEED={seed} repeats it)", chosen.len());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let seed = std::env::var("TASKD_SEED")
+        .map_or(SEED, |seed| seed.parse().expect("TASKD_SEED is a number"));
+    println!(
+        "\nrunning {} scenarios with seed {seed} (TASKD_SEED={seed} repeats it)",
+        chosen.len()
+    );
     let tenant_passed = !with_tenant || run_tenant(&runtime);
     let outcome = run(&runtime, &chosen, seed);
-    if tenant_passed { outcome } else { ExitCode::FAILURE }
+    if tenant_passed {
+        outcome
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn run_tenant(runtime: &tokio::runtime::Runtime) -> bool {
@@ -135,24 +241,40 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
         proxied: false,
     };
     let mut servers = runtime.block_on(Servers::start(&wanted));
-    println!("servers are up after {:.1} s", began.elapsed().as_secs_f64());
+    println!(
+        "servers are up after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
     let mut failed = Vec::new();
     for scenario in chosen {
         println!("scenario {}", scenario.name);
         let began = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(play(&mut servers, scenario, seed))));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            runtime.block_on(play(&mut servers, scenario, seed))
+        }));
         match outcome {
             Ok(()) => println!("    ok, {:.1} s", began.elapsed().as_secs_f64()),
             Err(_) => {
-                println!("    FAILED; again: TASKD_SEED={seed} cargo test --test faults {}", scenario.name);
+                println!(
+                    "    FAILED; again: TASKD_SEED={seed} cargo test --test faults {}",
+                    scenario.name
+                );
                 failed.push(scenario.name);
-                servers.kafka.iter().for_each(|broker| println!("    {}", broker.last_words()));
+                servers
+                    .kafka
+                    .iter()
+                    .for_each(|broker| println!("    {}", broker.last_words()));
                 // Damage to the servers must not fail the next scenario.
                 runtime.block_on(servers.recover());
             }
         }
     }
-    println!("\n{} scenarios, {} failed, {:.0} s", chosen.len(), failed.len(), began.elapsed().as_secs_f64());
+    println!(
+        "\n{} scenarios, {} failed, {:.0} s",
+        chosen.len(),
+        failed.len(),
+        began.elapsed().as_secs_f64()
+    );
     if failed.is_empty() {
         return ExitCode::SUCCESS;
     }

@@ -25,17 +25,31 @@ pub(crate) struct Pushed {
     asked: Sent,
     spoke: Instant,
     tells_started: bool,
-    /// Redis did not answer while it was opened, so that taskd may take nothing of a wish, or take it later.
+    /// Redis did not answer while it was opened, so that taskd may take nothing of a wish, or take
+    /// it later.
     is_unsure: bool,
 }
 
 impl Pushed {
-    pub(crate) async fn open(port: u16, open: pb::OpenSession, ledger: &Ledger) -> Result<Self, Status> {
+    pub(crate) async fn open(
+        port: u16,
+        open: pb::OpenSession,
+        ledger: &Ledger,
+    ) -> Result<Self, Status> {
         let (asked, tells_started) = (ledger.sending(), open.tells_started);
         let opening = async { Worker::open_on(try_channel(port).await?, open, None).await };
-        let worker = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(no_answer()))?;
+        let worker = timeout(PATIENCE, opening)
+            .await
+            .unwrap_or_else(|_| Err(no_answer()))?;
         let wanted = worker.opened.granted;
-        Ok(Self { worker, wanted, asked, spoke: Instant::now(), tells_started, is_unsure: wanted == 0 })
+        Ok(Self {
+            worker,
+            wanted,
+            asked,
+            spoke: Instant::now(),
+            tells_started,
+            is_unsure: wanted == 0,
+        })
     }
 
     pub(crate) fn opened(&self) -> &pb::SessionOpened {
@@ -50,10 +64,13 @@ impl Pushed {
     /// Sends a frame that is answered.
     pub(crate) async fn ask(&mut self, frame: pb::WorkerFrame) -> Result<pb::FrameAnswer, Status> {
         self.spoke = Instant::now();
-        timeout(PATIENCE, self.worker.ask(frame)).await.unwrap_or_else(|_| Err(no_answer()))
+        timeout(PATIENCE, self.worker.ask(frame))
+            .await
+            .unwrap_or_else(|_| Err(no_answer()))
     }
 
-    /// Sends a report. It wants tasks beside it only if none is on its way: those that come then are claimed since.
+    /// Sends a report. It wants tasks beside it only if none is on its way: those that come then
+    /// are claimed since.
     pub(crate) async fn report(
         &mut self,
         mut frame: pb::WorkerFrame,
@@ -67,22 +84,39 @@ impl Pushed {
         if wants {
             let came = self.worker.tasks.len();
             if came > 0 {
-                ledger.broken(format!("{came} tasks came before the answer that told of their demand"));
+                ledger.broken(format!(
+                    "{came} tasks came before the answer that told of their demand"
+                ));
             }
             (self.asked, self.wanted) = (asked, answer.granted);
         }
         Ok(answer)
     }
 
-    /// Wants tasks if none is on its way, and waits a while for some. Beside them, when it asked for them.
-    pub(crate) async fn tasks(&mut self, most: u32, ledger: &Ledger) -> Result<(Vec<pb::LeasedTask>, Sent), Status> {
+    /// Wants tasks if none is on its way, and waits a while for some. Beside them, when it asked
+    /// for them.
+    pub(crate) async fn tasks(
+        &mut self,
+        most: u32,
+        ledger: &Ledger,
+    ) -> Result<(Vec<pb::LeasedTask>, Sent), Status> {
         if self.wanted == 0 && self.is_unsure {
             let asked = ledger.sending();
-            let answer = self.ask(pb::WorkerFrame { want: most, ..Default::default() }).await?;
-            (self.asked, self.wanted, self.is_unsure) = (asked, answer.granted, answer.granted == 0);
+            let answer = self
+                .ask(pb::WorkerFrame {
+                    want: most,
+                    ..Default::default()
+                })
+                .await?;
+            (self.asked, self.wanted, self.is_unsure) =
+                (asked, answer.granted, answer.granted == 0);
         } else if self.wanted == 0 {
             (self.asked, self.wanted) = (ledger.sending(), most);
-            self.send(pb::WorkerFrame { want: most, ..Default::default() }).await?;
+            self.send(pb::WorkerFrame {
+                want: most,
+                ..Default::default()
+            })
+            .await?;
         } else if self.spoke.elapsed() > HEARTBEAT {
             self.send(pb::WorkerFrame::default()).await?;
         }
@@ -94,31 +128,52 @@ impl Pushed {
         let tasks = std::mem::take(&mut self.worker.tasks);
         let came = u32::try_from(tasks.len()).unwrap();
         if came > self.wanted {
-            ledger.broken(format!("{came} tasks were sent on a stream that wanted {}", self.wanted));
+            ledger.broken(format!(
+                "{came} tasks were sent on a stream that wanted {}",
+                self.wanted
+            ));
         }
         self.wanted = self.wanted.saturating_sub(came);
         if self.tells_started && came > 0 {
             let started = tasks.iter().map(|task| task.id.clone()).collect();
-            self.send(pb::WorkerFrame { started, ..Default::default() }).await?;
+            self.send(pb::WorkerFrame {
+                started,
+                ..Default::default()
+            })
+            .await?;
         }
         Ok((tasks, self.asked))
     }
 
     /// Wants nothing any more. Whatever came before the answer counts.
     pub(crate) async fn surrender(&mut self, ledger: &Ledger) -> Result<(), Status> {
-        let answer = self.ask(pb::WorkerFrame { surrender: true, ..Default::default() }).await?;
+        let answer = self
+            .ask(pb::WorkerFrame {
+                surrender: true,
+                ..Default::default()
+            })
+            .await?;
         let came = u32::try_from(self.worker.tasks.len()).unwrap();
         // A process that stops, or starts over, surrenders by itself.
         if answer.surrendered + came != self.wanted && !self.worker.closing {
             let (wanted, back) = (self.wanted, answer.surrendered);
-            ledger.broken(format!("a stream wanted {wanted} tasks: {came} came, and {back} were surrendered"));
+            ledger.broken(format!(
+                "a stream wanted {wanted} tasks: {came} came, and {back} were surrendered"
+            ));
         }
         self.wanted = came;
         Ok(())
     }
 
     pub(crate) async fn close(mut self) {
-        if self.send(pb::WorkerFrame { close: true, ..Default::default() }).await.is_ok() {
+        if self
+            .send(pb::WorkerFrame {
+                close: true,
+                ..Default::default()
+            })
+            .await
+            .is_ok()
+        {
             drop(timeout(PATIENCE, self.worker.end()).await);
         }
     }
@@ -154,7 +209,11 @@ fn discovered((queue, key): &Key) -> pb::NewTask {
 
 /// The status of an item as HTTP writes it, and the new deadline of its lease.
 pub(crate) fn read(result: &pb::ItemResult) -> (String, Option<u128>) {
-    let status = result.status().as_str_name().trim_start_matches("ITEM_STATUS_").to_owned();
+    let status = result
+        .status()
+        .as_str_name()
+        .trim_start_matches("ITEM_STATUS_")
+        .to_owned();
     (status, result.lease_expires_at.map(unix_ms))
 }
 

@@ -1,4 +1,5 @@
-//! The private servers of this target: each may be killed, stopped, cut off and started again at its place.
+//! The private servers of this target: each may be killed, stopped, cut off and started again at
+//! its place.
 
 use std::{
     fs,
@@ -41,15 +42,17 @@ pub(crate) trait Server: Send {
     }
 }
 
-/// Neither gone nor a zombie without threads. The first thread may be a zombie while others still end, and its sockets
-/// listen until the last one has ended.
+/// Neither gone nor a zombie without threads. The first thread may be a zombie while others still
+/// end, and its sockets listen until the last one has ended.
 fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| threads > 1 || !rest.starts_with('Z'))
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| threads > 1 || !rest.starts_with('Z'))
 }
 
-/// A redis-server or a valkey-server on a unix socket, with fsync always: what it has answered it keeps.
+/// A redis-server or a valkey-server on a unix socket, with fsync always: what it has answered it
+/// keeps.
 pub(crate) struct Redis {
     program: String,
     dir: PathBuf,
@@ -59,7 +62,11 @@ pub(crate) struct Redis {
 impl Redis {
     pub(crate) fn start(program: &str, dir: PathBuf) -> Self {
         fs::create_dir_all(&dir).unwrap();
-        let mut redis = Self { program: program.to_owned(), dir, child: None };
+        let mut redis = Self {
+            program: program.to_owned(),
+            dir,
+            child: None,
+        };
         Server::start(&mut redis);
         redis
     }
@@ -81,7 +88,10 @@ impl Redis {
     }
 
     pub(crate) async fn command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
-        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut self.connect().await).await
+        redis::cmd(words[0])
+            .arg(&words[1..])
+            .query_async(&mut self.connect().await)
+            .await
     }
 
     fn answers(&self) -> bool {
@@ -102,7 +112,9 @@ impl Server for Redis {
     }
 
     fn pid(&self) -> Option<Pid> {
-        self.child.as_ref().map(|child| Pid::from_raw(child.id().cast_signed()))
+        self.child
+            .as_ref()
+            .map(|child| Pid::from_raw(child.id().cast_signed()))
     }
 
     fn start(&mut self) {
@@ -111,8 +123,24 @@ impl Server for Redis {
             child.wait().unwrap();
         }
         let child = Command::new(&self.program)
-            .args(["--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "yes"])
-            .args(["--appendfsync", "always", "--logfile", "redis.log", "--maxmemory-policy", "noeviction"])
+            .args([
+                "--port",
+                "0",
+                "--unixsocket",
+                "redis.sock",
+                "--save",
+                "",
+                "--appendonly",
+                "yes",
+            ])
+            .args([
+                "--appendfsync",
+                "always",
+                "--logfile",
+                "redis.log",
+                "--maxmemory-policy",
+                "noeviction",
+            ])
             .arg("--dir")
             .arg(&self.dir)
             .current_dir(&self.dir)
@@ -122,7 +150,12 @@ impl Server for Redis {
         self.child = Some(child);
         let deadline = Instant::now() + Duration::from_secs(30);
         while !self.answers() {
-            assert!(Instant::now() < deadline, "{} does not come up: see {}", self.program, self.dir.display());
+            assert!(
+                Instant::now() < deadline,
+                "{} does not come up: see {}",
+                self.program,
+                self.dir.display()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -153,7 +186,15 @@ impl Scripted {
     pub(crate) fn start(script: &'static str, dir: PathBuf, env: Vec<(String, String)>) -> Self {
         let pid_file = dir.join("pid");
         let (address, command) = (String::new(), Vec::new());
-        let mut server = Self { script, dir, pid_file, env, address, command, again: None };
+        let mut server = Self {
+            script,
+            dir,
+            pid_file,
+            env,
+            address,
+            command,
+            again: None,
+        };
         server.address = server.run();
         if let Some(pid) = server.pid().filter(|_| server.address.contains("mysql://")) {
             let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
@@ -165,7 +206,15 @@ impl Scripted {
     /// One of several that one script starts, with a pid file of its own.
     pub(crate) fn member(&self, pid_file: PathBuf) -> Self {
         let (dir, env, address) = (self.dir.clone(), self.env.clone(), self.address.clone());
-        Self { script: self.script, dir, pid_file, env, address, command: Vec::new(), again: None }
+        Self {
+            script: self.script,
+            dir,
+            pid_file,
+            env,
+            address,
+            command: Vec::new(),
+            again: None,
+        }
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -183,25 +232,66 @@ impl Scripted {
     /// Its name, its state, and the end of its log.
     pub(crate) fn last_words(&self) -> String {
         let folder = self.pid_file.parent().unwrap();
-        let log = fs::read_to_string(folder.join(format!("{}.log", self.script.trim_start_matches("start-"))));
-        let lines: Vec<String> = log.unwrap_or_default().lines().rev().take(10).map(str::to_owned).collect();
-        let lines: String = lines.iter().rev().map(|line| format!("\n      {line}")).collect();
-        format!("{} {}{lines}", self.name(), if self.pid().is_some() { "lives" } else { "is dead" })
+        let log = fs::read_to_string(
+            folder.join(format!("{}.log", self.script.trim_start_matches("start-"))),
+        );
+        let lines: Vec<String> = log
+            .unwrap_or_default()
+            .lines()
+            .rev()
+            .take(10)
+            .map(str::to_owned)
+            .collect();
+        let lines: String = lines
+            .iter()
+            .rev()
+            .map(|line| format!("\n      {line}"))
+            .collect();
+        format!(
+            "{} {}{lines}",
+            self.name(),
+            if self.pid().is_some() {
+                "lives"
+            } else {
+                "is dead"
+            }
+        )
     }
 
     fn run(&self) -> String {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(self.script);
-        let output = Command::new(script).arg(&self.dir).envs(self.env.iter().cloned()).output().unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("scripts")
+            .join(self.script);
+        let output = Command::new(script)
+            .arg(&self.dir)
+            .envs(self.env.iter().cloned())
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy;
-        assert!(output.status.success(), "{} failed:\n{}", self.script, text(&output.stderr));
-        text(&output.stdout).lines().last().expect("it prints its address").trim().to_owned()
+        assert!(
+            output.status.success(),
+            "{} failed:\n{}",
+            self.script,
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+            .lines()
+            .last()
+            .expect("it prints its address")
+            .trim()
+            .to_owned()
     }
 }
 
 impl Server for Scripted {
     fn name(&self) -> String {
         let name = self.script.trim_start_matches("start-");
-        match self.pid_file.parent().filter(|parent| *parent != self.dir).and_then(Path::file_name) {
+        match self
+            .pid_file
+            .parent()
+            .filter(|parent| *parent != self.dir)
+            .and_then(Path::file_name)
+        {
             Some(member) => format!("{name} {}", member.display()),
             None => name.to_owned(),
         }
@@ -211,7 +301,13 @@ impl Server for Scripted {
         if let Some(child) = &self.again {
             return Some(Pid::from_raw(child.id().cast_signed())).filter(|pid| is_alive(*pid));
         }
-        let pid = Pid::from_raw(fs::read_to_string(&self.pid_file).ok()?.trim().parse().ok()?);
+        let pid = Pid::from_raw(
+            fs::read_to_string(&self.pid_file)
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?,
+        );
         is_alive(pid).then_some(pid)
     }
 
@@ -224,21 +320,35 @@ impl Server for Scripted {
             if let Some(mut before) = self.again.take() {
                 before.wait().unwrap();
             }
-            let log = fs::File::options().create(true).append(true).open(self.dir.join("again.log")).unwrap();
+            let log = fs::File::options()
+                .create(true)
+                .append(true)
+                .open(self.dir.join("again.log"))
+                .unwrap();
             let mut command = Command::new(&self.command[0]);
-            command.args(&self.command[1..]).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+            command
+                .args(&self.command[1..])
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().unwrap())
+                .stderr(log);
             self.again = Some(command.spawn().unwrap());
         }
         let url = url::Url::parse(&self.address).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         while std::net::TcpStream::connect(("127.0.0.1", url.port().unwrap())).is_err() {
-            assert!(Instant::now() < deadline, "{} does not come up: see {}", self.name(), self.dir.display());
+            assert!(
+                Instant::now() < deadline,
+                "{} does not come up: see {}",
+                self.name(),
+                self.dir.display()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-/// Three masters with a replica each. A replica that takes over may not have what its master answered last.
+/// Three masters with a replica each. A replica that takes over may not have what its master
+/// answered last.
 pub(crate) struct Cluster(Scripted);
 
 impl Cluster {
@@ -246,7 +356,11 @@ impl Cluster {
     pub(crate) const SCRIPT: &str = "start-redis-cluster";
 
     pub(crate) fn start(dir: PathBuf) -> Self {
-        Self(Scripted::start(Self::SCRIPT, dir, vec![("TASKD_REDIS_NODE_TIMEOUT".to_owned(), "2000".to_owned())]))
+        Self(Scripted::start(
+            Self::SCRIPT,
+            dir,
+            vec![("TASKD_REDIS_NODE_TIMEOUT".to_owned(), "2000".to_owned())],
+        ))
     }
 
     pub(crate) fn url(&self) -> String {
@@ -259,8 +373,13 @@ impl Cluster {
         for node in 0..Self::NODES {
             let port = fs::read_to_string(self.0.dir().join(format!("{node}/port"))).unwrap();
             let client = redis::Client::open(format!("redis://127.0.0.1:{}", port.trim())).unwrap();
-            let Ok(mut connection) = connect(&client).await else { continue };
-            let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await.unwrap();
+            let Ok(mut connection) = connect(&client).await else {
+                continue;
+            };
+            let role: Vec<redis::Value> = redis::cmd("ROLE")
+                .query_async(&mut connection)
+                .await
+                .unwrap();
             if role[0] == redis::Value::BulkString(b"master".to_vec()) {
                 masters.push((node, connection));
             }
@@ -286,7 +405,10 @@ impl Drop for Cluster {
 
 /// Whether this checkout can start it.
 pub(crate) fn has_script(name: &str) -> bool {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(name).exists()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("scripts")
+        .join(name)
+        .exists()
 }
 
 impl Drop for Scripted {

@@ -1,5 +1,5 @@
-//! `make soak`: all faults in random order, sometimes two at once, with a full check after each round; for as long as
-//! one likes.
+//! `make soak`: all faults in random order, sometimes two at once, with a full check after each
+//! round; for as long as one likes.
 
 use std::{
     path::Path,
@@ -25,22 +25,38 @@ struct Ground {
     sql_script: &'static str,
 }
 
-/// `--minutes N --seed N --only WORD`, as one string; of the faults only those with the word in their name.
+/// `--minutes N --seed N --only WORD`, as one string; of the faults only those with the word in
+/// their name.
 pub(crate) fn run(args: &str) -> ExitCode {
     let words: Vec<_> = args.split_whitespace().collect();
     let number = |name: &str| {
         let at = words.iter().position(|word| *word == name)?;
-        Some(words.get(at + 1).and_then(|n| n.parse::<u64>().ok()).unwrap_or_else(|| panic!("{name} needs a number")))
+        Some(
+            words
+                .get(at + 1)
+                .and_then(|n| n.parse::<u64>().ok())
+                .unwrap_or_else(|| panic!("{name} needs a number")),
+        )
     };
-    let only = words.iter().position(|word| *word == "--only").and_then(|at| words.get(at + 1)).copied().unwrap_or("");
+    let only = words
+        .iter()
+        .position(|word| *word == "--only")
+        .and_then(|at| words.get(at + 1))
+        .copied()
+        .unwrap_or("");
     let minutes = number("--minutes").unwrap_or(10);
-    let seed = number("--seed").unwrap_or_else(|| uuid::Uuid::new_v4().as_u128() as u64 % 1_000_000);
-    println!("soak: {minutes} minutes, seed {seed}; again with: make soak ARGS=\"--minutes {minutes} --seed {seed}\"");
+    let seed =
+        number("--seed").unwrap_or_else(|| uuid::Uuid::new_v4().as_u128() as u64 % 1_000_000);
+    println!(
+        "soak: {minutes} minutes, seed {seed}; again with: make soak ARGS=\"--minutes {minutes} --seed {seed}\""
+    );
     let deadline = Instant::now() + Duration::from_secs(minutes * 60);
     let mut dice = Dice::new(seed, "soak");
     let clocks = fault::faketime().is_some();
     if !clocks {
-        println!("soak: no clock goes wrong: there is no libfaketime (apt-get install libfaketime)");
+        println!(
+            "soak: no clock goes wrong: there is no libfaketime (apt-get install libfaketime)"
+        );
     }
     let grounds = grounds();
     let mut rounds = 0;
@@ -48,7 +64,10 @@ pub(crate) fn run(args: &str) -> ExitCode {
         let ground = &grounds[rounds % grounds.len()];
         println!("soak: round {rounds} on {ground:?}");
         // In a runtime of its own: what is left of a round ends with it.
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let seed = seed + rounds as u64;
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             runtime.block_on(round(ground, clocks, only, seed, &mut dice, deadline));
@@ -67,7 +86,13 @@ pub(crate) fn run(args: &str) -> ExitCode {
 fn grounds() -> Vec<Ground> {
     let ground = |bus, brokers, cluster, redis: &str, sql_script| {
         let redis_program = redis.to_owned();
-        Ground { bus, brokers, cluster, redis_program, sql_script }
+        Ground {
+            bus,
+            brokers,
+            cluster,
+            redis_program,
+            sql_script,
+        }
     };
     let mut grounds = vec![
         ground(Bus::Kafka, 3, false, "redis-server", "start-mariadb"),
@@ -83,14 +108,35 @@ fn grounds() -> Vec<Ground> {
     }
     if mysql8.is_some() || valkey.is_some() {
         let redis = valkey.as_deref().unwrap_or("redis-server");
-        grounds.push(ground(Bus::Streams, 0, false, redis, mysql8.unwrap_or("start-mariadb")));
-        grounds.push(ground(Bus::Kafka, 1, false, redis, mysql8.unwrap_or("start-mariadb")));
+        grounds.push(ground(
+            Bus::Streams,
+            0,
+            false,
+            redis,
+            mysql8.unwrap_or("start-mariadb"),
+        ));
+        grounds.push(ground(
+            Bus::Kafka,
+            1,
+            false,
+            redis,
+            mysql8.unwrap_or("start-mariadb"),
+        ));
     }
     if has_script(Cluster::SCRIPT) {
-        grounds.push(ground(Bus::Streams, 0, true, "redis-server", "start-mariadb"));
+        grounds.push(ground(
+            Bus::Streams,
+            0,
+            true,
+            "redis-server",
+            "start-mariadb",
+        ));
         grounds.push(ground(Bus::Kafka, 1, true, "redis-server", "start-mariadb"));
     } else {
-        println!("soak: no Redis Cluster: there is no scripts/{}", Cluster::SCRIPT);
+        println!(
+            "soak: no Redis Cluster: there is no scripts/{}",
+            Cluster::SCRIPT
+        );
     }
     grounds
 }
@@ -104,10 +150,21 @@ fn valkey() -> Option<String> {
 }
 
 /// New servers and a new world: some faults, then the end of all work and the check.
-async fn round(ground: &Ground, clocks: bool, only: &str, seed: u64, dice: &mut Dice, deadline: Instant) {
-    let root = tempfile::Builder::new().prefix("taskd-soak-").tempdir_in("/tmp").unwrap();
+async fn round(
+    ground: &Ground,
+    clocks: bool,
+    only: &str,
+    seed: u64,
+    dice: &mut Dice,
+    deadline: Instant,
+) {
+    let root = tempfile::Builder::new()
+        .prefix("taskd-soak-")
+        .tempdir_in("/tmp")
+        .unwrap();
     // The smallest that the server can live with.
-    let disks = [("redis", "96m"), ("sql", "640m")].map(|(name, size)| SmallDisk::mount(&root.path().join(name), size));
+    let disks = [("redis", "96m"), ("sql", "640m")]
+        .map(|(name, size)| SmallDisk::mount(&root.path().join(name), size));
     if disks.iter().any(Option::is_none) {
         println!("soak: no disk gets full: only root may mount a small one");
     }
@@ -121,14 +178,23 @@ async fn round(ground: &Ground, clocks: bool, only: &str, seed: u64, dice: &mut 
     let mut servers = Servers::start_in(root, &wanted).await;
     servers.disks.extend(disks.into_iter().flatten());
     let mut kept = Kept(servers);
-    // librdkafka waits by the wall clock in a call that libfaketime does not know. It would sleep for an hour for no
-    // reason.
+    // librdkafka waits by the wall clock in a call that libfaketime does not know. It would sleep
+    // for an hour for no reason.
     let clocks = clocks && ground.bus == Bus::Streams;
-    let plan = Plan { bus: ground.bus, cluster: ground.cluster, proxied: true, clocks, seed };
+    let plan = Plan {
+        bus: ground.bus,
+        cluster: ground.cluster,
+        proxied: true,
+        clocks,
+        seed,
+    };
     let mut world = World::start(&mut kept.0, plan).await;
     let mut possible = fault::all(&world);
     possible.retain(|fault| fault.to_string().contains(only));
-    assert!(!possible.is_empty(), "no fault of this ground is named {only}");
+    assert!(
+        !possible.is_empty(),
+        "no fault of this ground is named {only}"
+    );
     for n in 0..8 {
         if n > 0 && Instant::now() > deadline {
             break;
@@ -161,7 +227,11 @@ impl Drop for Kept {
         }
         for disk in &self.0.disks {
             let copy = disk.at().with_extension("kept");
-            Command::new("cp").arg("-a").args([disk.at(), &copy]).status().ok();
+            Command::new("cp")
+                .arg("-a")
+                .args([disk.at(), &copy])
+                .status()
+                .ok();
         }
         self.0.keep();
     }

@@ -1,7 +1,9 @@
-//! A tenant that takes all it can get, and strangers without a token, next to the honest workers of another tenant.
+//! A tenant that takes all it can get, and strangers without a token, next to the honest workers of
+//! another tenant.
 //!
-//! One process on taskd's own backends, with tokens. First the honest workers are alone, then the others come. All
-//! calls of the honest succeed, none of their tasks fails, and the memory of the process stays within a bound.
+//! One process on taskd's own backends, with tokens. First the honest workers are alone, then the
+//! others come. All calls of the honest succeed, none of their tasks fails, and the memory of the
+//! process stays within a bound.
 
 use std::{
     fs,
@@ -47,24 +49,43 @@ payload_schema = """
 ]}}}"""
 "##;
 
-/// How many honest workers there are, and how many rounds each of them makes alone and among the others.
+/// How many honest workers there are, and how many rounds each of them makes alone and among the
+/// others.
 const HONEST: usize = 4;
 const ROUNDS: usize = 60;
-/// The pause of a client that was refused or ended. They hold what they can, and are no flood of new calls.
+/// The pause of a client that was refused or ended. They hold what they can, and are no flood of
+/// new calls.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn play() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
-    let good = token(&daemon, "good", &["--roles", "insert,work,read", "--queues", "good"]);
-    let bad = token(&daemon, "bad", &["--roles", "insert,work,read,admin", "--queues", "bad.*"]);
+    let good = token(
+        &daemon,
+        "good",
+        &["--roles", "insert,work,read", "--queues", "good"],
+    );
+    let bad = token(
+        &daemon,
+        "bad",
+        &["--roles", "insert,work,read,admin", "--queues", "bad.*"],
+    );
     for token in [&good, &bad] {
-        until("the token is known", async || try_call(&daemon, token, "/v1/tasks:get", &json!({})).await.0 != 401)
-            .await;
+        until("the token is known", async || {
+            try_call(&daemon, token, "/v1/tasks:get", &json!({}))
+                .await
+                .0
+                != 401
+        })
+        .await;
     }
     let alone = honest(&daemon, &good, "alone").await;
     let before = memory(&daemon, "VmRSS");
     let tenant = Tenant::start(&daemon, bad);
-    until("each of the tenant's clients did its worst once", async || tenant.is_at_its_worst()).await;
+    until(
+        "each of the tenant's clients did its worst once",
+        async || tenant.is_at_its_worst(),
+    )
+    .await;
     let among = honest(&daemon, &good, "among").await;
     let peak = memory(&daemon, "VmHWM");
     tenant.stop().await;
@@ -77,12 +98,19 @@ pub(crate) async fn play() {
     );
     assert!(peak <= REQUEST_BUDGET + BESIDES, "{} MiB", peak / MIB);
     let (_, queue) = try_get(&daemon, &good, "/v1/queues").await;
-    let queue = queue["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == "good").unwrap().clone();
+    let queue = queue["queues"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|queue| queue["queue"] == "good")
+        .unwrap()
+        .clone();
     assert_eq!(queue["dead"], 0, "{queue}");
     assert!(daemon.stop().await.success());
 }
 
-/// Inserts, gets and completes a small and a larger task in each round. Returns the 99th percentile of all calls.
+/// Inserts, gets and completes a small and a larger task in each round. Returns the 99th percentile
+/// of all calls.
 async fn honest(daemon: &Daemon, token: &str, phase: &'static str) -> Duration {
     let mut workers = JoinSet::new();
     for n in 0..HONEST {
@@ -113,9 +141,18 @@ async fn honest(daemon: &Daemon, token: &str, phase: &'static str) -> Duration {
     took[took.len() * 99 / 100]
 }
 
-async fn timed(url: &str, token: &str, path: &str, body: &Value, took: &mut Vec<Duration>) -> Value {
+async fn timed(
+    url: &str,
+    token: &str,
+    path: &str,
+    body: &Value,
+    took: &mut Vec<Duration>,
+) -> Value {
     let began = Instant::now();
-    let request = http_client().post(format!("{url}{path}")).bearer_auth(token).json(body);
+    let request = http_client()
+        .post(format!("{url}{path}"))
+        .bearer_auth(token)
+        .json(body);
     let answer = request.send().await.unwrap();
     let (status, text) = (answer.status(), answer.text().await.unwrap());
     took.push(began.elapsed());
@@ -131,15 +168,28 @@ struct Tenant {
 
 impl Tenant {
     fn start(daemon: &Daemon, token: String) -> Self {
-        let mut tenant = Self { clients: JoinSet::new(), worst: Vec::new() };
+        let mut tenant = Self {
+            clients: JoinSet::new(),
+            worst: Vec::new(),
+        };
         let (http, grpc, url) = (daemon.http_port(), daemon.grpc_port(), daemon.http());
         let token: Arc<str> = token.into();
-        tenant.add("lines that never end", |worst| endless_lines(http, token.clone(), worst));
-        tenant.add("answers that are read byte by byte", |worst| byte_by_byte(url.clone(), grpc, token.clone(), worst));
+        tenant.add("lines that never end", |worst| {
+            endless_lines(http, token.clone(), worst)
+        });
+        tenant.add("answers that are read byte by byte", |worst| {
+            byte_by_byte(url.clone(), grpc, token.clone(), worst)
+        });
         tenant.add("silent strangers", |worst| strangers(http, grpc, worst));
-        tenant.add("recursive payloads", |worst| recursive(url.clone(), token.clone(), worst));
-        tenant.add("polls without number", |worst| polls(grpc, token.clone(), worst));
-        tenant.add("queues and jobs without number", |worst| names_and_jobs(url.clone(), token.clone(), worst));
+        tenant.add("recursive payloads", |worst| {
+            recursive(url.clone(), token.clone(), worst)
+        });
+        tenant.add("polls without number", |worst| {
+            polls(grpc, token.clone(), worst)
+        });
+        tenant.add("queues and jobs without number", |worst| {
+            names_and_jobs(url.clone(), token.clone(), worst)
+        });
         tenant
     }
 
@@ -154,7 +204,9 @@ impl Tenant {
     }
 
     fn is_at_its_worst(&self) -> bool {
-        self.worst.iter().all(|(_, worst)| worst.load(Ordering::Relaxed))
+        self.worst
+            .iter()
+            .all(|(_, worst)| worst.load(Ordering::Relaxed))
     }
 
     async fn stop(mut self) {
@@ -184,7 +236,12 @@ async fn endless_line(port: u16, token: &str, worst: &AtomicBool) -> std::io::Re
          content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await?;
-    let piece = [format!("{MIB:x}\r\n").into_bytes(), vec![b' '; MIB], b"\r\n".to_vec()].concat();
+    let piece = [
+        format!("{MIB:x}\r\n").into_bytes(),
+        vec![b' '; MIB],
+        b"\r\n".to_vec(),
+    ]
+    .concat();
     for _ in 0..31 {
         if let Err(error) = stream.write_all(&piece).await {
             // Refused for the share of the token: this is its worst, too.
@@ -223,7 +280,11 @@ async fn byte_by_byte(url: String, port: u16, token: Arc<str>, worst: Arc<Atomic
 async fn deaf(port: u16, token: &str, worst: &AtomicBool) -> Option<()> {
     let socket = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     let mut client = h2::client::Builder::new();
-    let (sender, connection) = client.initial_window_size(1).handshake::<_, Bytes>(socket).await.ok()?;
+    let (sender, connection) = client
+        .initial_window_size(1)
+        .handshake::<_, Bytes>(socket)
+        .await
+        .ok()?;
     let mut connection = std::pin::pin!(connection);
     let get = pb::GetTasksRequest {
         worker: "deaf".into(),
@@ -239,7 +300,12 @@ async fn deaf(port: u16, token: &str, worst: &AtomicBool) -> Option<()> {
             .header("te", "trailers")
             .body(())
             .unwrap();
-        let (answer, mut body) = sender.ready().await.ok()?.send_request(request, false).ok()?;
+        let (answer, mut body) = sender
+            .ready()
+            .await
+            .ok()?
+            .send_request(request, false)
+            .ok()?;
         body.send_data(message(&get), true).ok()?;
         let mut answer = answer.await.ok()?.into_body();
         worst.store(true, Ordering::Relaxed);
@@ -262,7 +328,8 @@ fn message(message: &impl prost::Message) -> Bytes {
     bytes.into()
 }
 
-/// Takes all connections of both ports: over gRPC it answers pings, over HTTP it asks for the health.
+/// Takes all connections of both ports: over gRPC it answers pings, over HTTP it asks for the
+/// health.
 async fn strangers(http: u16, grpc: u16, worst: Arc<AtomicBool>) {
     let mut strangers = JoinSet::new();
     let opened = Arc::<AtomicUsize>::default();
@@ -290,9 +357,16 @@ async fn stay(mut socket: TcpStream, over_grpc: bool) -> Option<()> {
         return connection.await.ok();
     }
     loop {
-        socket.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.ok()?;
+        socket
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await
+            .ok()?;
         let mut answer = [0; 1024];
-        if tokio::io::AsyncReadExt::read(&mut socket, &mut answer).await.ok()? == 0 {
+        if tokio::io::AsyncReadExt::read(&mut socket, &mut answer)
+            .await
+            .ok()?
+            == 0
+        {
             return None;
         }
         sleep(Duration::from_secs(10)).await;
@@ -305,7 +379,10 @@ async fn recursive(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     for _ in 0..4 {
         let (url, token, worst) = (url.clone(), Arc::clone(&token), Arc::clone(&worst));
         senders.spawn(async move {
-            let tree = (0..50).fold(json!({"type": "bad"}), |tree, _| json!({"type": "bad", "children": [tree]}));
+            let tree = (0..50).fold(
+                json!({"type": "bad"}),
+                |tree, _| json!({"type": "bad", "children": [tree]}),
+            );
             loop {
                 let task = json!({"queue": "bad.trees", "key": "tree", "payload": tree});
                 if let Some((status, _)) = send(&url, &token, "/v1/tasks", &task).await {
@@ -325,7 +402,9 @@ async fn polls(port: u16, token: Arc<str>, worst: Arc<AtomicBool>) {
         let (token, worst) = (Arc::clone(&token), Arc::clone(&worst));
         connections.spawn(async move {
             loop {
-                thousand_polls(port, &token, &worst).await.unwrap_or_default();
+                thousand_polls(port, &token, &worst)
+                    .await
+                    .unwrap_or_default();
                 sleep(AGAIN).await;
             }
         });
@@ -339,7 +418,10 @@ async fn thousand_polls(port: u16, token: &str, worst: &AtomicBool) -> Option<()
     let get = pb::GetTasksRequest {
         worker: "poll".into(),
         queues: vec!["bad.empty".into()],
-        wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        wait: Some(prost_types::Duration {
+            seconds: 60,
+            nanos: 0,
+        }),
         ..Default::default()
     };
     let ask = async {
@@ -351,7 +433,13 @@ async fn thousand_polls(port: u16, token: &str, worst: &AtomicBool) -> Option<()
                 .header("te", "trailers")
                 .body(())
                 .unwrap();
-            let (answer, mut body) = sender.clone().ready().await.ok()?.send_request(request, false).ok()?;
+            let (answer, mut body) = sender
+                .clone()
+                .ready()
+                .await
+                .ok()?
+                .send_request(request, false)
+                .ok()?;
             body.send_data(message(&get), true).ok()?;
             open.push(answer);
         }
@@ -372,7 +460,8 @@ async fn names_and_jobs(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     for n in 0.. {
         let task = json!({"queue": format!("bad.{n}"), "key": "k"});
         drop(send(&url, &token, "/v1/tasks", &task).await);
-        let filter = json!({"filter": {"queue": "bad.large", "key_prefix": "nothing"}, "yes": true});
+        let filter =
+            json!({"filter": {"queue": "bad.large", "key_prefix": "nothing"}, "yes": true});
         drop(send(&url, &token, "/v1/tasks:cancel", &filter).await);
         if n > 250 {
             worst.store(true, Ordering::Relaxed);
@@ -382,18 +471,25 @@ async fn names_and_jobs(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
 }
 
 async fn send(url: &str, token: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
-    let request = http_client().post(format!("{url}{path}")).bearer_auth(token).json(body);
+    let request = http_client()
+        .post(format!("{url}{path}"))
+        .bearer_auth(token)
+        .json(body);
     let answer = request.send().await.ok()?;
     let status = answer.status().as_u16();
     Some((status, answer.json().await.ok()?))
 }
 
 async fn try_call(daemon: &Daemon, token: &str, path: &str, body: &Value) -> (u16, Value) {
-    send(&daemon.http(), token, path, body).await.unwrap_or_default()
+    send(&daemon.http(), token, path, body)
+        .await
+        .unwrap_or_default()
 }
 
 async fn try_get(daemon: &Daemon, token: &str, path: &str) -> (u16, Value) {
-    let request = http_client().get(format!("{}{path}", daemon.http())).bearer_auth(token);
+    let request = http_client()
+        .get(format!("{}{path}", daemon.http()))
+        .bearer_auth(token);
     let answer = request.send().await.unwrap();
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
@@ -402,15 +498,35 @@ async fn try_get(daemon: &Daemon, token: &str, path: &str) -> (u16, Value) {
 fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command.env_clear().envs(own).args(["token", "create", name]).args(args).args(daemon.database());
+    command
+        .env_clear()
+        .envs(own)
+        .args(["token", "create", name])
+        .args(args)
+        .args(daemon.database());
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .trim_end()
+        .to_owned()
 }
 
 /// A figure of `/proc/<pid>/status`, in bytes.
 fn memory(daemon: &Daemon, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap();
+    line.trim_start_matches(':')
+        .trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .unwrap()
+        << 10
 }

@@ -49,7 +49,10 @@ pub(crate) struct Wanted {
 
 impl Servers {
     pub(crate) async fn start(wanted: &Wanted) -> Self {
-        let root = tempfile::Builder::new().prefix("taskd-faults-").tempdir_in("/tmp").unwrap();
+        let root = tempfile::Builder::new()
+            .prefix("taskd-faults-")
+            .tempdir_in("/tmp")
+            .unwrap();
         Self::start_in(root, wanted).await
     }
 
@@ -61,15 +64,25 @@ impl Servers {
                 kafka_proxies.push(Proxy::start().await);
             }
         }
-        let advertised: Vec<_> = kafka_proxies.iter().map(|proxy| proxy.port().to_string()).collect();
+        let advertised: Vec<_> = kafka_proxies
+            .iter()
+            .map(|proxy| proxy.port().to_string())
+            .collect();
         let env = vec![
-            ("TASKD_TEST_KAFKA_BROKERS".to_owned(), wanted.brokers.to_string()),
-            ("TASKD_TEST_KAFKA_ADVERTISED".to_owned(), advertised.join(" ")),
+            (
+                "TASKD_TEST_KAFKA_BROKERS".to_owned(),
+                wanted.brokers.to_string(),
+            ),
+            (
+                "TASKD_TEST_KAFKA_ADVERTISED".to_owned(),
+                advertised.join(" "),
+            ),
         ];
         let (kafka, sql, cluster) = {
             let (with_cluster, cluster_dir) = (wanted.cluster, path.join("cluster"));
             let cluster = move || with_cluster.then(|| Cluster::start(cluster_dir));
-            let (kafka_dir, sql_dir, script) = (path.join("kafka"), path.join("sql"), wanted.sql_script);
+            let (kafka_dir, sql_dir, script) =
+                (path.join("kafka"), path.join("sql"), wanted.sql_script);
             let with_kafka = wanted.brokers > 0;
             let kafka = move || with_kafka.then(|| Scripted::start("start-kafka", kafka_dir, env));
             let sql = move || Scripted::start(script, sql_dir, Vec::new());
@@ -86,21 +99,37 @@ impl Servers {
             proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", port.trim())));
         }
         let redis = Redis::start(&wanted.redis_program, path.join("redis"));
-        Self { redis, cluster, sql, kafka, kafka_proxies, disks: Vec::new(), root: Some(root) }
+        Self {
+            redis,
+            cluster,
+            sql,
+            kafka,
+            kafka_proxies,
+            disks: Vec::new(),
+            root: Some(root),
+        }
     }
 
     fn brokers(&self) -> String {
         if self.kafka_proxies.is_empty() {
             return self.kafka[0].address().to_owned();
         }
-        let addresses: Vec<_> = self.kafka_proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+        let addresses: Vec<_> = self
+            .kafka_proxies
+            .iter()
+            .map(|proxy| format!("127.0.0.1:{}", proxy.port()))
+            .collect();
         addresses.join(",")
     }
 
     /// As they were, whatever was being done to them.
     pub(crate) async fn recover(&mut self) {
         let all = [&mut self.redis as &mut dyn Server, &mut self.sql].into_iter();
-        let all = all.chain(self.kafka.iter_mut().map(|broker| broker as &mut dyn Server));
+        let all = all.chain(
+            self.kafka
+                .iter_mut()
+                .map(|broker| broker as &mut dyn Server),
+        );
         tokio::task::block_in_place(|| {
             for server in all {
                 server.signal(Signal::SIGCONT);
@@ -115,7 +144,10 @@ impl Servers {
     /// Their data and logs stay.
     pub(crate) fn keep(&mut self) {
         if let Some(root) = self.root.take() {
-            eprintln!("the servers' data and logs are kept in {}", root.keep().display());
+            eprintln!(
+                "the servers' data and logs are kept in {}",
+                root.keep().display()
+            );
         }
     }
 
@@ -128,7 +160,9 @@ fn brokers(kafka: Option<Scripted>, count: usize) -> Vec<Scripted> {
     match kafka {
         None => Vec::new(),
         Some(one) if count == 1 => vec![one],
-        Some(all) => (1..=count).map(|n| all.member(all.dir().join(format!("broker-{n}/pid")))).collect(),
+        Some(all) => (1..=count)
+            .map(|n| all.member(all.dir().join(format!("broker-{n}/pid"))))
+            .collect(),
     }
 }
 
@@ -229,7 +263,14 @@ impl<'a> World<'a> {
             self.proxies.push([to_redis, to_sql]);
         }
         let topic_prefix = format!("{}-", self.name);
-        let mut args = vec!["--redis-url", &redis, "--database-url", &database, "--redis-prefix", &self.name];
+        let mut args = vec![
+            "--redis-url",
+            &redis,
+            "--database-url",
+            &database,
+            "--redis-prefix",
+            &self.name,
+        ];
         args.extend(["--topic-prefix", &topic_prefix]);
         let bus = match self.plan.bus {
             Bus::Kafka => format!("kafka://{}", self.servers.brokers()),
@@ -238,7 +279,11 @@ impl<'a> World<'a> {
         if !bus.is_empty() {
             args.extend(["--bus-url", &bus]);
         }
-        let env = if self.plan.clocks { self.clock_env(n) } else { Vec::new() };
+        let env = if self.plan.clocks {
+            self.clock_env(n)
+        } else {
+            Vec::new()
+        };
         self.daemons.push(Daemon::begin_in(CONFIG, &args, env));
     }
 
@@ -252,7 +297,12 @@ impl<'a> World<'a> {
     /// All that hold keys.
     pub(crate) async fn redis_nodes(&self) -> Vec<redis::aio::MultiplexedConnection> {
         match &self.servers.cluster {
-            Some(cluster) if self.plan.cluster => cluster.masters().await.into_iter().map(|(_, node)| node).collect(),
+            Some(cluster) if self.plan.cluster => cluster
+                .masters()
+                .await
+                .into_iter()
+                .map(|(_, node)| node)
+                .collect(),
             _ => vec![self.servers.redis.connect().await],
         }
     }
@@ -279,13 +329,21 @@ impl<'a> World<'a> {
     pub(crate) async fn work(&mut self, completions: usize) {
         let target = self.ledger.completed() + completions;
         let ledger = Arc::clone(&self.ledger);
-        self.wait("work goes on", async || (ledger.completed() >= target).then_some(()).ok_or(String::new())).await;
+        self.wait("work goes on", async || {
+            (ledger.completed() >= target)
+                .then_some(())
+                .ok_or(String::new())
+        })
+        .await;
     }
 
     /// Each hostile client has done its worst, and the honest ones go on meanwhile.
     pub(crate) async fn hostile_have_harmed_nobody(&mut self) {
         let mut hostile = self.hostile.take().expect("they were started");
-        self.wait("hostile clients did their worst", async || hostile.missing()).await;
+        self.wait("hostile clients did their worst", async || {
+            hostile.missing()
+        })
+        .await;
         self.work(500).await;
     }
 
@@ -306,8 +364,13 @@ impl<'a> World<'a> {
             Some(at) if at > healed => Ok(()),
             _ => Err("nothing was completed".to_owned()),
         };
-        self.wait("the first completion after the fault", goes_on).await;
-        println!("    {} healed; first completion after {:.1} s", clock(), healed.elapsed().as_secs_f64());
+        self.wait("the first completion after the fault", goes_on)
+            .await;
+        println!(
+            "    {} healed; first completion after {:.1} s",
+            clock(),
+            healed.elapsed().as_secs_f64()
+        );
     }
 
     /// Ends the inserts, waits until all work is done, and checks everything.
@@ -316,13 +379,22 @@ impl<'a> World<'a> {
         let mut running = self.running.take().expect("it runs");
         running.calm_down().await;
         let database = self.database.clone();
-        self.wait("all work is done", async || check::is_done(&database).await).await;
-        println!("    {} drained after {:.1} s", clock(), began.elapsed().as_secs_f64());
+        self.wait("all work is done", async || check::is_done(&database).await)
+            .await;
+        println!(
+            "    {} drained after {:.1} s",
+            clock(),
+            began.elapsed().as_secs_f64()
+        );
         let urls: Vec<String> = self.daemons.iter().map(Daemon::http).collect();
-        self.wait("the books balance and fsck finds nothing", async || check::books_and_fsck(&urls).await).await;
+        self.wait("the books balance and fsck finds nothing", async || {
+            check::books_and_fsck(&urls).await
+        })
+        .await;
         running.stop().await;
         let mut backlog = check::Leftovers::open(&self).await;
-        self.wait("nothing is left over", async || backlog.none().await).await;
+        self.wait("nothing is left over", async || backlog.none().await)
+            .await;
         let settled = began.elapsed();
         check::everything(&self).await;
         let finds = check::books_and_fsck(&urls).await;
@@ -332,24 +404,44 @@ impl<'a> World<'a> {
             let status = daemon.stop().await;
             assert!(status.success(), "taskd ended with {status}");
         }
-        println!("    {} nothing is left over after {:.1} s", clock(), settled.as_secs_f64());
-        check::execute(self.servers.sql.address(), &format!("DROP DATABASE {}", self.name)).await;
+        println!(
+            "    {} nothing is left over after {:.1} s",
+            clock(),
+            settled.as_secs_f64()
+        );
+        check::execute(
+            self.servers.sql.address(),
+            &format!("DROP DATABASE {}", self.name),
+        )
+        .await;
     }
 
-    /// Waits until `look` answers `Ok`, two minutes at most. Meanwhile no process may end by itself, and no promise be
-    /// broken.
+    /// Waits until `look` answers `Ok`, two minutes at most. Meanwhile no process may end by
+    /// itself, and no promise be broken.
     async fn wait(&mut self, what: &str, mut look: impl AsyncFnMut() -> Result<(), String>) {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
             let found = look().await;
             for (n, daemon) in self.daemons.iter_mut().enumerate() {
-                assert!(daemon.end().is_none(), "process {n} ended by itself: {:?}", daemon.end());
+                assert!(
+                    daemon.end().is_none(),
+                    "process {n} ended by itself: {:?}",
+                    daemon.end()
+                );
             }
             let violations = self.ledger.book().violations.clone();
-            assert!(violations.is_empty(), "{} promises broken:\n{}", violations.len(), violations.join("\n"));
+            assert!(
+                violations.is_empty(),
+                "{} promises broken:\n{}",
+                violations.len(),
+                violations.join("\n")
+            );
             match found {
                 Ok(()) => return,
-                Err(why) => assert!(Instant::now() < deadline, "waited in vain until {what}: {why}"),
+                Err(why) => assert!(
+                    Instant::now() < deadline,
+                    "waited in vain until {what}: {why}"
+                ),
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

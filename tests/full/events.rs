@@ -14,15 +14,24 @@ use crate::{
 
 #[tokio::test]
 async fn a_watcher_hears_of_what_another_process_does() {
-    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis, database) = (
+        RedisServer::start(Fsync::Always),
+        MysqlDatabase::create().await,
+    );
     let (redis_url, database_url) = (redis.url(), database.url());
     let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
-    let start = async |pipelines| Daemon::start("", &[&["--pipelines", pipelines], &backends[..]].concat()).await;
+    let start = async |pipelines| {
+        Daemon::start("", &[&["--pipelines", pipelines], &backends[..]].concat()).await
+    };
     let workers = start("tasks").await;
     let mut others = start("fanout,watchdog").await;
     let mut inserts = start("discovery").await;
-    // `workers` serves the watches, too: it reads SQL and Redis, and hears of steps of the other two.
-    let id = inserts.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
+    // `workers` serves the watches, too: it reads SQL and Redis, and hears of steps of the other
+    // two.
+    let id = inserts
+        .insert(&[json!({"queue": "q", "key": "k"})])
+        .await
+        .remove(0);
     let mut of_queue = Events::open(&workers, "/v1/events?queue=q", "", None).await;
     let mut elsewhere = Events::of_task(&inserts, &id).await;
     let mut here = Events::of_task(&workers, &id).await;
@@ -44,7 +53,10 @@ async fn a_watcher_hears_of_what_another_process_does() {
         }
     }
     // The next task meets a queue that is watched already: all its steps are told.
-    let next = inserts.insert(&[json!({"queue": "q", "key": "next"})]).await.remove(0);
+    let next = inserts
+        .insert(&[json!({"queue": "q", "key": "next"})])
+        .await
+        .remove(0);
     let leased = workers.lease_all("w", "q", 1).await;
     assert_eq!(workers.complete("w", &leased).await, ["OK"]);
     let mut seen = Vec::new();

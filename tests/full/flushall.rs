@@ -8,11 +8,14 @@ use uuid::Uuid;
 use crate::support::{daemon::Daemon, kafka, until};
 
 /// A get whose answer is lost at the end of a round keeps its tasks for a lease.
-const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"15s\"\n";
+const CONFIG: &str =
+    "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"15s\"\n";
 
 /// Every second one is for two workers.
 fn tasks(from: usize, to: usize) -> Vec<Value> {
-    (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}"), "replicas": replicas(n)})).collect()
+    (from..to)
+        .map(|n| json!({"queue": "q", "key": format!("key-{n}"), "replicas": replicas(n)}))
+        .collect()
 }
 
 fn replicas(n: usize) -> usize {
@@ -25,9 +28,15 @@ async fn credited(daemon: &Daemon, ids: &[String]) -> BTreeMap<String, Vec<Strin
     for id in ids {
         // It may be starting over at this moment.
         until("the results are answered", async || {
-            let Some((200, answer)) = daemon.try_get(&format!("/v1/tasks/{id}/results")).await else { return false };
+            let Some((200, answer)) = daemon.try_get(&format!("/v1/tasks/{id}/results")).await
+            else {
+                return false;
+            };
             let results = answer["results"].as_array().unwrap();
-            let workers = results.iter().map(|one| one["worker"].as_str().unwrap().to_owned()).collect();
+            let workers = results
+                .iter()
+                .map(|one| one["worker"].as_str().unwrap().to_owned())
+                .collect();
             credited.insert(id.clone(), workers);
             true
         })
@@ -40,28 +49,47 @@ async fn credited(daemon: &Daemon, ids: &[String]) -> BTreeMap<String, Vec<Strin
 async fn insert_patiently(daemon: &Daemon, tasks: &[Value]) -> Vec<String> {
     let mut ids = Vec::new();
     until("the tasks are stored", async || {
-        let Some((200, answer)) = daemon.try_post("/v1/tasks", &json!(tasks)).await else { return false };
-        ids = answer["results"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect();
+        let Some((200, answer)) = daemon.try_post("/v1/tasks", &json!(tasks)).await else {
+            return false;
+        };
+        ids = answer["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["id"].as_str().unwrap().to_owned())
+            .collect();
         true
     })
     .await;
     ids
 }
 
-/// One get and the completion of what came; what is refused meanwhile comes again. The ids of what was handed out.
+/// One get and the completion of what came; what is refused meanwhile comes again. The ids of what
+/// was handed out.
 async fn work(daemon: &Daemon, worker: &str) -> Vec<String> {
     let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 50, "wait": "100ms"});
-    let Some((200, answer)) = daemon.try_post("/v1/tasks:get", &get).await else { return Vec::new() };
+    let Some((200, answer)) = daemon.try_post("/v1/tasks:get", &get).await else {
+        return Vec::new();
+    };
     let leased = answer["tasks"].as_array().unwrap();
     let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
     let completions: Vec<_> = leased.iter().map(completion).collect();
     let complete = json!({"worker": worker, "completions": completions});
     until("the completions are answered", async || {
-        let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &complete).await else { return false };
-        answer["results"].as_array().unwrap().iter().all(|one| one["status"] != "TRY_LATER")
+        let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &complete).await else {
+            return false;
+        };
+        answer["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["status"] != "TRY_LATER")
     })
     .await;
-    leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()).collect()
+    leased
+        .iter()
+        .map(|task| task["id"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[tokio::test]
@@ -71,8 +99,10 @@ async fn taskd_starts_over_and_all_work_is_done() {
 
 #[tokio::test]
 async fn with_kafka_as_well_whose_records_are_still_there() {
-    let (bus, prefix) =
-        (format!("kafka://{}", kafka::shared().await), format!("flushall-{}-", Uuid::new_v4().simple()));
+    let (bus, prefix) = (
+        format!("kafka://{}", kafka::shared().await),
+        format!("flushall-{}-", Uuid::new_v4().simple()),
+    );
     starts_over(Daemon::start(CONFIG, &["--bus-url", &bus, "--topic-prefix", &prefix]).await).await;
 }
 
@@ -81,7 +111,13 @@ async fn starts_over(mut daemon: Daemon) {
     let mut ids = daemon.insert(&tasks(0, 300)).await;
     for (worker, count) in [("ann", 60), ("bob", 40)] {
         let leased = daemon.lease_all(worker, "q", count).await;
-        assert!(daemon.complete(worker, &leased).await.iter().all(|status| status == "OK"));
+        assert!(
+            daemon
+                .complete(worker, &leased)
+                .await
+                .iter()
+                .all(|status| status == "OK")
+        );
     }
     let mut before = BTreeMap::new();
     until("SQL has the results", async || {
@@ -92,37 +128,60 @@ async fn starts_over(mut daemon: Daemon) {
     let held = daemon.lease_all("ann", "q", 20).await;
 
     let mut redis = daemon.redis().await;
-    redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
+    redis::cmd("FLUSHALL")
+        .query_async::<()>(&mut redis)
+        .await
+        .unwrap();
     ids.extend(insert_patiently(&daemon, &tasks(300, 400)).await);
     let mut handed_out: BTreeSet<(String, String)> = BTreeSet::new();
     until("the queue is worked off", async || {
         for worker in ["ann", "bob", "eve"] {
-            handed_out.extend(work(&daemon, worker).await.into_iter().map(|id| (id, worker.to_owned())));
+            handed_out.extend(
+                work(&daemon, worker)
+                    .await
+                    .into_iter()
+                    .map(|id| (id, worker.to_owned())),
+            );
         }
         daemon.unfinished("q").await == 0
     })
     .await;
 
     for (id, workers) in &before {
-        let again = workers.iter().find(|worker| handed_out.contains(&(id.clone(), (*worker).clone())));
+        let again = workers
+            .iter()
+            .find(|worker| handed_out.contains(&(id.clone(), (*worker).clone())));
         assert_eq!(again, None, "{id} was handed out again to who had done it");
     }
     let after = credited(&daemon, &ids).await;
     for (n, id) in ids.iter().enumerate() {
         let workers: BTreeSet<_> = after[id].iter().collect();
-        assert_eq!((after[id].len(), workers.len()), (replicas(n), replicas(n)), "{id}: {:?}", after[id]);
-        assert!(before.get(id).is_none_or(|credited| credited.iter().all(|worker| workers.contains(worker))));
+        assert_eq!(
+            (after[id].len(), workers.len()),
+            (replicas(n), replicas(n)),
+            "{id}: {:?}",
+            after[id]
+        );
+        assert!(
+            before
+                .get(id)
+                .is_none_or(|credited| credited.iter().all(|worker| workers.contains(worker)))
+        );
     }
     // The leases of before are of an earlier generation, and all of their tasks are done.
     let late = daemon.complete("ann", &held).await;
-    assert!(late.iter().all(|status| status == "ALREADY_COMPLETED"), "{late:?}");
+    assert!(
+        late.iter().all(|status| status == "ALREADY_COMPLETED"),
+        "{late:?}"
+    );
     assert_eq!(daemon.get("/readyz").await.0, 200);
     assert_eq!(daemon.log().matches("starting over").count(), 1);
     assert_eq!(daemon.pid(), pid);
     assert!(daemon.stop().await.success());
 }
 
-/// Completions that Redis lost before they were in SQL are made again. No worker is credited twice, none beyond NUM.
+/// Completions that Redis lost before they were in SQL are made again. No worker is credited twice,
+/// none beyond NUM.
 #[tokio::test]
 async fn every_loss_in_the_middle_of_the_work_is_survived() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
@@ -133,16 +192,27 @@ async fn every_loss_in_the_middle_of_the_work_is_survived() {
         let flush = async {
             // In the middle of calls, and each time of other ones.
             if rounds % 4 == 1 && losses < 4 {
-                redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
+                redis::cmd("FLUSHALL")
+                    .query_async::<()>(&mut redis)
+                    .await
+                    .unwrap();
                 losses += 1;
             }
         };
         let more = async {
             if rounds < 10 {
-                ids.extend(insert_patiently(&daemon, &tasks(300 + rounds * 20, 320 + rounds * 20)).await);
+                ids.extend(
+                    insert_patiently(&daemon, &tasks(300 + rounds * 20, 320 + rounds * 20)).await,
+                );
             }
         };
-        tokio::join!(work(&daemon, "ann"), work(&daemon, "bob"), flush, work(&daemon, "eve"), more);
+        tokio::join!(
+            work(&daemon, "ann"),
+            work(&daemon, "bob"),
+            flush,
+            work(&daemon, "eve"),
+            more
+        );
         rounds += 1;
         rounds >= 20 && daemon.unfinished("q").await == 0
     })
@@ -151,15 +221,23 @@ async fn every_loss_in_the_middle_of_the_work_is_survived() {
     for (n, id) in ids.iter().enumerate() {
         let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
         let results = answer["results"].as_array().unwrap();
-        let credited: Vec<_> =
-            results.iter().filter(|one| one["surplus"] == false).map(|one| one["worker"].as_str().unwrap()).collect();
+        let credited: Vec<_> = results
+            .iter()
+            .filter(|one| one["surplus"] == false)
+            .map(|one| one["worker"].as_str().unwrap())
+            .collect();
         let workers: BTreeSet<_> = credited.iter().collect();
-        assert_eq!((credited.len(), workers.len()), (replicas(n), replicas(n)), "{id}: {answer}");
+        assert_eq!(
+            (credited.len(), workers.len()),
+            (replicas(n), replicas(n)),
+            "{id}: {answer}"
+        );
     }
     assert!(daemon.stop().await.success());
 }
 
-/// SIGKILL in the middle of a rebuild: of the process that found the loss, and of the one that goes on with it.
+/// SIGKILL in the middle of a rebuild: of the process that found the loss, and of the one that goes
+/// on with it.
 #[tokio::test]
 async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
@@ -167,18 +245,31 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
     for from in (0..20_000).step_by(1000) {
         ids.extend(daemon.insert(&tasks(from, from + 1000)).await);
     }
-    until("all wait", async || daemon.queue("q").await["queued"] == 20_000).await;
+    until("all wait", async || {
+        daemon.queue("q").await["queued"] == 20_000
+    })
+    .await;
     let (mut met, mut goes_on, mut ended) = ([0, 0], false, 0);
     for kills in 1.. {
         let begun = daemon.log().matches(BEGUN).count();
         let mut redis = daemon.redis().await;
         if goes_on {
             // The lease of the killed process would last a few seconds more.
-            redis::cmd("DEL").arg("taskd:lease:watchdog").query_async::<()>(&mut redis).await.unwrap();
+            redis::cmd("DEL")
+                .arg("taskd:lease:watchdog")
+                .query_async::<()>(&mut redis)
+                .await
+                .unwrap();
             until("the walk goes on", async || republished(&daemon).await > 0).await;
         } else {
-            redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
-            until("the rebuild has begun", async || daemon.log().matches(BEGUN).count() > begun).await;
+            redis::cmd("FLUSHALL")
+                .query_async::<()>(&mut redis)
+                .await
+                .unwrap();
+            until("the rebuild has begun", async || {
+                daemon.log().matches(BEGUN).count() > begun
+            })
+            .await;
         }
         daemon.kill9();
         let before = std::mem::replace(&mut ended, daemon.log().matches(ENDED).count());
@@ -199,9 +290,18 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
             let leased = daemon.lease(worker, "q", 1000, "100ms").await;
             for task in &leased {
                 let id = task["id"].as_str().unwrap().to_owned();
-                assert!(handed_out.entry(id).or_default().insert(worker), "{worker} got {task} twice");
+                assert!(
+                    handed_out.entry(id).or_default().insert(worker),
+                    "{worker} got {task} twice"
+                );
             }
-            assert!(daemon.complete(worker, &leased).await.iter().all(|status| status == "OK"));
+            assert!(
+                daemon
+                    .complete(worker, &leased)
+                    .await
+                    .iter()
+                    .all(|status| status == "OK")
+            );
         }
         daemon.unfinished("q").await == 0
     })
@@ -221,7 +321,9 @@ async fn republished(daemon: &Daemon) -> u64 {
     let (_, metrics) = daemon.get("/metrics").await;
     let series = "taskd_watchdog_handled_tasks_total{what=\"republished\"} ";
     let mut lines = metrics.as_str().unwrap().lines();
-    lines.find_map(|line| line.strip_prefix(series)).map_or(0, |count| count.parse().unwrap())
+    lines
+        .find_map(|line| line.strip_prefix(series))
+        .map_or(0, |count| count.parse().unwrap())
 }
 
 #[tokio::test]
@@ -230,11 +332,18 @@ async fn the_name_of_the_store_is_written_again() {
     daemon.insert(&tasks(0, 10)).await;
     let mut redis = daemon.redis().await;
     let mut store_id = async |command: &str| -> redis::Value {
-        redis::cmd(command).arg("taskd:store-id").query_async(&mut redis).await.unwrap()
+        redis::cmd(command)
+            .arg("taskd:store-id")
+            .query_async(&mut redis)
+            .await
+            .unwrap()
     };
     let before = store_id("GET").await;
     store_id("DEL").await;
-    until("it is there again", async || store_id("GET").await == before).await;
+    until("it is there again", async || {
+        store_id("GET").await == before
+    })
+    .await;
     daemon.ready().await;
     let mut done = daemon.work("ann", "q", 10).await;
     done.extend(daemon.drain("bob", "q").await);

@@ -1,5 +1,5 @@
-//! Readers on Kafka that come and go: changes in the group are no errors, nothing is passed over, and commits never run
-//! ahead.
+//! Readers on Kafka that come and go: changes in the group are no errors, nothing is passed over,
+//! and commits never run ahead.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,9 @@ use crate::{
     bus_kafka::{Broker, broker},
     support::{
         PATIENCE,
-        bus_contract::{Backend, PARTITIONS, commit, publish, publish_many, read, subscribe, values, within},
+        bus_contract::{
+            Backend, PARTITIONS, commit, publish, publish_many, read, subscribe, values, within,
+        },
         until,
     },
 };
@@ -54,41 +56,63 @@ async fn one_life(bus: Arc<dyn Bus>, log: Log, batches: usize, stop: Cancellatio
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let (me, mut last) = (uuid::Uuid::new_v4(), BTreeMap::<u32, u64>::new());
     for _ in 0..batches {
-        let Some(messages) = stop.run_until_cancelled(reader.next(AT_ONCE)).await else { return };
+        let Some(messages) = stop.run_until_cancelled(reader.next(AT_ONCE)).await else {
+            return;
+        };
         let messages = messages.expect("a change in the group is no error");
         {
             let mut log = log.lock().unwrap();
             for message in &messages {
                 let (partition, offset) = place(message);
                 let before = last.insert(partition, offset);
-                // In order; where the partition was away meanwhile, from where its last owner had committed.
+                // In order; where the partition was away meanwhile, from where its last owner had
+                // committed.
                 let goes_on = before.is_none_or(|before| before + 1 == offset)
                     || offset == 0
                     || log.done.contains(&(partition, offset - 1));
-                assert!(goes_on, "{partition}/{offset} was handed out behind {before:?}");
+                assert!(
+                    goes_on,
+                    "{partition}/{offset} was handed out behind {before:?}"
+                );
                 // Nobody is killed: the next owner does not do again what was committed.
                 let committed = log.committed.get(&partition).copied().unwrap_or(0);
-                assert!(committed <= offset, "{partition}/{offset} was handed out behind {committed} commits");
+                assert!(
+                    committed <= offset,
+                    "{partition}/{offset} was handed out behind {committed} commits"
+                );
                 *log.handed_out.entry((partition, offset)).or_default() += 1;
-                log.moves += usize::from(log.last_owner.insert(partition, me).is_some_and(|before| before != me));
+                log.moves += usize::from(
+                    log.last_owner
+                        .insert(partition, me)
+                        .is_some_and(|before| before != me),
+                );
             }
             log.done.extend(messages.iter().map(place));
         }
-        within("commit", reader.commit(&messages)).await.expect("a change in the group is no error");
+        within("commit", reader.commit(&messages))
+            .await
+            .expect("a change in the group is no error");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     let broker = broker().await;
-    let (bus, log, stop) = (broker.open().await, Log::default(), CancellationToken::new());
+    let (bus, log, stop) = (
+        broker.open().await,
+        Log::default(),
+        CancellationToken::new(),
+    );
     let mut members = Vec::new();
     // One stays; the others live for a few batches each.
     for batches in [usize::MAX, 3, 5, 8] {
         let mut config = broker.config();
-        // A member learns of a change by its heartbeat, and a slow machine throws none out: its records would come
-        // again.
-        for (property, value) in [("heartbeat.interval.ms", "100"), ("session.timeout.ms", "60000")] {
+        // A member learns of a change by its heartbeat, and a slow machine throws none out: its
+        // records would come again.
+        for (property, value) in [
+            ("heartbeat.interval.ms", "100"),
+            ("session.timeout.ms", "60000"),
+        ] {
             config.properties.insert(property.into(), value.into());
         }
         let bus: Arc<dyn Bus> = Arc::new(within("open", Kafka::open(config)).await.expect("open"));
@@ -104,27 +128,41 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
         let (mut rounds, began): (u64, _) = (0, Instant::now());
         // For as long as it takes until it was a storm.
         while log.lock().unwrap().moves < 20 {
-            assert!(began.elapsed() < 4 * PATIENCE, "{} moves are no storm", log.lock().unwrap().moves);
+            assert!(
+                began.elapsed() < 4 * PATIENCE,
+                "{} moves are no storm",
+                log.lock().unwrap().moves
+            );
             for partition in 0..PARTITIONS {
                 publish_many(&*bus, Topic::Pipeline, partition, &format!("{rounds}/"), 10).await;
             }
             rounds += 1;
             // The readers are to go along with it, not to work off what has piled up.
-            until("the readers go on", async || log.lock().unwrap().handed_out.len() as u64 + 100 > rounds * 30).await;
+            until("the readers go on", async || {
+                log.lock().unwrap().handed_out.len() as u64 + 100 > rounds * 30
+            })
+            .await;
         }
         *each.lock().unwrap() = Some(rounds * 10);
     };
     let look = async || {
-        let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+        let committed = within("committed", bus.committed(Topic::Pipeline))
+            .await
+            .expect("committed");
         let mut log = log.lock().unwrap();
         for (partition, committed) in (0..).zip(&committed) {
             let upto = committed.map_or(0, |committed| committed.major + 1);
             let ahead = (0..upto).find(|offset| !log.done.contains(&(partition, *offset)));
-            assert_eq!(ahead, None, "of partition {partition} {upto} records are committed");
+            assert_eq!(
+                ahead, None,
+                "of partition {partition} {upto} records are committed"
+            );
             log.committed.insert(partition, upto);
         }
         let end = *each.lock().unwrap();
-        committed.iter().all(|committed| end.is_some() && committed.map(|at| at.major + 1) == end)
+        committed
+            .iter()
+            .all(|committed| end.is_some() && committed.map(|at| at.major + 1) == end)
     };
     let watched = async {
         while each.lock().unwrap().is_none() {
@@ -136,7 +174,9 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     tokio::join!(published, watched);
     stop.cancel();
     for member in members {
-        within("the end of a reader", member).await.expect("no reader failed");
+        within("the end of a reader", member)
+            .await
+            .expect("no reader failed");
     }
     bus.close().await;
     broker.remove().await;
@@ -144,17 +184,27 @@ async fn a_storm_of_readers_that_come_and_go_passes_nothing_over() {
     let each = each.lock().unwrap().expect("the publisher has ended");
     assert_eq!(log.handed_out.len() as u64, each * u64::from(PARTITIONS));
     // A batch comes again if its commit met the change that took its partition away, and few do.
-    let again: Vec<_> = log.handed_out.iter().filter(|(_, times)| **times > 1).collect();
-    assert!(again.len() <= AT_ONCE * log.moves / 4, "{} moves, handed out more than once: {again:?}", log.moves);
+    let again: Vec<_> = log
+        .handed_out
+        .iter()
+        .filter(|(_, times)| **times > 1)
+        .collect();
+    assert!(
+        again.len() <= AT_ONCE * log.moves / 4,
+        "{} moves, handed out more than once: {again:?}",
+        log.moves
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     let broker = broker().await;
     let mut config = broker.config();
-    for (property, value) in
-        [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "200"), ("max.poll.interval.ms", "6000")]
-    {
+    for (property, value) in [
+        ("session.timeout.ms", "6000"),
+        ("heartbeat.interval.ms", "200"),
+        ("max.poll.interval.ms", "6000"),
+    ] {
         config.properties.insert(property.into(), value.into());
     }
     let sleepy: Arc<dyn Bus> = Arc::new(Kafka::open(config).await.expect("open"));
@@ -167,12 +217,21 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     let bus = broker.open().await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let again = read(&mut *reader, 8).await;
-    assert_eq!(values(&again), ["r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]);
+    assert_eq!(
+        values(&again),
+        ["r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]
+    );
     commit(&mut *reader, &again).await;
-    let committed = async || within("committed", bus.committed(Topic::Pipeline)).await.expect("committed")[0];
+    let committed = async || {
+        within("committed", bus.committed(Topic::Pipeline))
+            .await
+            .expect("committed")[0]
+    };
     assert_eq!(committed().await, Some(held[9].offset));
 
-    within("its late commit", sleeper.commit(&held[..5])).await.expect("it is late, which is no error");
+    within("its late commit", sleeper.commit(&held[..5]))
+        .await
+        .expect("it is late, which is no error");
     assert_eq!(committed().await, Some(held[9].offset));
     // It takes part again: with the other one gone, what comes now comes to it, and only that.
     drop(reader);
@@ -185,19 +244,25 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     broker.remove().await;
 }
 
-/// With our topics. Never ends: a reader leaves its group after the end of the test, and would wait for ever for a
-/// cluster that is gone.
-fn mock() -> (&'static MockCluster<'static, DefaultProducerContext>, Broker) {
+/// With our topics. Never ends: a reader leaves its group after the end of the test, and would wait
+/// for ever for a cluster that is gone.
+fn mock() -> (
+    &'static MockCluster<'static, DefaultProducerContext>,
+    Broker,
+) {
     let cluster = Box::leak(Box::new(MockCluster::new(1).expect("a mock cluster")));
     let broker = Broker::new(&cluster.bootstrap_servers());
     for topic in Topic::ALL {
         let name = format!("{}{topic}", broker.config().topic_prefix);
-        cluster.create_topic(&name, topic.partitions(1).try_into().expect("one"), 1).expect("a topic");
+        cluster
+            .create_topic(&name, topic.partitions(1).try_into().expect("one"), 1)
+            .expect("a topic");
     }
     (cluster, broker)
 }
 
-/// A broker says this only for an instant, so here one is made to say it. Everything else is tried on a real one.
+/// A broker says this only for an instant, so here one is made to say it. Everything else is tried
+/// on a real one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
     let (cluster, broker) = mock();
@@ -209,7 +274,11 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
         let errors = vec![RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS; times];
         cluster.request_errors(RDKafkaApiKey::OffsetCommit, &errors);
     };
-    let committed = async || within("committed", bus.committed(Topic::Pipeline)).await.expect("committed")[0];
+    let committed = async || {
+        within("committed", bus.committed(Topic::Pipeline))
+            .await
+            .expect("committed")[0]
+    };
 
     // Made up for while the reader waits for records …
     refuse(2);
@@ -232,7 +301,10 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
     commit(&mut *reader, &messages[2..]).await;
     assert_eq!(committed().await, Some(messages[1].offset));
     drop(reader);
-    until("it is committed", async || committed().await == Some(messages[2].offset)).await;
+    until("it is committed", async || {
+        committed().await == Some(messages[2].offset)
+    })
+    .await;
     bus.close().await;
 }
 
@@ -240,11 +312,23 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
 async fn a_topic_that_is_not_ready_yet_is_not_missing() {
     let (cluster, broker) = mock();
     let name = format!("{}{}", broker.config().topic_prefix, Topic::Pipeline);
-    cluster.topic_error(&name, RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE).expect("an answer");
+    cluster
+        .topic_error(
+            &name,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE,
+        )
+        .expect("an answer");
     let wanted = [Topic::Pipeline, Topic::TaskResults];
-    let missing = async |config| within("missing", Kafka::missing(config, &wanted)).await.expect("an answer");
+    let missing = async |config| {
+        within("missing", Kafka::missing(config, &wanted))
+            .await
+            .expect("an answer")
+    };
     assert_eq!(missing(broker.config()).await, []);
-    let other = Config { topic_prefix: "other-".to_owned(), ..broker.config() };
+    let other = Config {
+        topic_prefix: "other-".to_owned(),
+        ..broker.config()
+    };
     assert_eq!(missing(other).await, wanted);
 }
 
@@ -252,12 +336,22 @@ async fn a_topic_that_is_not_ready_yet_is_not_missing() {
 async fn an_answer_that_is_no_change_in_the_group_is_an_error() {
     let (cluster, broker) = mock();
     let bus = broker.open().await;
-    let record = Record { partition: 0, value: "a".into() };
-    within("publish", bus.publish(Topic::Pipeline, &[record])).await.expect("publish");
+    let record = Record {
+        partition: 0,
+        value: "a".into(),
+    };
+    within("publish", bus.publish(Topic::Pipeline, &[record]))
+        .await
+        .expect("publish");
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 1).await;
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED];
     cluster.request_errors(RDKafkaApiKey::OffsetCommit, &refusal);
-    let refused = within("commit", reader.commit(&messages)).await.expect_err("refused");
-    assert!(refused.to_string().contains("Group authorization failed"), "{refused}");
+    let refused = within("commit", reader.commit(&messages))
+        .await
+        .expect_err("refused");
+    assert!(
+        refused.to_string().contains("Group authorization failed"),
+        "{refused}"
+    );
 }

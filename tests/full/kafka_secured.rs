@@ -22,7 +22,8 @@ fn properties(mechanism: &str, ca: &Path, password: &str) -> BTreeMap<String, St
         ("sasl.username", "taskd"),
         ("sasl.password", password),
     ];
-    all.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+    all.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,7 +36,9 @@ async fn records_go_by_tls_and_password_and_who_is_refused_is_told_why() {
         within("open", Kafka::open(config)).await
     };
     for mechanism in ["SCRAM-SHA-512", "PLAIN"] {
-        let bus = open(mechanism, &server.ca(), "let me in").await.expect("the password is right");
+        let bus = open(mechanism, &server.ca(), "let me in")
+            .await
+            .expect("the password is right");
         publish(&bus, Topic::Pipeline, &[(0, mechanism)]).await;
         let mut reader = subscribe(&bus, Topic::Pipeline, Reading::Ordered).await;
         let messages = read(&mut *reader, 1).await;
@@ -43,7 +46,8 @@ async fn records_go_by_tls_and_password_and_who_is_refused_is_told_why() {
         commit(&mut *reader, &messages).await;
         bus.close().await;
     }
-    let refused = async |ca: &Path, password: &str| match open("SCRAM-SHA-512", ca, password).await {
+    let refused = async |ca: &Path, password: &str| match open("SCRAM-SHA-512", ca, password).await
+    {
         Err(Error::Misconfigured(reason)) => reason.to_string(),
         other => panic!("should be refused: {:?}", other.map(|_| ())),
     };
@@ -51,12 +55,29 @@ async fn records_go_by_tls_and_password_and_who_is_refused_is_told_why() {
     assert!(reason.contains("Authentication failed"), "{reason}");
     let other = tempfile::tempdir().expect("a folder");
     let other_ca = other.path().join("ca.pem");
-    let args =
-        ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=another", "-keyout", "/dev/null", "-out"];
-    let made = std::process::Command::new("openssl").args(args).arg(&other_ca).output().expect("openssl runs");
+    let args = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=another",
+        "-keyout",
+        "/dev/null",
+        "-out",
+    ];
+    let made = std::process::Command::new("openssl")
+        .args(args)
+        .arg(&other_ca)
+        .output()
+        .expect("openssl runs");
     assert!(made.status.success());
     let reason = refused(&other_ca, "let me in").await;
-    assert!(reason.contains("verify") && reason.contains("ssl.ca.location"), "{reason}");
+    assert!(
+        reason.contains("verify") && reason.contains("ssl.ca.location"),
+        "{reason}"
+    );
     let reason = refused(Path::new("/no/such.pem"), "let me in").await;
     assert!(reason.contains("ssl.ca.location"), "{reason}");
 
@@ -83,12 +104,17 @@ async fn through_the_binary(server: &KafkaServer) {
     assert_eq!(refused.ended().await.code(), Some(1));
     let log = refused.log();
     let last = log.lines().last().unwrap_or_default();
-    assert!(last.starts_with("taskd: kafka at 127.0.0.1:") && last.contains("Authentication failed"), "{log}");
+    assert!(
+        last.starts_with("taskd: kafka at 127.0.0.1:") && last.contains("Authentication failed"),
+        "{log}"
+    );
     assert!(!log.contains("let me out"), "{log}");
 
     fs::write(&secret, "let me in\n").expect("the folder is ours");
     let mut daemon = Daemon::start(&config(&server.ca()), &[]).await;
-    daemon.insert(&[serde_json::json!({"queue": "q", "key": "k"})]).await;
+    daemon
+        .insert(&[serde_json::json!({"queue": "q", "key": "k"})])
+        .await;
     assert_eq!(daemon.drain("w", "q").await, ["k"]);
     assert!(daemon.stop().await.success());
 }

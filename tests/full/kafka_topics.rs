@@ -1,5 +1,5 @@
-//! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of the old ones must
-//! not hold up anything.
+//! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of
+//! the old ones must not hold up anything.
 
 use std::time::Duration;
 
@@ -38,20 +38,40 @@ impl Bed {
     async fn new() -> Self {
         let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
         let config = broker.config();
-        let admin = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+        let admin = ClientConfig::new()
+            .set("bootstrap.servers", &config.brokers)
+            .create()
+            .expect("a client");
         let folder = tempfile::tempdir().expect("a folder");
         let args = [
             ("--redis-url", redis.url()),
             ("--bus-url", format!("kafka://{}", config.brokers)),
-            ("--database-url", format!("sqlite://{}/taskd.db", folder.path().display())),
+            (
+                "--database-url",
+                format!("sqlite://{}/taskd.db", folder.path().display()),
+            ),
             ("--topic-prefix", config.topic_prefix),
         ];
-        let args = args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
-        Self { broker, _redis: redis, admin, _folder: folder, args }
+        let args = args
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect();
+        Self {
+            broker,
+            _redis: redis,
+            admin,
+            _folder: folder,
+            args,
+        }
     }
 
     async fn start(&self, more: &[&str]) -> Daemon {
-        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let args: Vec<&str> = self
+            .args
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
         Daemon::start("grace = \"1s\"\nrepublish_after = \"500ms\"", &args).await
     }
 
@@ -61,7 +81,11 @@ impl Bed {
 
     async fn delete(&self, topic: Topic) {
         let name = self.name(topic);
-        let deleted = self.admin.delete_topics(&[&name], &AdminOptions::new()).await.expect("an answer");
+        let deleted = self
+            .admin
+            .delete_topics(&[&name], &AdminOptions::new())
+            .await
+            .expect("an answer");
         deleted[0].as_ref().expect("deleted");
     }
 
@@ -70,7 +94,11 @@ impl Bed {
         let name = self.name(topic);
         let new = NewTopic::new(&name, 1, TopicReplication::Fixed(1));
         until("the topic is there again", async || {
-            let created = self.admin.create_topics([&new], &AdminOptions::new()).await.expect("an answer");
+            let created = self
+                .admin
+                .create_topics([&new], &AdminOptions::new())
+                .await
+                .expect("an answer");
             created[0].is_ok()
         })
         .await;
@@ -78,11 +106,14 @@ impl Bed {
 }
 
 fn tasks(name: &str, count: usize) -> Vec<Value> {
-    (0..count).map(|n| json!({"queue": "q", "key": format!("{name}-{n}")})).collect()
+    (0..count)
+        .map(|n| json!({"queue": "q", "key": format!("{name}-{n}")}))
+        .collect()
 }
 
 impl Bed {
-    /// Some tasks are done and some are not, far into the topic: what goes out anew does not come that far soon.
+    /// Some tasks are done and some are not, far into the topic: what goes out anew does not come
+    /// that far soon.
     async fn some_work(&self, daemon: &Daemon) {
         let bus = Kafka::open(self.broker.config()).await.expect("open");
         let of_nobody = || pb::PipelineRecord {
@@ -97,31 +128,51 @@ impl Bed {
         };
         for _ in 0..50 {
             let records = std::iter::repeat_with(|| of_nobody().encode_to_vec().into());
-            let records: Vec<_> = records.take(1000).map(|value| Record { partition: 0, value }).collect();
-            bus.publish(Topic::Pipeline, &records).await.expect("published");
+            let records: Vec<_> = records
+                .take(1000)
+                .map(|value| Record {
+                    partition: 0,
+                    value,
+                })
+                .collect();
+            bus.publish(Topic::Pipeline, &records)
+                .await
+                .expect("published");
         }
         daemon.insert(&tasks("before", 200)).await;
         daemon.work("w", "q", 150).await;
     }
 }
 
-/// `events` is a common name. Without a queue whose events go there, taskd neither makes the topic nor touches it.
+/// `events` is a common name. Without a queue whose events go there, taskd neither makes the topic
+/// nor touches it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_events_that_nobody_switched_on_is_left_alone() {
     let broker = broker().await;
-    let config = taskd::bus::kafka::Config { needs_events: false, ..broker.config() };
+    let config = taskd::bus::kafka::Config {
+        needs_events: false,
+        ..broker.config()
+    };
     let name = format!("{}events", config.topic_prefix);
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", &config.brokers)
+        .create()
+        .expect("a client");
     let exists = || {
-        let metadata = admin.inner().fetch_metadata(None, Duration::from_secs(30)).expect("an answer");
+        let metadata = admin
+            .inner()
+            .fetch_metadata(None, Duration::from_secs(30))
+            .expect("an answer");
         metadata.topics().iter().any(|topic| topic.name() == name)
     };
     let bus = Kafka::open(config.clone()).await.expect("open");
     for _ in 0..3 {
         bus.check_partitions().await.expect("nothing is gone");
     }
-    let nothing = Keep { age: Duration::ZERO, records: 0 };
+    let nothing = Keep {
+        age: Duration::ZERO,
+        records: 0,
+    };
     assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
     assert!(!exists());
 
@@ -129,18 +180,33 @@ async fn a_topic_events_that_nobody_switched_on_is_left_alone() {
     bus.ensure(Topic::Events).await.expect("made");
     assert!(exists());
     assert_eq!(bus.partitions(Topic::Events), 1);
-    let records = ["a", "b"].map(|value| Record { partition: 0, value: value.into() });
-    bus.publish(Topic::Events, &records).await.expect("published");
+    let records = ["a", "b"].map(|value| Record {
+        partition: 0,
+        value: value.into(),
+    });
+    bus.publish(Topic::Events, &records)
+        .await
+        .expect("published");
     let of_topic = [ResourceSpecifier::Topic(&name)];
-    let answer = admin.describe_configs(&of_topic, &AdminOptions::new()).await.expect("an answer").remove(0);
+    let answer = admin
+        .describe_configs(&of_topic, &AdminOptions::new())
+        .await
+        .expect("an answer")
+        .remove(0);
     let settings = answer.expect("settings");
     let value = |name: &str| settings.get(name).and_then(|entry| entry.value.clone());
-    assert_eq!((value("retention.ms"), value("segment.ms")), (Some("3600000".into()), Some("3600000".into())));
+    assert_eq!(
+        (value("retention.ms"), value("segment.ms")),
+        (Some("3600000".into()), Some("3600000".into()))
+    );
     // The broker removes them, and nobody else does: they may be somebody else's.
     let on = Kafka::open(broker.config()).await.expect("open");
     for bus in [&bus, &on] {
         assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
-        assert_eq!(bus.ends(Topic::Events).await.expect("ends")[0].map(|end| end.major), Some(1));
+        assert_eq!(
+            bus.ends(Topic::Events).await.expect("ends")[0].map(|end| end.major),
+            Some(1)
+        );
     }
     bus.close().await;
     on.close().await;
@@ -154,7 +220,10 @@ async fn all_ends(bed: &Bed, daemon: &Daemon) {
     once(daemon.drain("w", "q").await);
     assert_eq!(daemon.queue("q").await["completed"], 220);
     let bus = Kafka::open(bed.broker.config()).await.expect("open");
-    until("all is committed", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 0).await;
+    until("all is committed", async || {
+        bus.backlog(Topic::Pipeline).await.expect("backlog") == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,16 +264,22 @@ async fn a_record_for_a_deleted_topic_fails_before_its_time_is_over() {
     let bed = Bed::new().await;
     let bus = Kafka::open(bed.broker.config()).await.expect("open");
     bed.delete(Topic::Pipeline).await;
-    let records = [Record { partition: 0, value: "a".into() }];
+    let records = [Record {
+        partition: 0,
+        value: "a".into(),
+    }];
     // A record that is on its way while the producer drops the partition fails with BrokerDestroy.
-    until("the topic is gone for the producer, too", async || match bus.publish(Topic::Pipeline, &records).await {
-        Ok(_) => false,
-        Err(error) => {
-            let refused = in_short(&error);
-            assert!(!refused.contains("MessageTimedOut"), "{refused}");
-            refused.contains("Unknown")
-        }
-    })
+    until(
+        "the topic is gone for the producer, too",
+        async || match bus.publish(Topic::Pipeline, &records).await {
+            Ok(_) => false,
+            Err(error) => {
+                let refused = in_short(&error);
+                assert!(!refused.contains("MessageTimedOut"), "{refused}");
+                refused.contains("Unknown")
+            }
+        },
+    )
     .await;
     bus.close().await;
 }
@@ -214,7 +289,10 @@ async fn tasks_whose_reports_are_deleted_with_their_topic_are_done_again() {
     let bed = Bed::new().await;
     let mut daemon = bed.start(&[]).await;
     daemon.insert(&tasks("before", 20)).await;
-    until("all are queued", async || daemon.queue("q").await["queued"] == 20).await;
+    until("all are queued", async || {
+        daemon.queue("q").await["queued"] == 20
+    })
+    .await;
     assert!(daemon.stop().await.success());
     // Nobody reads what workers report.
     let mut daemon = bed.start(&["--pipelines", "fanout,watchdog,tasks"]).await;
@@ -236,12 +314,21 @@ async fn reports_of_a_topic_made_anew_under_a_running_taskd_are_committed() {
     // One by one, so that they are many records.
     until("all are done", async || {
         let task = daemon.lease("w", "q", 1, "100ms").await;
-        assert!(daemon.complete("w", &task).await.iter().all(|status| status == "OK"));
+        assert!(
+            daemon
+                .complete("w", &task)
+                .await
+                .iter()
+                .all(|status| status == "OK")
+        );
         daemon.unfinished("q").await == 0
     })
     .await;
     let bus = Kafka::open(bed.broker.config()).await.expect("open");
-    until("all reports are committed", async || bus.backlog(Topic::TaskResults).await.expect("backlog") == 0).await;
+    until("all reports are committed", async || {
+        bus.backlog(Topic::TaskResults).await.expect("backlog") == 0
+    })
+    .await;
     let before = bus.committed(Topic::TaskResults).await.expect("committed")[0];
     bus.close().await;
     bed.delete(Topic::TaskResults).await;
@@ -251,9 +338,14 @@ async fn reports_of_a_topic_made_anew_under_a_running_taskd_are_committed() {
     assert_eq!(once(daemon.drain("w", "q").await).len(), 1);
     let bus = Kafka::open(bed.broker.config()).await.expect("open");
     let ends = bus.ends(Topic::TaskResults).await.expect("ends");
-    assert!(ends[0].is_some() && ends[0] < before, "{ends:?} and {before:?}");
-    until("the new ones are, too", async || bus.committed(Topic::TaskResults).await.expect("committed")[0] == ends[0])
-        .await;
+    assert!(
+        ends[0].is_some() && ends[0] < before,
+        "{ends:?} and {before:?}"
+    );
+    until("the new ones are, too", async || {
+        bus.committed(Topic::TaskResults).await.expect("committed")[0] == ends[0]
+    })
+    .await;
     bus.close().await;
 }
 
@@ -273,18 +365,31 @@ async fn a_pipeline_made_anew_with_fewer_partitions_under_a_running_taskd() {
     assert_eq!(bus.partitions(Topic::Pipeline), 1);
     bus.close().await;
     let log = daemon.log();
-    assert!(log.contains("starting over: topic pipeline has 1 partitions now, no longer 4"), "{log}");
+    assert!(
+        log.contains("starting over: topic pipeline has 1 partitions now, no longer 4"),
+        "{log}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_nobody_read_in_partitions_that_are_no_more() {
     let bed = Bed::new().await;
     // Nobody reads `pipeline`.
-    let mut daemon = bed.start(&["--partitions", "4", "--pipelines", "discovery,watchdog,tasks"]).await;
+    let mut daemon = bed
+        .start(&[
+            "--partitions",
+            "4",
+            "--pipelines",
+            "discovery,watchdog,tasks",
+        ])
+        .await;
     daemon.insert(&tasks("before", 40)).await;
     let bus = Kafka::open(bed.broker.config()).await.expect("open");
     assert_eq!(bus.partitions(Topic::Pipeline), 4);
-    until("all are published", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 40).await;
+    until("all are published", async || {
+        bus.backlog(Topic::Pipeline).await.expect("backlog") == 40
+    })
+    .await;
     bus.close().await;
     assert!(daemon.stop().await.success());
     bed.delete(Topic::Pipeline).await;

@@ -23,8 +23,15 @@ use crate::support::{
 
 /// Runs taskd until it ends by itself; its exit code and what it said.
 fn refused(args: &[&str]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_taskd")).args(["--pipelines", "all"]).args(args).output().unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    let output = Command::new(env!("CARGO_BIN_EXE_taskd"))
+        .args(["--pipelines", "all"])
+        .args(args)
+        .output()
+        .unwrap();
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
 }
 
 #[tokio::test]
@@ -46,20 +53,30 @@ async fn answer_at_a_stop() -> String {
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     assert_eq!(daemon.lease("w", "q", 1, "10s").await.len(), 1);
     // Behind the answer to the first call of a connection, taskd begins with the second.
-    let mut calls = TcpStream::connect(("127.0.0.1", daemon.http_port())).await.unwrap();
+    let mut calls = TcpStream::connect(("127.0.0.1", daemon.http_port()))
+        .await
+        .unwrap();
     let wait = r#"{"worker":"w","queues":["q"],"wait":"1m"}"#;
     let (host, json) = ("host: localhost\r\n", "content-type: application/json\r\n");
     let first = format!("GET /healthz HTTP/1.1\r\n{host}\r\n");
-    let second = format!("POST /v1/tasks:get HTTP/1.1\r\n{host}{json}content-length: {}\r\n\r\n{wait}", wait.len());
+    let second = format!(
+        "POST /v1/tasks:get HTTP/1.1\r\n{host}{json}content-length: {}\r\n\r\n{wait}",
+        wait.len()
+    );
     calls.write_all((first + &second).as_bytes()).await.unwrap();
     let mut answers = Vec::new();
     while !answers.ends_with(b"ok\n") {
-        let read = timeout(PATIENCE, calls.read_buf(&mut answers)).await.expect("an answer");
+        let read = timeout(PATIENCE, calls.read_buf(&mut answers))
+            .await
+            .expect("an answer");
         assert_ne!(read.unwrap(), 0, "{answers:?}");
     }
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().await.code(), Some(0));
-    timeout(PATIENCE, calls.read_to_end(&mut answers)).await.expect("the end of the connection").unwrap();
+    timeout(PATIENCE, calls.read_to_end(&mut answers))
+        .await
+        .expect("the end of the connection")
+        .unwrap();
     assert!(!daemon.kill9_redis(), "redis-server was left running");
     String::from_utf8(answers).unwrap()
 }
@@ -70,7 +87,10 @@ async fn a_second_signal_ends_at_once() {
     // Nothing can be drained any more.
     assert!(daemon.signal_redis(Signal::SIGSTOP));
     daemon.signal(Signal::SIGINT);
-    until("it drains", async || daemon.log().contains("a second signal ends at once")).await;
+    until("it drains", async || {
+        daemon.log().contains("a second signal ends at once")
+    })
+    .await;
     // One that comes at once would be the same signal.
     until("it has ended", async || {
         daemon.signal(Signal::SIGTERM);
@@ -79,7 +99,10 @@ async fn a_second_signal_ends_at_once() {
     .await;
     assert_eq!(daemon.ended().await.code(), Some(130));
     // It was told to end, and does as soon as it can.
-    until("redis-server has ended", async || !daemon.signal_redis(Signal::SIGCONT)).await;
+    until("redis-server has ended", async || {
+        !daemon.signal_redis(Signal::SIGCONT)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -90,16 +113,23 @@ async fn a_stop_that_cannot_drain_ends_with_an_error_after_the_grace_period() {
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().await.code(), Some(1));
     let log = daemon.log();
-    let running =
-        log.split_once("within the grace period (1s); ").and_then(|(_, rest)| rest.split_once("still running: "));
-    assert!(running.is_some_and(|(_, names)| names.starts_with(|c: char| c.is_alphabetic())), "{log}");
+    let running = log
+        .split_once("within the grace period (1s); ")
+        .and_then(|(_, rest)| rest.split_once("still running: "));
+    assert!(
+        running.is_some_and(|(_, names)| names.starts_with(|c: char| c.is_alphabetic())),
+        "{log}"
+    );
 }
 
 #[tokio::test]
 async fn readyz_names_the_pipelines_that_make_no_progress() {
     let mut daemon = Daemon::start("stall_after = \"3s\"", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
-    until("there is something to watch", async || daemon.queue("q").await["queued"] == 1).await;
+    until("there is something to watch", async || {
+        daemon.queue("q").await["queued"] == 1
+    })
+    .await;
     assert!(daemon.signal_redis(Signal::SIGSTOP));
     let mut stalled = String::new();
     until("it is not ready", async || {
@@ -118,7 +148,12 @@ async fn readyz_names_the_pipelines_that_make_no_progress() {
 async fn a_second_taskd_on_a_data_folder_is_refused() {
     let daemon = Daemon::start("", &[]).await;
     let data = daemon.data();
-    let listen = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"];
+    let listen = [
+        "--http-listen",
+        "127.0.0.1:0",
+        "--grpc-listen",
+        "127.0.0.1:0",
+    ];
     let (code, said) = refused(&[&["--data-dir", data.to_str().unwrap()], &listen[..]].concat());
     let expected = format!(
         "taskd: data folder {} is in use by another taskd (pid {}); \
@@ -136,17 +171,33 @@ async fn a_port_or_a_folder_that_cannot_be_had_is_one_line() {
     let port = taken.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
-    let (code, said) =
-        refused(&["--http-listen", &port, "--grpc-listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()]);
-    let expected =
-        format!("taskd: cannot listen on {port} (http): address in use; choose another with --http-listen\n");
+    let (code, said) = refused(&[
+        "--http-listen",
+        &port,
+        "--grpc-listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        data.to_str().unwrap(),
+    ]);
+    let expected = format!(
+        "taskd: cannot listen on {port} (http): address in use; choose another with --http-listen\n"
+    );
     assert_eq!((code, said), (1, expected));
     assert!(!data.exists(), "a mistake leaves nothing behind");
 
-    let (code, said) =
-        refused(&["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--data-dir", "/proc/taskd"]);
+    let (code, said) = refused(&[
+        "--http-listen",
+        "127.0.0.1:0",
+        "--grpc-listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        "/proc/taskd",
+    ]);
     assert_eq!(code, 1);
-    assert!(said.starts_with("taskd: cannot use data folder /proc/taskd: "), "{said}");
+    assert!(
+        said.starts_with("taskd: cannot use data folder /proc/taskd: "),
+        "{said}"
+    );
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
@@ -158,17 +209,34 @@ async fn a_redis_that_evicts_or_belongs_to_others_is_refused() {
     assert!(daemon.stop().await.success());
 
     let dir = tempfile::tempdir().unwrap();
-    let own = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--redis-url", &server.url()];
+    let own = [
+        "--http-listen",
+        "127.0.0.1:0",
+        "--grpc-listen",
+        "127.0.0.1:0",
+        "--redis-url",
+        &server.url(),
+    ];
     let args = [&own[..], &["--data-dir", dir.path().to_str().unwrap()]].concat();
     let (code, said) = refused(&args);
     assert_eq!(code, 1);
-    assert!(said.contains("taskd: this Redis holds the tasks of another database"), "{said}");
+    assert!(
+        said.contains("taskd: this Redis holds the tasks of another database"),
+        "{said}"
+    );
 
-    let set = redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("allkeys-lru").clone();
+    let set = redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("maxmemory-policy")
+        .arg("allkeys-lru")
+        .clone();
     set.query_async::<()>(&mut redis).await.unwrap();
     let (code, said) = refused(&args);
     assert_eq!(code, 1);
-    assert!(said.ends_with("set maxmemory-policy noeviction\n"), "{said}");
+    assert!(
+        said.ends_with("set maxmemory-policy noeviction\n"),
+        "{said}"
+    );
 }
 
 /// An address at which nobody listens until it is opened; from then on it leads to a server.
@@ -178,11 +246,15 @@ struct Door {
 
 impl Door {
     fn closed() -> Self {
-        Self { port: Port::reserve(12_000..20_000) }
+        Self {
+            port: Port::reserve(12_000..20_000),
+        }
     }
 
     async fn open(&self, server: Server) {
-        let listener = TcpListener::bind(("127.0.0.1", self.port.number)).await.unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", self.port.number))
+            .await
+            .unwrap();
         tokio::spawn(async move {
             while let Ok((mut near, _)) = listener.accept().await {
                 let server = server.clone();
@@ -233,21 +305,44 @@ async fn servers_that_are_not_up_yet_are_waited_for() {
         ],
     );
     let servers = [
-        ("Redis", Server::Unix(redis.url().trim_start_matches("unix://").to_owned())),
+        (
+            "Redis",
+            Server::Unix(redis.url().trim_start_matches("unix://").to_owned()),
+        ),
         ("the database", Server::Tcp(mysql)),
         ("the bus", Server::Tcp(kafka::shared().await.to_owned())),
     ];
     for (door, (name, server)) in doors.iter().zip(servers) {
-        until("it says what it waits for", async || daemon.log().contains(&format!("waiting for {name}: "))).await;
+        until("it says what it waits for", async || {
+            daemon.log().contains(&format!("waiting for {name}: "))
+        })
+        .await;
         assert_eq!(daemon.get("/healthz").await.0, 200);
-        assert_eq!(daemon.get("/readyz").await, (503, json!({"status": "waiting", "for": name})));
-        assert_eq!(daemon.post("/v1/tasks", &json!({"queue": "q", "key": "k"})).await.0, 503);
+        assert_eq!(
+            daemon.get("/readyz").await,
+            (503, json!({"status": "waiting", "for": name}))
+        );
+        assert_eq!(
+            daemon
+                .post("/v1/tasks", &json!({"queue": "q", "key": "k"}))
+                .await
+                .0,
+            503
+        );
         door.open(server).await;
-        until("it goes on", async || daemon.log().contains(&format!("{name} is there: going on"))).await;
+        until("it goes on", async || {
+            daemon.log().contains(&format!("{name} is there: going on"))
+        })
+        .await;
     }
     daemon.ready().await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
-    assert_eq!(tokio::time::timeout(Duration::from_secs(60), daemon.drain("w", "q")).await.unwrap(), ["k"]);
+    assert_eq!(
+        tokio::time::timeout(Duration::from_secs(60), daemon.drain("w", "q"))
+            .await
+            .unwrap(),
+        ["k"]
+    );
     assert!(daemon.stop().await.success());
     database.remove().await;
 }

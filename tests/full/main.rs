@@ -1,4 +1,5 @@
-//! The tests that need more than redis-server and SQLite: other servers, or processes that are killed.
+//! The tests that need more than redis-server and SQLite: other servers, or processes that are
+//! killed.
 
 // A test awaits what it spawns, or ends with it.
 #![allow(clippy::disallowed_methods)]

@@ -1,4 +1,5 @@
-//! A database that an old taskd wrote goes on, also when each start before was killed between two migrations.
+//! A database that an old taskd wrote goes on, also when each start before was killed between two
+//! migrations.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -12,13 +13,24 @@ use crate::support::{
 const WRITTEN: &str = include_str!("../fixtures/schema-2.sql");
 const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n";
 
-/// The old database, with the migrations up to `schema`: each is one transaction, so a start is killed between two.
+/// The old database, with the migrations up to `schema`: each is one transaction, so a start is
+/// killed between two.
 async fn leave(file: &Path, schema: i64) {
-    let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(true);
     let mut old = SqliteConnection::connect_with(&options).await.unwrap();
     sqlx::raw_sql(WRITTEN).execute(&mut old).await.unwrap();
-    let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
-    migrator.run_direct(Some(schema), &mut old, false).await.unwrap();
+    let migrator = Migrator::new(Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/migrations/sqlite"
+    )))
+    .await
+    .unwrap();
+    migrator
+        .run_direct(Some(schema), &mut old, false)
+        .await
+        .unwrap();
     old.close().await.unwrap();
 }
 
@@ -29,14 +41,38 @@ fn set(keys: &[&str]) -> BTreeSet<String> {
 /// Every task of it is where it was, and goes to its end.
 async fn goes_on(daemon: &Daemon, schema: i64) {
     let done = daemon.queue("done").await;
-    assert_eq!((&done["completed"], &done["dead"]), (&2.into(), &1.into()), "from schema {schema}: {done}");
-    assert_eq!(once(daemon.drain("w1", "open").await), set(&["a", "b", "c", "d"]), "from schema {schema}");
-    assert_eq!(once(daemon.drain("w1", "parked").await), set(&["p1", "p2", "p3", "p4", "p5"]), "from schema {schema}");
+    assert_eq!(
+        (&done["completed"], &done["dead"]),
+        (&2.into(), &1.into()),
+        "from schema {schema}: {done}"
+    );
+    assert_eq!(
+        once(daemon.drain("w1", "open").await),
+        set(&["a", "b", "c", "d"]),
+        "from schema {schema}"
+    );
+    assert_eq!(
+        once(daemon.drain("w1", "parked").await),
+        set(&["p1", "p2", "p3", "p4", "p5"]),
+        "from schema {schema}"
+    );
     // The first worker has done x already.
-    assert_eq!(once(daemon.work("w1", "pair", 1).await), set(&["y"]), "from schema {schema}");
-    assert_eq!(once(daemon.drain("w2", "pair").await), set(&["x", "y"]), "from schema {schema}");
+    assert_eq!(
+        once(daemon.work("w1", "pair", 1).await),
+        set(&["y"]),
+        "from schema {schema}"
+    );
+    assert_eq!(
+        once(daemon.drain("w2", "pair").await),
+        set(&["x", "y"]),
+        "from schema {schema}"
+    );
     let later = daemon.queue("later").await;
-    assert_eq!((&later["pending"], &later["completed"]), (&1.into(), &0.into()), "from schema {schema}: {later}");
+    assert_eq!(
+        (&later["pending"], &later["completed"]),
+        (&1.into(), &0.into()),
+        "from schema {schema}: {later}"
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! On a Redis Cluster: the contract of the bus, the queue, the filter and whole processes, while masters die and slots
-//! move.
+//! On a Redis Cluster: the contract of the bus, the queue, the filter and whole processes, while
+//! masters die and slots move.
 
 use std::{
     collections::BTreeSet,
@@ -40,8 +40,12 @@ struct OnCluster {
 #[async_trait]
 impl Backend for OnCluster {
     async fn open(&self) -> Arc<dyn Bus> {
-        let redis = Redis::connect(shared().await, &self.prefix).await.expect("redis");
-        let bus = RedisStreams::open(redis, "my.", PARTITIONS).await.expect("open");
+        let redis = Redis::connect(shared().await, &self.prefix)
+            .await
+            .expect("redis");
+        let bus = RedisStreams::open(redis, "my.", PARTITIONS)
+            .await
+            .expect("open");
         Arc::new(bus.take_over_after(Duration::from_millis(500)))
     }
 
@@ -49,7 +53,9 @@ impl Backend for OnCluster {
 }
 
 async fn cluster() -> OnCluster {
-    OnCluster { prefix: own_prefix() }
+    OnCluster {
+        prefix: own_prefix(),
+    }
 }
 
 bus_contract!(cluster);
@@ -68,15 +74,28 @@ struct Bed {
 
 impl Bed {
     async fn new(url: &str, access: &RedisAccess) -> Arc<Self> {
-        let redis = Redis::connect_as(url, &own_prefix(), access).await.expect("connect");
+        let redis = Redis::connect_as(url, &own_prefix(), access)
+            .await
+            .expect("connect");
         redis.check().await.expect("a good cluster");
         let queue = Queue::new(redis.clone());
         for number in 0..SHARDS {
-            queue.upkeep.open_shard(&shard(number), 1, "topic", None).await.expect("open");
+            queue
+                .upkeep
+                .open_shard(&shard(number), 1, "topic", None)
+                .await
+                .expect("open");
             queue.add_shard(&shard(number));
         }
         let (completed, failed) = (Mutex::default(), AtomicUsize::new(0));
-        Arc::new(Self { redis, queue, completed, failed, permits: Semaphore::new(0), is_over: AtomicBool::new(false) })
+        Arc::new(Self {
+            redis,
+            queue,
+            completed,
+            failed,
+            permits: Semaphore::new(0),
+            is_over: AtomicBool::new(false),
+        })
     }
 
     fn key(&self, number: u32) -> String {
@@ -86,7 +105,10 @@ impl Bed {
     /// Tasks `from` to `to` of a shard. Again until it is done: what was done already is known.
     async fn enqueue(&self, number: u32, from: usize, to: usize) -> Vec<TaskId> {
         let task = |i: usize| EnqueueTask {
-            offset: Offset { major: 1 + i as u64, minor: 0 },
+            offset: Offset {
+                major: 1 + i as u64,
+                minor: 0,
+            },
             id: TaskId::new(),
             replicas: 1,
             not_before_unix_ms: 0,
@@ -115,7 +137,10 @@ impl Bed {
                 live_tasks_max: u64::MAX,
             };
             until("the batch is enqueued", async || {
-                matches!(self.queue.enqueuer.enqueue(&shard(number), &batch).await, Ok(Enqueued::Done { .. }))
+                matches!(
+                    self.queue.enqueuer.enqueue(&shard(number), &batch).await,
+                    Ok(Enqueued::Done { .. })
+                )
             })
             .await;
         }
@@ -145,7 +170,11 @@ impl Bed {
                     continue;
                 };
                 for task in granted.deliver() {
-                    self.permits.acquire().await.expect("it stays open").forget();
+                    self.permits
+                        .acquire()
+                        .await
+                        .expect("it stays open")
+                        .forget();
                     // As a worker does: the same again until there is an answer.
                     let code = loop {
                         let completion = Completion {
@@ -165,8 +194,18 @@ impl Bed {
                 }
             }
             for number in 0..SHARDS {
-                drop(self.queue.upkeep.expire(&shard(number), 100, &[Duration::ZERO]).await);
-                drop(self.queue.upkeep.promote(&shard(number), 100, Duration::from_secs(600)).await);
+                drop(
+                    self.queue
+                        .upkeep
+                        .expire(&shard(number), 100, &[Duration::ZERO])
+                        .await,
+                );
+                drop(
+                    self.queue
+                        .upkeep
+                        .promote(&shard(number), 100, Duration::from_secs(600))
+                        .await,
+                );
             }
         }
     }
@@ -174,7 +213,10 @@ impl Bed {
     /// Adds 20 tasks to each shard, as soon as most of the others are completed.
     async fn feed(&self, ids: &mut BTreeSet<TaskId>) {
         let shards = SHARDS as usize;
-        until("most are completed", async || ids.len() < self.completed() + 10 * shards).await;
+        until("most are completed", async || {
+            ids.len() < self.completed() + 10 * shards
+        })
+        .await;
         let from = ids.len() / shards;
         for number in 0..SHARDS {
             ids.extend(self.enqueue(number, from, from + 20).await);
@@ -190,7 +232,8 @@ impl Bed {
         Some(self.queue.stats(&shard(number)).await.ok()?.open)
     }
 
-    /// Waits until no shard has anything open, held or delayed, and ends the worker. Answers the completed tasks.
+    /// Waits until no shard has anything open, held or delayed, and ends the worker. Answers the
+    /// completed tasks.
     async fn work_off(&self, working: JoinHandle<()>) -> Vec<TaskId> {
         for number in 0..SHARDS {
             until("the shard is worked off", async || {
@@ -214,7 +257,10 @@ fn queue_name() -> QueueName {
 }
 
 fn shard(number: u32) -> ShardId {
-    ShardId { queue: queue_name(), number }
+    ShardId {
+        queue: queue_name(),
+        number,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -232,14 +278,25 @@ async fn shards_on_all_nodes_are_worked_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_filter_knows_keys_of_queues_on_all_nodes() {
-    let redis = Redis::connect(shared().await, &own_prefix()).await.expect("connect");
+    let redis = Redis::connect(shared().await, &own_prefix())
+        .await
+        .expect("connect");
     let filter = Filter::new(redis);
     let hash = |text: &str| KeyHash(Sha256::digest(text).into());
     let tasks: Vec<_> = (0..20)
-        .map(|i| (QueueName::new(&format!("q{}", i % 7)).expect("a name"), hash(&i.to_string()), TaskId::new()))
+        .map(|i| {
+            (
+                QueueName::new(&format!("q{}", i % 7)).expect("a name"),
+                hash(&i.to_string()),
+                TaskId::new(),
+            )
+        })
         .collect();
     filter.mark(&tasks, 0, |_| 1000).await.expect("mark");
-    let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
+    let keys: Vec<_> = tasks
+        .iter()
+        .map(|(queue, hash, _)| (queue.clone(), *hash))
+        .collect();
     let ids: Vec<_> = tasks.iter().map(|(.., id)| Some(*id)).collect();
     assert_eq!(filter.seen(&keys).await.expect("seen"), ids);
     filter.forget(&keys[..19]).await.expect("forget");
@@ -247,7 +304,16 @@ async fn the_filter_knows_keys_of_queues_on_all_nodes() {
     assert_eq!(left.iter().flatten().count(), 1);
     // More than the limit: some are forgotten.
     filter.mark(&tasks, 0, |_| 1).await.expect("mark");
-    assert_eq!(filter.seen(&keys).await.expect("seen").iter().flatten().count(), 7);
+    assert_eq!(
+        filter
+            .seen(&keys)
+            .await
+            .expect("seen")
+            .iter()
+            .flatten()
+            .count(),
+        7
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,11 +336,15 @@ async fn slots_move_while_tasks_are_claimed_and_completed() {
     }
     let completed = bed.work_off(working).await;
     assert_eq!(completed.len(), ids.len(), "none twice");
-    assert_eq!(completed.into_iter().collect::<BTreeSet<_>>(), ids, "and none lost");
+    assert_eq!(
+        completed.into_iter().collect::<BTreeSet<_>>(),
+        ids,
+        "and none lost"
+    );
 }
 
-/// `how` takes a master away. Its replica goes on with the tasks, and without their completions. How many tasks there
-/// were, and how often one was completed.
+/// `how` takes a master away. Its replica goes on with the tasks, and without their completions.
+/// How many tasks there were, and how often one was completed.
 async fn survives(access: &RedisAccess, how: impl FnOnce(&RedisCluster, usize)) -> (usize, usize) {
     let cluster = RedisCluster::start().await;
     let bed = Bed::new(cluster.url(), access).await;
@@ -289,11 +359,17 @@ async fn survives(access: &RedisAccess, how: impl FnOnce(&RedisCluster, usize)) 
     });
     // The rest is completed when the master is gone.
     let working = bed.start_work(ids.len() / 2);
-    until("a task of this master is completed", async || bed.open(0).await.is_some_and(|open| open < 200)).await;
+    until("a task of this master is completed", async || {
+        bed.open(0).await.is_some_and(|open| open < 200)
+    })
+    .await;
     let answers = || bed.completed() + bed.failed.load(Ordering::Relaxed);
     let before = answers();
     let is_idle = || bed.permits.available_permits() == 0;
-    until("its completion is answered", async || answers() > before || is_idle()).await;
+    until("its completion is answered", async || {
+        answers() > before || is_idle()
+    })
+    .await;
     tokio::task::block_in_place(|| how(&cluster, master));
     let failed = bed.failed.load(Ordering::Relaxed);
     bed.permits.add_permits(MANY);
@@ -309,8 +385,15 @@ async fn survives(access: &RedisAccess, how: impl FnOnce(&RedisCluster, usize)) 
         cluster.wait_until_ok();
     });
     let completed = bed.work_off(working).await;
-    assert!(bed.failed.load(Ordering::Relaxed) > failed, "no call met the missing master");
-    assert_eq!(completed.iter().copied().collect::<BTreeSet<_>>(), ids, "none lost");
+    assert!(
+        bed.failed.load(Ordering::Relaxed) > failed,
+        "no call met the missing master"
+    );
+    assert_eq!(
+        completed.iter().copied().collect::<BTreeSet<_>>(),
+        ids,
+        "none lost"
+    );
     (ids.len(), completed.len())
 }
 
@@ -322,12 +405,19 @@ async fn a_master_is_killed_while_tasks_are_claimed_and_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_hangs_while_tasks_are_claimed_and_completed() {
-    survives(&RedisAccess::default(), |cluster, master| cluster.signal(master, Signal::SIGSTOP)).await;
+    survives(&RedisAccess::default(), |cluster, master| {
+        cluster.signal(master, Signal::SIGSTOP)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_completion_that_waited_for_a_replica_is_lost_with_its_master() {
-    let access = RedisAccess { wait_replicas: 1, wait_timeout: Duration::from_millis(200), ..Default::default() };
+    let access = RedisAccess {
+        wait_replicas: 1,
+        wait_timeout: Duration::from_millis(200),
+        ..Default::default()
+    };
     let (tasks, completions) = survives(&access, RedisCluster::kill9_node).await;
     assert_eq!(completions, tasks, "none is made again");
 }
@@ -352,29 +442,46 @@ async fn readers_of_the_bus_follow_its_slot_and_its_master() {
     ];
     for (step, change) in steps.into_iter().enumerate() {
         tokio::task::block_in_place(|| change(&cluster, key));
-        let record = |partition| Record { partition, value: format!("{step}").into() };
+        let record = |partition| Record {
+            partition,
+            value: format!("{step}").into(),
+        };
         let records = [record(0), record(1), record(2)];
-        for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
-            until("published", async || bus.publish(topic, &records).await.is_ok()).await;
-            let reader = if topic == Topic::Pipeline { &mut ordered } else { &mut shared };
+        for (topic, reading) in [
+            (Topic::Pipeline, Reading::Ordered),
+            (Topic::TaskResults, Reading::Shared),
+        ] {
+            until("published", async || {
+                bus.publish(topic, &records).await.is_ok()
+            })
+            .await;
+            let reader = if topic == Topic::Pipeline {
+                &mut ordered
+            } else {
+                &mut shared
+            };
             let mut got = BTreeSet::new();
             // A failed attempt may have published records too.
             while got.len() < 3 {
                 match within("next", reader.next(100)).await {
                     Ok(messages) => {
-                        let new = messages.iter().filter(|message| message.value == step.to_string());
+                        let new = messages
+                            .iter()
+                            .filter(|message| message.value == step.to_string());
                         got.extend(new.map(|message| message.partition));
                         if reader.commit(&messages).await.is_err() {
                             *reader = subscribe(&bus, topic, reading).await;
                         }
                     }
                     Err(_) => {
-                        until("subscribed", async || match bus.subscribe(topic, reading).await {
-                            Ok(new) => {
-                                *reader = new;
-                                true
+                        until("subscribed", async || {
+                            match bus.subscribe(topic, reading).await {
+                                Ok(new) => {
+                                    *reader = new;
+                                    true
+                                }
+                                Err(_) => false,
                             }
-                            Err(_) => false,
                         })
                         .await;
                     }
@@ -387,17 +494,25 @@ async fn readers_of_the_bus_follow_its_slot_and_its_master() {
 #[tokio::test(flavor = "multi_thread")]
 async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
     let cluster = RedisCluster::start().await;
-    let redis = Redis::connect(cluster.url(), &own_prefix()).await.expect("connect");
+    let redis = Redis::connect(cluster.url(), &own_prefix())
+        .await
+        .expect("connect");
     let queue = Queue::new(redis.clone());
     let supervisor = Supervisor::new();
     queue.start_listening(&supervisor);
     // Each with a name of its own: the last messages of the first are still on their way.
     for (name, is_last) in [("before", false), ("after", true)] {
-        let waiter = queue.wakes().waiter(&[QueueName::new(name).expect("a name")]);
+        let waiter = queue
+            .wakes()
+            .waiter(&[QueueName::new(name).expect("a name")]);
         let is_woken = AtomicBool::new(false);
         let wait = async {
             let (forever, mut listening) = (Duration::from_secs(3600), waiter.listen());
-            let woken = within("a wake", waiter.look_then_wait::<()>(&mut listening, async { Err(forever) })).await;
+            let woken = within(
+                "a wake",
+                waiter.look_then_wait::<()>(&mut listening, async { Err(forever) }),
+            )
+            .await;
             assert_eq!(woken, Err(vec![QueueName::new(name).expect("a name")]));
             is_woken.store(true, Ordering::Relaxed);
         };
@@ -423,8 +538,14 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
 async fn taskd_runs_on_a_cluster() {
     let prefix = own_prefix();
     let config = "partitions = 4\n[queues.default]\nlease = \"2s\"\nbackoff = [\"10ms\"]";
-    let mut daemon = Daemon::start(config, &["--redis-url", shared().await, "--redis-prefix", &prefix]).await;
-    let tasks: Vec<Value> = (0..300).map(|i| json!({"queue": format!("q{}", i % 3), "key": i.to_string()})).collect();
+    let mut daemon = Daemon::start(
+        config,
+        &["--redis-url", shared().await, "--redis-prefix", &prefix],
+    )
+    .await;
+    let tasks: Vec<Value> = (0..300)
+        .map(|i| json!({"queue": format!("q{}", i % 3), "key": i.to_string()}))
+        .collect();
     daemon.insert(&tasks).await;
     let mut keys = BTreeSet::new();
     for queue in ["q0", "q1", "q2"] {
@@ -432,7 +553,14 @@ async fn taskd_runs_on_a_cluster() {
     }
     assert_eq!(keys.len(), 300);
     let (_, answer) = daemon.post("/v1/tasks", &json!(tasks)).await;
-    assert!(answer["results"].as_array().expect("results").iter().all(|one| one["status"] == "DUPLICATE"), "{answer}");
+    assert!(
+        answer["results"]
+            .as_array()
+            .expect("results")
+            .iter()
+            .all(|one| one["status"] == "DUPLICATE"),
+        "{answer}"
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -444,15 +572,27 @@ async fn one_full_master_closes_the_door() {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
     let mut master = crate::support::redis::connect(&client).await.unwrap();
     let mut limit = async |bytes: u32| -> redis::RedisResult<()> {
-        redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).query_async(&mut master).await
+        redis::cmd("CONFIG")
+            .arg("SET")
+            .arg("maxmemory")
+            .arg(bytes)
+            .query_async(&mut master)
+            .await
     };
     limit(1 << 20).await.unwrap();
-    let insert = async |key: &str| daemon.post("/v1/tasks", &json!([{"queue": "q", "key": key}])).await;
+    let insert = async |key: &str| {
+        daemon
+            .post("/v1/tasks", &json!([{"queue": "q", "key": key}]))
+            .await
+    };
     until("inserts are refused", async || {
         let (status, answer) = insert("refused").await;
         status == 429 && answer.to_string().contains(&port.to_string())
     })
     .await;
     limit(0).await.unwrap();
-    until("inserts are taken again", async || insert("taken").await.0 == 200).await;
+    until("inserts are taken again", async || {
+        insert("taken").await.0 == 200
+    })
+    .await;
 }

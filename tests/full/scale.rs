@@ -1,4 +1,5 @@
-//! A thousand streams: five hundred workers, each with a session at both of two processes, of which one is killed.
+//! A thousand streams: five hundred workers, each with a session at both of two processes, of which
+//! one is killed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,11 +58,16 @@ struct Crowd {
 
 impl Crowd {
     fn credited(&self) -> usize {
-        self.credits.lock().unwrap().values().map(BTreeSet::len).sum()
+        self.credits
+            .lock()
+            .unwrap()
+            .values()
+            .map(BTreeSet::len)
+            .sum()
     }
 
-    /// A worker's half: opens stream after stream at one process, until all is done. Where `moves`, it goes to the
-    /// other process when its own one is gone.
+    /// A worker's half: opens stream after stream at one process, until all is done. Where `moves`,
+    /// it goes to the other process when its own one is gone.
     async fn hold(self: Arc<Self>, name: String, mut at: usize, moves: bool, shared: Channel) {
         let (mut in_hand, mut shared) = (Vec::new(), Some(shared));
         while !self.done.is_cancelled() {
@@ -70,7 +76,11 @@ impl Crowd {
                 None => try_channel(self.ports[at]).await,
             };
             // Nothing but its own end may end a session here, however slow this machine is.
-            let open = pb::OpenSession { timeout: seconds(300), keep_leases: moves, ..opening(&name, DEMAND) };
+            let open = pb::OpenSession {
+                timeout: seconds(300),
+                keep_leases: moves,
+                ..opening(&name, DEMAND)
+            };
             let stream = match channel {
                 Ok(channel) => Worker::open_on(channel, open, None).await,
                 Err(status) => Err(status),
@@ -92,7 +102,12 @@ impl Crowd {
     }
 
     /// Works until all is done, or an error of the stream.
-    async fn serve(&self, name: &str, stream: &mut Worker, in_hand: &mut Vec<pb::LeasedTask>) -> Result<(), Status> {
+    async fn serve(
+        &self,
+        name: &str,
+        stream: &mut Worker,
+        in_hand: &mut Vec<pb::LeasedTask>,
+    ) -> Result<(), Status> {
         let mut wanted = DEMAND;
         loop {
             while !in_hand.is_empty() {
@@ -100,8 +115,17 @@ impl Crowd {
                 let want = DEMAND - on_their_way.expect("taskd never sends more than is wanted");
                 wanted += want;
                 let completions = in_hand.iter().map(completion).collect();
-                let answer = stream.ask(pb::WorkerFrame { completions, want, ..Default::default() }).await?;
-                assert_eq!((answer.granted, answer.completions.len()), (want, in_hand.len()));
+                let answer = stream
+                    .ask(pb::WorkerFrame {
+                        completions,
+                        want,
+                        ..Default::default()
+                    })
+                    .await?;
+                assert_eq!(
+                    (answer.granted, answer.completions.len()),
+                    (want, in_hand.len())
+                );
                 self.note(name, in_hand, &answer.completions);
             }
             if stream.tasks.is_empty() {
@@ -111,7 +135,9 @@ impl Crowd {
                 }
             }
             let came = u32::try_from(stream.tasks.len()).unwrap();
-            wanted = wanted.checked_sub(came).expect("taskd never sends more than is wanted");
+            wanted = wanted
+                .checked_sub(came)
+                .expect("taskd never sends more than is wanted");
             in_hand.append(&mut stream.tasks);
         }
     }
@@ -124,12 +150,17 @@ impl Crowd {
             match result.status() {
                 ItemStatus::Ok => {
                     let mut credits = self.credits.lock().unwrap();
-                    credits.entry(task.id.clone()).or_default().insert(name.to_owned());
+                    credits
+                        .entry(task.id.clone())
+                        .or_default()
+                        .insert(name.to_owned());
                     false
                 }
-                // Its lease has ended, because the process that gave it is gone, or this machine is slow. Redis may
-                // have forgotten the task that others completed.
-                ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted | ItemStatus::UnknownTask => false,
+                // Its lease has ended, because the process that gave it is gone, or this machine is
+                // slow. Redis may have forgotten the task that others completed.
+                ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted | ItemStatus::UnknownTask => {
+                    false
+                }
                 ItemStatus::TryLater => true,
                 other => panic!("{other:?}: {result:?}"),
             }
@@ -138,20 +169,41 @@ impl Crowd {
 }
 
 async fn insert(daemon: &Daemon, numbers: std::ops::Range<usize>) {
-    daemon.insert(&numbers.map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect::<Vec<_>>()).await;
+    daemon
+        .insert(
+            &numbers
+                .map(|n| json!({"queue": "q", "key": format!("key-{n}")}))
+                .collect::<Vec<_>>(),
+        )
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_killed() {
-    let (redis, database) = (RedisServer::start(Fsync::EverySecond), MysqlDatabase::create().await);
+    let (redis, database) = (
+        RedisServer::start(Fsync::EverySecond),
+        MysqlDatabase::create().await,
+    );
     let (redis_url, database_url) = (redis.url(), database.url());
     let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
-    let (mut one, mut two) = (Daemon::start(CONFIG, &backends).await, Daemon::start(CONFIG, &backends).await);
+    let (mut one, mut two) = (
+        Daemon::start(CONFIG, &backends).await,
+        Daemon::start(CONFIG, &backends).await,
+    );
     insert(&one, 0..TASKS / 2).await;
 
     let ports = [one.grpc_port(), two.grpc_port()];
-    let (credits, open, done) = (Mutex::default(), AtomicUsize::new(0), CancellationToken::new());
-    let crowd = Arc::new(Crowd { ports, credits, open, done });
+    let (credits, open, done) = (
+        Mutex::default(),
+        AtomicUsize::new(0),
+        CancellationToken::new(),
+    );
+    let crowd = Arc::new(Crowd {
+        ports,
+        credits,
+        open,
+        done,
+    });
     let mut streams = JoinSet::new();
     for (at, port) in ports.into_iter().enumerate() {
         let mut shared = Vec::new();
@@ -159,7 +211,10 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
             shared.push(try_channel(port).await.unwrap());
         }
         for worker in 0..WORKERS {
-            let (name, channel) = (format!("{NAME}{worker}"), shared[worker % CONNECTIONS].clone());
+            let (name, channel) = (
+                format!("{NAME}{worker}"),
+                shared[worker % CONNECTIONS].clone(),
+            );
             streams.spawn(Arc::clone(&crowd).hold(name, at, worker % 2 == 0, channel));
         }
     }
@@ -172,7 +227,10 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
         })
         .await;
     };
-    until("all streams are open", async || crowd.open.load(Ordering::SeqCst) == 2 * WORKERS).await;
+    until("all streams are open", async || {
+        crowd.open.load(Ordering::SeqCst) == 2 * WORKERS
+    })
+    .await;
     credited(&mut streams, TASKS / 4).await;
     insert(&one, TASKS / 2..TASKS).await;
     credited(&mut streams, TASKS).await;
@@ -181,7 +239,10 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
     two.start_again();
     two.ready().await;
     credited(&mut streams, TASKS * NUM).await;
-    until("SQL has all reports", async || one.unfinished("q").await == 0).await;
+    until("SQL has all reports", async || {
+        one.unfinished("q").await == 0
+    })
+    .await;
     crowd.done.cancel();
     while let Some(ended) = streams.join_next().await {
         ended.unwrap();
@@ -201,7 +262,10 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
             let (_, books) = daemon.get("/v1/books?queue=q").await;
             let books = &books["queues"][0];
             let mut fsck = Command::new(env!("CARGO_BIN_EXE_taskd"));
-            let fsck = fsck.args(["fsck", "--queue", "q", "--grpc", &daemon.grpc()]).output().unwrap();
+            let fsck = fsck
+                .args(["fsck", "--queue", "q", "--grpc", &daemon.grpc()])
+                .output()
+                .unwrap();
             books["state"] == "BALANCED" && books["held"]["total"] == 0 && fsck.status.success()
         })
         .await;
@@ -214,30 +278,56 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
 }
 
 /// SQL and the answers to the workers agree.
-async fn each_is_done_by_num_workers(daemon: &Daemon, credits: &BTreeMap<String, BTreeSet<String>>) {
-    let (status, answer) = daemon.get(&format!("/v1/tasks?queue=q&limit={TASKS}")).await;
+async fn each_is_done_by_num_workers(
+    daemon: &Daemon,
+    credits: &BTreeMap<String, BTreeSet<String>>,
+) {
+    let (status, answer) = daemon
+        .get(&format!("/v1/tasks?queue=q&limit={TASKS}"))
+        .await;
     assert_eq!(status, 200, "{answer}");
     let tasks = answer["tasks"].as_array().unwrap();
     assert_eq!((tasks.len(), credits.len()), (TASKS, TASKS));
     for task in tasks {
         let workers = &credits[task["id"].as_str().unwrap()];
-        assert_eq!((&task["status"], &task["completed"]), (&json!("COMPLETED"), &json!(NUM)), "{task}");
+        assert_eq!(
+            (&task["status"], &task["completed"]),
+            (&json!("COMPLETED"), &json!(NUM)),
+            "{task}"
+        );
         assert_eq!(workers.len(), NUM, "{task}: {workers:?}");
     }
     for id in credits.keys().step_by(100) {
         let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
         let of = |one: &Value| one["worker"].as_str().unwrap().to_owned();
-        assert_eq!(answer["results"].as_array().unwrap().iter().map(of).collect::<BTreeSet<_>>(), credits[id]);
+        assert_eq!(
+            answer["results"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(of)
+                .collect::<BTreeSet<_>>(),
+            credits[id]
+        );
     }
 }
 
 /// The keys of the queue that hold a lease, or the name of a worker.
 async fn leftovers(redis: &mut MultiplexedConnection) -> Vec<String> {
-    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(redis).await.unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS")
+        .arg("*")
+        .query_async(redis)
+        .await
+        .unwrap();
     let mut left = Vec::new();
-    // Topics are not the queue's: records of results are removed by their readers, and others are for people.
+    // Topics are not the queue's: records of results are removed by their readers, and others are
+    // for people.
     for key in keys.into_iter().filter(|key| !key.contains("{bus")) {
-        let kind: String = redis::cmd("TYPE").arg(&key).query_async(redis).await.unwrap();
+        let kind: String = redis::cmd("TYPE")
+            .arg(&key)
+            .query_async(redis)
+            .await
+            .unwrap();
         let (command, arguments): (&str, &[&str]) = match kind.as_str() {
             "hash" => ("HGETALL", &[]),
             "set" => ("SMEMBERS", &[]),
@@ -248,7 +338,12 @@ async fn leftovers(redis: &mut MultiplexedConnection) -> Vec<String> {
             "none" => continue,
             _ => ("GET", &[]),
         };
-        let value: redis::Value = redis::cmd(command).arg(&key).arg(arguments).query_async(redis).await.unwrap();
+        let value: redis::Value = redis::cmd(command)
+            .arg(&key)
+            .arg(arguments)
+            .query_async(redis)
+            .await
+            .unwrap();
         let is_lease = key.ends_with(":leases") || key.ends_with(":undelivered");
         if is_lease || key.contains(NAME) || names_in(&value) {
             left.push(key);
@@ -259,9 +354,13 @@ async fn leftovers(redis: &mut MultiplexedConnection) -> Vec<String> {
 
 fn names_in(value: &redis::Value) -> bool {
     match value {
-        redis::Value::BulkString(bytes) => bytes.windows(NAME.len()).any(|part| part == NAME.as_bytes()),
+        redis::Value::BulkString(bytes) => bytes
+            .windows(NAME.len())
+            .any(|part| part == NAME.as_bytes()),
         redis::Value::Array(values) => values.iter().any(names_in),
-        redis::Value::Map(pairs) => pairs.iter().any(|(key, value)| names_in(key) || names_in(value)),
+        redis::Value::Map(pairs) => pairs
+            .iter()
+            .any(|(key, value)| names_in(key) || names_in(value)),
         _ => false,
     }
 }

@@ -30,12 +30,21 @@ async fn a_call_survives_the_loss_of_all_connections() {
     insert_new(&*store, &batch[..5]).await;
     assert!(database.kill_connections().await > 0);
     insert_new(&*store, &batch).await;
-    store.settle(&batch.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
+    store
+        .settle(
+            &batch
+                .iter()
+                .map(|row| completed(row, "w"))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap();
     assert_eq!(counts(&*store).await, [count("q", Completed, 10)]);
     database.remove().await;
 }
 
-/// As after a failover: the connections of the pool stay with the old primary, which is read-only now.
+/// As after a failover: the connections of the pool stay with the old primary, which is read-only
+/// now.
 #[tokio::test]
 async fn a_call_finds_the_new_primary_by_a_new_connection() {
     let database = MysqlDatabase::create().await;
@@ -63,21 +72,40 @@ async fn the_loser_of_a_deadlock_tries_again() {
     insert_new(&*store, &batch).await;
     let [first, last] = [&batch[0], &batch[19]].map(|row| row.task.id.as_bytes().to_vec());
 
-    // A rival with more to lose takes the last row, so that the report of both waits with the first one locked.
+    // A rival with more to lose takes the last row, so that the report of both waits with the first
+    // one locked.
     let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
     let mut rival = rival.begin().await.unwrap();
     let others = "UPDATE tasks SET attempts = attempts + 1 WHERE id > ? AND id <= ?";
-    sqlx::query(others).bind(&first).bind(&last).execute(&mut *rival).await.unwrap();
+    sqlx::query(others)
+        .bind(&first)
+        .bind(&last)
+        .execute(&mut *rival)
+        .await
+        .unwrap();
     let reports = vec![completed(&batch[0], "w"), completed(&batch[19], "w")];
     let settling = tokio::spawn(async move { (store.settle(&reports).await, store) });
     database.wait_for_lock_wait().await;
     // Now each waits for the other, and the server ends the smaller transaction.
-    sqlx::query("UPDATE tasks SET attempts = 0 WHERE id = ?").bind(&first).execute(&mut *rival).await.unwrap();
+    sqlx::query("UPDATE tasks SET attempts = 0 WHERE id = ?")
+        .bind(&first)
+        .execute(&mut *rival)
+        .await
+        .unwrap();
     rival.commit().await.unwrap();
 
     let (settled, store) = settling.await.unwrap();
-    assert!(settled.unwrap().answers.iter().all(|settled| settled.status == Some(Completed)));
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 18), count("q", Completed, 2)]);
+    assert!(
+        settled
+            .unwrap()
+            .answers
+            .iter()
+            .all(|settled| settled.status == Some(Completed))
+    );
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 18), count("q", Completed, 2)]
+    );
     database.remove().await;
 }
 
@@ -88,12 +116,18 @@ async fn callers_that_get_no_connection_look_for_the_reason_together() {
     let (proxy, url) = way_to(&database).await;
     let store = MysqlStore::connect(url.as_str(), 1).await.unwrap();
     let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
-    sqlx::raw_sql("LOCK TABLES queue_counts WRITE").execute(&mut rival).await.unwrap();
+    sqlx::raw_sql("LOCK TABLES queue_counts WRITE")
+        .execute(&mut rival)
+        .await
+        .unwrap();
     let before = proxy.connections();
     let mut calls: FuturesUnordered<_> = (0..20).map(|_| store.counts(None)).collect();
     for _ in 0..19 {
         let answer = calls.next().await.unwrap();
-        assert!(matches!(answer, Err(Error::Busy { connections: 1, .. })), "{answer:?}");
+        assert!(
+            matches!(answer, Err(Error::Busy { connections: 1, .. })),
+            "{answer:?}"
+        );
     }
     rival.close().await.unwrap();
     calls.next().await.unwrap().unwrap();
@@ -109,7 +143,10 @@ async fn migrations_are_applied_once() {
     let url = database.url();
     // All at once, as when many processes start.
     let stores = join_all((0..4).map(|_| MysqlStore::connect(&url, 4))).await;
-    let migrated: Vec<usize> = stores.into_iter().map(|store| store.unwrap().migrated()).collect();
+    let migrated: Vec<usize> = stores
+        .into_iter()
+        .map(|store| store.unwrap().migrated())
+        .collect();
     assert!(migrated.contains(&migrations("mysql")), "{migrated:?}");
     assert_eq!(MysqlStore::connect(&url, 4).await.unwrap().migrated(), 0);
     database.remove().await;
@@ -126,20 +163,31 @@ async fn a_process_that_falls_silent_while_it_migrates_does_not_keep_the_next_on
     database.open().await.close().await;
     let (proxy, url) = way_to(&database).await;
     let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
-    sqlx::raw_sql("LOCK TABLES _sqlx_migrations WRITE").execute(&mut rival).await.unwrap();
-    let migrating = tokio::spawn(async move { MysqlStore::connect(url.as_str(), 1).await.map(drop) });
-    let holder = "SELECT CAST(COALESCE(IS_USED_LOCK(CONCAT('taskd.', MD5(DATABASE()))), 0) AS SIGNED)";
-    until("it looks for migrations", async || database.number(WAITING).await > 0).await;
+    sqlx::raw_sql("LOCK TABLES _sqlx_migrations WRITE")
+        .execute(&mut rival)
+        .await
+        .unwrap();
+    let migrating =
+        tokio::spawn(async move { MysqlStore::connect(url.as_str(), 1).await.map(drop) });
+    let holder =
+        "SELECT CAST(COALESCE(IS_USED_LOCK(CONCAT('taskd.', MD5(DATABASE()))), 0) AS SIGNED)";
+    until("it looks for migrations", async || {
+        database.number(WAITING).await > 0
+    })
+    .await;
     assert!(database.number(holder).await > 0);
     let silence = format!(
         "SELECT CAST(COALESCE(MAX(time), 0) AS SIGNED) FROM information_schema.processlist WHERE id = ({holder})"
     );
     let mut longest = 0;
-    until("it says something on the connection with the lock", async || {
-        let silence = database.number(&silence).await;
-        longest = longest.max(silence);
-        silence < longest
-    })
+    until(
+        "it says something on the connection with the lock",
+        async || {
+            let silence = database.number(&silence).await;
+            longest = longest.max(silence);
+            silence < longest
+        },
+    )
     .await;
     assert!(database.number(holder).await > 0);
     proxy.set(Mode::Stall);
@@ -147,7 +195,10 @@ async fn a_process_that_falls_silent_while_it_migrates_does_not_keep_the_next_on
     database.open().await.close().await;
     // It has not waited for the server, which ends the connection after ten seconds.
     let error = migrating.await.unwrap().unwrap_err();
-    assert!(error.is_transient() && error.to_string().contains("timed out"), "{error:?}");
+    assert!(
+        error.is_transient() && error.to_string().contains("timed out"),
+        "{error:?}"
+    );
     database.remove().await;
 }
 
@@ -160,10 +211,16 @@ async fn a_server_that_goes_away_while_a_start_migrates_is_waited_for() {
     let table = format!("{}._sqlx_migrations", &url.path()[1..]);
     url.set_path("");
     let mut rival = MySqlConnection::connect(url.as_str()).await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(format!("LOCK TABLES {table} WRITE"))).execute(&mut rival).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("LOCK TABLES {table} WRITE")))
+        .execute(&mut rival)
+        .await
+        .unwrap();
     let url = database.url();
     let migrating = tokio::spawn(async move { MysqlStore::connect(&url, 1).await.map(drop) });
-    until("it looks for migrations", async || database.number(WAITING).await > 0).await;
+    until("it looks for migrations", async || {
+        database.number(WAITING).await > 0
+    })
+    .await;
     assert!(database.kill_connections().await > 0);
     let error = migrating.await.unwrap().unwrap_err();
     assert!(error.is_transient(), "{error:?}");

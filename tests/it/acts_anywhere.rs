@@ -45,7 +45,12 @@ async fn task_at(daemon: &Daemon, queue: &str, key: &str, want: &str) -> String 
         assert_eq!(leased["id"], id);
         if queue == "failed" {
             let item = json!({"id": id, "lease_token": leased["lease_token"], "reason": "no luck"});
-            let (_, answer) = daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [item]})).await;
+            let (_, answer) = daemon
+                .post(
+                    "/v1/tasks:reject",
+                    &json!({"worker": "w", "rejections": [item]}),
+                )
+                .await;
             assert_eq!(statuses(&answer), ["OK"]);
         }
     }
@@ -57,9 +62,14 @@ async fn task_at(daemon: &Daemon, queue: &str, key: &str, want: &str) -> String 
 async fn tasks_are_changed_and_cancelled_wherever_they_stand() {
     let daemon = Daemon::start(CONFIG, &[]).await;
     // These fill the queue, so that later ones are parked.
-    let full: Vec<Value> = (0..10).map(|n| json!({"queue": "full", "key": format!("first {n}")})).collect();
+    let full: Vec<Value> = (0..10)
+        .map(|n| json!({"queue": "full", "key": format!("first {n}")}))
+        .collect();
     daemon.insert(&full).await;
-    until("the queue is full", async || daemon.queue("full").await["pending"].as_u64() > Some(0)).await;
+    until("the queue is full", async || {
+        daemon.queue("full").await["pending"].as_u64() > Some(0)
+    })
+    .await;
     for (name, queue, want) in PLACES {
         for (act, more) in [
             ("priority", json!({"priority": "high"})),
@@ -77,11 +87,19 @@ async fn tasks_are_changed_and_cancelled_wherever_they_stand() {
                 body.as_object_mut().unwrap().extend(more);
             }
             let (status, answer) = daemon.post(path, &body).await;
-            assert_eq!((status, statuses(&answer)), (200, vec!["OK".to_owned()]), "{name}, {act}: {answer}");
+            assert_eq!(
+                (status, statuses(&answer)),
+                (200, vec!["OK".to_owned()]),
+                "{name}, {act}: {answer}"
+            );
             match act {
                 "cancel" => becomes(&daemon, &id, "CANCELLED").await,
                 _ => {
-                    let expected = if act == "priority" { json!("high") } else { json!(2) };
+                    let expected = if act == "priority" {
+                        json!("high")
+                    } else {
+                        json!(2)
+                    };
                     until("the change is seen", async || {
                         daemon.get(&format!("/v1/tasks/{id}")).await.1[act] == expected
                     })

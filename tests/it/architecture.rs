@@ -1,7 +1,8 @@
-//! Imports point one way: a module may use the layers below its own, and only the named modules beside it.
-//! No files form a circle.
+//! Imports point one way: a module may use the layers below its own, and only the named modules
+//! beside it. No files form a circle.
 //!
-//! `DRAW=1 cargo test --test it architecture::drawing -- --nocapture` prints the arrows for ARCHITECTURE.md.
+//! `DRAW=1 cargo test --test it architecture::drawing -- --nocapture` prints the arrows for
+//! ARCHITECTURE.md.
 
 mod circles;
 mod tokens;
@@ -17,7 +18,16 @@ use self::{circles::Crate, tokens::tokens};
 /// The layers, from low to high.
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
-    &["bus", "coordination", "dedup", "embedded", "enrichment", "queue", "redis_pool", "store"],
+    &[
+        "bus",
+        "coordination",
+        "dedup",
+        "embedded",
+        "enrichment",
+        "queue",
+        "redis_pool",
+        "store",
+    ],
     &["admission", "checking"],
     &["changing", "publishing", "shortcut"],
     &["context"],
@@ -46,27 +56,49 @@ const BESIDE: &[(&str, &str)] = &[
 const GROUP: &str = "pipelines";
 
 /// The beginnings of the names of backends. Only the backends themselves and `app` say them.
-const BACKENDS: &[&str] = &["SqliteStore", "MysqlStore", "MySqlStore", "Kafka", "RedisStreams"];
+const BACKENDS: &[&str] = &[
+    "SqliteStore",
+    "MysqlStore",
+    "MySqlStore",
+    "Kafka",
+    "RedisStreams",
+];
 const MAY_NAME_BACKENDS: &[&str] = &["app", "bus", "store"];
 
 #[test]
 fn imports_point_from_the_high_layers_to_the_low() {
     let wrong: Vec<String> = sources().iter().flat_map(Source::wrong_arrows).collect();
-    assert!(wrong.is_empty(), "these imports point back:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "these imports point back:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
 fn only_the_composition_root_names_backends() {
     let wrong: Vec<String> = sources().iter().flat_map(Source::backends_named).collect();
-    assert!(wrong.is_empty(), "only src/app chooses a backend:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "only src/app chooses a backend:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
 fn no_files_form_a_circle() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let crates =
-        ["src/lib.rs", "benches/taskd/main.rs", "clients/rust/src/lib.rs"].map(|file| Crate::read(&root.join(file)));
-    let circles: Vec<_> = crates.iter().flat_map(Crate::circles).map(|circle| circle.to_string()).collect();
+    let crates = [
+        "src/lib.rs",
+        "benches/taskd/main.rs",
+        "clients/rust/src/lib.rs",
+    ]
+    .map(|file| Crate::read(&root.join(file)));
+    let circles: Vec<_> = crates
+        .iter()
+        .flat_map(Crate::circles)
+        .map(|circle| circle.to_string())
+        .collect();
     assert!(circles.is_empty(), "{}", circles.join("\n"));
 }
 
@@ -74,15 +106,23 @@ fn no_files_form_a_circle() {
 fn drawing() {
     let mut arrows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in sources() {
-        let Some(module) = source.module else { continue };
-        let used = modules_used(&source.tokens).filter(|used| *used != module && layer(used).is_some());
+        let Some(module) = source.module else {
+            continue;
+        };
+        let used =
+            modules_used(&source.tokens).filter(|used| *used != module && layer(used).is_some());
         let used: Vec<_> = used.collect();
         arrows.entry(module).or_default().extend(used);
     }
     assert!(arrows["app"].contains("api"));
     if env::var_os("DRAW").is_some() {
         for name in LAYERS.iter().rev().flat_map(|layer| layer.iter()) {
-            let to: Vec<_> = arrows.get(*name).into_iter().flatten().map(String::as_str).collect();
+            let to: Vec<_> = arrows
+                .get(*name)
+                .into_iter()
+                .flatten()
+                .map(String::as_str)
+                .collect();
             println!("{name} -> {}", to.join(", "));
         }
     }
@@ -92,18 +132,40 @@ fn drawing() {
 fn only_wire_grpc_and_the_client_know_protobuf() {
     // The messages of OpenTelemetry are not taskd's.
     let otlp = "telemetry/traces/transport.rs";
-    let known: Vec<_> =
-        ["wire", "ingress/grpc.rs", "ingress/grpc", "ingress/wire.rs", "cli", otlp].map(|path| src().join(path)).into();
+    let known: Vec<_> = [
+        "wire",
+        "ingress/grpc.rs",
+        "ingress/grpc",
+        "ingress/wire.rs",
+        "cli",
+        otlp,
+    ]
+    .map(|path| src().join(path))
+    .into();
     let may_name = |source: &Source| known.iter().any(|known| source.path.starts_with(known));
-    let names =
-        |source: &Source| source.tokens.iter().any(|token| matches!(&token[..], "pb" | "prost" | "prost_types"));
-    let wrong: Vec<_> = sources().into_iter().filter(|source| names(source) && !may_name(source)).collect();
-    let wrong: Vec<_> = wrong.iter().map(|source| source.path.display().to_string()).collect();
-    assert!(wrong.is_empty(), "only src/wire converts protobuf:\n{}", wrong.join("\n"));
+    let names = |source: &Source| {
+        source
+            .tokens
+            .iter()
+            .any(|token| matches!(&token[..], "pb" | "prost" | "prost_types"))
+    };
+    let wrong: Vec<_> = sources()
+        .into_iter()
+        .filter(|source| names(source) && !may_name(source))
+        .collect();
+    let wrong: Vec<_> = wrong
+        .iter()
+        .map(|source| source.path.display().to_string())
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "only src/wire converts protobuf:\n{}",
+        wrong.join("\n")
+    );
 }
 
-/// Processes compare times that others wrote, so a machine whose clock is wrong must not write any: `runtime::Clock`
-/// has the time that all share.
+/// Processes compare times that others wrote, so a machine whose clock is wrong must not write any:
+/// `runtime::Clock` has the time that all share.
 #[test]
 fn no_pipeline_and_no_way_in_reads_a_clock_of_its_own() {
     const CLOCKS: [[&str; 2]; 6] = [
@@ -116,41 +178,69 @@ fn no_pipeline_and_no_way_in_reads_a_clock_of_its_own() {
     ];
     let mut wrong = Vec::new();
     for folder in ["pipelines", "api", "ingress"] {
-        for source in sources().iter().filter(|source| source.path.starts_with(src().join(folder))) {
+        for source in sources()
+            .iter()
+            .filter(|source| source.path.starts_with(src().join(folder)))
+        {
             if source.path.ends_with("tests.rs") {
                 continue;
             }
             let text = fs::read_to_string(&source.path).expect("a source");
             // The tests of a module are at its end.
-            let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-            let tokens: Vec<String> = tokens(text).into_iter().filter(|token| token != ":").collect();
+            let text = text
+                .split("#[cfg(test)]\nmod tests")
+                .next()
+                .unwrap_or_default();
+            let tokens: Vec<String> = tokens(text)
+                .into_iter()
+                .filter(|token| token != ":")
+                .collect();
             for three in tokens.windows(3) {
                 let [before, name, after] = [0, 1, 2].map(|at| three[at].as_str());
                 // The function of `model`, not the method of a clock.
-                let is_model = name == "now_unix_ms" && after == "(" && !matches!(before, "." | "fn");
+                let is_model =
+                    name == "now_unix_ms" && after == "(" && !matches!(before, "." | "fn");
                 if is_model || CLOCKS.contains(&[before, name]) {
                     wrong.push(format!("{}: {before}::{name}", source.path.display()));
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "these read this machine's clock, and not runtime::Clock:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "these read this machine's clock, and not runtime::Clock:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
 fn every_module_has_its_layer() {
     let read = |path: &str| tokens(&fs::read_to_string(src().join(path)).expect(path));
     let lists = [read("lib.rs"), read("pipelines/mod.rs")].concat();
-    let modules = lists.windows(2).filter(|pair| pair[0] == "mod").map(|pair| pair[1].as_str());
+    let modules = lists
+        .windows(2)
+        .filter(|pair| pair[0] == "mod")
+        .map(|pair| pair[1].as_str());
     let modules: BTreeSet<_> = modules.filter(|module| *module != GROUP).collect();
-    let layered: BTreeSet<_> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
-    assert_eq!(modules, layered, "the modules of src/lib.rs and the layers of this test");
+    let layered: BTreeSet<_> = LAYERS
+        .iter()
+        .flat_map(|layer| layer.iter().copied())
+        .collect();
+    assert_eq!(
+        modules, layered,
+        "the modules of src/lib.rs and the layers of this test"
+    );
 }
 
 #[test]
 fn the_rules_let_through_what_is_meant_and_nothing_else() {
-    for (from, to) in [("fanout", "bus"), ("app", "store"), ("wire", "model"), ("queue", "redis_pool"), ("cli", "app")]
-    {
+    for (from, to) in [
+        ("fanout", "bus"),
+        ("app", "store"),
+        ("wire", "model"),
+        ("queue", "redis_pool"),
+        ("cli", "app"),
+    ] {
         assert!(allowed(from, to), "{from} -> {to}");
     }
     for (from, to) in [
@@ -210,32 +300,54 @@ struct Source {
 impl Source {
     fn read(path: PathBuf) -> Self {
         let text = fs::read_to_string(&path).expect("a source file");
-        let inner = path.strip_prefix(src()).expect("a path below src").with_extension("");
+        let inner = path
+            .strip_prefix(src())
+            .expect("a path below src")
+            .with_extension("");
         let mut names = inner.iter().map(|name| name.to_string_lossy().into_owned());
         let top = names.find(|name| name != GROUP).expect("a name");
         let module = (!["lib", "main", "mod"].contains(&top.as_str())).then_some(top);
-        Self { path, module, tokens: tokens(&text) }
+        Self {
+            path,
+            module,
+            tokens: tokens(&text),
+        }
     }
 
     fn wrong_arrows(&self) -> Vec<String> {
-        let Some(module) = &self.module else { return Vec::new() };
-        let wrong = modules_used(&self.tokens).filter(|used| used != module && !allowed(module, used));
-        wrong.map(|used| format!("  {}: {module} -> {used}", self.path.display())).collect()
+        let Some(module) = &self.module else {
+            return Vec::new();
+        };
+        let wrong =
+            modules_used(&self.tokens).filter(|used| used != module && !allowed(module, used));
+        wrong
+            .map(|used| format!("  {}: {module} -> {used}", self.path.display()))
+            .collect()
     }
 
     fn backends_named(&self) -> Vec<String> {
-        if self.module.as_deref().is_some_and(|module| MAY_NAME_BACKENDS.contains(&module)) {
+        if self
+            .module
+            .as_deref()
+            .is_some_and(|module| MAY_NAME_BACKENDS.contains(&module))
+        {
             return Vec::new();
         }
-        let named = self.tokens.iter().filter(|token| BACKENDS.iter().any(|backend| token.starts_with(backend)));
-        named.map(|token| format!("  {}: {token}", self.path.display())).collect()
+        let named = self
+            .tokens
+            .iter()
+            .filter(|token| BACKENDS.iter().any(|backend| token.starts_with(backend)));
+        named
+            .map(|token| format!("  {}: {token}", self.path.display()))
+            .collect()
     }
 }
 
 fn allowed(from: &str, to: &str) -> bool {
     match (layer(from), layer(to)) {
         (Some(from_layer), Some(to_layer)) => to_layer < from_layer || BESIDE.contains(&(from, to)),
-        // `every_module_has_its_layer` names modules without a layer. Other names are items of lib.rs.
+        // `every_module_has_its_layer` names modules without a layer. Other names are items of
+        // lib.rs.
         _ => true,
     }
 }
@@ -260,22 +372,31 @@ fn sources() -> Vec<Source> {
             }
         }
     }
-    assert!(sources.len() > 20, "src/ was not read: {} files", sources.len());
+    assert!(
+        sources.len() > 20,
+        "src/ was not read: {} files",
+        sources.len()
+    );
     sources
 }
 
 /// The first name after each `crate::`, or the first names in its braces.
 fn modules_used(tokens: &[String]) -> impl Iterator<Item = String> {
-    let starts = (0..tokens.len()).filter(|&at| tokens[at..].starts_with(&["crate".into(), ":".into(), ":".into()]));
+    let starts = (0..tokens.len())
+        .filter(|&at| tokens[at..].starts_with(&["crate".into(), ":".into(), ":".into()]));
     starts.flat_map(|at| modules_at(&tokens[at + 3..]))
 }
 
-/// The modules at the beginning of a path or a tree of paths; within the group, the names after the group's.
+/// The modules at the beginning of a path or a tree of paths; within the group, the names after the
+/// group's.
 fn modules_at(tree: &[String]) -> Vec<String> {
     let mut names = first_names(tree);
     if let Some(at) = names.iter().position(|name| name == GROUP) {
         names.remove(at);
-        let group = tree.iter().position(|token| token == GROUP).expect("its name");
+        let group = tree
+            .iter()
+            .position(|token| token == GROUP)
+            .expect("its name");
         names.extend(first_names(&tree[group + 3..]));
     }
     names

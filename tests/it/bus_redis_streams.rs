@@ -13,7 +13,10 @@ use taskd::{
 };
 
 use crate::support::{
-    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within},
+    bus_contract::{
+        Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values,
+        within,
+    },
     redis::{Fsync, RedisServer},
 };
 
@@ -29,14 +32,18 @@ impl Server {
         let mut words = command.split(' ');
         let mut cmd = redis::cmd(words.next().expect("a command"));
         cmd.arg(words.collect::<Vec<_>>());
-        cmd.query_async(&mut self.redis().await.conn()).await.expect(command)
+        cmd.query_async(&mut self.redis().await.conn())
+            .await
+            .expect(command)
     }
 }
 
 #[async_trait]
 impl Backend for Server {
     async fn open(&self) -> Arc<dyn Bus> {
-        let bus = RedisStreams::open(self.redis().await, "my.", PARTITIONS).await.expect("open");
+        let bus = RedisStreams::open(self.redis().await, "my.", PARTITIONS)
+            .await
+            .expect("open");
         Arc::new(bus.take_over_after(Duration::from_millis(500)))
     }
 
@@ -55,7 +62,9 @@ async fn a_reader_that_stays_renews_its_deadline() {
     let bus = server.open().await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let deadline = async || -> f64 {
-        let readers: Vec<(String, f64)> = server.run("ZRANGE test:{bus}:readers:my.pipeline 0 -1 WITHSCORES").await;
+        let readers: Vec<(String, f64)> = server
+            .run("ZRANGE test:{bus}:readers:my.pipeline 0 -1 WITHSCORES")
+            .await;
         readers[0].1
     };
     let first = deadline().await;
@@ -63,7 +72,8 @@ async fn a_reader_that_stays_renews_its_deadline() {
     assert!(deadline().await > first);
 }
 
-/// Held up for longer than a reader lives: its partitions went to another, and came back when that one closed.
+/// Held up for longer than a reader lives: its partitions went to another, and came back when that
+/// one closed.
 #[tokio::test]
 async fn a_reader_learns_that_it_lost_a_partition_and_got_it_again() {
     let server = server().await;
@@ -93,8 +103,20 @@ async fn what_a_reader_lost_is_not_handed_out_from_its_buffer() {
     let server = server().await;
     let (bus, other) = (server.open().await, server.open().await);
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
-    publish(&*bus, Topic::Pipeline, &[(0, "old"), (1, "old"), (2, "old")]).await;
-    assert_eq!(within("a record", reader.next(1)).await.expect("next").len(), 1, "the others are in the buffer");
+    publish(
+        &*bus,
+        Topic::Pipeline,
+        &[(0, "old"), (1, "old"), (2, "old")],
+    )
+    .await;
+    assert_eq!(
+        within("a record", reader.next(1))
+            .await
+            .expect("next")
+            .len(),
+        1,
+        "the others are in the buffer"
+    );
 
     // Until it is taken for dead.
     let mut taker = subscribe(&*other, Topic::Pipeline, Reading::Ordered).await;
@@ -104,7 +126,10 @@ async fn what_a_reader_lost_is_not_handed_out_from_its_buffer() {
     other.close().await;
 
     publish(&*bus, Topic::Pipeline, &[(2, "new")]).await;
-    assert_eq!(values(&within("the next", reader.next(1)).await.expect("next")), ["new"]);
+    assert_eq!(
+        values(&within("the next", reader.next(1)).await.expect("next")),
+        ["new"]
+    );
 }
 
 /// As after a kill of a process that is alone: nobody need wait until it is taken for dead.
@@ -112,13 +137,19 @@ async fn what_a_reader_lost_is_not_handed_out_from_its_buffer() {
 async fn who_comes_under_the_same_name_has_at_once_what_the_dead_one_had() {
     let server = server().await;
     let open = async || {
-        let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
-        bus.process("alone").take_over_after(Duration::from_secs(3600))
+        let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS)
+            .await
+            .expect("open");
+        bus.process("alone")
+            .take_over_after(Duration::from_secs(3600))
     };
     let bus = open().await;
     publish_many(&bus, Topic::Pipeline, 0, "p", 1).await;
     publish_many(&bus, Topic::TaskResults, 1, "t", 1).await;
-    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+    for (topic, reading) in [
+        (Topic::Pipeline, Reading::Ordered),
+        (Topic::TaskResults, Reading::Shared),
+    ] {
         let first = read(&mut *subscribe(&bus, topic, reading).await, 1).await;
         let bus = open().await;
         let mut next = subscribe(&bus, topic, reading).await;
@@ -137,7 +168,10 @@ async fn what_publish_answered_survives_sigkill() {
         let bus = bus.clone();
         async move {
             for i in 0.. {
-                let record = Record { partition: 0, value: i.to_string().into() };
+                let record = Record {
+                    partition: 0,
+                    value: i.to_string().into(),
+                };
                 if bus.publish(Topic::Pipeline, &[record]).await.is_err() {
                     return;
                 }
@@ -145,7 +179,12 @@ async fn what_publish_answered_survives_sigkill() {
             }
         }
     });
-    within("some records", count.clone().wait_for(|count| *count >= 100)).await.expect("the publisher runs");
+    within(
+        "some records",
+        count.clone().wait_for(|count| *count >= 100),
+    )
+    .await
+    .expect("the publisher runs");
     let before = read(&mut *reader, 50).await;
     commit(&mut *reader, &before).await;
     server.0.kill9();
@@ -175,21 +214,64 @@ async fn a_redis_that_hangs_is_an_error_and_nothing_is_lost() {
     let held = read(&mut *shared, 1).await;
     server.0.stop();
     let started = Instant::now();
-    let record = Record { partition: 0, value: "lost?".into() };
+    let record = Record {
+        partition: 0,
+        value: "lost?".into(),
+    };
     let records = [record];
-    let (ordered_next, shared_next, published) =
-        tokio::join!(ordered.next(10), shared.next(10), bus.publish(Topic::Pipeline, &records));
-    assert!(matches!(ordered_next, Err(Error::Read { topic: Topic::Pipeline, .. })), "{ordered_next:?}");
-    assert!(matches!(shared_next, Err(Error::Read { topic: Topic::TaskResults, .. })), "{shared_next:?}");
-    assert!(matches!(published, Err(Error::Publish { topic: Topic::Pipeline, .. })), "{published:?}");
-    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    let (ordered_next, shared_next, published) = tokio::join!(
+        ordered.next(10),
+        shared.next(10),
+        bus.publish(Topic::Pipeline, &records)
+    );
+    assert!(
+        matches!(
+            ordered_next,
+            Err(Error::Read {
+                topic: Topic::Pipeline,
+                ..
+            })
+        ),
+        "{ordered_next:?}"
+    );
+    assert!(
+        matches!(
+            shared_next,
+            Err(Error::Read {
+                topic: Topic::TaskResults,
+                ..
+            })
+        ),
+        "{shared_next:?}"
+    );
+    assert!(
+        matches!(
+            published,
+            Err(Error::Publish {
+                topic: Topic::Pipeline,
+                ..
+            })
+        ),
+        "{published:?}"
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        started.elapsed()
+    );
     server.0.cont();
 
     publish(&*bus, Topic::Pipeline, &[(1, "after")]).await;
     publish(&*bus, Topic::TaskResults, &[(0, "after")]).await;
     let after = async {
         // The publish that failed may stand before it.
-        while !ordered.next(10).await.unwrap_or_default().iter().any(|message| message.value == "after") {}
+        while !ordered
+            .next(10)
+            .await
+            .unwrap_or_default()
+            .iter()
+            .any(|message| message.value == "after")
+        {}
     };
     within("the ordered reader", after).await;
     // Records that were answered before the hang belong to this reader, and do not come again.
@@ -213,17 +295,29 @@ async fn a_redis_that_was_emptied_is_noticed() {
 
     let lost = within("ordered", ordered.next(10)).await;
     assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
-    let record = Record { partition: 0, value: "r".into() };
+    let record = Record {
+        partition: 0,
+        value: "r".into(),
+    };
     let lost = within("publish", bus.publish(Topic::Expirations, &[record])).await;
     assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
 
     let anew = server.open().await;
     assert_ne!(anew.generation(), bus.generation());
-    for lost in [bus.ends(Topic::Pipeline).await, bus.committed(Topic::Pipeline).await] {
-        assert!(matches!(lost, Err(Error::Lost { .. })), "offsets of another life: {lost:?}");
+    for lost in [
+        bus.ends(Topic::Pipeline).await,
+        bus.committed(Topic::Pipeline).await,
+    ] {
+        assert!(
+            matches!(lost, Err(Error::Lost { .. })),
+            "offsets of another life: {lost:?}"
+        );
     }
     let lost = within("publish", bus.subscribe(Topic::Pipeline, Reading::Ordered)).await;
-    assert!(matches!(lost.err(), Some(Error::Lost { .. })), "another generation is no better than none");
+    assert!(
+        matches!(lost.err(), Some(Error::Lost { .. })),
+        "another generation is no better than none"
+    );
     // The shared reader has no position that could be wrong, and goes on.
     publish(&*anew, Topic::TaskResults, &[(0, "after")]).await;
     let after = read(&mut *shared, 1).await;
@@ -239,19 +333,29 @@ async fn a_commit_that_fails_brings_everything_again() {
     let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
     let messages = within("next", reader.next(4)).await.expect("next");
     server.0.kill9();
-    within("commit", reader.commit(&messages)).await.expect_err("nobody is there");
+    within("commit", reader.commit(&messages))
+        .await
+        .expect_err("nobody is there");
     server.0.restart();
     let again = read_through_errors(&mut *reader, 10).await;
-    assert_eq!(values(&again), ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]);
+    assert_eq!(
+        values(&again),
+        ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]
+    );
     commit(&mut *reader, &again).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.task-results:0").await, 0);
+    assert_eq!(
+        server.run::<u64>("XLEN test:{bus}:my.task-results:0").await,
+        0
+    );
 }
 
 #[tokio::test]
 async fn a_reader_that_follows_another_gets_what_that_one_held_at_once() {
     let server = server().await;
     // Nobody takes anything over.
-    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
+    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS)
+        .await
+        .expect("open");
     publish_many(&bus, Topic::TaskResults, 2, "r", 200).await;
     let mut reader = subscribe(&bus, Topic::TaskResults, Reading::Shared).await;
     let held = read(&mut *reader, 200).await;
@@ -275,7 +379,9 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
                 assert_eq!(message.value, "gone", "it is still being worked on");
                 commit(&mut *reader, &[message]).await;
             }
-            let consumers: Vec<redis::Value> = server.run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd").await;
+            let consumers: Vec<redis::Value> = server
+                .run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd")
+                .await;
             if consumers.len() == 1 {
                 return;
             }
@@ -283,11 +389,14 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
     };
     within("one consumer is left", forgotten).await;
     commit(&mut *reader, &slow).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.task-results:0").await, 0);
+    assert_eq!(
+        server.run::<u64>("XLEN test:{bus}:my.task-results:0").await,
+        0
+    );
 }
 
-/// The next `count` records, at least, from a reader whose server was away.
-/// The answer to a reader that is gone: Redis serves its call, which still waits, before that of the next reader of the
+/// The next `count` records, at least, from a reader whose server was away. The answer to a reader
+/// that is gone: Redis serves its call, which still waits, before that of the next reader of the
 /// name.
 #[tokio::test]
 async fn what_went_to_an_earlier_reader_of_the_name_comes_to_the_present_one() {
@@ -297,11 +406,14 @@ async fn what_went_to_an_earlier_reader_of_the_name_comes_to_the_present_one() {
     publish(&*bus, Topic::TaskResults, &[(0, "a")]).await;
     let first = read(&mut *reader, 1).await;
     let key = "test:{bus}:my.task-results:1";
-    let consumers: Vec<HashMap<String, redis::Value>> =
-        server.run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd").await;
+    let consumers: Vec<HashMap<String, redis::Value>> = server
+        .run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd")
+        .await;
     let name: String = redis::from_redis_value(consumers[0]["name"].clone()).expect("a name");
     publish(&*bus, Topic::TaskResults, &[(1, "b")]).await;
-    let taken: redis::Value = server.run(&format!("XREADGROUP GROUP taskd {name} STREAMS {key} >")).await;
+    let taken: redis::Value = server
+        .run(&format!("XREADGROUP GROUP taskd {name} STREAMS {key} >"))
+        .await;
     assert_ne!(taken, redis::Value::Nil);
     assert_eq!(values(&read(&mut *reader, 1).await), ["b"]);
     // An entry in hand does not come again.
@@ -337,19 +449,31 @@ async fn what_is_committed_leaves_and_what_is_not_stays() {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 250).await;
     commit(&mut *reader, &messages[..123]).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.pipeline:0").await, 127);
+    assert_eq!(
+        server.run::<u64>("XLEN test:{bus}:my.pipeline:0").await,
+        127
+    );
     commit(&mut *reader, &messages).await;
     assert_eq!(server.run::<u64>("XLEN test:{bus}:my.pipeline:0").await, 0);
-    assert_eq!(within("ends", bus.ends(Topic::Pipeline)).await.expect("ends")[0], Some(messages[249].offset));
+    assert_eq!(
+        within("ends", bus.ends(Topic::Pipeline))
+            .await
+            .expect("ends")[0],
+        Some(messages[249].offset)
+    );
 }
 
 #[tokio::test]
 async fn topics_keep_their_partitions() {
     let server = server().await;
     server.open().await;
-    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS + 4).await.expect("open");
+    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS + 4)
+        .await
+        .expect("open");
     assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
-    let bus = RedisStreams::open(server.redis().await, "your.", PARTITIONS + 4).await.expect("open");
+    let bus = RedisStreams::open(server.redis().await, "your.", PARTITIONS + 4)
+        .await
+        .expect("open");
     assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS + 4);
     assert_eq!(bus.partitions(Topic::DeadLetters), 1);
 }
@@ -358,29 +482,50 @@ async fn topics_keep_their_partitions() {
 async fn an_entry_that_is_not_ours_reads_as_empty() {
     let server = server().await;
     let bus = server.open().await;
-    server.run::<String>("XADD test:{bus}:my.pipeline:0 * who knows").await;
+    server
+        .run::<String>("XADD test:{bus}:my.pipeline:0 * who knows")
+        .await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     assert_eq!(values(&read(&mut *reader, 1).await), [""]);
 }
 
 fn of_kib(partition: u32, kib: usize) -> Record {
-    Record { partition, value: vec![b'x'; kib << 10].into() }
+    Record {
+        partition,
+        value: vec![b'x'; kib << 10].into(),
+    }
 }
 
 /// 256 MiB are shared by the partitions: here each has one.
 #[tokio::test]
 async fn reports_that_nobody_reads_are_refused_above_the_bound() {
     let server = server().await;
-    let bus = RedisStreams::open(server.redis().await, "my.", 256).await.expect("open");
-    let publish = async |records: &[Record]| within("publish", bus.publish(Topic::TaskResults, records)).await;
-    publish(&[of_kib(0, 500), of_kib(1, 500), of_kib(0, 500)]).await.expect("there is room");
-    let full = publish(&[of_kib(0, 100)]).await.expect_err("there is none").to_string();
-    assert_eq!(full, "failed to publish to task-results: FULL: 1126400 bytes are not read yet; at most 1048576");
-    publish(&[of_kib(1, 100)]).await.expect("the others have room");
+    let bus = RedisStreams::open(server.redis().await, "my.", 256)
+        .await
+        .expect("open");
+    let publish = async |records: &[Record]| {
+        within("publish", bus.publish(Topic::TaskResults, records)).await
+    };
+    publish(&[of_kib(0, 500), of_kib(1, 500), of_kib(0, 500)])
+        .await
+        .expect("there is room");
+    let full = publish(&[of_kib(0, 100)])
+        .await
+        .expect_err("there is none")
+        .to_string();
+    assert_eq!(
+        full,
+        "failed to publish to task-results: FULL: 1126400 bytes are not read yet; at most 1048576"
+    );
+    publish(&[of_kib(1, 100)])
+        .await
+        .expect("the others have room");
     let mut reader = subscribe(&bus, Topic::TaskResults, Reading::Shared).await;
     let messages = read(&mut *reader, 4).await;
     commit(&mut *reader, &messages).await;
-    publish(&[of_kib(0, 100)]).await.expect("there is room again");
+    publish(&[of_kib(0, 100)])
+        .await
+        .expect("there is room again");
 }
 
 #[tokio::test]
@@ -389,7 +534,12 @@ async fn reports_for_people_are_bounded_by_bytes() {
     let bus = server.open().await;
     for _ in 0..20 {
         let letters: Vec<_> = std::iter::repeat_with(|| of_kib(0, 1024)).take(4).collect();
-        within("publish", bus.publish(Topic::DeadLetters, &letters)).await.expect("published");
+        within("publish", bus.publish(Topic::DeadLetters, &letters))
+            .await
+            .expect("published");
     }
-    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.dead-letters:0").await, 64);
+    assert_eq!(
+        server.run::<u64>("XLEN test:{bus}:my.dead-letters:0").await,
+        64
+    );
 }

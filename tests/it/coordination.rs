@@ -31,7 +31,11 @@ impl Fixture {
     async fn start() -> Self {
         let server = RedisServer::start(Fsync::EverySecond);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
-        Self { redis, clock: Clock::of_this_machine(), _server: server }
+        Self {
+            redis,
+            clock: Clock::of_this_machine(),
+            _server: server,
+        }
     }
 
     fn process(&self, name: &str) -> Coordination {
@@ -53,7 +57,10 @@ async fn the_lease_of_a_silent_holder_is_taken_over_when_it_ends() {
     assert!(b.lease("work", LEASE).await.unwrap());
     assert!(!a.lease("work", LEASE).await.unwrap());
     a.release("work").await.unwrap();
-    assert!(!a.lease("work", LEASE).await.unwrap(), "another's lease is not given back");
+    assert!(
+        !a.lease("work", LEASE).await.unwrap(),
+        "another's lease is not given back"
+    );
     b.release("work").await.unwrap();
     assert!(a.lease("work", LEASE).await.unwrap());
 }
@@ -63,8 +70,14 @@ async fn redis_keeps_its_name_until_it_loses_its_data() {
     let fixture = Fixture::start().await;
     let (a, b) = (fixture.process("a"), fixture.process("b"));
     let name = a.redis_name().await.unwrap();
-    assert_eq!((b.redis_name().await.unwrap(), a.redis_name().await.unwrap()), (name.clone(), name.clone()));
-    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    assert_eq!(
+        (b.redis_name().await.unwrap(), a.redis_name().await.unwrap()),
+        (name.clone(), name.clone())
+    );
+    redis::cmd("FLUSHALL")
+        .query_async::<()>(&mut fixture.redis.conn())
+        .await
+        .unwrap();
     assert_ne!(b.redis_name().await.unwrap(), name);
 }
 
@@ -75,17 +88,26 @@ async fn redis_belongs_to_one_database() {
     a.own("one").await.unwrap();
     b.own("one").await.unwrap();
     let refused = b.own("two").await.unwrap_err();
-    assert!(matches!(&refused, Error::OfAnother { owner, .. } if owner == "one"), "{refused}");
+    assert!(
+        matches!(&refused, Error::OfAnother { owner, .. } if owner == "one"),
+        "{refused}"
+    );
     assert!(!refused.is_transient());
 }
 
 #[tokio::test]
 async fn a_lost_ownership_key_ends_the_round() {
     let fixture = Fixture::start().await;
-    let (a, supervisor) = (fixture.process("a"), Supervisor::with_clock(fixture.clock.clone()));
+    let (a, supervisor) = (
+        fixture.process("a"),
+        Supervisor::with_clock(fixture.clock.clone()),
+    );
     a.own("one").await.unwrap();
     a.watch_owner("one".to_owned(), &supervisor);
-    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    redis::cmd("FLUSHALL")
+        .query_async::<()>(&mut fixture.redis.conn())
+        .await
+        .unwrap();
     let given_up = async {
         let moving = async {
             loop {
@@ -124,14 +146,27 @@ struct Watchdog {
 
 impl Watchdog {
     async fn start(fixture: &Fixture, name: &str) -> Self {
-        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let (server, database) = (
+            RedisServer::start(Fsync::EverySecond),
+            SqliteFile::create().await,
+        );
         let bus = Redis::connect(&server.url(), "t").await.unwrap();
         let bus = Arc::new(RedisStreams::open(bus, "", 1).await.unwrap());
         let clock = fixture.clock.clone();
-        let process = Process::named(name, &fixture.redis, &database.open().await, bus, clock.clone());
+        let process = Process::named(
+            name,
+            &fixture.redis,
+            &database.open().await,
+            bus,
+            clock.clone(),
+        );
         let supervisor = Supervisor::with_clock(clock);
         process.watchdog(&Arc::new(Settings::default()), &supervisor);
-        Self { supervisor, bus: server, _database: database }
+        Self {
+            supervisor,
+            bus: server,
+            _database: database,
+        }
     }
 
     async fn stop(self) {
@@ -142,7 +177,11 @@ impl Watchdog {
 
 impl Fixture {
     async fn leader(&self) -> Option<String> {
-        redis::cmd("GET").arg("t:lease:watchdog").query_async(&mut self.redis.conn()).await.unwrap()
+        redis::cmd("GET")
+            .arg("t:lease:watchdog")
+            .query_async(&mut self.redis.conn())
+            .await
+            .unwrap()
     }
 
     /// Waits until `name` leads, and moves the clock meanwhile.
@@ -158,12 +197,22 @@ impl Fixture {
 #[tokio::test]
 async fn a_watchdog_takes_over_when_the_leader_has_died() {
     let fixture = Fixture::start().await;
-    assert!(fixture.process("dead").lease("watchdog", Duration::from_secs(4)).await.unwrap());
+    assert!(
+        fixture
+            .process("dead")
+            .lease("watchdog", Duration::from_secs(4))
+            .await
+            .unwrap()
+    );
     let watchdog = Watchdog::start(&fixture, "a").await;
     assert_eq!(fixture.leader().await.as_deref(), Some("dead"));
     fixture.leads("a").await;
     watchdog.stop().await;
-    assert_eq!(fixture.leader().await, None, "a leader that stops gives the lease back");
+    assert_eq!(
+        fixture.leader().await,
+        None,
+        "a leader that stops gives the lease back"
+    );
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! Random input for what taskd reads from the bus, from SQL, from files and from its users' hands: no reader panics,
-//! and what one accepts is the same after it is written and read again. `src/ingress/fuzz.rs` does it for requests,
-//! `lua_state/random.rs` for the records in Redis.
+//! Random input for what taskd reads from the bus, from SQL, from files and from its users' hands:
+//! no reader panics, and what one accepts is the same after it is written and read again.
+//! `src/ingress/fuzz.rs` does it for requests, `lua_state/random.rs` for the records in Redis.
 
 use std::{collections::HashMap, str::FromStr};
 
@@ -8,8 +8,9 @@ use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::Index};
 use taskd::{
     model::{
-        AttemptState, Completed, DeadLetter, Died, FailedAttempt, Failure, LeaseNumber, LeaseToken, LetterCursor,
-        LetterKind, NewTask, Offset, QueueName, Roles, Scope, ShardId, TaskId, WorkerName,
+        AttemptState, Completed, DeadLetter, Died, FailedAttempt, Failure, LeaseNumber, LeaseToken,
+        LetterCursor, LetterKind, NewTask, Offset, QueueName, Roles, Scope, ShardId, TaskId,
+        WorkerName,
     },
     wire::{self, time},
 };
@@ -17,7 +18,12 @@ use taskd::{
 /// Random bytes, or samples of which some bytes were changed, cut off or repeated.
 fn hostile(samples: Vec<Bytes>) -> impl Strategy<Value = Bytes> {
     let change = (any::<Index>(), any::<u8>());
-    let damaged = (prop::sample::select(samples), vec(change, 0..5), any::<Index>(), 0..3_u8);
+    let damaged = (
+        prop::sample::select(samples),
+        vec(change, 0..5),
+        any::<Index>(),
+        0..3_u8,
+    );
     let damaged = damaged.prop_map(|(sample, changes, at, kind)| {
         let mut bytes = sample.to_vec();
         for (at, byte) in changes {
@@ -51,15 +57,27 @@ fn task() -> NewTask {
 /// Records of the topics, each with all that it may have.
 fn records() -> Vec<Bytes> {
     let id = TaskId::new();
-    let failure = Failure { at_unix_ms: 1, worker: "w".into(), reason: "r".into() };
-    let died = Died { reason: "r".into(), attempts: 3, history: vec![failure.clone()], epoch: 1 };
+    let failure = Failure {
+        at_unix_ms: 1,
+        worker: "w".into(),
+        reason: "r".into(),
+    };
+    let died = Died {
+        reason: "r".into(),
+        attempts: 3,
+        history: vec![failure.clone()],
+        epoch: 1,
+    };
     let completed = Completed {
         worker: "w".into(),
         result: "{}".into(),
         result_encoding: taskd::model::Encoding::Json,
         discovered: vec![Ok(task())],
         attempt: 1,
-        lease: LeaseNumber { generation: 1, grant: 2 },
+        lease: LeaseNumber {
+            generation: 1,
+            grant: 2,
+        },
         traceparent: String::new(),
         leased_unix_ms: 4,
     };
@@ -67,7 +85,10 @@ fn records() -> Vec<Bytes> {
         wire::with_time(&wire::completed_report(id, completed, 1 << 20).unwrap(), 5),
         wire::died_report(id, died, 7),
     ];
-    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    let shard = ShardId {
+        queue: QueueName::new("q").unwrap(),
+        number: 0,
+    };
     let letter = DeadLetter {
         reason: "r".into(),
         at_unix_ms: 3,
@@ -85,10 +106,16 @@ fn records() -> Vec<Bytes> {
         leased_unix_ms: 4,
         at_unix_ms: 5,
         attempt: 1,
-        lease: LeaseNumber { generation: 1, grant: 2 },
+        lease: LeaseNumber {
+            generation: 1,
+            grant: 2,
+        },
         reason: "r".into(),
     };
-    vec![wire::report_batch(Some(&shard), reports, vec![wire::failed_attempt(attempt)]), wire::dead_letter(&letter)]
+    vec![
+        wire::report_batch(Some(&shard), reports, vec![wire::failed_attempt(attempt)]),
+        wire::dead_letter(&letter),
+    ]
 }
 
 /// Checks that a value which was read from a text is written as a text that reads the same.

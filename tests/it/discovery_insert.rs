@@ -1,5 +1,5 @@
-//! The insert side of discovery over real backends. If only a part of a request can be stored now, the rest is told to
-//! come again, never that it is wrong.
+//! The insert side of discovery over real backends. If only a part of a request can be stored now,
+//! the rest is told to come again, never that it is wrong.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,7 +20,10 @@ use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     ingress::{self, State},
-    model::{InsertStatus, LetterPages, NewTask, Offset, QueueName, ShardId, StoredStatus, TaskId, validate},
+    model::{
+        InsertStatus, LetterPages, NewTask, Offset, QueueName, ShardId, StoredStatus, TaskId,
+        validate,
+    },
     pipelines::{
         discovery::{Error, Handle},
         publishing,
@@ -81,40 +84,78 @@ impl Fixture {
             settings.discovery.batch_max = 2;
             let mut full = settings.queues.default.clone();
             full.max_unfinished = 1;
-            settings.queues.named.insert(QueueName::new("full").unwrap(), full);
+            settings
+                .queues
+                .named
+                .insert(QueueName::new("full").unwrap(), full);
         });
-        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let (server, database) = (
+            RedisServer::start(Fsync::EverySecond),
+            SqliteFile::create().await,
+        );
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
+        let store: Arc<dyn Store> =
+            Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let clock = Clock::of_this_machine();
         let supervisor = Supervisor::with_clock(clock.clone());
         let process = Process::with_clock(&redis, &store, by(bus.clone()), clock.clone());
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);
-        Arc::get_mut(&mut state.api).expect("nobody else has it").discovery = Some(discovery.clone());
+        Arc::get_mut(&mut state.api)
+            .expect("nobody else has it")
+            .discovery = Some(discovery.clone());
         state.gates = process.gates.clone();
-        Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
+        Self {
+            discovery,
+            state,
+            store,
+            supervisor,
+            redis,
+            bus,
+            clock,
+            database,
+            server,
+        }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
     pub(crate) async fn fill(&self) -> TaskId {
-        let id = self.discovery.insert(tasks(&["full"])).await.unwrap().remove(0).id.unwrap();
-        until("the queue is full", async || self.discovery.insert(tasks(&["full"])).await.is_err()).await;
+        let id = self
+            .discovery
+            .insert(tasks(&["full"]))
+            .await
+            .unwrap()
+            .remove(0)
+            .id
+            .unwrap();
+        until("the queue is full", async || {
+            self.discovery.insert(tasks(&["full"])).await.is_err()
+        })
+        .await;
         id
     }
 
     pub(crate) async fn unfinished(&self) -> BTreeMap<String, u64> {
         let counts = self.store.counts(None).await.unwrap();
-        let unfinished = counts.into_iter().filter(|count| count.status == StoredStatus::Unfinished);
-        unfinished.map(|count| (count.queue.as_str().to_owned(), count.count)).collect()
+        let unfinished = counts
+            .into_iter()
+            .filter(|count| count.status == StoredStatus::Unfinished);
+        unfinished
+            .map(|count| (count.queue.as_str().to_owned(), count.count))
+            .collect()
     }
 
     pub(crate) async fn letters(&self) -> Vec<pb::DeadLetter> {
-        let letters: redis::streams::StreamRangeReply =
-            self.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
-        let letter =
-            |entry: &redis::streams::StreamId| pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
+        let letters: redis::streams::StreamRangeReply = self
+            .redis
+            .conn()
+            .xrange_all("t:{bus}:dead-letters:0")
+            .await
+            .unwrap();
+        let letter = |entry: &redis::streams::StreamId| {
+            pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap()
+        };
         letters.ids.iter().map(letter).collect()
     }
 
@@ -130,8 +171,14 @@ impl Fixture {
             reports: reports.into_iter().map(report).collect(),
             ..Default::default()
         };
-        let record = Record { partition: 0, value: batch.encode_to_vec().into() };
-        self.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
+        let record = Record {
+            partition: 0,
+            value: batch.encode_to_vec().into(),
+        };
+        self.bus
+            .publish(Topic::TaskResults, &[record])
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn status(&self, id: TaskId) -> StoredStatus {
@@ -145,7 +192,9 @@ impl Fixture {
 
     /// Starts a server; answers its URL.
     async fn serve(&self) -> String {
-        let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+        let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http")
+            .await
+            .unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(ingress::http::serve(listener, self.state.clone()));
         url
@@ -181,7 +230,8 @@ pub(crate) fn tasks(queues: &[&str]) -> Vec<NewTask> {
 }
 
 fn lines(queues: &[&str]) -> Vec<String> {
-    let line = |(number, queue): (usize, &&str)| format!(r#"{{"queue":"{queue}","key":"{number}"}}"#);
+    let line =
+        |(number, queue): (usize, &&str)| format!(r#"{{"queue":"{queue}","key":"{number}"}}"#);
     queues.iter().enumerate().map(line).collect()
 }
 
@@ -190,11 +240,18 @@ async fn what_comes_behind_a_part_that_was_stored_is_told_to_come_again() {
     use InsertStatus::{Created, Rejected, TryLater};
     let fixture = Fixture::start().await;
     fixture.fill().await;
-    let answers = fixture.discovery.insert(tasks(&["q", "", "full", "", "q"])).await.unwrap();
+    let answers = fixture
+        .discovery
+        .insert(tasks(&["q", "", "full", "", "q"]))
+        .await
+        .unwrap();
     let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
     assert_eq!(statuses, [Created, Rejected, TryLater, TryLater, TryLater]);
     assert!(answers[2].error.contains("max_unfinished"), "{answers:?}");
-    assert_eq!(fixture.unfinished().await, [("full".to_owned(), 1), ("q".to_owned(), 1)].into());
+    assert_eq!(
+        fixture.unfinished().await,
+        [("full".to_owned(), 1), ("q".to_owned(), 1)].into()
+    );
     fixture.stop().await;
 }
 
@@ -212,8 +269,18 @@ async fn in_json_the_rest_is_answered_try_later() {
     let fixture = Fixture::start().await;
     fixture.fill().await;
     let body = format!("[{}]", lines(&["q", "q", "full"]).join(","));
-    let answer: Value = fixture.post("application/json", body).await.json().await.unwrap();
-    let statuses: Vec<_> = answer["results"].as_array().unwrap().iter().map(|result| &result["status"]).collect();
+    let answer: Value = fixture
+        .post("application/json", body)
+        .await
+        .json()
+        .await
+        .unwrap();
+    let statuses: Vec<_> = answer["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|result| &result["status"])
+        .collect();
     assert_eq!(statuses, ["CREATED", "CREATED", "TRY_LATER"], "{answer}");
     fixture.stop().await;
 }
@@ -223,29 +290,58 @@ async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
     let fixture = Fixture::start().await;
     let id = fixture.fill().await;
     let settle_when_the_others_are_stored = async {
-        until("the others are stored", async || fixture.unfinished().await.get("q") == Some(&2)).await;
+        until("the others are stored", async || {
+            fixture.unfinished().await.get("q") == Some(&2)
+        })
+        .await;
         let (reason, at_unix_ms) = (String::new(), 0);
         fixture
             .store
-            .settle(&[Settlement::Died { id, reason, attempts: 1, history: vec![], epoch: None, at_unix_ms }])
+            .settle(&[Settlement::Died {
+                id,
+                reason,
+                attempts: 1,
+                history: vec![],
+                epoch: None,
+                at_unix_ms,
+            }])
             .await
             .unwrap();
     };
-    let body = lines(&["q", "q", "", "full"]).join("\n").replace("\"3\"", "\"another\"");
-    let answers = async { fixture.post("application/x-ndjson", body).await.text().await.unwrap() };
+    let body = lines(&["q", "q", "", "full"])
+        .join("\n")
+        .replace("\"3\"", "\"another\"");
+    let answers = async {
+        fixture
+            .post("application/x-ndjson", body)
+            .await
+            .text()
+            .await
+            .unwrap()
+    };
     let both = async { tokio::join!(answers, settle_when_the_others_are_stored) };
-    let (answers, ()) = tokio::time::timeout(Duration::from_secs(60), both).await.expect("all lines are answered");
-    let statuses: Vec<Value> =
-        answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone()).collect();
+    let (answers, ()) = tokio::time::timeout(Duration::from_secs(60), both)
+        .await
+        .expect("all lines are answered");
+    let statuses: Vec<Value> = answers
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone())
+        .collect();
     // As if they had been stored at once: a line that is sent again would be a duplicate.
-    assert_eq!(statuses, ["CREATED", "CREATED", "REJECTED", "CREATED"], "{answers}");
+    assert_eq!(
+        statuses,
+        ["CREATED", "CREATED", "REJECTED", "CREATED"],
+        "{answers}"
+    );
     fixture.stop().await;
 }
 
 #[tokio::test]
 async fn a_caller_whose_task_sql_refuses_fails_alone() {
     // One waits for the other: two make a batch.
-    let fixture = Fixture::start_with(|settings| settings.discovery.batch_delay = Duration::from_secs(60)).await;
+    let fixture =
+        Fixture::start_with(|settings| settings.discovery.batch_delay = Duration::from_secs(60))
+            .await;
     let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON tasks WHEN NEW.queue = 'bad' \
                   BEGIN SELECT RAISE(ABORT, 'no such queue'); END";
     fixture.database.execute(refuse).await;
@@ -263,13 +359,27 @@ fn keep_refused(settings: &mut Settings) {
 #[tokio::test]
 async fn a_refused_task_that_sql_has_as_a_letter_is_rejected_whatever_its_topic_says() {
     let fixture = Fixture::start_with(keep_refused).await;
-    let () =
-        redis::cmd("SET").arg("t:{bus}:dead-letters:0").arg("x").query_async(&mut fixture.redis.conn()).await.unwrap();
+    let () = redis::cmd("SET")
+        .arg("t:{bus}:dead-letters:0")
+        .arg("x")
+        .query_async(&mut fixture.redis.conn())
+        .await
+        .unwrap();
     let answers = fixture.discovery.insert(tasks(&["", "q"])).await.unwrap();
     let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
-    assert_eq!(statuses, [InsertStatus::Rejected, InsertStatus::Created], "{answers:?}");
-    let pages = LetterPages { limit: 10, ..LetterPages::default() };
-    assert_eq!(fixture.store.letters(&pages).await.unwrap().letters.len(), 1);
+    assert_eq!(
+        statuses,
+        [InsertStatus::Rejected, InsertStatus::Created],
+        "{answers:?}"
+    );
+    let pages = LetterPages {
+        limit: 10,
+        ..LetterPages::default()
+    };
+    assert_eq!(
+        fixture.store.letters(&pages).await.unwrap().letters.len(),
+        1
+    );
     fixture.stop().await;
 }
 
@@ -277,19 +387,27 @@ async fn a_refused_task_that_sql_has_as_a_letter_is_rejected_whatever_its_topic_
 async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
     let silent = |bus| Picky::silent(bus, Topic::DeadLetters) as Arc<dyn Bus>;
     let fixture = Fixture::start_by(keep_refused, None, silent).await;
-    let is_stored = until("the good one is stored", async || fixture.unfinished().await.get("q") == Some(&1));
+    let is_stored = until("the good one is stored", async || {
+        fixture.unfinished().await.get("q") == Some(&1)
+    });
     let mut inserting = Box::pin(fixture.discovery.insert(tasks(&["", "q"])));
     tokio::select! {
         answers = &mut inserting => panic!("the topic is silent: {answers:?}"),
         () = is_stored => {}
     }
     // SQL has the letter: nobody waits for ever.
-    let statuses: Vec<_> = inserting.await.unwrap().iter().map(|answer| answer.status).collect();
+    let statuses: Vec<_> = inserting
+        .await
+        .unwrap()
+        .iter()
+        .map(|answer| answer.status)
+        .collect();
     assert_eq!(statuses, [InsertStatus::Rejected, InsertStatus::Created]);
     fixture.stop().await;
 }
 
-/// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims no `pipeline`.
+/// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims
+/// no `pipeline`.
 pub(crate) struct Picky {
     bus: Arc<RedisStreams>,
     /// A topic for whose records it does not answer.
@@ -311,7 +429,12 @@ impl Picky {
 
     fn with(bus: Arc<RedisStreams>, silent: Option<Topic>) -> Arc<Self> {
         let (silent, trimmed) = (watch::Sender::new(silent), Mutex::default());
-        Arc::new(Self { bus, silent, trimmed, refused: AtomicUsize::new(0) })
+        Arc::new(Self {
+            bus,
+            silent,
+            trimmed,
+            refused: AtomicUsize::new(0),
+        })
     }
 }
 
@@ -328,16 +451,32 @@ impl Bus for Picky {
     }
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
-        let is_large = |record: &Record| record.value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
+        let is_large = |record: &Record| {
+            record
+                .value
+                .windows(TOO_LARGE.len())
+                .any(|part| part == TOO_LARGE)
+        };
         if records.iter().any(is_large) {
             self.refused.fetch_add(1, Ordering::SeqCst);
-            return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
+            return Err(bus::Error::TooLarge {
+                topic,
+                cause: "too large".into(),
+            });
         }
-        self.silent.subscribe().wait_for(|silent| *silent != Some(topic)).await.unwrap();
+        self.silent
+            .subscribe()
+            .wait_for(|silent| *silent != Some(topic))
+            .await
+            .unwrap();
         self.bus.publish(topic, records).await
     }
 
-    async fn subscribe(&self, topic: Topic, reading: Reading) -> bus::Result<Box<dyn Subscription>> {
+    async fn subscribe(
+        &self,
+        topic: Topic,
+        reading: Reading,
+    ) -> bus::Result<Box<dyn Subscription>> {
         self.bus.subscribe(topic, reading).await
     }
 
@@ -356,7 +495,10 @@ impl Bus for Picky {
     async fn trim(&self, topic: Topic, keep: Keep) -> bus::Result<u64> {
         self.trimmed.lock().insert(topic);
         if topic == Topic::Pipeline {
-            return Err(bus::Error::Trim { topic, cause: "its leader is away".into() });
+            return Err(bus::Error::Trim {
+                topic,
+                cause: "its leader is away".into(),
+            });
         }
         self.bus.trim(topic, keep).await
     }
@@ -380,17 +522,35 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let later = |key: &'static [u8], payload: &'static [u8]| {
         let delay = Some(Duration::from_secs(24 * 3600));
         let headers = [("h".to_owned(), "v".to_owned())].into();
-        NewTask { queue: "q".into(), key: key.into(), payload: payload.into(), headers, delay, ..Default::default() }
+        NewTask {
+            queue: "q".into(),
+            key: key.into(),
+            payload: payload.into(),
+            headers,
+            delay,
+            ..Default::default()
+        }
     };
     let tasks = vec![later(b"1", b""), later(b"2", TOO_LARGE), later(b"3", b"")];
     let stored = fixture.discovery.insert(tasks).await.unwrap();
     let id: TaskId = stored[1].id.unwrap();
-    fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
+    fixture
+        .database
+        .execute("UPDATE outbox SET due_ms = 0")
+        .await;
 
     let bus = Picky::new(fixture.bus.clone());
     let process = Process::new(&fixture.redis, &fixture.store, bus);
     process.watchdog(&fixture.state.settings, &fixture.supervisor);
-    until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
+    until("nothing is left", async || {
+        fixture
+            .store
+            .due(i64::MAX, 10, &HashSet::new())
+            .await
+            .unwrap()
+            .is_empty()
+    })
+    .await;
     let dead = fixture.store.task(id).await.unwrap().unwrap();
     assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
     assert!(dead.reason.contains("too large"), "{}", dead.reason);
@@ -398,10 +558,22 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let letters = fixture.letters().await;
     assert_eq!(letters.len(), 1);
     let (letter, task) = (&letters[0], letters[0].task.as_ref().unwrap());
-    assert_eq!((&letter.task_id[..], &task.key[..], &task.payload[..]), (&id.as_bytes()[..], &b"2"[..], &b""[..]));
+    assert_eq!(
+        (&letter.task_id[..], &task.key[..], &task.payload[..]),
+        (&id.as_bytes()[..], &b"2"[..], &b""[..])
+    );
     assert_eq!(task.headers["h"], "v");
-    assert!(letter.reason.ends_with("(without its payload: too large for this topic)"), "{}", letter.reason);
-    assert_eq!(fixture.store.unfinished().await.unwrap(), [(QueueName::new("q").unwrap(), 2)]);
+    assert!(
+        letter
+            .reason
+            .ends_with("(without its payload: too large for this topic)"),
+        "{}",
+        letter.reason
+    );
+    assert_eq!(
+        fixture.store.unfinished().await.unwrap(),
+        [(QueueName::new("q").unwrap(), 2)]
+    );
     fixture.stop().await;
 }
 
@@ -409,7 +581,10 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
 async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
     let fixture = Fixture::start().await;
     let hour = 3_600_000;
-    fixture.clock.follow(fixture.clock.now_unix_ms() + hour, Instant::now()).unwrap();
+    fixture
+        .clock
+        .follow(fixture.clock.now_unix_ms() + hour, Instant::now())
+        .unwrap();
     // Stored, and killed before it was published.
     let clock = fixture.clock.clone();
     let process = Process::with_clock(&fixture.redis, &fixture.store, fixture.bus.clone(), clock);
@@ -417,7 +592,9 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
         .into_iter()
         .map(|task| {
             let (settings, now) = (&fixture.state.settings, fixture.clock.now_unix_ms());
-            let row = validate::task_row(task, TaskId::at(now, 0), &settings.task_rules("q"), 1, now).unwrap();
+            let row =
+                validate::task_row(task, TaskId::at(now, 0), &settings.task_rules("q"), 1, now)
+                    .unwrap();
             publishing::new_row(row, &process.gates, settings)
         })
         .collect();
@@ -426,8 +603,18 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
     process.watchdog(&fixture.state.settings, &fixture.supervisor);
     let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
     until("the watchdog looks", leads).await;
-    fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();
-    let waiting = async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len();
+    fixture
+        .clock
+        .follow(fixture.clock.now_unix_ms() - hour, Instant::now())
+        .unwrap();
+    let waiting = async || {
+        fixture
+            .store
+            .due(i64::MAX, 10, &HashSet::new())
+            .await
+            .unwrap()
+            .len()
+    };
     until("all are published", async || waiting().await == 0).await;
     fixture.stop().await;
 }
@@ -438,7 +625,10 @@ async fn a_topic_that_cannot_be_trimmed_holds_up_no_other() {
     let bus = Picky::new(fixture.bus.clone());
     let process = Process::new(&fixture.redis, &fixture.store, bus.clone());
     process.watchdog(&fixture.state.settings, &fixture.supervisor);
-    until("all are trimmed", async || bus.trimmed.lock().len() == Topic::ALL.len()).await;
+    until("all are trimmed", async || {
+        bus.trimmed.lock().len() == Topic::ALL.len()
+    })
+    .await;
     fixture.stop().await;
 }
 
@@ -446,19 +636,45 @@ async fn a_topic_that_cannot_be_trimmed_holds_up_no_other() {
 async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
     let fixture = Fixture::start().await;
     let insert = async |key: &'static str| {
-        let task = NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
-        fixture.discovery.insert(vec![task]).await.unwrap().remove(0)
+        let task = NewTask {
+            queue: "q".into(),
+            key: key.into(),
+            ..Default::default()
+        };
+        fixture
+            .discovery
+            .insert(vec![task])
+            .await
+            .unwrap()
+            .remove(0)
     };
     assert_eq!(insert("before").await.status, InsertStatus::Created);
     let lost = insert("lost").await;
-    let marked = async || fixture.redis.conn().hlen::<_, usize>("t:{q}:seen").await.unwrap() == 3;
+    let marked = async || {
+        fixture
+            .redis
+            .conn()
+            .hlen::<_, usize>("t:{q}:seen")
+            .await
+            .unwrap()
+            == 3
+    };
     until("the filter knows both", marked).await;
     assert_eq!(insert("lost").await.id, lost.id);
-    fixture.database.execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)").await;
-    until("the key is new again", async || insert("lost").await.status == InsertStatus::Created).await;
+    fixture
+        .database
+        .execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)")
+        .await;
+    until("the key is new again", async || {
+        insert("lost").await.status == InsertStatus::Created
+    })
+    .await;
     let again = insert("lost").await;
     assert_ne!(again.id, lost.id);
-    assert_eq!((again.status, insert("before").await.status), (InsertStatus::Duplicate, InsertStatus::Duplicate));
+    assert_eq!(
+        (again.status, insert("before").await.status),
+        (InsertStatus::Duplicate, InsertStatus::Duplicate)
+    );
     fixture.stop().await;
 }
 
@@ -468,8 +684,19 @@ async fn a_batch_that_waited_for_the_bus_for_long_is_not_marked() {
     let by = |bus| silent.insert(Picky::silent(bus, Topic::Pipeline)).clone() as Arc<dyn Bus>;
     let fixture = Fixture::start_by(|_| {}, None, by).await;
     let insert = async |key: &'static str| {
-        let task = NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
-        fixture.discovery.insert(vec![task]).await.unwrap().remove(0).id.unwrap()
+        let task = NewTask {
+            queue: "q".into(),
+            key: key.into(),
+            ..Default::default()
+        };
+        fixture
+            .discovery
+            .insert(vec![task])
+            .await
+            .unwrap()
+            .remove(0)
+            .id
+            .unwrap()
     };
     let long_ago = insert("long ago").await;
     fixture.clock.advance(Duration::from_secs(4));
@@ -479,8 +706,18 @@ async fn a_batch_that_waited_for_the_bus_for_long_is_not_marked() {
     }
     let last = insert("9").await;
     silent.unwrap().silent.send_replace(None);
-    let known = async || fixture.redis.conn().hvals::<_, Vec<Vec<u8>>>("t:{q}:seen").await.unwrap();
-    until("the filter knows the last", async || known().await.iter().any(|id| id == last.as_bytes())).await;
+    let known = async || {
+        fixture
+            .redis
+            .conn()
+            .hvals::<_, Vec<Vec<u8>>>("t:{q}:seen")
+            .await
+            .unwrap()
+    };
+    until("the filter knows the last", async || {
+        known().await.iter().any(|id| id == last.as_bytes())
+    })
+    .await;
     assert!(!known().await.iter().any(|id| id == long_ago.as_bytes()));
     fixture.stop().await;
 }
@@ -488,19 +725,32 @@ async fn a_batch_that_waited_for_the_bus_for_long_is_not_marked() {
 #[tokio::test]
 async fn the_filter_has_tasks_that_are_due_later_and_learns_again_what_it_forgot() {
     let fixture = Fixture::start().await;
-    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    let shard = ShardId {
+        queue: QueueName::new("q").unwrap(),
+        number: 0,
+    };
     fixture.store.open_shards(&[shard]).await.unwrap();
     let insert = async |delay: Option<Duration>| {
         let task = |task| NewTask { delay, ..task };
-        fixture.discovery.insert(tasks(&["q"; 7]).into_iter().map(task).collect()).await.unwrap()
+        fixture
+            .discovery
+            .insert(tasks(&["q"; 7]).into_iter().map(task).collect())
+            .await
+            .unwrap()
     };
     let stored = insert(Some(Duration::from_secs(3600))).await;
     let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let known = async || {
-        let known: HashMap<Vec<u8>, Vec<u8>> = fixture.redis.conn().hgetall("t:{q}:seen").await.unwrap();
-        ids.iter().map(|id| known.values().any(|known| known == id.as_bytes())).collect::<Vec<_>>()
+        let known: HashMap<Vec<u8>, Vec<u8>> =
+            fixture.redis.conn().hgetall("t:{q}:seen").await.unwrap();
+        ids.iter()
+            .map(|id| known.values().any(|known| known == id.as_bytes()))
+            .collect::<Vec<_>>()
     };
-    until("the filter has tasks that are due in an hour", async || known().await == [true; 7]).await;
+    until("the filter has tasks that are due in an hour", async || {
+        known().await == [true; 7]
+    })
+    .await;
 
     // SQL says how those have ended.
     let died = |id| Settlement::Died {
@@ -512,14 +762,28 @@ async fn the_filter_has_tasks_that_are_due_later_and_learns_again_what_it_forgot
         at_unix_ms: 1,
     };
     fixture.store.settle(&[died(ids[6])]).await.unwrap();
-    fixture.redis.conn().del::<_, ()>("t:{q}:seen").await.unwrap();
+    fixture
+        .redis
+        .conn()
+        .del::<_, ()>("t:{q}:seen")
+        .await
+        .unwrap();
     let again = async || {
         let answers = insert(None).await;
-        assert!(answers.iter().zip(&ids).all(|(answer, id)| answer.id == Some(*id)), "{answers:?}");
+        assert!(
+            answers
+                .iter()
+                .zip(&ids)
+                .all(|(answer, id)| answer.id == Some(*id)),
+            "{answers:?}"
+        );
         assert!(answers[6].error.contains("DEAD"), "{answers:?}");
         known().await
     };
-    until("it has learnt them again", async || again().await[..6] == [true; 6]).await;
+    until("it has learnt them again", async || {
+        again().await[..6] == [true; 6]
+    })
+    .await;
     assert_eq!(again().await, [true, true, true, true, true, true, false]);
     fixture.stop().await;
 }
@@ -527,14 +791,22 @@ async fn the_filter_has_tasks_that_are_due_later_and_learns_again_what_it_forgot
 #[tokio::test]
 async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
     let fixture = Fixture::start().await;
-    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    redis::cmd("FLUSHALL")
+        .query_async::<()>(&mut fixture.redis.conn())
+        .await
+        .unwrap();
     let answers = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
     assert_eq!(answers[0].status, InsertStatus::Created);
     let given_up = tokio::time::timeout(Duration::from_secs(60), fixture.supervisor.given_up());
     let error = given_up.await.expect("somebody notices").to_string();
     assert!(error.contains("the bus has lost its records"), "{error}");
     assert_eq!(
-        fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len(),
+        fixture
+            .store
+            .due(i64::MAX, 10, &HashSet::new())
+            .await
+            .unwrap()
+            .len(),
         1,
         "what was not published stays in the outbox"
     );
@@ -544,7 +816,15 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected = ["filter", "insert", "mark-published", "marks", "publish", "results", "turned-away"];
+    let expected = [
+        "filter",
+        "insert",
+        "mark-published",
+        "marks",
+        "publish",
+        "results",
+        "turned-away",
+    ];
     let expected = expected.map(|name| format!("discovery/{name}"));
     let expected: Vec<String> = expected.into_iter().chain(["queues".to_owned()]).collect();
     assert_eq!(watched(&fixture.supervisor), expected);
@@ -553,7 +833,12 @@ async fn every_loop_is_watched() {
 
 /// The loops that show progress.
 pub(crate) fn watched(supervisor: &Supervisor) -> Vec<String> {
-    supervisor.progress().stalled(Duration::ZERO).into_iter().map(|(name, _)| name).collect()
+    supervisor
+        .progress()
+        .stalled(Duration::ZERO)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect()
 }
 
 #[tokio::test]
@@ -576,15 +861,24 @@ async fn a_database_without_room_is_told_and_what_was_answered_is_kept() {
     assert_eq!(refused.status(), 503);
     assert!(refused.headers().contains_key(header::RETRY_AFTER));
     let problem: Value = refused.json().await.unwrap();
-    assert!(problem["detail"].as_str().unwrap().contains("full"), "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("full"),
+        "{problem}"
+    );
     assert_eq!(fixture.unfinished().await["q"], created);
 
     // A duplicate needs no room.
     assert_eq!(insert(0).await.status(), 200);
     let (status, answer) = fixture.readiness().await;
     assert_eq!(status, 200, "{answer}");
-    assert!(answer["database"].as_str().unwrap().contains("full"), "{answer}");
-    fixture.database.execute("UPDATE tasks SET payload = x''").await;
+    assert!(
+        answer["database"].as_str().unwrap().contains("full"),
+        "{answer}"
+    );
+    fixture
+        .database
+        .execute("UPDATE tasks SET payload = x''")
+        .await;
     assert_eq!(insert(created).await.status(), 200);
     assert!(fixture.readiness().await.1["database"].is_null());
     fixture.stop().await;

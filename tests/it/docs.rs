@@ -1,4 +1,5 @@
-//! The first steps, as README.md, docs/workers.md, the READMEs of the packages and the greeting of taskd print them.
+//! The first steps, as README.md, docs/workers.md, the READMEs of the packages and the greeting of
+//! taskd print them.
 
 mod rust;
 
@@ -25,36 +26,126 @@ use crate::{
 };
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const PAGES: [&str; 4] = ["README.md", "docs/workers.md", "clients/python/README.md", "clients/typescript/README.md"];
+const PAGES: [&str; 4] = [
+    "README.md",
+    "docs/workers.md",
+    "clients/python/README.md",
+    "clients/typescript/README.md",
+];
 /// The languages of programs and commands. Others show data.
 const RUN: [&str; 6] = ["bash", "js", "python", "rust,no_run", "sh", "ts"];
-const PYTHON_PART: &str = "a part of a program, which clients/python/tests/test_readme.py completes";
+const PYTHON_PART: &str =
+    "a part of a program, which clients/python/tests/test_readme.py completes";
 const TYPESCRIPT_PART: &str = "a part of a program, whose calls clients/typescript/test makes";
 
 /// The blocks that do not run here: their page, how they begin, and why.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
-    ("README.md", "make run", "builds taskd; this test runs the one that is built"),
-    ("docs/workers.md", "python3 -m venv", "fetches from PyPI; scripts/check-python installs the package"),
-    ("docs/workers.md", "taskd work --queue thumbs", "needs images; the command of README.md runs"),
-    ("docs/workers.md", "use taskd_client::pb", "a part of a program, which the tests of the documents compile"),
-    ("clients/python/README.md", "python3 -m venv", "fetches from PyPI; scripts/check-python installs the package"),
+    (
+        "README.md",
+        "make run",
+        "builds taskd; this test runs the one that is built",
+    ),
+    (
+        "docs/workers.md",
+        "python3 -m venv",
+        "fetches from PyPI; scripts/check-python installs the package",
+    ),
+    (
+        "docs/workers.md",
+        "taskd work --queue thumbs",
+        "needs images; the command of README.md runs",
+    ),
+    (
+        "docs/workers.md",
+        "use taskd_client::pb",
+        "a part of a program, which the tests of the documents compile",
+    ),
+    (
+        "clients/python/README.md",
+        "python3 -m venv",
+        "fetches from PyPI; scripts/check-python installs the package",
+    ),
     ("clients/python/README.md", "@dataclass", PYTHON_PART),
-    ("clients/python/README.md", "@worker.handler(queue=\"images\"", PYTHON_PART),
-    ("clients/python/README.md", "from taskd import Client, NewTask", PYTHON_PART),
-    ("clients/python/README.md", "from taskd import AsyncClient", PYTHON_PART),
-    ("clients/python/README.md", "from taskd import TLS", "needs a name and certificates"),
-    ("clients/python/README.md", "from taskd.testing", PYTHON_PART),
-    ("clients/python/README.md", "context = TraceContext", "needs OpenTelemetry"),
-    ("clients/typescript/README.md", "(cd clients/typescript", "fetches from npm; package.test.ts packs and installs"),
-    ("clients/typescript/README.md", "npm install @grpc", "fetches from npm"),
-    ("clients/typescript/README.md", "import { Worker } from \"@taskd/client\";\nimport { Stream", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "import { Client } from", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "await client.insert(", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "const backoff =", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "const { taskStatus, results }", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "for await (const { status, at }", TYPESCRIPT_PART),
-    ("clients/typescript/README.md", "import { Agent, fetch }", "needs certificates"),
-    ("clients/typescript/README.md", "import { MockSource, runHandler }", TYPESCRIPT_PART),
+    (
+        "clients/python/README.md",
+        "@worker.handler(queue=\"images\"",
+        PYTHON_PART,
+    ),
+    (
+        "clients/python/README.md",
+        "from taskd import Client, NewTask",
+        PYTHON_PART,
+    ),
+    (
+        "clients/python/README.md",
+        "from taskd import AsyncClient",
+        PYTHON_PART,
+    ),
+    (
+        "clients/python/README.md",
+        "from taskd import TLS",
+        "needs a name and certificates",
+    ),
+    (
+        "clients/python/README.md",
+        "from taskd.testing",
+        PYTHON_PART,
+    ),
+    (
+        "clients/python/README.md",
+        "context = TraceContext",
+        "needs OpenTelemetry",
+    ),
+    (
+        "clients/typescript/README.md",
+        "(cd clients/typescript",
+        "fetches from npm; package.test.ts packs and installs",
+    ),
+    (
+        "clients/typescript/README.md",
+        "npm install @grpc",
+        "fetches from npm",
+    ),
+    (
+        "clients/typescript/README.md",
+        "import { Worker } from \"@taskd/client\";\nimport { Stream",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "import { Client } from",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "await client.insert(",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "const backoff =",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "const { taskStatus, results }",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "for await (const { status, at }",
+        TYPESCRIPT_PART,
+    ),
+    (
+        "clients/typescript/README.md",
+        "import { Agent, fetch }",
+        "needs certificates",
+    ),
+    (
+        "clients/typescript/README.md",
+        "import { MockSource, runHandler }",
+        TYPESCRIPT_PART,
+    ),
 ];
 
 /// A block of code of a page.
@@ -72,7 +163,11 @@ fn blocks(page: &'static str) -> Vec<Block> {
     for line in text.lines() {
         match (&mut open, line.strip_prefix("```")) {
             (None, Some(language)) => {
-                open = Some(Block { page, language: language.to_owned(), code: String::new() });
+                open = Some(Block {
+                    page,
+                    language: language.to_owned(),
+                    code: String::new(),
+                });
             }
             (Some(_), Some(_)) => blocks.extend(open.take()),
             (Some(block), None) => {
@@ -89,7 +184,9 @@ fn blocks(page: &'static str) -> Vec<Block> {
 /// True if the block is of the list, or shows data.
 fn is_left_out(block: &Block) -> bool {
     !RUN.contains(&block.language.as_str())
-        || LEFT_OUT.iter().any(|(page, begin, _)| *page == block.page && block.code.starts_with(begin))
+        || LEFT_OUT
+            .iter()
+            .any(|(page, begin, _)| *page == block.page && block.code.starts_with(begin))
 }
 
 /// A taskd, and a folder in which somebody tries what the pages say.
@@ -104,27 +201,44 @@ struct Newcomer {
 impl Newcomer {
     async fn start() -> Self {
         let daemon = Daemon::start("", &[]).await;
-        let folder = tempfile::Builder::new().prefix("taskd-docs-").tempdir_in("/tmp").unwrap();
+        let folder = tempfile::Builder::new()
+            .prefix("taskd-docs-")
+            .tempdir_in("/tmp")
+            .unwrap();
         let (python, node) = (python(), node_with_package(folder.path()));
-        Self { daemon, folder, python, node }
+        Self {
+            daemon,
+            folder,
+            python,
+            node,
+        }
     }
 
     /// What is printed, with the ports of this taskd in place of the default ones.
     fn with_ports(&self, code: &str) -> String {
-        let [http, grpc] = [self.daemon.http_port(), self.daemon.grpc_port()].map(|port| port.to_string());
+        let [http, grpc] =
+            [self.daemon.http_port(), self.daemon.grpc_port()].map(|port| port.to_string());
         code.replace("7600", &http).replace("7601", &grpc)
     }
 
     /// A command in the folder that finds `taskd`, and this taskd where no address is printed.
     fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
-        let taskd = Path::new(env!("CARGO_BIN_EXE_taskd")).parent().unwrap().to_owned();
+        let taskd = Path::new(env!("CARGO_BIN_EXE_taskd"))
+            .parent()
+            .unwrap()
+            .to_owned();
         let path = env::var_os("PATH").unwrap_or_default();
         let path = env::join_paths([taskd].into_iter().chain(env::split_paths(&path))).unwrap();
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+        for (name, _) in
+            env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_"))
+        {
             command.env_remove(name);
         }
-        command.env("PATH", path).env("TASKD_GRPC_URL", self.daemon.grpc()).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+            .env("PATH", path)
+            .env("TASKD_GRPC_URL", self.daemon.grpc())
+            .env("PYTHONDONTWRITEBYTECODE", "1");
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }
@@ -133,16 +247,29 @@ impl Newcomer {
     async fn run(&self, code: &str) -> String {
         let mut command = self.command("bash");
         command.args(["-euo", "pipefail", "-c", &self.with_ports(code)]);
-        let Output { status, stdout, stderr } =
-            tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = tokio::task::spawn_blocking(move || command.output().unwrap())
+            .await
+            .unwrap();
         let said = String::from_utf8_lossy(&stdout).into_owned();
-        assert!(status.success(), "{code}\n{said}{}", String::from_utf8_lossy(&stderr));
+        assert!(
+            status.success(),
+            "{code}\n{said}{}",
+            String::from_utf8_lossy(&stderr)
+        );
         said
     }
 
-    /// Inserts a task as the page says. The key has the time in seconds, and this test does not take longer.
+    /// Inserts a task as the page says. The key has the time in seconds, and this test does not
+    /// take longer.
     async fn insert(&self, code: &str) {
-        until("a new key is inserted", async || self.run(code).await.contains("\"CREATED\"")).await;
+        until("a new key is inserted", async || {
+            self.run(code).await.contains("\"CREATED\"")
+        })
+        .await;
     }
 
     /// Starts the worker of a block, as its page says. `None` if this machine lacks what it needs.
@@ -155,7 +282,9 @@ impl Newcomer {
         let mut command = match block.language.as_str() {
             "python" if block.code.contains("from taskd import") => {
                 let mut command = self.command(self.python.as_ref()?);
-                command.arg(save("worker.py")).env("PYTHONPATH", Path::new(ROOT).join("clients/python/src"));
+                command
+                    .arg(save("worker.py"))
+                    .env("PYTHONPATH", Path::new(ROOT).join("clients/python/src"));
                 command
             }
             "python" => {
@@ -181,33 +310,66 @@ impl Newcomer {
                 command
             }
         };
-        Some(Program::start(&mut command, self.folder.path().join("output")))
+        Some(Program::start(
+            &mut command,
+            self.folder.path().join("output"),
+        ))
     }
 
     /// Lets a worker do a task of the page, and one without a payload.
     async fn work(&self, block: &Block, insert: &str) {
-        let completed = async || self.daemon.queue("demo").await["completed"].as_u64().unwrap_or(0);
+        let completed = async || {
+            self.daemon.queue("demo").await["completed"]
+                .as_u64()
+                .unwrap_or(0)
+        };
         let before = completed().await;
         self.insert(insert).await;
-        self.daemon.insert(&[json!({"queue": "demo", "key": uuid::Uuid::new_v4().to_string()})]).await;
+        self.daemon
+            .insert(&[json!({"queue": "demo", "key": uuid::Uuid::new_v4().to_string()})])
+            .await;
         let Some(mut program) = self.worker(block) else {
-            eprintln!("left out: this machine lacks what this needs ({}):\n{}", block.page, block.code);
+            eprintln!(
+                "left out: this machine lacks what this needs ({}):\n{}",
+                block.page, block.code
+            );
             self.daemon.drain("instead", "demo").await;
             return;
         };
         // The first task becomes seven where the worker reads its depth.
         let tasks = if block.code.contains("depth") { 8 } else { 2 };
-        until(&format!("the worker does its tasks: {}\n{}", block.code, program.said()), async || {
-            assert!(program.runs(), "it has ended: {}\n{}", block.code, program.said());
-            completed().await >= before + tasks && self.daemon.unfinished("demo").await == 0
-        })
+        until(
+            &format!(
+                "the worker does its tasks: {}\n{}",
+                block.code,
+                program.said()
+            ),
+            async || {
+                assert!(
+                    program.runs(),
+                    "it has ended: {}\n{}",
+                    block.code,
+                    program.said()
+                );
+                completed().await >= before + tasks && self.daemon.unfinished("demo").await == 0
+            },
+        )
         .await;
-        assert!(program.runs(), "it has ended: {}\n{}", block.code, program.said());
-        let has_package =
-            ["from taskd import", "@taskd/client", "taskd_client"].iter().any(|of| block.code.contains(of));
+        assert!(
+            program.runs(),
+            "it has ended: {}\n{}",
+            block.code,
+            program.said()
+        );
+        let has_package = ["from taskd import", "@taskd/client", "taskd_client"]
+            .iter()
+            .any(|of| block.code.contains(of));
         if has_package {
             let said = program.said();
-            assert!(said.contains("takes tasks of demo from ") && said.contains("127.0.0.1:"), "{said}");
+            assert!(
+                said.contains("takes tasks of demo from ") && said.contains("127.0.0.1:"),
+                "{said}"
+            );
         }
         program.end().await;
         let queue = self.daemon.queue("demo").await;
@@ -224,7 +386,12 @@ struct Program {
 impl Program {
     fn start(command: &mut Command, output: PathBuf) -> Self {
         let file = File::create(&output).unwrap();
-        let child = command.process_group(0).stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+        let child = command
+            .process_group(0)
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
         Self { child, output }
     }
 
@@ -266,44 +433,84 @@ impl Drop for Program {
 fn tools(begin: &str) -> Vec<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
-    let Ok(entries) = fs::read_dir(cache.unwrap_or_default().join("taskd")) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(cache.unwrap_or_default().join("taskd")) else {
+        return Vec::new();
+    };
     let folders = entries.filter_map(Result::ok).map(|entry| entry.path());
     let is_one = |folder: &PathBuf| {
         folder.join(".complete").exists()
-            && folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin))
+            && folder
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(begin))
     };
     folders.filter(is_one).collect()
 }
 
 /// A Python with the packages that the client needs: scripts/check-python installs them.
 fn python() -> Option<PathBuf> {
-    let pythons = tools("python-").into_iter().map(|folder| folder.join("bin/python3"));
+    let pythons = tools("python-")
+        .into_iter()
+        .map(|folder| folder.join("bin/python3"));
     let works = |python: &PathBuf| {
-        let output = Command::new(python).args(["-c", "import grpc, google.protobuf"]).output();
+        let output = Command::new(python)
+            .args(["-c", "import grpc, google.protobuf"])
+            .output();
         output.is_ok_and(|output| output.status.success())
     };
     pythons.filter(|python| python.exists()).find(works)
 }
 
-/// A Node.js, with the package installed for programs in this folder: scripts/check-typescript fetches the compiler.
+/// A Node.js, with the package installed for programs in this folder: scripts/check-typescript
+/// fetches the compiler.
 fn node_with_package(folder: &Path) -> Option<PathBuf> {
-    let fetched = tools("node-").into_iter().map(|folder| folder.join("programs/node"));
+    let fetched = tools("node-")
+        .into_iter()
+        .map(|folder| folder.join("programs/node"));
     let is_new = |node: &PathBuf| {
-        let output = Command::new(node).args(["-p", "process.versions.node.split('.')[0] >= 20"]).output();
+        let output = Command::new(node)
+            .args(["-p", "process.versions.node.split('.')[0] >= 20"])
+            .output();
         output.is_ok_and(|output| output.stdout == b"true\n")
     };
-    let node = [PathBuf::from("node")].into_iter().chain(fetched).find(is_new)?;
-    let modules = tools("typescript-").into_iter().find(|folder| folder.join("node_modules/typescript").exists())?;
+    let node = [PathBuf::from("node")]
+        .into_iter()
+        .chain(fetched)
+        .find(is_new)?;
+    let modules = tools("typescript-")
+        .into_iter()
+        .find(|folder| folder.join("node_modules/typescript").exists())?;
     let package = folder.join("node_modules/@taskd/client");
     fs::create_dir_all(&package).unwrap();
-    for file in ["src", "package.json", "tsconfig.json", "tsconfig.build.json"] {
-        symlink(Path::new(ROOT).join("clients/typescript").join(file), package.join(file)).unwrap();
+    for file in [
+        "src",
+        "package.json",
+        "tsconfig.json",
+        "tsconfig.build.json",
+    ] {
+        symlink(
+            Path::new(ROOT).join("clients/typescript").join(file),
+            package.join(file),
+        )
+        .unwrap();
     }
     symlink(modules.join("node_modules"), package.join("node_modules")).unwrap();
     let mut compile = Command::new(&node);
-    compile.args(["--preserve-symlinks-main", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json"]);
-    let compiled = compile.args(["--preserveSymlinks"]).current_dir(&package).output().unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stdout));
+    compile.args([
+        "--preserve-symlinks-main",
+        "node_modules/typescript/bin/tsc",
+        "-p",
+        "tsconfig.build.json",
+    ]);
+    let compiled = compile
+        .args(["--preserveSymlinks"])
+        .current_dir(&package)
+        .output()
+        .unwrap();
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stdout)
+    );
     Some(node)
 }
 
@@ -312,8 +519,14 @@ async fn the_printed_steps_work_in_order_and_twice() {
     let newcomer = Newcomer::start().await;
     for _ in 0..2 {
         for page in PAGES {
-            let blocks: Vec<_> = blocks(page).into_iter().filter(|block| !is_left_out(block)).collect();
-            let insert = blocks.iter().find(|block| block.code.contains("/v1/tasks\n")).expect("a page inserts a task");
+            let blocks: Vec<_> = blocks(page)
+                .into_iter()
+                .filter(|block| !is_left_out(block))
+                .collect();
+            let insert = blocks
+                .iter()
+                .find(|block| block.code.contains("/v1/tasks\n"))
+                .expect("a page inserts a task");
             for block in &blocks {
                 let ends = block.language == "sh" && block.code.starts_with("curl ");
                 match (ends, block.code == insert.code) {
@@ -330,7 +543,10 @@ async fn the_printed_steps_work_in_order_and_twice() {
 fn each_block_that_is_left_out_is_there() {
     let all: Vec<_> = PAGES.into_iter().flat_map(blocks).collect();
     for (page, begin, why) in LEFT_OUT {
-        let found = all.iter().filter(|block| block.page == *page && block.code.starts_with(begin)).count();
+        let found = all
+            .iter()
+            .filter(|block| block.page == *page && block.code.starts_with(begin))
+            .count();
         assert_eq!(found, 1, "{page}: {begin} ({why})");
     }
     let languages: BTreeSet<_> = all.iter().map(|block| block.language.as_str()).collect();
@@ -340,7 +556,10 @@ fn each_block_that_is_left_out_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_commands_of_the_greeting_work_twice() {
-    let folder = tempfile::Builder::new().prefix("taskd-docs-").tempdir_in("/tmp").unwrap();
+    let folder = tempfile::Builder::new()
+        .prefix("taskd-docs-")
+        .tempdir_in("/tmp")
+        .unwrap();
     let [http, grpc] = [0, 1].map(|_| Port::reserve(12_000..20_000));
     let [http_at, grpc_at] = [&http, &grpc].map(|port| format!("127.0.0.1:{}", port.number));
     let data = folder.path().join("data");
@@ -355,22 +574,41 @@ async fn the_commands_of_the_greeting_work_twice() {
         "--grpc-listen",
         &grpc_at,
     ]);
-    until("taskd greets", async || taskd.written().contains("/v1/queues")).await;
+    until("taskd greets", async || {
+        taskd.written().contains("/v1/queues")
+    })
+    .await;
     let written = taskd.written().replace('\r', "");
     let (_, steps) = written.split_once("Try next").expect("it says what to try");
-    let steps: Vec<_> = steps.lines().skip(1).map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let steps: Vec<_> = steps
+        .lines()
+        .skip(1)
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .collect();
     assert_eq!(steps.len(), 3, "{written}");
     for round in 1..=2 {
         let mut said = Vec::new();
         for step in &steps {
             let run = async || {
                 let mut command = Command::new("bash");
-                command.args(["-euo", "pipefail", "-c", step]).current_dir(folder.path()).stdin(Stdio::null());
-                for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+                command
+                    .args(["-euo", "pipefail", "-c", step])
+                    .current_dir(folder.path())
+                    .stdin(Stdio::null());
+                for (name, _) in
+                    env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_"))
+                {
                     command.env_remove(name);
                 }
-                let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-                assert!(output.status.success(), "{step}: {}", String::from_utf8_lossy(&output.stderr));
+                let output = tokio::task::spawn_blocking(move || command.output().unwrap())
+                    .await
+                    .unwrap();
+                assert!(
+                    output.status.success(),
+                    "{step}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
                 String::from_utf8(output.stdout).unwrap()
             };
             let mut output = run().await;
@@ -388,7 +626,10 @@ async fn the_commands_of_the_greeting_work_twice() {
         }
         let queues: serde_json::Value = serde_json::from_str(&said[2]).unwrap();
         let queue = &queues["queues"][0];
-        assert_eq!((&queue["queue"], &queue["completed"], &queue["dead"]), (&json!("demo"), &json!(round), &json!(0)));
+        assert_eq!(
+            (&queue["queue"], &queue["completed"], &queue["dead"]),
+            (&json!("demo"), &json!(round), &json!(0))
+        );
     }
     taskd.signal(Signal::SIGTERM);
     assert!(taskd.end().await.success());
@@ -400,12 +641,26 @@ async fn a_rust_worker_says_that_its_taskd_is_away() {
     let nobody = Port::reserve(12_000..20_000);
     let address = format!("http://127.0.0.1:{}", nobody.number);
     for page in ["README.md", "docs/workers.md"] {
-        let block = blocks(page).into_iter().find(|block| block.language == "rust,no_run").unwrap();
+        let block = blocks(page)
+            .into_iter()
+            .find(|block| block.language == "rust,no_run")
+            .unwrap();
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", rust::worker(page, &block.code), "--ignored", "--nocapture"]);
-        let program = Program::start(command.env(rust::ADDRESS, &address), folder.path().join("output"));
+        command.args([
+            "--exact",
+            rust::worker(page, &block.code),
+            "--ignored",
+            "--nocapture",
+        ]);
+        let program = Program::start(
+            command.env(rust::ADDRESS, &address),
+            folder.path().join("output"),
+        );
         let away = format!("taskd is away at {address}, trying again: ");
-        until("it says that taskd is away", async || program.said().contains(&away)).await;
+        until("it says that taskd is away", async || {
+            program.said().contains(&away)
+        })
+        .await;
         let line = format!("worker rs-1 takes tasks of demo from {address}\n");
         assert!(program.said().contains(&line), "{}", program.said());
     }
@@ -414,24 +669,51 @@ async fn a_rust_worker_says_that_its_taskd_is_away() {
 /// The units of a build for a release: package, target, features and profile.
 fn units(packages: &[&str]) -> BTreeSet<String> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--release", "--locked", "--offline", "--unit-graph", "-Z", "unstable-options"]);
+    cargo.args([
+        "build",
+        "--release",
+        "--locked",
+        "--offline",
+        "--unit-graph",
+        "-Z",
+        "unstable-options",
+    ]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
-    let output = cargo.env("RUSTC_BOOTSTRAP", "1").current_dir(ROOT).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = cargo
+        .env("RUSTC_BOOTSTRAP", "1")
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let graph: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let units = graph["units"].as_array().unwrap().iter();
-    let parts = ["pkg_id", "target", "mode", "features", "profile", "platform"];
-    units.map(|unit| parts.map(|part| unit[part].to_string()).join(" ")).collect()
+    let parts = [
+        "pkg_id", "target", "mode", "features", "profile", "platform",
+    ];
+    units
+        .map(|unit| parts.map(|part| unit[part].to_string()).join(" "))
+        .collect()
 }
 
 #[test]
 fn the_demo_compiles_nothing_of_taskd_again() {
     let demo = fs::read_to_string(Path::new(ROOT).join("scripts/demo")).unwrap();
-    let build = demo.lines().find(|line| line.starts_with("cargo build ")).expect("it builds the crawler");
+    let build = demo
+        .lines()
+        .find(|line| line.starts_with("cargo build "))
+        .expect("it builds the crawler");
     let packages: Vec<_> = build.split(" --package ").skip(1).collect();
     let built = units(&[]);
-    let more: Vec<_> = units(&packages).into_iter().filter(|unit| !built.contains(unit)).collect();
-    let is_crawler = |unit: &String| unit.contains("/examples/crawl#") || unit.contains("#html5gum@");
+    let more: Vec<_> = units(&packages)
+        .into_iter()
+        .filter(|unit| !built.contains(unit))
+        .collect();
+    let is_crawler =
+        |unit: &String| unit.contains("/examples/crawl#") || unit.contains("#html5gum@");
     assert!(more.len() == 2 && more.iter().all(is_crawler), "{more:#?}");
 }
 

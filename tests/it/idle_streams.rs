@@ -11,13 +11,18 @@ use crate::support::{
 
 const SESSIONS: usize = 1000;
 const CONNECTIONS: usize = 8;
-/// An unoptimized build takes 14 KiB. It took 22 while the channel of each session had room for 32 frames.
+/// An unoptimized build takes 14 KiB. It took 22 while the channel of each session had room for 32
+/// frames.
 const MOST_BYTES: f64 = 20.0 * 1024.0;
 
 async fn resident_bytes(daemon: &Daemon) -> f64 {
     let (_, text) = daemon.get("/metrics").await;
     let mut lines = text.as_str().unwrap().lines();
-    lines.find_map(|line| line.strip_prefix("process_resident_memory_bytes ")).unwrap().parse().unwrap()
+    lines
+        .find_map(|line| line.strip_prefix("process_resident_memory_bytes "))
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 #[tokio::test]
@@ -29,7 +34,10 @@ async fn a_thousand_sessions_wait_for_little_memory_and_one_of_them_gets_the_tas
     }
     let open = |number: usize| {
         // No heartbeat is due for as long as this takes.
-        let open = pb::OpenSession { timeout: seconds(600), ..opening(&format!("w{number}"), 1) };
+        let open = pb::OpenSession {
+            timeout: seconds(600),
+            ..opening(&format!("w{number}"), 1)
+        };
         Worker::open_on(channels[number % CONNECTIONS].clone(), open, None)
     };
     let mut workers = Vec::new();
@@ -42,7 +50,10 @@ async fn a_thousand_sessions_wait_for_little_memory_and_one_of_them_gets_the_tas
     }
     let each = (resident_bytes(&daemon).await - before) / (SESSIONS - CONNECTIONS) as f64;
     println!("a session that waits takes {each:.0} bytes");
-    assert!(each <= MOST_BYTES, "a session that waits takes {each:.0} bytes");
+    assert!(
+        each <= MOST_BYTES,
+        "a session that waits takes {each:.0} bytes"
+    );
 
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     let mut waiting: FuturesUnordered<_> = workers

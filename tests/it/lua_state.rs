@@ -1,9 +1,10 @@
-//! State tests of the scripts: seed every key, run one script once, compare *every* key of the shard, and the answer.
-//! Each script has its tests in the file that its users have in `src/queue`.
+//! State tests of the scripts: seed every key, run one script once, compare *every* key of the
+//! shard, and the answer. Each script has its tests in the file that its users have in `src/queue`.
 //!
-//! Ids are sixteen times one letter and shown as that letter; elements are shown as `NUM/offer/id`, records of several
-//! workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and `e<NUM> at <ms> <worker>:c<grant> …`. Stream ids and
-//! the order of hashes are not compared. The script's clock is `NOW`.
+//! Ids are sixteen times one letter and shown as that letter; elements are shown as `NUM/offer/id`,
+//! records of several workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and
+//! `e<NUM> at <ms> <worker>:c<grant> …`. Stream ids and the order of hashes are not compared. The
+//! script's clock is `NOW`.
 
 #[path = "lua_state/backoff.rs"]
 mod backoff;
@@ -74,7 +75,13 @@ fn element(num: u8, offer: u8, letter: char) -> Vec<u8> {
 
 /// Priority, max_attempts 2, lease 30 s, and some text.
 fn body(priority: u8) -> Vec<u8> {
-    [&[priority][..], &2_u32.to_be_bytes(), &30_000_u32.to_be_bytes(), b"text"].concat()
+    [
+        &[priority][..],
+        &2_u32.to_be_bytes(),
+        &30_000_u32.to_be_bytes(),
+        b"text",
+    ]
+    .concat()
 }
 
 /// The weight of an open task with such a body.
@@ -85,8 +92,18 @@ impl Fixture {
     async fn new() -> Self {
         let server = RedisServer::start(Fsync::EverySecond);
         let redis = Redis::connect(&server.url(), "t").await.expect("connect");
-        let keys = ShardKeys::new("t", &ShardId { queue: QueueName::new("q").expect("a name"), number: 0 });
-        let fixture = Self { _server: server, redis, keys };
+        let keys = ShardKeys::new(
+            "t",
+            &ShardId {
+                queue: QueueName::new("q").expect("a name"),
+                number: 0,
+            },
+        );
+        let fixture = Self {
+            _server: server,
+            redis,
+            keys,
+        };
         fixture.seed("SET", "generation", &[b"7"]).await;
         fixture
     }
@@ -94,7 +111,10 @@ impl Fixture {
     async fn seed(&self, command: &str, key: &str, args: &[&[u8]]) {
         let mut command = redis::cmd(command);
         command.arg(format!("t:{{q:0}}:{key}")).arg(args);
-        let _: Value = command.query_async(&mut self.redis.conn()).await.expect("seed");
+        let _: Value = command
+            .query_async(&mut self.redis.conn())
+            .await
+            .expect("seed");
     }
 
     /// A live task that waits in the medium lane with this record.
@@ -103,31 +123,60 @@ impl Fixture {
         self.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
         self.seed("LPUSH", "m:T", &[&element(num, 0, letter)]).await;
         for (field, by) in [("open", 1), ("live", 1), ("open_bytes", WEIGHT)] {
-            self.seed("HINCRBY", "counters", &[field.as_bytes(), by.to_string().as_bytes()]).await;
+            self.seed(
+                "HINCRBY",
+                "counters",
+                &[field.as_bytes(), by.to_string().as_bytes()],
+            )
+            .await;
         }
     }
 
     /// A task of NUM = 1 that `worker` holds by `grant` until `NOW`, out of its lane.
     async fn held(&self, letter: char, worker: &str, grant: u64) {
-        self.seed("HSET", "records", &[&id(letter), format!("h{grant}:{worker}").as_bytes()]).await;
+        self.seed(
+            "HSET",
+            "records",
+            &[&id(letter), format!("h{grant}:{worker}").as_bytes()],
+        )
+        .await;
         self.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
-        self.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, grant)]).await;
+        self.seed(
+            "ZADD",
+            "leases",
+            &[NOW.to_string().as_bytes(), &lease(letter, grant)],
+        )
+        .await;
         self.seed("HINCRBY", "counters", &[b"live", b"1"]).await;
     }
 
-    async fn run(&self, script: &'static Script, args: impl FnOnce(&mut Call)) -> Result<Value, String> {
+    async fn run(
+        &self,
+        script: &'static Script,
+        args: impl FnOnce(&mut Call),
+    ) -> Result<Value, String> {
         let mut call = self.keys.call(script, Some(NOW));
         args(&mut call);
-        call.run(&mut self.redis.conn()).await.map_err(|error| error.to_string())
+        call.run(&mut self.redis.conn())
+            .await
+            .map_err(|error| error.to_string())
     }
 
     /// Every key of this Redis.
     async fn state(&self) -> State {
         let mut conn = self.redis.conn();
-        let names: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut conn).await.expect("keys");
+        let names: Vec<String> = redis::cmd("KEYS")
+            .arg("*")
+            .query_async(&mut conn)
+            .await
+            .expect("keys");
         let mut state = State::new();
         for name in names {
-            let kind: String = redis::cmd("TYPE").arg(&name).query_async(&mut conn).await.expect("type");
+            let kind: String = redis::cmd("TYPE")
+                .arg(&name)
+                .query_async(&mut conn)
+                .await
+                .expect("type");
             let (command, args): (&str, &[&str]) = match kind.as_str() {
                 "string" => ("GET", &[]),
                 "hash" => ("HGETALL", &[]),
@@ -137,10 +186,17 @@ impl Fixture {
                 "stream" => ("XRANGE", &["-", "+"]),
                 other => panic!("a key of type {other}"),
             };
-            let value: Value = redis::cmd(command).arg(&name).arg(args).query_async(&mut conn).await.expect("read");
+            let value: Value = redis::cmd(command)
+                .arg(&name)
+                .arg(args)
+                .query_async(&mut conn)
+                .await
+                .expect("read");
             let mut shown = Vec::new();
             match kind.as_str() {
-                "stream" => entries(value).into_iter().for_each(|fields| shown.push(pairs(&fields).join(" "))),
+                "stream" => entries(value)
+                    .into_iter()
+                    .for_each(|fields| shown.push(pairs(&fields).join(" "))),
                 "hash" | "zset" => shown = pairs(&flat(value)),
                 _ => shown = flat(value),
             }
@@ -155,7 +211,9 @@ impl Fixture {
 
 /// A stream's entries without their ids.
 fn entries(value: Value) -> Vec<Vec<String>> {
-    let Value::Array(entries) = value else { panic!("{value:?}") };
+    let Value::Array(entries) = value else {
+        panic!("{value:?}")
+    };
     let fields = |entry| match entry {
         Value::Array(mut parts) => flat(parts.pop().expect("fields")),
         other => panic!("{other:?}"),
@@ -179,7 +237,8 @@ fn flat(value: Value) -> Vec<String> {
 }
 
 fn shown(bytes: &[u8]) -> String {
-    let letters = |at: usize| bytes.len() >= at + 16 && bytes[at..at + 16].iter().all(|b| *b == bytes[at]);
+    let letters =
+        |at: usize| bytes.len() >= at + 16 && bytes[at..at + 16].iter().all(|b| *b == bytes[at]);
     if bytes.len() == 20 && bytes[0] == 0x93 && letters(4) {
         return format!("{}/{}/{}", bytes[1], bytes[2], bytes[4] as char);
     }
@@ -191,15 +250,26 @@ fn shown(bytes: &[u8]) -> String {
     }
     if bytes.starts_with(b"\x1a") {
         let (reports, _) = taskd::wire::framed_reports(bytes.to_vec().into()).expect("frames");
-        let reports: Vec<_> = reports.iter().map(|report| String::from_utf8_lossy(report)).collect();
+        let reports: Vec<_> = reports
+            .iter()
+            .map(|report| String::from_utf8_lossy(report))
+            .collect();
         return reports.join(",");
     }
     if matches!(bytes.first(), Some(b'm' | b'e')) && bytes.ends_with(b"\n") {
         let is_live = bytes[0] == b'm';
         let (numbers, entries) = bytes[1..].split_at(if is_live { 3 } else { 1 });
-        let entries = String::from_utf8_lossy(entries).trim_end().replace('\n', " ").replace('\t', ":");
+        let entries = String::from_utf8_lossy(entries)
+            .trim_end()
+            .replace('\n', " ")
+            .replace('\t', ":");
         let numbers: Vec<_> = numbers.iter().map(u8::to_string).collect();
-        return format!("{}{}{}{entries}", bytes[0] as char, numbers.join("/"), if is_live { "" } else { " at " });
+        return format!(
+            "{}{}{}{entries}",
+            bytes[0] as char,
+            numbers.join("/"),
+            if is_live { "" } else { " at " }
+        );
     }
     // Records are arrays of seven to thirteen values, histories of three a failure.
     if matches!(bytes.first(), Some(0x93..=0x9d | 0xdc))
@@ -225,7 +295,10 @@ fn changed(before: &State, after: &State, expected: &[(&str, &[&str])]) {
             want.insert((*key).to_owned(), values);
         }
     }
-    assert_eq!(after, &want, "after the script (left) and as it should be (right)");
+    assert_eq!(
+        after, &want,
+        "after the script (left) and as it should be (right)"
+    );
 }
 
 #[tokio::test]
@@ -233,7 +306,10 @@ async fn without_a_generation_every_script_is_refused() {
     let f = Fixture::new().await;
     f.seed("DEL", "generation", &[]).await;
     let before = f.state().await;
-    for script in scripts::ALL.iter().filter(|script| script.of_shard().is_some() && script.name != "open") {
+    for script in scripts::ALL
+        .iter()
+        .filter(|script| script.of_shard().is_some() && script.name != "open")
+    {
         let error = f.run(script, |_| {}).await.expect_err(script.name);
         assert!(error.contains("NOGEN"), "{}: {error}", script.name);
     }

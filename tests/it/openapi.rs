@@ -1,4 +1,5 @@
-//! `/openapi.json` and the page that shows it. tests/full/openapi.rs calls every operation by the document.
+//! `/openapi.json` and the page that shows it. tests/full/openapi.rs calls every operation by the
+//! document.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +15,20 @@ use crate::{ingress_http::idle_state, support::daemon::Daemon};
 /// A process that runs no pipeline: its URL.
 async fn start(auth: Auth) -> String {
     let state = idle_state(|settings| settings.auth = auth);
-    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http")
+        .await
+        .unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(http::serve(listener, state));
     url
 }
 
 async fn get(url: &str, path: &str) -> Response {
-    let answer = crate::support::http_client().get(format!("{url}{path}")).send().await.unwrap();
+    let answer = crate::support::http_client()
+        .get(format!("{url}{path}"))
+        .send()
+        .await
+        .unwrap();
     assert_eq!(answer.status(), 200, "{path}");
     answer
 }
@@ -51,30 +58,59 @@ async fn every_route_is_described_and_nothing_else() {
     for (method, path, role) in http::routes() {
         let is_route = |(of, described): &&(String, String)| {
             *of == method.as_str()
-                && (described == path || described.starts_with(&format!("{path}:")) && path.ends_with('}'))
+                && (described == path
+                    || described.starts_with(&format!("{path}:")) && path.ends_with('}'))
         };
-        let route = described.keys().find(is_route).unwrap_or_else(|| panic!("{method} {path}")).clone();
+        let route = described
+            .keys()
+            .find(is_route)
+            .unwrap_or_else(|| panic!("{method} {path}"))
+            .clone();
         let operation = &described[&route];
         let summary = operation["summary"].as_str().unwrap();
-        assert!(!summary.is_empty(), "describe {method} {path} in src/ingress/http/openapi/operations.rs");
+        assert!(
+            !summary.is_empty(),
+            "describe {method} {path} in src/ingress/http/openapi/operations.rs"
+        );
         let said = operation["description"].as_str().unwrap();
-        assert!(said.contains(&format!("`{role}`")), "{method} {path}: {said}");
-        assert_eq!(operation["security"][0]["token"], serde_json::json!([]), "{method} {path}");
+        assert!(
+            said.contains(&format!("`{role}`")),
+            "{method} {path}: {said}"
+        );
+        assert_eq!(
+            operation["security"][0]["token"],
+            serde_json::json!([]),
+            "{method} {path}"
+        );
         let takes_body = !operation["requestBody"].is_null();
-        assert_eq!(takes_body && method == "POST", takes_body, "{method} {path}");
+        assert_eq!(
+            takes_body && method == "POST",
+            takes_body,
+            "{method} {path}"
+        );
         for status in ["200", "400", "401", "403", "421", "429", "503"] {
-            assert!(operation["responses"].get(status).is_some(), "{method} {path} {status}");
+            assert!(
+                operation["responses"].get(status).is_some(),
+                "{method} {path} {status}"
+            );
         }
         routes.insert(route);
     }
     // One route of the table has two verbs.
     routes.insert(("POST".into(), "/v1/queues/{queue}:resume".into()));
     for open in ["/", "/openapi.json", "/healthz", "/readyz"] {
-        assert_eq!(described[&("GET".into(), open.into())]["security"], serde_json::json!([]), "{open}");
+        assert_eq!(
+            described[&("GET".into(), open.into())]["security"],
+            serde_json::json!([]),
+            "{open}"
+        );
         routes.insert(("GET".into(), open.into()));
     }
     assert_eq!(described.into_keys().collect::<BTreeSet<_>>(), routes);
-    let ids: Vec<_> = operations(&document).into_values().map(|operation| operation["operationId"].clone()).collect();
+    let ids: Vec<_> = operations(&document)
+        .into_values()
+        .map(|operation| operation["operationId"].clone())
+        .collect();
     let distinct: BTreeSet<_> = ids.iter().map(|id| id.as_str().unwrap()).collect();
     assert_eq!(distinct.len(), ids.len(), "{ids:?}");
 }
@@ -97,11 +133,24 @@ async fn every_named_schema_is_there_and_used() {
     let mut used = BTreeSet::new();
     references(&document, &mut used);
     for place in &used {
-        assert!(document.pointer(place.trim_start_matches('#')).is_some(), "{place}");
+        assert!(
+            document.pointer(place.trim_start_matches('#')).is_some(),
+            "{place}"
+        );
     }
-    for name in document["components"]["schemas"].as_object().unwrap().keys() {
-        assert!(used.contains(format!("#/components/schemas/{name}").as_str()), "{name} is used nowhere");
-        assert!(!name.ends_with(|end: char| end.is_ascii_digit()), "two types have the name of {name}");
+    for name in document["components"]["schemas"]
+        .as_object()
+        .unwrap()
+        .keys()
+    {
+        assert!(
+            used.contains(format!("#/components/schemas/{name}").as_str()),
+            "{name} is used nowhere"
+        );
+        assert!(
+            !name.ends_with(|end: char| end.is_ascii_digit()),
+            "two types have the name of {name}"
+        );
     }
 }
 
@@ -109,14 +158,18 @@ async fn every_named_schema_is_there_and_used() {
 fn defaults(value: &Value, place: &str, found: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(object) => {
-            if object.contains_key("default") && (object.contains_key("type") || object.contains_key("$ref")) {
+            if object.contains_key("default")
+                && (object.contains_key("type") || object.contains_key("$ref"))
+            {
                 found.push((place.to_owned(), value.clone()));
             }
             for (name, value) in object {
                 defaults(value, &format!("{place}/{name}"), found);
             }
         }
-        Value::Array(values) => values.iter().for_each(|value| defaults(value, place, found)),
+        Value::Array(values) => values
+            .iter()
+            .for_each(|value| defaults(value, place, found)),
         _ => {}
     }
 }
@@ -126,12 +179,18 @@ async fn every_default_is_a_value_that_its_schema_allows() {
     let document = document(Auth::None).await;
     let mut found = Vec::new();
     defaults(&document, "", &mut found);
-    assert!(found.iter().any(|(place, _)| place == "/components/schemas/NewTask/properties/key"), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .any(|(place, _)| place == "/components/schemas/NewTask/properties/key"),
+        "{found:?}"
+    );
     for (place, schema) in found {
         let value = schema["default"].clone();
         let mut whole = schema.clone();
         whole["components"] = document["components"].clone();
-        let validator = jsonschema::validator_for(&whole).unwrap_or_else(|error| panic!("{place}: {error}"));
+        let validator =
+            jsonschema::validator_for(&whole).unwrap_or_else(|error| panic!("{place}: {error}"));
         assert!(validator.is_valid(&value), "{place}: {schema}");
     }
 }
@@ -141,7 +200,10 @@ async fn the_schemas_say_what_the_readers_take() {
     let document = document(Auth::None).await;
     let schema = |name: &str| document["components"]["schemas"][name].clone();
     let task = schema("NewTask");
-    assert_eq!((&task["additionalProperties"], &task["required"]), (&false.into(), &serde_json::json!(["queue"])));
+    assert_eq!(
+        (&task["additionalProperties"], &task["required"]),
+        (&false.into(), &serde_json::json!(["queue"]))
+    );
     assert_eq!(task["properties"]["headers"]["maxProperties"], 1000);
     assert_eq!(task["properties"]["not_before"]["format"], "date-time");
     let get = schema("GetTasks");
@@ -150,15 +212,34 @@ async fn the_schemas_say_what_the_readers_take() {
         (&serde_json::json!(["queues"]), &100.into())
     );
     let complete = schema("CompleteTasks");
-    assert_eq!(complete["properties"]["completions"]["items"]["$ref"], "#/components/schemas/Completion");
-    assert_eq!(schema("Completion")["required"], serde_json::json!(["id", "lease_token"]));
+    assert_eq!(
+        complete["properties"]["completions"]["items"]["$ref"],
+        "#/components/schemas/Completion"
+    );
+    assert_eq!(
+        schema("Completion")["required"],
+        serde_json::json!(["id", "lease_token"])
+    );
     let leased = schema("LeasedTask");
-    assert!(leased["required"].as_array().unwrap().contains(&"lease_token".into()), "{leased}");
-    assert_eq!(leased["properties"]["payload_encoding"]["$ref"], "#/components/schemas/EncodingName");
+    assert!(
+        leased["required"]
+            .as_array()
+            .unwrap()
+            .contains(&"lease_token".into()),
+        "{leased}"
+    );
+    assert_eq!(
+        leased["properties"]["payload_encoding"]["$ref"],
+        "#/components/schemas/EncodingName"
+    );
     // Answers leave out what is not there, so nothing in them is null.
     assert_eq!(schema("Task")["properties"]["not_before"]["type"], "string");
     let security = &document["paths"]["/v1/tasks"]["post"]["security"];
-    assert_eq!(security, &serde_json::json!([{}, {"token": []}]), "without tokens none is needed");
+    assert_eq!(
+        security,
+        &serde_json::json!([{}, {"token": []}]),
+        "without tokens none is needed"
+    );
 }
 
 #[tokio::test]
@@ -169,7 +250,8 @@ async fn a_limit_has_the_bounds_that_it_says() {
     for ((_, path), operation) in operations(&document) {
         let parameters = operation["parameters"].as_array().into_iter().flatten();
         for limit in parameters.filter(|one| one["name"] == "limit") {
-            let [least, most] = ["minimum", "maximum"].map(|bound| limit["schema"][bound].as_u64().unwrap());
+            let [least, most] =
+                ["minimum", "maximum"].map(|bound| limit["schema"][bound].as_u64().unwrap());
             let queue = if path == "/v1/dump" { "queue=q&" } else { "" };
             for (value, expected) in [(least, 200), (most, 200), (most + 1, 400)] {
                 let (status, answer) = daemon.get(&format!("{path}?{queue}limit={value}")).await;
@@ -185,38 +267,67 @@ async fn a_limit_has_the_bounds_that_it_says() {
 async fn the_page_loads_nothing_from_elsewhere() {
     let url = start(Auth::Tokens).await;
     let index = get(&url, "/").await.text().await.unwrap();
-    for path in
-        ["grpcurl -plaintext", "/openapi.json", "/docs/", "/v1/jobs/{id}:stop", "/v1/queues/{queue}:pause, :resume"]
-    {
+    for path in [
+        "grpcurl -plaintext",
+        "/openapi.json",
+        "/docs/",
+        "/v1/jobs/{id}:stop",
+        "/v1/queues/{queue}:pause, :resume",
+    ] {
         assert!(index.contains(path), "{index}");
     }
     // The redirect leads to the page.
     let page = get(&url, "/docs").await;
     assert!(page.url().path() == "/docs/", "{}", page.url());
-    let policy = page.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
-    assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self';"), "{policy}");
-    assert!(policy.contains("connect-src 'self'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+    let policy = page.headers()[header::CONTENT_SECURITY_POLICY]
+        .to_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        policy.contains("default-src 'none'") && policy.contains("script-src 'self';"),
+        "{policy}"
+    );
+    assert!(
+        policy.contains("connect-src 'self'") && policy.contains("frame-ancestors 'none'"),
+        "{policy}"
+    );
     let page = page.text().await.unwrap();
     let files = scraper::Html::parse_document(&page);
     for (tag, attribute) in [("script", "src"), ("link", "href")] {
         for element in files.select(&scraper::Selector::parse(tag).unwrap()) {
-            let file = element.attr(attribute).expect("no script is within the page");
+            let file = element
+                .attr(attribute)
+                .expect("no script is within the page");
             if file != "data:," {
                 assert!(!file.contains('/'), "{file}");
                 let answer = get(&url, &format!("/docs/{file}")).await;
-                let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
+                let kind = if file.ends_with(".css") {
+                    "text/css"
+                } else {
+                    "text/javascript"
+                };
                 let content_type = answer.headers()[header::CONTENT_TYPE].to_str().unwrap();
-                assert!(answer.status() == 200 && content_type.starts_with(kind), "{file}: {content_type}");
+                assert!(
+                    answer.status() == 200 && content_type.starts_with(kind),
+                    "{file}: {content_type}"
+                );
             }
         }
     }
     // The page shows this taskd's own description.
     let start = get(&url, "/docs/start.js").await.text().await.unwrap();
-    assert!(start.contains("\"../openapi.json\"") || start.contains("'../openapi.json'"), "{start}");
+    assert!(
+        start.contains("\"../openapi.json\"") || start.contains("'../openapi.json'"),
+        "{start}"
+    );
     let script = get(&url, "/docs/swagger-ui.js").await;
     assert_eq!(script.headers()[header::CONTENT_ENCODING], "gzip");
     let gzip = script.bytes().await.unwrap();
-    assert!(gzip.starts_with(&[0x1f, 0x8b, 8]) && gzip.len() > 300_000, "{}", gzip.len());
+    assert!(
+        gzip.starts_with(&[0x1f, 0x8b, 8]) && gzip.len() > 300_000,
+        "{}",
+        gzip.len()
+    );
     let script = gunzip(&gzip);
     assert!(script.windows(15).any(|text| text == b"SwaggerUIBundle"));
 }
@@ -227,8 +338,16 @@ fn gunzip(gzip: &[u8]) -> Vec<u8> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(gzip).unwrap();
     let input = std::fs::File::open(file.path()).unwrap();
-    let output = std::process::Command::new("gzip").args(["-d", "-c"]).stdin(input).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = std::process::Command::new("gzip")
+        .args(["-d", "-c"])
+        .stdin(input)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output.stdout
 }
 
@@ -237,9 +356,13 @@ async fn pages_of_other_sites_reach_neither() {
     let url = start(Auth::None).await;
     for path in ["/openapi.json", "/docs/", "/docs/swagger-ui.js"] {
         let request = crate::support::http_client().get(format!("{url}{path}"));
-        let foreign = request.header("sec-fetch-site", "cross-site").header("sec-fetch-mode", "no-cors");
+        let foreign = request
+            .header("sec-fetch-site", "cross-site")
+            .header("sec-fetch-mode", "no-cors");
         assert_eq!(foreign.send().await.unwrap().status(), 403, "{path}");
-        let rebound = crate::support::http_client().get(format!("{url}{path}")).header(header::HOST, "evil.example");
+        let rebound = crate::support::http_client()
+            .get(format!("{url}{path}"))
+            .header(header::HOST, "evil.example");
         assert_eq!(rebound.send().await.unwrap().status(), 421, "{path}");
     }
 }

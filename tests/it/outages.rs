@@ -1,5 +1,6 @@
-//! Servers that are away or change their settings under a running taskd: the log, `/readyz` and a metric name them, and
-//! calls that do not need them go on. tests/full/outages.rs has the database and Kafka.
+//! Servers that are away or change their settings under a running taskd: the log, `/readyz` and a
+//! metric name them, and calls that do not need them go on. tests/full/outages.rs has the database
+//! and Kafka.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -9,28 +10,43 @@ use crate::support::{daemon::Daemon, redis_private::PrivateRedis, until};
 /// The value of a series in `/metrics`.
 async fn metric(daemon: &Daemon, series: &str) -> Option<f64> {
     let text = daemon.get("/metrics").await.1;
-    let line = text.as_str()?.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    let line = text
+        .as_str()?
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line?.trim().parse().ok()
 }
 
-/// Waits until `/readyz` names the server with 200, and checks that the log and the metrics do, too.
+/// Waits until `/readyz` names the server with 200, and checks that the log and the metrics do,
+/// too.
 async fn is_named_as_away(daemon: &Daemon, server: &str, in_log: &str) {
     until("readyz names the server", async || {
         let (status, answer) = daemon.get("/readyz").await;
-        let away = answer["away"].as_array().is_some_and(|away| away.iter().any(|one| one["server"] == server));
+        let away = answer["away"]
+            .as_array()
+            .is_some_and(|away| away.iter().any(|one| one["server"] == server));
         // A loop that stalls meanwhile makes it 503.
         away && (status == 503 || answer["status"] == "degraded")
     })
     .await;
     assert!(daemon.log().contains(in_log), "{}", daemon.log());
-    assert_eq!(metric(daemon, &format!("taskd_server_up{{server=\"{server}\"}}")).await, Some(0.0));
+    assert_eq!(
+        metric(daemon, &format!("taskd_server_up{{server=\"{server}\"}}")).await,
+        Some(0.0)
+    );
 }
 
 /// Waits until all servers answer, and checks that the log says that this one does.
 async fn is_back(daemon: &Daemon, server: &str, in_log: &str) {
-    until("readyz is content", async || daemon.get("/readyz").await == (200, json!({"status": "ready"}))).await;
+    until("readyz is content", async || {
+        daemon.get("/readyz").await == (200, json!({"status": "ready"}))
+    })
+    .await;
     assert!(daemon.log().contains(in_log), "{}", daemon.log());
-    assert_eq!(metric(daemon, &format!("taskd_server_up{{server=\"{server}\"}}")).await, Some(1.0));
+    assert_eq!(
+        metric(daemon, &format!("taskd_server_up{{server=\"{server}\"}}")).await,
+        Some(1.0)
+    );
     let outages = format!("taskd_server_outages_total{{server=\"{server}\"}}");
     assert!(metric(daemon, &outages).await >= Some(1.0));
 }
@@ -39,19 +55,33 @@ async fn is_back(daemon: &Daemon, server: &str, in_log: &str) {
 async fn a_redis_that_does_not_answer_is_named_and_sql_goes_on() {
     let redis = PrivateRedis::start(&["maxmemory 1gb", "maxmemory-policy noeviction"]);
     let daemon = Daemon::start("", &["--redis-url", &redis.url()]).await;
-    daemon.insert(&[json!({"queue": "q", "key": "first"})]).await;
+    daemon
+        .insert(&[json!({"queue": "q", "key": "first"})])
+        .await;
     assert_eq!(daemon.drain("w", "q").await, ["first"]);
-    assert_eq!(metric(&daemon, "taskd_server_up{server=\"redis\"}").await, Some(1.0));
-    assert_eq!(metric(&daemon, "taskd_server_up{server=\"database\"}").await, Some(1.0));
+    assert_eq!(
+        metric(&daemon, "taskd_server_up{server=\"redis\"}").await,
+        Some(1.0)
+    );
+    assert_eq!(
+        metric(&daemon, "taskd_server_up{server=\"database\"}").await,
+        Some(1.0)
+    );
 
     redis.signal(Signal::SIGSTOP);
     is_named_as_away(&daemon, "redis", "Redis is away: no answer for 3 s").await;
     // SQL alone answers these.
     let (status, listed) = daemon.get("/v1/tasks?queue=q&status=COMPLETED").await;
-    assert_eq!((status, &listed["tasks"][0]["key"]), (200, &json!("first")), "{listed}");
+    assert_eq!(
+        (status, &listed["tasks"][0]["key"]),
+        (200, &json!("first")),
+        "{listed}"
+    );
     let id = listed["tasks"][0]["id"].as_str().unwrap();
     assert_eq!(daemon.get(&format!("/v1/tasks/{id}/results")).await.0, 200);
-    daemon.insert(&[json!({"queue": "q", "key": "second"})]).await;
+    daemon
+        .insert(&[json!({"queue": "q", "key": "second"})])
+        .await;
 
     redis.signal(Signal::SIGCONT);
     is_back(&daemon, "redis", "Redis answers again, after ").await;
@@ -85,7 +115,8 @@ async fn settings_of_redis_that_break_promises_are_named_while_they_last() {
         ),
     ];
     for (setting, change, back, why) in cases {
-        let series = format!("taskd_redis_unsafe_settings{{server=\"{server}\",setting=\"{setting}\"}}");
+        let series =
+            format!("taskd_redis_unsafe_settings{{server=\"{server}\",setting=\"{setting}\"}}");
         assert_eq!(redis.run(&change), "OK");
         let why = format!("redis {server} {why}");
         until("readyz names the setting", async || {

@@ -1,4 +1,5 @@
-//! What the commands print: no character of a key, a reason or a name that a terminal obeys, or that cannot be seen.
+//! What the commands print: no character of a key, a reason or a name that a terminal obeys, or
+//! that cannot be seen.
 
 use std::process::{Command, Stdio};
 
@@ -10,8 +11,10 @@ use crate::{
     support::{daemon::Daemon, until},
 };
 
-/// ESC and BEL, CSI in one character, marks of direction, a line separator, characters of no width, and a tag.
-const HOSTILE: &str = "k\u{1b}]0;pwn\u{7}\u{9b}32m\u{202e}txt\u{2028}\u{2066}x\u{200b}\u{feff}\u{e0041}é";
+/// ESC and BEL, CSI in one character, marks of direction, a line separator, characters of no width,
+/// and a tag.
+const HOSTILE: &str =
+    "k\u{1b}]0;pwn\u{7}\u{9b}32m\u{202e}txt\u{2028}\u{2066}x\u{200b}\u{feff}\u{e0041}é";
 
 fn is_bad(c: char) -> bool {
     (c.is_control() && !matches!(c, '\n' | '\t')) || is_hidden(c)
@@ -21,11 +24,21 @@ fn is_bad(c: char) -> bool {
 fn printed(daemon: &Daemon, args: &[&str]) -> String {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command.env_clear().envs(own).env("TASKD_GRPC_URL", daemon.grpc()).env("TASKD_HTTP_URL", daemon.http());
+    command
+        .env_clear()
+        .envs(own)
+        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_HTTP_URL", daemon.http());
     let output = command.args(args).stdin(Stdio::null()).output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    let text = [output.stdout, output.stderr]
+        .map(|bytes| String::from_utf8(bytes).unwrap())
+        .concat();
     let bad: Vec<char> = text.chars().filter(|c| is_bad(*c)).collect();
-    assert!(bad.is_empty(), "{args:?} printed {bad:?}:\n{}", text.escape_debug());
+    assert!(
+        bad.is_empty(),
+        "{args:?} printed {bad:?}:\n{}",
+        text.escape_debug()
+    );
     text
 }
 
@@ -37,16 +50,32 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
     reject_all(&daemon, "w", "q", 1, HOSTILE).await;
     let letter = letters(&daemon, "queue=q", 1).await.remove(0);
     let letter = letter["id"].as_str().unwrap();
-    let open = daemon.insert(&[json!({"queue": "open", "key": HOSTILE, "payload": {"n": HOSTILE}})]).await.remove(0);
+    let open = daemon
+        .insert(&[json!({"queue": "open", "key": HOSTILE, "payload": {"n": HOSTILE}})])
+        .await
+        .remove(0);
     let (_, job) = daemon
-        .post("/v1/tasks:cancel", &json!({"filter": {"queue": "open", "key_prefix": HOSTILE}, "yes": true}))
+        .post(
+            "/v1/tasks:cancel",
+            &json!({"filter": {"queue": "open", "key_prefix": HOSTILE}, "yes": true}),
+        )
         .await;
-    let job = job["job"]["id"].as_str().or(job["id"].as_str()).map(ToOwned::to_owned);
+    let job = job["job"]["id"]
+        .as_str()
+        .or(job["id"].as_str())
+        .map(ToOwned::to_owned);
     let (_, jobs) = daemon.get("/v1/jobs").await;
     let job = job.unwrap_or_else(|| jobs["jobs"][0]["id"].as_str().unwrap().to_owned());
     let file = tempfile::NamedTempFile::new().unwrap();
     let line = json!({"queue": "a\u{202e}b\u{9b}", "key": HOSTILE});
-    std::fs::write(file.path(), format!("{line}\n{{\"queue\": \"{0}\", \"{0}\": 1}}\n", "x\u{202e}\u{9b}")).unwrap();
+    std::fs::write(
+        file.path(),
+        format!(
+            "{line}\n{{\"queue\": \"{0}\", \"{0}\": 1}}\n",
+            "x\u{202e}\u{9b}"
+        ),
+    )
+    .unwrap();
     let file = file.path().to_str().unwrap();
     let data = daemon.data();
     let data = data.to_str().unwrap();
@@ -79,7 +108,10 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         (&["watch", "q", HOSTILE], false),
         (&["watch", "none", HOSTILE], true),
         (&["cancel", "--queue", "none", "--key", HOSTILE], true),
-        (&["cancel", "--queue", "none", "--key", HOSTILE, "--json"], true),
+        (
+            &["cancel", "--queue", "none", "--key", HOSTILE, "--json"],
+            true,
+        ),
         (&["change", HOSTILE, "--priority", "high"], true),
         (&["requeue", HOSTILE, "--to", "w\u{202e}"], true),
         (&["pause", HOSTILE], true),
@@ -98,7 +130,18 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         (&["insert", "--json", file], true),
         (&["acts", "--data-dir", data], false),
         (&["acts", "--json", "--data-dir", data], false),
-        (&["token", "create", HOSTILE, "--roles", "read", "--data-dir", data], true),
+        (
+            &[
+                "token",
+                "create",
+                HOSTILE,
+                "--roles",
+                "read",
+                "--data-dir",
+                data,
+            ],
+            true,
+        ),
         (&["token", "list", "--data-dir", data], false),
     ];
     for (args, has_it) in commands {
@@ -107,29 +150,75 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         assert!(is_escaped || !has_it, "{args:?}: {text}");
         if args.contains(&"--json") && text.starts_with(['{', '[']) {
             let values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
-            assert!(values.take_while(Result::is_ok).count() > 0, "{args:?}: {text}");
+            assert!(
+                values.take_while(Result::is_ok).count() > 0,
+                "{args:?}: {text}"
+            );
         }
     }
     // The value of a key is the same for programs.
     let shown = printed(&daemon, &["task", &id, "--json"]);
     let shown: Value = serde_json::from_str(shown.lines().next().unwrap()).unwrap();
-    assert_eq!(shown["task"]["key"].as_str().or(shown["key"].as_str()), Some(HOSTILE), "{shown}");
+    assert_eq!(
+        shown["task"]["key"].as_str().or(shown["key"].as_str()),
+        Some(HOSTILE),
+        "{shown}"
+    );
 
-    daemon.insert(&[json!({"queue": "work", "key": HOSTILE})]).await;
-    let fails =
-        ["work", "--queue", "work", "--exit-when-idle", "1s", "--", "sh", "-c", "echo {key} >&2; exit 1", "{key}"];
+    daemon
+        .insert(&[json!({"queue": "work", "key": HOSTILE})])
+        .await;
+    let fails = [
+        "work",
+        "--queue",
+        "work",
+        "--exit-when-idle",
+        "1s",
+        "--",
+        "sh",
+        "-c",
+        "echo {key} >&2; exit 1",
+        "{key}",
+    ];
     let text = printed(&daemon, &fails);
-    assert!(text.contains("\\u202e") || text.contains("\\u{202e}"), "{text}");
-    until("the task is dead", async || daemon.unfinished("work").await == 0).await;
+    assert!(
+        text.contains("\\u202e") || text.contains("\\u{202e}"),
+        "{text}"
+    );
+    until("the task is dead", async || {
+        daemon.unfinished("work").await == 0
+    })
+    .await;
 
     // A table of another worker's name, a log line and an act cannot be spoiled by a name.
-    for worker in ["w\u{202e}", "w\u{200b}", "\u{feff}w", "w\u{2028}", "w\u{9b}", "\u{2066}"] {
-        let (status, problem) = daemon.post("/v1/tasks:get", &json!({"worker": worker, "queues": ["q"]})).await;
+    for worker in [
+        "w\u{202e}",
+        "w\u{200b}",
+        "\u{feff}w",
+        "w\u{2028}",
+        "w\u{9b}",
+        "\u{2066}",
+    ] {
+        let (status, problem) = daemon
+            .post("/v1/tasks:get", &json!({"worker": worker, "queues": ["q"]}))
+            .await;
         assert_eq!(status, 400, "{problem}");
-        assert!(!problem["detail"].as_str().unwrap().contains(is_bad), "{problem}");
+        assert!(
+            !problem["detail"].as_str().unwrap().contains(is_bad),
+            "{problem}"
+        );
     }
-    let (status, answer) = daemon.post("/v1/tasks:get", &json!({"worker": "Jürgen 日本 🦀", "queues": ["q"]})).await;
+    let (status, answer) = daemon
+        .post(
+            "/v1/tasks:get",
+            &json!({"worker": "Jürgen 日本 🦀", "queues": ["q"]}),
+        )
+        .await;
     assert_eq!(status, 200, "{answer}");
-    assert!(!daemon.log().contains(is_bad), "{}", daemon.log().escape_debug());
+    assert!(
+        !daemon.log().contains(is_bad),
+        "{}",
+        daemon.log().escape_debug()
+    );
     assert!(daemon.stop().await.success());
 }

@@ -1,9 +1,9 @@
-//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers
-//! at once.
+//! The queue beside a small model: random histories step by step, the shortest history of each
+//! rule, and many workers at once.
 //!
-//! In the model a worker may claim each open task that it neither holds nor was credited with. A worker that asks gets
-//! all of these, wherever the pointers are. Nothing sleeps: true deadlines are an hour off, and a step makes time
-//! pass by writing a score into the past.
+//! In the model a worker may claim each open task that it neither holds nor was credited with. A
+//! worker that asks gets all of these, wherever the pointers are. Nothing sleeps: true deadlines
+//! are an hour off, and a step makes time pass by writing a score into the past.
 
 #[path = "queue_property/checked.rs"]
 mod checked;
@@ -20,8 +20,8 @@ use proptest::{
 use taskd::{
     model::{LeaseToken, Requeue, ShardId, TaskId, WorkerName},
     queue::{
-        Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RecordStatus, RejectMode, Rejection,
-        Shard, Stats,
+        Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RecordStatus,
+        RejectMode, Rejection, Shard, Stats,
     },
     redis_pool::Redis,
     runtime::Progress,
@@ -157,17 +157,26 @@ fn new_task() -> impl Strategy<Value = NewTask> {
         1 => Just(Own::AtOnce),
         1 => Just(Own::Hours),
     ];
-    (1..=4_u32, 1..=3_u8, 1..=3_u8, 0..40_usize, credited(), prop::bool::weighted(0.2), backoff).prop_map(
-        |(replicas, priority, max_attempts, size, credited, later, backoff)| NewTask {
-            replicas,
-            priority,
-            max_attempts,
-            size,
-            credited,
-            later,
-            backoff,
-        },
+    (
+        1..=4_u32,
+        1..=3_u8,
+        1..=3_u8,
+        0..40_usize,
+        credited(),
+        prop::bool::weighted(0.2),
+        backoff,
     )
+        .prop_map(
+            |(replicas, priority, max_attempts, size, credited, later, backoff)| NewTask {
+                replicas,
+                priority,
+                max_attempts,
+                size,
+                credited,
+                later,
+                backoff,
+            },
+        )
 }
 
 /// A reservation ends before now, or never.
@@ -234,19 +243,27 @@ async fn take(c: &mut Checked, step: &Step) {
     let known = |c: &Checked, shown: &Shown| {
         let at = |back: usize| &c.known[c.known.len() - 1 - back % c.known.len()];
         let mut lease = at(shown.lease).clone();
-        lease.worker = shown.by.map_or(lease.worker, |other| WORKERS[other % 6].into());
+        lease.worker = shown
+            .by
+            .map_or(lease.worker, |other| WORKERS[other % 6].into());
         lease.grant = shown.of.map_or(lease.grant, |other| at(other).grant);
         lease
     };
     let some = |members: Vec<Vec<u8>>, some: u64| {
-        let chosen = members.into_iter().enumerate().filter(|(i, _)| some >> (i % 64) & 1 == 1);
+        let chosen = members
+            .into_iter()
+            .enumerate()
+            .filter(|(i, _)| some >> (i % 64) & 1 == 1);
         chosen.map(|(_, member)| member).collect::<Vec<_>>()
     };
     match step {
         Step::Enqueue { tasks, room } => {
             let mut records: Vec<_> = tasks.iter().map(|new| c.record(new)).collect();
             let twice = records[0].clone();
-            records.push(EnqueueTask { offset: c.next_offset(), ..twice });
+            records.push(EnqueueTask {
+                offset: c.next_offset(),
+                ..twice
+            });
             c.enqueue(&records, *room).await;
         }
         Step::EnqueueFromStore { tasks, known, room } => {
@@ -255,10 +272,16 @@ async fn take(c: &mut Checked, step: &Step) {
             records.extend(known.map(|which| c.records[which % c.records.len()].clone()));
             c.enqueue_from_store(&records, known.is_some(), *room).await;
         }
-        Step::SendAgain { which, credited, later, room } => {
+        Step::SendAgain {
+            which,
+            credited,
+            later,
+            room,
+        } => {
             let ids = c.given_up();
             if !ids.is_empty() {
-                c.send_again(ids[which % ids.len()], *credited, *later, *room).await;
+                c.send_again(ids[which % ids.len()], *credited, *later, *room)
+                    .await;
             }
         }
         Step::EnqueueAgain { which, same_offset } if !c.records.is_empty() => {
@@ -274,7 +297,11 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::DeadlinePasses { which, new } if new.is_some() || !c.records.is_empty() => {
             c.end(*which, new.as_ref(), RecordStatus::Dead).await;
         }
-        Step::Change { which, replicas, priority } if !c.records.is_empty() => {
+        Step::Change {
+            which,
+            replicas,
+            priority,
+        } if !c.records.is_empty() => {
             c.change(*which, *replicas, *priority).await;
         }
         Step::Requeue { which, how } if !c.records.is_empty() => {
@@ -283,10 +310,17 @@ async fn take(c: &mut Checked, step: &Step) {
         }
         Step::RedisFellBack => c.read_on_after_redis_fell_back().await,
         Step::Claim(asks) => {
-            let asks: Vec<_> = asks.iter().map(|(worker, most, weight)| ask(c, *worker, *most, *weight)).collect();
+            let asks: Vec<_> = asks
+                .iter()
+                .map(|(worker, most, weight)| ask(c, *worker, *most, *weight))
+                .collect();
             c.claim(&asks).await;
         }
-        Step::ClaimLookingAt { elements, worker, most } => {
+        Step::ClaimLookingAt {
+            elements,
+            worker,
+            most,
+        } => {
             let ask = ask(c, *worker, *most, ANY_WEIGHT);
             c.claim_looking_at(*elements, &ask).await;
         }
@@ -296,7 +330,10 @@ async fn take(c: &mut Checked, step: &Step) {
             c.complete(&leases).await;
         }
         Step::Reject(all) if !c.known.is_empty() => {
-            let items: Vec<_> = all.iter().map(|(shown, mode)| (known(c, shown), *mode)).collect();
+            let items: Vec<_> = all
+                .iter()
+                .map(|(shown, mode)| (known(c, shown), *mode))
+                .collect();
             c.reject(&items).await;
         }
         Step::Extend(all) if !c.known.is_empty() => {
@@ -304,11 +341,19 @@ async fn take(c: &mut Checked, step: &Step) {
             c.extend(&leases).await;
         }
         Step::LeasesRunOut { some: which } => {
-            c.make_due("leases", &some(c.model.leases.keys().cloned().collect(), *which)).await;
+            c.make_due(
+                "leases",
+                &some(c.model.leases.keys().cloned().collect(), *which),
+            )
+            .await;
         }
         Step::Expire { most } => drop(c.expire(*most).await),
         Step::WaitsEnd { some: which } => {
-            c.make_due("delayed", &some(c.model.waits.keys().cloned().collect(), *which)).await;
+            c.make_due(
+                "delayed",
+                &some(c.model.waits.keys().cloned().collect(), *which),
+            )
+            .await;
         }
         Step::Promote { most } => drop(c.promote(*most).await),
         Step::Crash { worker } => c.known.retain(|lease| lease.worker != WORKERS[*worker]),
@@ -316,7 +361,11 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::SpentElements { lane, count } => c.leave_spent_elements(*lane, *count).await,
         Step::Sweep { most } => drop(c.sweep(*most).await),
         Step::Forward { most } => c.forward(*most).await,
-        Step::Forget { most, settled, sent_again } => c.forget(*most, *settled, *sent_again).await,
+        Step::Forget {
+            most,
+            settled,
+            sent_again,
+        } => c.forget(*most, *settled, *sent_again).await,
         // There is nothing yet that they could be about.
         Step::Cancel { .. } | Step::DeadlinePasses { .. } => {}
         Step::EnqueueAgain { .. } | Step::Change { .. } | Step::Requeue { .. } => {}
@@ -325,16 +374,30 @@ async fn take(c: &mut Checked, step: &Step) {
 }
 
 fn ask(c: &mut Checked, worker: usize, most: usize, most_bytes: usize) -> Ask {
-    let worker = WORKERS.get(worker).map_or_else(|| c.newcomer(), |name| (*name).into());
-    Ask { worker, most, most_bytes }
+    let worker = WORKERS
+        .get(worker)
+        .map_or_else(|| c.newcomer(), |name| (*name).into());
+    Ask {
+        worker,
+        most,
+        most_bytes,
+    }
 }
 
 #[test]
 fn random_histories_agree_with_the_model() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let server = RedisServer::start(Fsync::EverySecond);
-    let redis = runtime.block_on(Redis::connect(&server.url(), "t")).expect("connect");
-    let config = Config { cases: 64, ..Config::with_source_file(file!()) };
+    let redis = runtime
+        .block_on(Redis::connect(&server.url(), "t"))
+        .expect("connect");
+    let config = Config {
+        cases: 64,
+        ..Config::with_source_file(file!())
+    };
     let agree = |steps: Vec<Step>| {
         runtime.block_on(async {
             let mut c = Checked::new(&redis).await;
@@ -345,13 +408,23 @@ fn random_histories_agree_with_the_model() {
         });
         Ok(())
     };
-    TestRunner::new(config).run(&vec(step(), 1..=80), agree).unwrap_or_else(|failure| panic!("{failure}"));
+    TestRunner::new(config)
+        .run(&vec(step(), 1..=80), agree)
+        .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 // --- the shortest history of each rule
 
 fn task(replicas: u32) -> NewTask {
-    NewTask { replicas, priority: 2, max_attempts: 9, size: 4, credited: 0, later: false, backoff: Own::Nothing }
+    NewTask {
+        replicas,
+        priority: 2,
+        max_attempts: 9,
+        size: 4,
+        credited: 0,
+        later: false,
+        backoff: Own::Nothing,
+    }
 }
 
 const LATER: RejectMode = RejectMode::Retry(Some(HOUR));
@@ -390,7 +463,10 @@ async fn a_task_delivered_again_at_a_new_offset_is_enqueued_once() {
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(1)]).await;
     for live in [true, false] {
-        let again = EnqueueTask { offset: c.next_offset(), ..c.records[0].clone() };
+        let again = EnqueueTask {
+            offset: c.next_offset(),
+            ..c.records[0].clone()
+        };
         c.enqueue(&[again], Room::ANY).await;
         if live {
             let a = c.claim_one("a").await;
@@ -405,7 +481,11 @@ async fn a_task_delivered_again_at_a_new_offset_is_enqueued_once() {
 async fn a_pointer_moves_beyond_what_is_spent_even_when_nothing_was_taken() {
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(1), task(2)]).await;
-    let small = |worker: &str| Ask { worker: worker.into(), most: 1, most_bytes: ANY_WEIGHT };
+    let small = |worker: &str| Ask {
+        worker: worker.into(),
+        most: 1,
+        most_bytes: ANY_WEIGHT,
+    };
     // a is gone for good with t0; b gives t1 back, twice.
     c.claim_one("a").await;
     let mut b = c.claim_one("b").await;
@@ -428,7 +508,10 @@ async fn a_pointer_moves_beyond_what_is_spent_even_when_nothing_was_taken() {
                 break;
             }
             calls += 1;
-            assert!(calls < 12, "{worker} looks at the same elements again and again");
+            assert!(
+                calls < 12,
+                "{worker} looks at the same elements again and again"
+            );
         }
     }
     assert_eq!(c.model.finals.len(), 2);
@@ -471,13 +554,36 @@ async fn a_token_counts_for_its_worker_its_grant_and_its_life_of_the_shard_only(
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(1), task(1)]).await;
     let [first, second]: [Lease; 2] = [c.claim_one("a").await, c.claim_one("a").await];
-    let strange = [Lease { grant: second.grant, ..first.clone() }, Lease { worker: "b".into(), ..first.clone() }];
+    let strange = [
+        Lease {
+            grant: second.grant,
+            ..first.clone()
+        },
+        Lease {
+            worker: "b".into(),
+            ..first.clone()
+        },
+    ];
     assert_eq!(c.complete(&strange).await, [Code::LeaseLost; 2]);
-    let token = LeaseToken { generation: 1, ..first.token(&c.shard) };
+    let token = LeaseToken {
+        generation: 1,
+        ..first.token(&c.shard)
+    };
     let worker = WorkerName::new("a").expect("a name");
-    let earlier = Completion { id: first.id, token, worker, report: first.report() };
-    assert_eq!(c.queue.worker.complete(earlier).await.expect("complete"), Code::LeaseLost);
-    assert_eq!(c.complete(&[first.clone(), first]).await, [Code::Ok, Code::Repeat]);
+    let earlier = Completion {
+        id: first.id,
+        token,
+        worker,
+        report: first.report(),
+    };
+    assert_eq!(
+        c.queue.worker.complete(earlier).await.expect("complete"),
+        Code::LeaseLost
+    );
+    assert_eq!(
+        c.complete(&[first.clone(), first]).await,
+        [Code::Ok, Code::Repeat]
+    );
     c.finish().await;
 }
 
@@ -500,8 +606,12 @@ async fn a_forgotten_task_that_is_sent_again_goes_to_the_end_of_its_lane() {
 #[tokio::test]
 async fn one_claim_in_ten_begins_with_a_lower_priority() {
     let (_server, mut c) = Checked::alone().await;
-    let of = |priority| NewTask { priority, ..task(1) };
-    c.put(&[vec![of(3); 9], vec![of(2); 9], vec![of(1); 40]].concat()).await;
+    let of = |priority| NewTask {
+        priority,
+        ..task(1)
+    };
+    c.put(&[vec![of(3); 9], vec![of(2); 9], vec![of(1); 40]].concat())
+        .await;
     let mut lower = Vec::new();
     for n in 0..40 {
         let lease = c.claim_one("a").await;
@@ -517,7 +627,10 @@ async fn one_claim_in_ten_begins_with_a_lower_priority() {
 #[tokio::test]
 async fn workers_that_come_in_turn_all_begin_with_a_lower_priority_now_and_then() {
     let (_server, mut c) = Checked::alone().await;
-    let of = |priority| NewTask { priority, ..task(2) };
+    let of = |priority| NewTask {
+        priority,
+        ..task(2)
+    };
     c.put(&[vec![of(3); 9], vec![of(1); 40]].concat()).await;
     let mut lower = Vec::new();
     for n in 0..80 {
@@ -547,7 +660,14 @@ async fn elements_of_one_live_task_do_not_pile_up() {
 #[tokio::test]
 async fn a_full_outbox_pauses_claims_and_expiries() {
     let (_server, mut c) = Checked::alone().await;
-    c.put(&[NewTask { max_attempts: 1, ..task(1) }, task(1)]).await;
+    c.put(&[
+        NewTask {
+            max_attempts: 1,
+            ..task(1)
+        },
+        task(1),
+    ])
+    .await;
     c.claim_one("a").await;
     let lease: Vec<_> = c.model.leases.keys().cloned().collect();
     c.make_due("leases", &lease).await;
@@ -557,13 +677,50 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");
     let shard = c.queue.shards_of(&c.shard.queue).remove(0);
     let worker = WorkerName::new("b").expect("a name");
-    let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, is_first: true, lease: None, priority: None };
-    assert!(c.queue.worker.claim(&shard, claim).await.expect("claim").is_empty());
-    assert_eq!(c.queue.upkeep.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
-    let first = c.queue.upkeep.outbox(&c.shard, 1, ANY_WEIGHT).await.expect("outbox").remove(0);
-    let left = c.queue.upkeep.forwarded(&c.shard, &[first]).await.expect("forwarded");
+    let claim = Claim {
+        worker,
+        max_tasks: 9,
+        max_bytes: ANY_WEIGHT,
+        is_first: true,
+        lease: None,
+        priority: None,
+    };
+    assert!(
+        c.queue
+            .worker
+            .claim(&shard, claim)
+            .await
+            .expect("claim")
+            .is_empty()
+    );
+    assert_eq!(
+        c.queue
+            .upkeep
+            .expire(&c.shard, 9, &[])
+            .await
+            .expect("expire")
+            .expired,
+        0
+    );
+    let first = c
+        .queue
+        .upkeep
+        .outbox(&c.shard, 1, ANY_WEIGHT)
+        .await
+        .expect("outbox")
+        .remove(0);
+    let left = c
+        .queue
+        .upkeep
+        .forwarded(&c.shard, &[first])
+        .await
+        .expect("forwarded");
     assert_eq!(left, OUTBOX_FULL - 1);
-    let () = redis::cmd("DEL").arg("t:{q:0}:outbox").query_async(&mut c.redis.conn()).await.expect("del");
+    let () = redis::cmd("DEL")
+        .arg("t:{q:0}:outbox")
+        .query_async(&mut c.redis.conn())
+        .await
+        .expect("del");
     c.finish().await;
 }
 
@@ -586,8 +743,8 @@ async fn live(queue: &Queue, shard: &ShardId) -> u64 {
     queue.stats(shard).await.expect("stats").live
 }
 
-/// Claims, completes (one in four twice at once), rejects and forgets until nothing is live. Answers the reports of the
-/// completions that were answered OK.
+/// Claims, completes (one in four twice at once), rejects and forgets until nothing is live.
+/// Answers the reports of the completions that were answered OK.
 async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice) -> Vec<String> {
     let (mut credits, mut late) = (Vec::new(), Vec::<Leased>::new());
     loop {
@@ -615,48 +772,97 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
         for task in tasks {
             let (id, token) = (task.id, task.token);
             let report = format!("{id} {name}");
-            let completion =
-                Completion { id, token: token.clone(), worker: name.clone(), report: report.clone().into() };
+            let completion = Completion {
+                id,
+                token: token.clone(),
+                worker: name.clone(),
+                report: report.clone().into(),
+            };
             let codes = match dice.roll(12) {
                 0 => continue,
                 1 | 2 => {
-                    let mode =
-                        if dice.roll(2) == 0 { RejectMode::Release } else { RejectMode::Retry(Some(Duration::ZERO)) };
-                    let back = Rejection { id, token, worker: name.clone(), mode, reason: "no luck".into() };
-                    queue.worker.reject(&shard.id, &[back], &[HOUR]).await.expect("hand back");
+                    let mode = if dice.roll(2) == 0 {
+                        RejectMode::Release
+                    } else {
+                        RejectMode::Retry(Some(Duration::ZERO))
+                    };
+                    let back = Rejection {
+                        id,
+                        token,
+                        worker: name.clone(),
+                        mode,
+                        reason: "no luck".into(),
+                    };
+                    queue
+                        .worker
+                        .reject(&shard.id, &[back], &[HOUR])
+                        .await
+                        .expect("hand back");
                     continue;
                 }
                 3..6 => {
-                    let (one, other) =
-                        tokio::join!(queue.worker.complete(completion.clone()), queue.worker.complete(completion));
+                    let (one, other) = tokio::join!(
+                        queue.worker.complete(completion.clone()),
+                        queue.worker.complete(completion)
+                    );
                     vec![one.expect("complete"), other.expect("complete")]
                 }
                 _ => vec![queue.worker.complete(completion).await.expect("complete")],
             };
-            credits.extend(codes.iter().filter(|code| **code == Code::Ok).map(|_| report.clone()));
+            credits.extend(
+                codes
+                    .iter()
+                    .filter(|code| **code == Code::Ok)
+                    .map(|_| report.clone()),
+            );
         }
     }
 }
 
-/// Ends leases at random, sweeps, and forwards, until nothing is live; answers the reports that it forwarded.
+/// Ends leases at random, sweeps, and forwards, until nothing is live; answers the reports that it
+/// forwarded.
 async fn watch(redis: Redis, queue: Queue, shard: ShardId, mut dice: Dice) -> Vec<String> {
     let (mut conn, mut forwarded) = (redis.conn(), Vec::new());
     loop {
         let done = live(&queue, &shard).await == 0;
         let mut range = redis::cmd("ZRANGE");
-        let leases: Vec<Vec<u8>> =
-            range.arg("t:{q:0}:leases").arg(0).arg(-1).query_async(&mut conn).await.expect("zrange");
+        let leases: Vec<Vec<u8>> = range
+            .arg("t:{q:0}:leases")
+            .arg(0)
+            .arg(-1)
+            .query_async(&mut conn)
+            .await
+            .expect("zrange");
         for lease in leases.iter().filter(|_| dice.roll(16) == 0) {
             let mut past = redis::cmd("ZADD");
-            let () = past.arg("t:{q:0}:leases").arg("XX").arg(1).arg(lease).query_async(&mut conn).await.expect("zadd");
+            let () = past
+                .arg("t:{q:0}:leases")
+                .arg("XX")
+                .arg(1)
+                .arg(lease)
+                .query_async(&mut conn)
+                .await
+                .expect("zadd");
         }
-        queue.upkeep.expire(&shard, 100, &[Duration::ZERO]).await.expect("expire");
+        queue
+            .upkeep
+            .expire(&shard, 100, &[Duration::ZERO])
+            .await
+            .expect("expire");
         queue.upkeep.sweep(&shard, 64).await.expect("sweep");
-        let entries = queue.upkeep.outbox(&shard, 50, ANY_WEIGHT).await.expect("outbox");
+        let entries = queue
+            .upkeep
+            .outbox(&shard, 50, ANY_WEIGHT)
+            .await
+            .expect("outbox");
         if entries.is_empty() && done {
             return forwarded;
         }
-        queue.upkeep.forwarded(&shard, &entries).await.expect("forwarded");
+        queue
+            .upkeep
+            .forwarded(&shard, &entries)
+            .await
+            .expect("forwarded");
         for event in entries.into_iter().flat_map(|entry| entry.events) {
             if let Event::Completed(report) = event {
                 forwarded.push(String::from_utf8_lossy(&report).into_owned());
@@ -667,7 +873,11 @@ async fn watch(redis: Redis, queue: Queue, shard: ShardId, mut dice: Dice) -> Ve
 
 async fn run_at_once(redis: &Redis, seed: u64) {
     let mut c = Checked::new(redis).await;
-    let new = |n: u8| NewTask { priority: n % 3 + 1, max_attempts: u8::MAX, ..task(u32::from(n % 4) + 1) };
+    let new = |n: u8| NewTask {
+        priority: n % 3 + 1,
+        max_attempts: u8::MAX,
+        ..task(u32::from(n % 4) + 1)
+    };
     let ids = c.put(&(0..200).map(new).collect::<Vec<_>>()).await;
     let (queue, shard) = (c.queue.clone(), c.queue.shards_of(&c.shard.queue).remove(0));
     let (stop, process) = (CancellationToken::new(), queue.clone());
@@ -675,13 +885,27 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     let releases = tokio::spawn(async move {
         process
             .worker
-            .settle_deliveries(&Progress::default().register("release"), &stopped, std::future::ready(()))
+            .settle_deliveries(
+                &Progress::default().register("release"),
+                &stopped,
+                std::future::ready(()),
+            )
             .await;
     });
-    let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
+    let watch = tokio::spawn(watch(
+        redis.clone(),
+        queue.clone(),
+        c.shard.clone(),
+        Dice(!seed),
+    ));
     let start = |n: u64| {
         let name = WorkerName::new(&format!("worker-{n}")).expect("a name");
-        tokio::spawn(work(queue.clone(), Arc::clone(&shard), name, Dice(seed.wrapping_mul(16) + n)))
+        tokio::spawn(work(
+            queue.clone(),
+            Arc::clone(&shard),
+            name,
+            Dice(seed.wrapping_mul(16) + n),
+        ))
     };
     let workers: Vec<_> = (0..16).map(start).collect();
     let mut credits = Vec::new();
@@ -693,30 +917,54 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     releases.await.expect("the releases");
 
     for (n, id) in ids.iter().enumerate() {
-        let of_task = credits.iter().filter(|credit| credit.starts_with(&id.to_string())).count();
+        let of_task = credits
+            .iter()
+            .filter(|credit| credit.starts_with(&id.to_string()))
+            .count();
         assert_eq!(of_task, n % 4 + 1, "{id} is done as often as it asks");
     }
     credits.sort();
     reports.sort();
-    assert_eq!(reports, credits, "what was answered OK stands in the outbox, and nothing else");
+    assert_eq!(
+        reports, credits,
+        "what was answered OK stands in the outbox, and nothing else"
+    );
     let distinct: BTreeSet<_> = credits.iter().collect();
     assert_eq!(distinct.len(), credits.len(), "distinct workers");
     let stats = queue.stats(&c.shard).await.expect("stats");
-    assert_eq!(Stats { ahead: 0, ..stats }, Stats { finals: 200, ..Stats::default() });
+    assert_eq!(
+        Stats { ahead: 0, ..stats },
+        Stats {
+            finals: 200,
+            ..Stats::default()
+        }
+    );
 }
 
 #[test]
 fn many_workers_at_once_are_credited_once_each() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
     let runtime = runtime.expect("a runtime");
     let server = RedisServer::start(Fsync::EverySecond);
-    let redis = runtime.block_on(Redis::connect(&server.url(), "t")).expect("connect");
+    let redis = runtime
+        .block_on(Redis::connect(&server.url(), "t"))
+        .expect("connect");
     let run = |seed| {
         // A broken rule may leave a task that nobody can end.
-        let run = async { tokio::time::timeout(Duration::from_secs(120), run_at_once(&redis, seed)).await };
+        let run = async {
+            tokio::time::timeout(Duration::from_secs(120), run_at_once(&redis, seed)).await
+        };
         runtime.block_on(run).expect("all tasks end");
         Ok(())
     };
-    let config = Config { cases: 4, ..Config::with_source_file(file!()) };
-    TestRunner::new(config).run(&any::<u64>().no_shrink(), run).unwrap_or_else(|failure| panic!("{failure}"));
+    let config = Config {
+        cases: 4,
+        ..Config::with_source_file(file!())
+    };
+    TestRunner::new(config)
+        .run(&any::<u64>().no_shrink(), run)
+        .unwrap_or_else(|failure| panic!("{failure}"));
 }

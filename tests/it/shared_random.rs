@@ -1,5 +1,6 @@
-//! Random histories of sessions without streams beside a small model. One process serves them, so the model knows
-//! exactly what each call is granted, wants and has; and after the end of all sessions nothing is left.
+//! Random histories of sessions without streams beside a small model. One process serves them, so
+//! the model knows exactly what each call is granted, wants and has; and after the end of all
+//! sessions nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,13 +85,22 @@ struct Run<'a> {
 impl Run<'_> {
     /// This slot, or the next one that has a session.
     fn used(&self, slot: usize) -> usize {
-        self.slots.range(slot..).chain(&self.slots).next().map_or(slot, |(used, _)| *used)
+        self.slots
+            .range(slot..)
+            .chain(&self.slots)
+            .next()
+            .map_or(slot, |(used, _)| *used)
     }
 
     /// The part of a wish that a session may be granted.
     fn room(&self, name: &str, slot: Option<usize>, want: usize) -> usize {
         let taken = |slot: &Slot| slot.demand + slot.in_hand.len();
-        let of_worker: usize = self.slots.values().filter(|slot| slot.name == name).map(taken).sum();
+        let of_worker: usize = self
+            .slots
+            .values()
+            .filter(|slot| slot.name == name)
+            .map(taken)
+            .sum();
         let own = slot.and_then(|slot| self.slots.get(&slot)).map_or(0, taken);
         want.min(7 - own).min(10 - of_worker)
     }
@@ -100,8 +110,20 @@ impl Run<'_> {
         more["timeout"] = json!("10m");
         let (session, opened) = Session::open(self.daemon, name, more).await;
         let demand = usize::try_from(opened["granted"].as_u64().unwrap()).unwrap();
-        let in_hand = self.slots.remove(&slot).map(|before| before.in_hand).unwrap_or_default();
-        self.slots.insert(slot, Slot { name, session, demand, in_hand });
+        let in_hand = self
+            .slots
+            .remove(&slot)
+            .map(|before| before.in_hand)
+            .unwrap_or_default();
+        self.slots.insert(
+            slot,
+            Slot {
+                name,
+                session,
+                demand,
+                in_hand,
+            },
+        );
         opened
     }
 
@@ -113,79 +135,145 @@ impl Run<'_> {
                 self.daemon.insert(&tasks).await;
                 self.inserted += count;
             }
-            Step::Open { slot, worker, want, takeover } => {
+            Step::Open {
+                slot,
+                worker,
+                want,
+                takeover,
+            } => {
                 self.close(slot).await;
                 let name = WORKERS[worker];
                 if takeover {
                     self.slots.retain(|_, other| other.name != name);
                 }
                 let granted = self.room(name, None, want);
-                let opened = self.open(slot, name, json!({"want": want, "takeover": takeover})).await;
-                assert_eq!((&opened["granted"], &opened["resumed"]), (&json!(granted), &json!(false)));
+                let opened = self
+                    .open(slot, name, json!({"want": want, "takeover": takeover}))
+                    .await;
+                assert_eq!(
+                    (&opened["granted"], &opened["resumed"]),
+                    (&json!(granted), &json!(false))
+                );
             }
             Step::Want { slot, want } => {
                 let slot = self.used(slot);
-                let Some(name) = self.slots.get(&slot).map(|slot| slot.name) else { return };
+                let Some(name) = self.slots.get(&slot).map(|slot| slot.name) else {
+                    return;
+                };
                 let granted = self.room(name, Some(slot), want);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
                 // A task that has come to the queue may need a moment.
-                let answer = slot.session.call(self.daemon, "want", json!({"want": want, "wait": "50ms"})).await;
+                let answer = slot
+                    .session
+                    .call(self.daemon, "want", json!({"want": want, "wait": "50ms"}))
+                    .await;
                 slot.demand += granted;
                 let tasks: Vec<Value> = serde_json::from_value(answer["tasks"].clone()).unwrap();
-                assert!(tasks.len() <= slot.demand, "never more than it wants: {answer}");
+                assert!(
+                    tasks.len() <= slot.demand,
+                    "never more than it wants: {answer}"
+                );
                 slot.demand -= tasks.len();
                 slot.in_hand.extend(tasks);
                 let (demand, in_hand) = (slot.demand, slot.in_hand.len());
-                let said = ["granted", "demand", "in_hand"].map(|name| answer[name].as_u64().unwrap());
-                assert_eq!(said.map(|n| usize::try_from(n).unwrap()), [granted, demand, in_hand]);
+                let said =
+                    ["granted", "demand", "in_hand"].map(|name| answer[name].as_u64().unwrap());
+                assert_eq!(
+                    said.map(|n| usize::try_from(n).unwrap()),
+                    [granted, demand, in_hand]
+                );
             }
             Step::Surrender(slot) => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
                 let answer = slot.session.call(self.daemon, "surrender", json!({})).await;
-                assert_eq!(answer, json!({"surrendered": slot.demand, "in_hand": slot.in_hand.len()}));
+                assert_eq!(
+                    answer,
+                    json!({"surrendered": slot.demand, "in_hand": slot.in_hand.len()})
+                );
                 slot.demand = 0;
             }
-            Step::Report { slot, completed, rejected, started } => {
+            Step::Report {
+                slot,
+                completed,
+                rejected,
+                started,
+            } => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
                 let mut some = |most: usize| -> Vec<Value> {
                     let most = most.min(slot.in_hand.len());
                     slot.in_hand.drain(..most).collect()
                 };
                 let (done, back) = (some(completed), some(rejected));
-                let started: Vec<_> = slot.in_hand.iter().take(started).map(|task| task["id"].clone()).collect();
-                let report =
-                    json!({"completions": leases(&done), "rejections": leases(&back), "started": started.clone()});
+                let started: Vec<_> = slot
+                    .in_hand
+                    .iter()
+                    .take(started)
+                    .map(|task| task["id"].clone())
+                    .collect();
+                let report = json!({"completions": leases(&done), "rejections": leases(&back), "started": started.clone()});
                 let answer = slot.session.call(self.daemon, "report", report).await;
                 let (counted, in_hand) = (done.len() + back.len(), slot.in_hand.len());
-                let said = ["counted", "demand", "in_hand"].map(|name| answer[name].as_u64().unwrap());
-                assert_eq!(said.map(|n| usize::try_from(n).unwrap()), [counted, slot.demand, in_hand]);
+                let said =
+                    ["counted", "demand", "in_hand"].map(|name| answer[name].as_u64().unwrap());
+                assert_eq!(
+                    said.map(|n| usize::try_from(n).unwrap()),
+                    [counted, slot.demand, in_hand]
+                );
                 for (place, task) in done.iter().enumerate() {
                     assert_eq!(answer["completions"][place]["status"], "OK");
                     let id = task["id"].as_str().unwrap().to_owned();
                     assert!(self.completed.insert(id), "{task} was completed twice");
                 }
-                let again = slot.session.call(self.daemon, "report", json!({"completions": leases(&done)})).await;
+                let again = slot
+                    .session
+                    .call(self.daemon, "report", json!({"completions": leases(&done)}))
+                    .await;
                 assert_eq!(again["counted"], 0);
             }
             Step::GoOn { slot, keep, want } => {
                 let slot = self.used(slot);
-                let Some(Slot { name, session, demand, in_hand }) = self.slots.get_mut(&slot) else { return };
+                let Some(Slot {
+                    name,
+                    session,
+                    demand,
+                    in_hand,
+                }) = self.slots.get_mut(&slot)
+                else {
+                    return;
+                };
                 in_hand.truncate(keep);
                 *demand = 0;
                 let holding: Vec<_> = in_hand.iter().map(|task| task["id"].clone()).collect();
-                let (name, more) = (*name, json!({"session": session.id(), "holding": holding, "want": want}));
+                let (name, more) = (
+                    *name,
+                    json!({"session": session.id(), "holding": holding, "want": want}),
+                );
                 let granted = self.room(name, Some(slot), want);
                 let opened = self.open(slot, name, more).await;
-                assert_eq!((&opened["granted"], &opened["resumed"]), (&json!(granted), &json!(true)));
+                assert_eq!(
+                    (&opened["granted"], &opened["resumed"]),
+                    (&json!(granted), &json!(true))
+                );
             }
             Step::Close(slot) => self.close(slot).await,
         }
     }
 
     async fn close(&mut self, slot: usize) {
-        let Some(Slot { session, in_hand, .. }) = self.slots.remove(&slot) else { return };
+        let Some(Slot {
+            session, in_hand, ..
+        }) = self.slots.remove(&slot)
+        else {
+            return;
+        };
         let closed = session.call(self.daemon, "close", json!({})).await;
         let ended = closed["offered"].as_u64().unwrap() + closed["failed"].as_u64().unwrap();
         assert_eq!(usize::try_from(ended).unwrap(), in_hand.len(), "{closed}");
@@ -195,12 +283,20 @@ impl Run<'_> {
 #[tokio::test]
 async fn sessions_without_streams_are_as_their_model() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
-    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config {
+        failure_persistence: None,
+        ..Config::default()
+    });
     let (mut inserted, mut completed) = (0, BTreeSet::new());
     for _ in 0..15 {
         let steps = steps().new_tree(&mut runner).unwrap().current();
         println!("{steps:?}");
-        let mut run = Run { daemon: &daemon, slots: BTreeMap::new(), inserted, completed };
+        let mut run = Run {
+            daemon: &daemon,
+            slots: BTreeMap::new(),
+            inserted,
+            completed,
+        };
         for step in steps {
             run.step(step).await;
         }
@@ -210,11 +306,26 @@ async fn sessions_without_streams_are_as_their_model() {
         (inserted, completed) = (run.inserted, run.completed);
         assert_eq!(keys(&daemon).await, Vec::<String>::new());
     }
-    assert!(completed.len() > inserted / 20, "the sessions did {} of {inserted}", completed.len());
-    let rest = daemon.lease_all("last", "q", inserted - completed.len()).await;
+    assert!(
+        completed.len() > inserted / 20,
+        "the sessions did {} of {inserted}",
+        completed.len()
+    );
+    let rest = daemon
+        .lease_all("last", "q", inserted - completed.len())
+        .await;
     for some in rest.chunks(1000) {
-        assert!(daemon.complete("last", some).await.iter().all(|status| status == "OK"));
+        assert!(
+            daemon
+                .complete("last", some)
+                .await
+                .iter()
+                .all(|status| status == "OK")
+        );
     }
-    until("SQL has all reports", async || daemon.unfinished("q").await == 0).await;
+    until("SQL has all reports", async || {
+        daemon.unfinished("q").await == 0
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }

@@ -28,19 +28,38 @@ async fn the_allotments_of_many_workers_come_back() {
         channels.push(channel(daemon.grpc_port()).await);
     }
     let opens = (0..WORKERS).map(|number| {
-        let open = pb::OpenSession { timeout: seconds(600), ..opening(&format!("w{number}"), 1) };
+        let open = pb::OpenSession {
+            timeout: seconds(600),
+            ..opening(&format!("w{number}"), 1)
+        };
         Worker::open_on(channels[number % 8].clone(), open, None)
     });
-    let workers: Vec<_> = stream::iter(opens).buffer_unordered(50).map(Result::unwrap).collect().await;
+    let workers: Vec<_> = stream::iter(opens)
+        .buffer_unordered(50)
+        .map(Result::unwrap)
+        .collect()
+        .await;
     let mut conn = patient(redis.url()).await;
-    let mut keys =
-        async || -> Vec<String> { redis::cmd("KEYS").arg("taskd:{sessions:*").query_async(&mut conn).await.unwrap() };
+    let mut keys = async || -> Vec<String> {
+        redis::cmd("KEYS")
+            .arg("taskd:{sessions:*")
+            .query_async(&mut conn)
+            .await
+            .unwrap()
+    };
     let all = keys().await;
     let allotments = |keys: &[String]| keys.iter().filter(|key| key.contains(":of:")).count();
     assert_eq!(allotments(&all), WORKERS);
     proxy.set(Mode::Slow(LATE));
-    redis::cmd("DEL").arg(all).exec_async(&mut patient(redis.url()).await).await.unwrap();
-    until("they are there again", async || allotments(&keys().await) == WORKERS).await;
+    redis::cmd("DEL")
+        .arg(all)
+        .exec_async(&mut patient(redis.url()).await)
+        .await
+        .unwrap();
+    until("they are there again", async || {
+        allotments(&keys().await) == WORKERS
+    })
+    .await;
     assert_eq!(daemon.get("/readyz").await.0, 200);
     proxy.set(Mode::Pass);
     drop(workers);

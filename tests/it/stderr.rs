@@ -17,14 +17,21 @@ async fn a_taskd_whose_stderr_nobody_reads_works_and_stops() {
     let path = dir.path().join("stderr");
     mkfifo(&path, Mode::S_IRWXU).unwrap();
     // Without waiting for the writer.
-    let reader = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path).unwrap();
+    let reader = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(&path)
+        .unwrap();
     let mut daemon = Daemon::start_with_stderr(path.to_str().unwrap()).await;
     drop(reader);
     daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
     let pid = || fs::read_to_string(daemon.data().join("redis.pid")).unwrap_or_default();
     let first = pid();
     assert!(daemon.kill9_redis());
-    until("Redis is started again", async || !pid().is_empty() && pid() != first).await;
+    until("Redis is started again", async || {
+        !pid().is_empty() && pid() != first
+    })
+    .await;
     daemon.works_again("q").await;
     assert!(daemon.stop().await.success());
 }
@@ -35,16 +42,28 @@ async fn a_taskd_starts_beside_a_full_log() {
     assert!(daemon.stop().await.success());
 }
 
-/// The exit code and the stdout of a command whose stderr has no reader, and of one whose stderr is full.
+/// The exit code and the stdout of a command whose stderr has no reader, and of one whose stderr is
+/// full.
 fn unheard(args: &[&str]) -> [(i32, String); 2] {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     [writer.into(), full.into()].map(|stderr: Stdio| {
-        let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
+        let own =
+            std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-        let command = command.env_clear().envs(own).args(args).stdin(Stdio::null()).stdout(Stdio::piped());
-        let Output { status, stdout, .. } = command.stderr(stderr).spawn().unwrap().wait_with_output().unwrap();
+        let command = command
+            .env_clear()
+            .envs(own)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let Output { status, stdout, .. } = command
+            .stderr(stderr)
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
         (status.code().unwrap(), String::from_utf8(stdout).unwrap())
     })
 }
@@ -54,10 +73,23 @@ async fn a_command_that_cannot_say_a_line_has_its_own_exit_code() {
     let daemon = Daemon::start("", &[]).await;
     let (grpc, http) = (daemon.grpc(), daemon.http());
     let lines = daemon.data().join("lines");
-    let line =
-        |n: usize| if n.is_multiple_of(3) { "{\"key\": 1}\n".to_owned() } else { format!("{{\"key\": \"{n}\"}}\n") };
+    let line = |n: usize| {
+        if n.is_multiple_of(3) {
+            "{\"key\": 1}\n".to_owned()
+        } else {
+            format!("{{\"key\": \"{n}\"}}\n")
+        }
+    };
     fs::write(&lines, (1..=9).map(line).collect::<String>()).unwrap();
-    let insert = ["insert", "--queue", "q", "--json", "--grpc", &grpc, lines.to_str().unwrap()];
+    let insert = [
+        "insert",
+        "--queue",
+        "q",
+        "--json",
+        "--grpc",
+        &grpc,
+        lines.to_str().unwrap(),
+    ];
     tokio::task::block_in_place(|| {
         for (code, summary) in unheard(&insert) {
             assert!(
@@ -76,7 +108,11 @@ async fn a_command_that_cannot_say_a_line_has_its_own_exit_code() {
             (&["tasks", "retry", "none", "--grpc", &grpc], 1),
         ];
         for (args, expected) in cases {
-            assert_eq!(unheard(args).map(|(code, _)| code), [expected; 2], "{args:?}");
+            assert_eq!(
+                unheard(args).map(|(code, _)| code),
+                [expected; 2],
+                "{args:?}"
+            );
         }
     });
 }

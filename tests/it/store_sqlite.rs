@@ -21,8 +21,8 @@ use taskd::{
 use crate::support::{
     sqlite::SqliteFile,
     store_contract::{
-        Database, completed, count, counts, detail, detail_completed, detail_of, find_tasks_of_schema_5, insert_new,
-        leave_tasks_of_schema_5, migrations, rows,
+        Database, completed, count, counts, detail, detail_completed, detail_of,
+        find_tasks_of_schema_5, insert_new, leave_tasks_of_schema_5, migrations, rows,
     },
     until,
 };
@@ -42,22 +42,34 @@ async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
     let mut huge = rows("huge", 1);
     huge[0].task.payload = vec![1; 1 << 20].into();
 
-    // In a statement of many rows, and in one of a single row. Either makes SQLite end the transaction by itself.
+    // In a statement of many rows, and in one of a single row. Either makes SQLite end the
+    // transaction by itself.
     for batch in [&refused, &huge, &refused, &huge] {
         let error = store.insert(batch).await.unwrap_err();
         assert!(matches!(error, Error::Full(_)), "{error:?}");
         assert!(error.is_transient());
     }
-    assert_eq!(counts(&store).await, [count("q", Unfinished, 10)], "nothing of it was stored");
+    assert_eq!(
+        counts(&store).await,
+        [count("q", Unfinished, 10)],
+        "nothing of it was stored"
+    );
 
     // There is room for small things still, and for everything once the limit is gone.
     store.settle(&[completed(&stored[0], "w")]).await.unwrap();
     store.close().await;
     let store = file.open().await;
     insert_new(&*store, &refused).await;
-    assert_eq!(detail_of(&*store, &stored[0]).await, detail_completed(&stored[0]));
+    assert_eq!(
+        detail_of(&*store, &stored[0]).await,
+        detail_completed(&stored[0])
+    );
     assert_eq!(detail_of(&*store, &refused[99]).await, detail(&refused[99]));
-    let expected = [count("q", Unfinished, 9), count("q", Completed, 1), count("refused", Unfinished, 100)];
+    let expected = [
+        count("q", Unfinished, 9),
+        count("q", Completed, 1),
+        count("refused", Unfinished, 100),
+    ];
     assert_eq!(counts(&*store).await, expected);
 }
 
@@ -81,14 +93,20 @@ async fn the_lock_of_migrations_follows_no_link() {
     std::fs::write(&of_another, "").unwrap();
     std::fs::set_permissions(&of_another, Permissions::from_mode(0o400)).unwrap();
     symlink(&of_another, &lock).unwrap();
-    let refused = SqliteStore::open(&file.path(), None).await.map(drop).unwrap_err();
+    let refused = SqliteStore::open(&file.path(), None)
+        .await
+        .map(drop)
+        .unwrap_err();
     assert!(refused.to_string().contains("cannot lock"), "{refused}");
     // Another name of the file is no link, and keeps its mode.
     std::fs::remove_file(&lock).unwrap();
     std::fs::set_permissions(&of_another, Permissions::from_mode(0o600)).unwrap();
     std::fs::hard_link(&of_another, &lock).unwrap();
     SqliteStore::open(&file.path(), None).await.unwrap();
-    assert_eq!(of_another.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        of_another.metadata().unwrap().permissions().mode() & 0o777,
+        0o600
+    );
 }
 
 #[tokio::test]
@@ -97,7 +115,10 @@ async fn migrations_are_applied_once() {
     let path = file.path();
     // All at once, as when a command meets the first start of a taskd.
     let stores = join_all((0..4).map(|_| SqliteStore::open(&path, None))).await;
-    let mut migrated: Vec<usize> = stores.into_iter().map(|store| store.unwrap().migrated()).collect();
+    let mut migrated: Vec<usize> = stores
+        .into_iter()
+        .map(|store| store.unwrap().migrated())
+        .collect();
     migrated.sort_unstable();
     assert_eq!(migrated, [0, 0, 0, migrations("sqlite")]);
     assert_eq!(SqliteStore::open(&path, None).await.unwrap().migrated(), 0);
@@ -106,17 +127,35 @@ async fn migrations_are_applied_once() {
 #[tokio::test]
 async fn tasks_of_an_older_schema_go_on() {
     let file = SqliteFile::create().await;
-    let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
-    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let migrator = Migrator::new(Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/migrations/sqlite"
+    )))
+    .await
+    .unwrap();
+    let options = SqliteConnectOptions::new()
+        .filename(file.path())
+        .create_if_missing(true);
     let mut older = options.connect().await.unwrap();
-    migrator.run_direct(Some(5), &mut older, false).await.unwrap();
-    let options = SqliteConnectOptions::new().filename(file.path()).journal_mode(SqliteJournalMode::Wal);
+    migrator
+        .run_direct(Some(5), &mut older, false)
+        .await
+        .unwrap();
+    let options = SqliteConnectOptions::new()
+        .filename(file.path())
+        .journal_mode(SqliteJournalMode::Wal);
     older.close().await.unwrap();
     leave_tasks_of_schema_5(&file).await;
     let mut running = options.connect().await.unwrap();
-    sqlx::query("DELETE FROM shards WHERE queue = ''").execute(&mut running).await.unwrap();
+    sqlx::query("DELETE FROM shards WHERE queue = ''")
+        .execute(&mut running)
+        .await
+        .unwrap();
     // It would take every key for new when the index of keys is gone.
-    let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
+    let refused = SqliteStore::open(&file.path(), None)
+        .await
+        .err()
+        .expect("an older taskd has the file open");
     assert!(refused.to_string().contains("locked"), "{refused}");
     running.close().await.unwrap();
     find_tasks_of_schema_5(&*file.open().await).await;
@@ -126,17 +165,37 @@ async fn tasks_of_an_older_schema_go_on() {
 #[tokio::test]
 async fn a_file_that_an_older_taskd_has_open_keeps_its_schema() {
     let file = SqliteFile::create().await;
-    let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
-    let options = SqliteConnectOptions::new().filename(file.path()).journal_mode(SqliteJournalMode::Wal);
+    let migrator = Migrator::new(Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/migrations/sqlite"
+    )))
+    .await
+    .unwrap();
+    let options = SqliteConnectOptions::new()
+        .filename(file.path())
+        .journal_mode(SqliteJournalMode::Wal);
     let mut running = options.create_if_missing(true).connect().await.unwrap();
-    migrator.run_direct(Some(23), &mut running, false).await.unwrap();
-    let refused = SqliteStore::open(&file.path(), None).await.err().expect("an older taskd has the file open");
-    assert!(refused.to_string().contains("stop the older taskd"), "{refused}");
+    migrator
+        .run_direct(Some(23), &mut running, false)
+        .await
+        .unwrap();
+    let refused = SqliteStore::open(&file.path(), None)
+        .await
+        .err()
+        .expect("an older taskd has the file open");
+    assert!(
+        refused.to_string().contains("stop the older taskd"),
+        "{refused}"
+    );
     let version = sqlx::query_scalar::<_, i64>("SELECT MAX(version) FROM _sqlx_migrations");
     assert_eq!(version.fetch_one(&mut running).await.unwrap(), 23);
     running.close().await.unwrap();
     file.open().await.close().await;
-    assert!(file.number("SELECT MAX(version) FROM _sqlx_migrations").await > 23);
+    assert!(
+        file.number("SELECT MAX(version) FROM _sqlx_migrations")
+            .await
+            > 23
+    );
 }
 
 #[tokio::test]
@@ -148,18 +207,26 @@ async fn a_taskd_that_is_too_old_for_the_database_says_so_in_one_line() {
     file.execute(newer).await;
     let migrate = || {
         let url = format!("sqlite://{}", file.path().display());
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_taskd")).args(["migrate", "--database-url", &url]).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        let output = Command::new(env!("CARGO_BIN_EXE_taskd"))
+            .args(["migrate", "--database-url", &url])
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
     let (code, said) = migrate();
     assert_eq!(code, Some(0), "{said}");
-    file.execute("UPDATE meta SET value = '9000' WHERE name = 'lowest_schema'").await;
+    file.execute("UPDATE meta SET value = '9000' WHERE name = 'lowest_schema'")
+        .await;
     let (code, said) = migrate();
     assert_eq!(code, Some(1), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(
-        said.contains("the database has schema 9000, which needs a taskd that knows schema 9000 or later"),
+        said.contains(
+            "the database has schema 9000, which needs a taskd that knows schema 9000 or later"
+        ),
         "{said}"
     );
 }

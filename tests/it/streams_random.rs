@@ -1,5 +1,6 @@
-//! Random histories of sessions beside a small model: taskd never sends more than the demand, the demand is never
-//! another than what was granted less what was sent and surrendered, and after the end of all sessions nothing is left.
+//! Random histories of sessions beside a small model: taskd never sends more than the demand, the
+//! demand is never another than what was granted less what was sent and surrendered, and after the
+//! end of all sessions nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,8 @@ use crate::support::{
     until,
 };
 
-const CONFIG: &str = "max_session_tasks = 12\n[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]\nmax_attempts = 1000";
+const CONFIG: &str =
+    "max_session_tasks = 12\n[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]\nmax_attempts = 1000";
 const WORKERS: [&str; 3] = ["ann", "bob", "cat"];
 const SLOTS: usize = 5;
 
@@ -96,7 +98,13 @@ impl Slot {
     async fn open(daemon: &Daemon, name: &'static str, open: pb::OpenSession) -> Self {
         let worker = Worker::open(daemon.grpc_port(), open).await.unwrap();
         let granted = worker.opened.granted;
-        Self { name, worker, granted, received: 0, in_hand: Vec::new() }
+        Self {
+            name,
+            worker,
+            granted,
+            received: 0,
+            in_hand: Vec::new(),
+        }
     }
 
     /// Sends a frame, and checks the demand behind its answer. `None`: the session was taken over.
@@ -113,9 +121,16 @@ impl Slot {
         self.in_hand.extend(came);
         self.granted += answer.granted;
         self.granted -= answer.surrendered;
-        let demand = self.granted.checked_sub(self.received).expect("no more tasks than the demand");
+        let demand = self
+            .granted
+            .checked_sub(self.received)
+            .expect("no more tasks than the demand");
         assert_eq!(self.worker.demand, demand, "of {}", self.name);
-        assert!(self.in_hand.len() + demand as usize <= 12, "{} and {demand}", self.in_hand.len());
+        assert!(
+            self.in_hand.len() + demand as usize <= 12,
+            "{} and {demand}",
+            self.in_hand.len()
+        );
         Some(answer)
     }
 }
@@ -130,7 +145,11 @@ struct Run<'a> {
 impl Run<'_> {
     /// This slot, or the next one that has a session.
     fn used(&self, slot: usize) -> usize {
-        self.slots.range(slot..).chain(&self.slots).next().map_or(slot, |(used, _)| *used)
+        self.slots
+            .range(slot..)
+            .chain(&self.slots)
+            .next()
+            .map_or(slot, |(used, _)| *used)
     }
 
     async fn step(&mut self, step: Step) {
@@ -141,52 +160,104 @@ impl Run<'_> {
                 self.daemon.insert(&tasks).await;
                 self.inserted += count;
             }
-            Step::Open { slot, worker, want, takeover } => {
+            Step::Open {
+                slot,
+                worker,
+                want,
+                takeover,
+            } => {
                 self.close(slot).await;
                 let name = WORKERS[worker];
-                let open = pb::OpenSession { takeover, ..opening(name, want) };
+                let open = pb::OpenSession {
+                    takeover,
+                    ..opening(name, want)
+                };
                 let opened = Slot::open(self.daemon, name, open).await;
                 if takeover {
-                    let others: Vec<_> = self.slots.extract_if(.., |_, other| other.name == name).collect();
+                    let others: Vec<_> = self
+                        .slots
+                        .extract_if(.., |_, other| other.name == name)
+                        .collect();
                     for (_, other) in others {
-                        assert_eq!(other.worker.end().await.unwrap_err().code(), tonic::Code::Aborted);
+                        assert_eq!(
+                            other.worker.end().await.unwrap_err().code(),
+                            tonic::Code::Aborted
+                        );
                     }
                 }
                 self.slots.insert(slot, opened);
             }
-            Step::Want { slot, want, surrender } => {
+            Step::Want {
+                slot,
+                want,
+                surrender,
+            } => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
-                slot.ask(pb::WorkerFrame { want, surrender, ..Default::default() }).await.expect("not taken over");
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
+                slot.ask(pb::WorkerFrame {
+                    want,
+                    surrender,
+                    ..Default::default()
+                })
+                .await
+                .expect("not taken over");
             }
             Step::Complete { slot, most, want } => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
                 // There may be none for it.
                 for _ in 0..50 {
                     if slot.in_hand.is_empty() && slot.worker.demand > 0 {
-                        slot.ask(pb::WorkerFrame::default()).await.expect("not taken over");
+                        slot.ask(pb::WorkerFrame::default())
+                            .await
+                            .expect("not taken over");
                     }
                 }
                 let most = most.min(slot.in_hand.len());
                 let tasks: Vec<_> = slot.in_hand.drain(..most).collect();
                 let completions = tasks.iter().map(completion).collect();
-                let frame = pb::WorkerFrame { completions, want, ..Default::default() };
+                let frame = pb::WorkerFrame {
+                    completions,
+                    want,
+                    ..Default::default()
+                };
                 let answer = slot.ask(frame).await.expect("not taken over");
                 for (task, result) in tasks.iter().zip(&answer.completions) {
                     assert_eq!(result.status(), ItemStatus::Ok, "{result:?}");
-                    assert!(self.completed.insert(task.id.clone()), "{} was completed twice", task.id);
+                    assert!(
+                        self.completed.insert(task.id.clone()),
+                        "{} was completed twice",
+                        task.id
+                    );
                 }
             }
             Step::Start { slot, most } => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
-                let started = slot.in_hand.iter().take(most).map(|task| task.id.clone()).collect();
-                slot.ask(pb::WorkerFrame { started, ..Default::default() }).await.expect("not taken over");
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
+                let started = slot
+                    .in_hand
+                    .iter()
+                    .take(most)
+                    .map(|task| task.id.clone())
+                    .collect();
+                slot.ask(pb::WorkerFrame {
+                    started,
+                    ..Default::default()
+                })
+                .await
+                .expect("not taken over");
             }
             Step::Reject { slot, most } => {
                 let slot = self.used(slot);
-                let Some(slot) = self.slots.get_mut(&slot) else { return };
+                let Some(slot) = self.slots.get_mut(&slot) else {
+                    return;
+                };
                 let most = most.min(slot.in_hand.len());
                 let rejection = |task: pb::LeasedTask| pb::Rejection {
                     id: task.id,
@@ -194,18 +265,41 @@ impl Run<'_> {
                     ..Default::default()
                 };
                 let rejections = slot.in_hand.drain(..most).map(rejection).collect();
-                let frame = pb::WorkerFrame { rejections, ..Default::default() };
+                let frame = pb::WorkerFrame {
+                    rejections,
+                    ..Default::default()
+                };
                 let answer = slot.ask(frame).await.expect("not taken over");
-                assert!(answer.rejections.iter().all(|result| result.status() == ItemStatus::Ok), "{answer:?}");
+                assert!(
+                    answer
+                        .rejections
+                        .iter()
+                        .all(|result| result.status() == ItemStatus::Ok),
+                    "{answer:?}"
+                );
             }
             Step::Resume { slot, keep, want } => {
                 let slot = self.used(slot);
-                let Some(Slot { name, worker, mut in_hand, .. }) = self.slots.remove(&slot) else { return };
+                let Some(Slot {
+                    name,
+                    worker,
+                    mut in_hand,
+                    ..
+                }) = self.slots.remove(&slot)
+                else {
+                    return;
+                };
                 in_hand.truncate(keep);
-                let (session, holding) =
-                    (worker.opened.session.clone(), in_hand.iter().map(|t| t.id.clone()).collect());
+                let (session, holding) = (
+                    worker.opened.session.clone(),
+                    in_hand.iter().map(|t| t.id.clone()).collect(),
+                );
                 drop(worker);
-                let open = pb::OpenSession { session, holding, ..opening(name, want) };
+                let open = pb::OpenSession {
+                    session,
+                    holding,
+                    ..opening(name, want)
+                };
                 let resumed = Slot::open(self.daemon, name, open).await;
                 // A session with nothing in hand is not kept.
                 assert!(resumed.worker.opened.resumed || in_hand.is_empty());
@@ -213,13 +307,26 @@ impl Run<'_> {
             }
             Step::Close { slot } => self.close(slot).await,
             Step::Vanish { slot } => {
-                let Some(Slot { name, worker, in_hand, .. }) = self.slots.remove(&slot) else { return };
+                let Some(Slot {
+                    name,
+                    worker,
+                    in_hand,
+                    ..
+                }) = self.slots.remove(&slot)
+                else {
+                    return;
+                };
                 let session = worker.opened.session.clone();
                 let holding = in_hand.iter().map(|task| task.id.clone()).collect();
                 drop(worker);
                 // With a short time-out: what it had in hand comes back soon.
                 let timeout = seconds(2);
-                let open = pb::OpenSession { session, holding, timeout, ..opening(name, 3) };
+                let open = pb::OpenSession {
+                    session,
+                    holding,
+                    timeout,
+                    ..opening(name, 3)
+                };
                 drop(Slot::open(self.daemon, name, open).await);
             }
         }
@@ -236,13 +343,23 @@ impl Run<'_> {
 fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut daemon = runtime.block_on(Daemon::start(CONFIG, &[]));
-    let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+    let config = Config {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 0,
+        ..Config::default()
+    };
     let state = std::cell::RefCell::new((0, BTreeSet::new()));
     TestRunner::new(config)
         .run(&steps(), |steps| {
             runtime.block_on(async {
                 let (inserted, completed) = state.take();
-                let mut run = Run { daemon: &daemon, slots: BTreeMap::new(), inserted, completed };
+                let mut run = Run {
+                    daemon: &daemon,
+                    slots: BTreeMap::new(),
+                    inserted,
+                    completed,
+                };
                 for step in steps {
                     run.step(step).await;
                 }
@@ -256,21 +373,42 @@ fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
         .unwrap();
     let (inserted, completed) = state.into_inner();
     runtime.block_on(async {
-        until("no lease is left", async || daemon.queue("q").await["leases"].as_u64() == Some(0)).await;
+        until("no lease is left", async || {
+            daemon.queue("q").await["leases"].as_u64() == Some(0)
+        })
+        .await;
         // Whatever was not completed is still there, each task once.
         let drained = daemon.drain("last", "q").await;
         assert_eq!(drained.len() + completed.len(), inserted);
-        assert!(completed.len() > inserted / 20, "the sessions did {} of {inserted}", completed.len());
-        // A grant that did not arrive is known as undelivered until its lease would have run out; it names nobody. A
-        // session that vanished without a task has its place until it is silent for too long.
+        assert!(
+            completed.len() > inserted / 20,
+            "the sessions did {} of {inserted}",
+            completed.len()
+        );
+        // A grant that did not arrive is known as undelivered until its lease would have run out;
+        // it names nobody. A session that vanished without a task has its place until it is silent
+        // for too long.
         until("no lease, no pointer and no session is left", async || {
-            let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut daemon.redis().await).await.unwrap();
+            let keys: Vec<String> = redis::cmd("KEYS")
+                .arg("*")
+                .query_async(&mut daemon.redis().await)
+                .await
+                .unwrap();
             let names = |key: &String| WORKERS.iter().any(|worker| key.contains(worker));
-            !keys.iter().any(|key| names(key) || key.ends_with(":leases") || key.ends_with(":P"))
+            !keys
+                .iter()
+                .any(|key| names(key) || key.ends_with(":leases") || key.ends_with(":P"))
         })
         .await;
-        let metrics = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();
-        let open = metrics.lines().find_map(|line| line.strip_prefix("taskd_sessions_open_sessions "));
+        let metrics = reqwest::get(format!("{}/metrics", daemon.http()))
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
+        let open = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("taskd_sessions_open_sessions "));
         assert_eq!(open, Some("0"), "no session is left");
         assert!(daemon.stop().await.success());
     });

@@ -1,5 +1,5 @@
-//! The worker of `taskd-client` on its stream, with a running taskd: cuts, kills, cancels, drains, and a taskd that is
-//! too old for streams.
+//! The worker of `taskd-client` on its stream, with a running taskd: cuts, kills, cancels, drains,
+//! and a taskd that is too old for streams.
 
 use std::{
     sync::{
@@ -11,7 +11,9 @@ use std::{
 
 use serde_json::json;
 use taskd::wire::pb::{self, tasks_client::TasksClient, tasks_server};
-use taskd_client::{Client, Done, Ended, Error, Event, Failure, NewTask, Stop, Summary, Task, Worker};
+use taskd_client::{
+    Client, Done, Ended, Error, Event, Failure, NewTask, Stop, Summary, Task, Worker,
+};
 use tokio::{
     net::TcpListener,
     sync::{Barrier, Semaphore},
@@ -32,7 +34,13 @@ const CONFIG: &str = "[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]";
 const LONG: Duration = Duration::from_secs(600);
 
 async fn insert(daemon: &Daemon, count: usize) -> Vec<String> {
-    daemon.insert(&(0..count).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect::<Vec<_>>()).await
+    daemon
+        .insert(
+            &(0..count)
+                .map(|n| json!({"queue": "q", "key": format!("key-{n}")}))
+                .collect::<Vec<_>>(),
+        )
+        .await
 }
 
 /// A worker whose handlers wait until they may end.
@@ -57,15 +65,29 @@ impl Held {
         let (state, may_end) = (Arc::<Mutex<State>>::default(), Arc::new(Semaphore::new(0)));
         let (heard, stop) = (state.clone(), worker.stop());
         let worker = worker.on_event(move |event| {
-            if let Event::Ended { task, ended, reason, .. } = event {
-                heard.lock().unwrap().ended.push((task.key().into_owned(), ended, reason.to_owned()));
+            if let Event::Ended {
+                task,
+                ended,
+                reason,
+                ..
+            } = event
+            {
+                heard.lock().unwrap().ended.push((
+                    task.key().into_owned(),
+                    ended,
+                    reason.to_owned(),
+                ));
             }
         });
         let (began, release) = (state.clone(), may_end.clone());
         let handler = move |task: Task<()>| {
             let (state, release) = (began.clone(), release.clone());
             async move {
-                state.lock().unwrap().began.push((task.key().into_owned(), task.attempt()));
+                state
+                    .lock()
+                    .unwrap()
+                    .began
+                    .push((task.key().into_owned(), task.attempt()));
                 let (cancelled, key) = (task.cancelled(), task.key().into_owned());
                 tokio::spawn(async move {
                     cancelled.await;
@@ -76,11 +98,19 @@ impl Held {
             }
         };
         let running = tokio::spawn(async move { worker.run(&client, handler).await });
-        Self { running, stop, may_end, state }
+        Self {
+            running,
+            stop,
+            may_end,
+            state,
+        }
     }
 
     async fn began(&self, count: usize) {
-        until("the handlers run", async || self.state.lock().unwrap().began.len() == count).await;
+        until("the handlers run", async || {
+            self.state.lock().unwrap().began.len() == count
+        })
+        .await;
     }
 
     async fn drained(self) -> Summary {
@@ -90,7 +120,10 @@ impl Held {
 }
 
 async fn completed(daemon: &Daemon, count: usize) {
-    until("they are completed", async || daemon.queue("q").await["completed"] == count).await;
+    until("they are completed", async || {
+        daemon.queue("q").await["completed"] == count
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,23 +131,53 @@ async fn demand_follows_the_room_and_a_drain_gives_back_at_no_cost() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 20).await;
     let client = Client::new(daemon.grpc()).unwrap();
-    let held = Held::start(client, Worker::new("w", ["q"]).concurrency(2).prefetch(3).lease(LONG));
+    let held = Held::start(
+        client,
+        Worker::new("w", ["q"])
+            .concurrency(2)
+            .prefetch(3)
+            .lease(LONG),
+    );
     held.began(2).await;
-    until("five are in hand", async || daemon.queue("q").await["assigned"] == 5).await;
+    until("five are in hand", async || {
+        daemon.queue("q").await["assigned"] == 5
+    })
+    .await;
     held.may_end.add_permits(2);
     completed(&daemon, 2).await;
-    until("five are in hand again", async || daemon.queue("q").await["assigned"] == 5).await;
+    until("five are in hand again", async || {
+        daemon.queue("q").await["assigned"] == 5
+    })
+    .await;
     held.began(4).await;
     // Two run; three wait, and are free at once for others, as if nobody had had them.
     held.stop.drain();
-    until("two are left", async || daemon.queue("q").await["assigned"] == 2).await;
+    until("two are left", async || {
+        daemon.queue("q").await["assigned"] == 2
+    })
+    .await;
     let others = daemon.lease_all("other", "q", 16).await;
     assert!(others.iter().all(|task| task["attempt"] == 1), "{others:?}");
     held.may_end.add_permits(2);
     let state = held.state.clone();
     let summary = held.drained().await;
-    assert_eq!((summary.completed, summary.given_back, summary.lost, summary.unreported), (4, 3, 0, 0));
-    assert!(state.lock().unwrap().began.iter().all(|(_, attempt)| *attempt == 1));
+    assert_eq!(
+        (
+            summary.completed,
+            summary.given_back,
+            summary.lost,
+            summary.unreported
+        ),
+        (4, 3, 0, 0)
+    );
+    assert!(
+        state
+            .lock()
+            .unwrap()
+            .began
+            .iter()
+            .all(|(_, attempt)| *attempt == 1)
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -135,12 +198,24 @@ async fn a_killed_taskd_loses_nothing_that_a_worker_has_in_hand() {
     completed(&daemon, 3).await;
     // New work comes on a new stream.
     held.may_end.add_permits(1);
-    daemon.insert(&[json!({"queue": "q", "key": "after"})]).await;
+    daemon
+        .insert(&[json!({"queue": "q", "key": "after"})])
+        .await;
     completed(&daemon, 4).await;
     let state = held.state.clone();
     let summary = held.drained().await;
-    assert_eq!((summary.completed, summary.lost, summary.unreported), (4, 0, 0));
-    assert!(state.lock().unwrap().began.iter().all(|(_, attempt)| *attempt == 1));
+    assert_eq!(
+        (summary.completed, summary.lost, summary.unreported),
+        (4, 0, 0)
+    );
+    assert!(
+        state
+            .lock()
+            .unwrap()
+            .began
+            .iter()
+            .all(|(_, attempt)| *attempt == 1)
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -155,7 +230,12 @@ async fn a_cut_and_a_silent_connection_lead_to_the_other_address_with_all_in_han
     let addresses = [&one, &two].map(|proxy| format!("127.0.0.1:{}", proxy.port()));
     let client = Client::builder(addresses).build().unwrap();
     // A connection may be silent for half of the lease.
-    let held = Held::start(client, Worker::new("w", ["q"]).concurrency(3).lease(Duration::from_secs(10)));
+    let held = Held::start(
+        client,
+        Worker::new("w", ["q"])
+            .concurrency(3)
+            .lease(Duration::from_secs(10)),
+    );
     held.began(3).await;
     one.set(Mode::Refuse);
     held.may_end.add_permits(1);
@@ -167,7 +247,11 @@ async fn a_cut_and_a_silent_connection_lead_to_the_other_address_with_all_in_han
     held.may_end.add_permits(100);
     completed(&daemon, 3).await;
     let summary = held.drained().await;
-    assert_eq!((summary.completed, summary.unreported), (3, 0), "{summary:?}");
+    assert_eq!(
+        (summary.completed, summary.unreported),
+        (3, 0),
+        "{summary:?}"
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -179,17 +263,27 @@ async fn a_cancelled_task_ends_its_handler_at_once() {
     // Its next extension is minutes away.
     let held = Held::start(client, Worker::new("w", ["q"]).concurrency(2).lease(LONG));
     held.began(2).await;
-    let (status, _) = daemon.post("/v1/tasks:cancel", &json!({"ids": ids[..1]})).await;
+    let (status, _) = daemon
+        .post("/v1/tasks:cancel", &json!({"ids": ids[..1]}))
+        .await;
     assert_eq!(status, 200);
-    until("the handler is gone", async || !held.state.lock().unwrap().cancelled.is_empty()).await;
+    until("the handler is gone", async || {
+        !held.state.lock().unwrap().cancelled.is_empty()
+    })
+    .await;
     held.may_end.add_permits(1);
     completed(&daemon, 1).await;
     let state = held.state.clone();
     let summary = held.drained().await;
     assert_eq!((summary.completed, summary.lost), (1, 1));
-    let State { cancelled, ended, .. } = std::mem::take(&mut *state.lock().unwrap());
+    let State {
+        cancelled, ended, ..
+    } = std::mem::take(&mut *state.lock().unwrap());
     assert_eq!(cancelled, ["key-0"]);
-    assert!(ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())), "{ended:?}");
+    assert!(
+        ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())),
+        "{ended:?}"
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -206,7 +300,10 @@ async fn a_taskd_that_stops_is_left_in_order_and_the_worker_goes_on_with_the_nex
     daemon.ready().await;
     completed(&daemon, 1).await;
     let summary = held.drained().await;
-    assert_eq!((summary.completed, summary.lost, summary.unreported), (1, 0, 0));
+    assert_eq!(
+        (summary.completed, summary.lost, summary.unreported),
+        (1, 0, 0)
+    );
     assert!(daemon.stop().await.success());
 }
 
@@ -218,7 +315,8 @@ async fn reports_that_are_too_much_together_are_sent_one_by_one() {
     let worker = Worker::new("w", ["q"]).concurrency(10).lease(LONG);
     let stop = worker.stop();
     let all_run = Arc::new(Barrier::new(10));
-    // They end together, and have more discovered tasks than a call may have: taskd ends the stream.
+    // They end together, and have more discovered tasks than a call may have: taskd ends the
+    // stream.
     let handler = move |_: Task<()>| {
         let all_run = all_run.clone();
         async move {
@@ -233,17 +331,23 @@ async fn reports_that_are_too_much_together_are_sent_one_by_one() {
     };
     let (summary, ()) = tokio::join!(worker.run(&client, handler), done);
     let summary = summary.unwrap();
-    assert_eq!((summary.completed, summary.rejected, summary.lost), (10, 0, 0));
+    assert_eq!(
+        (summary.completed, summary.rejected, summary.lost),
+        (10, 0, 0)
+    );
     assert!(daemon.stop().await.success());
 }
 
-/// A taskd that does not know streams: it passes all other calls of a worker on to one that does. It counts the reports
-/// that ask for tasks.
+/// A taskd that does not know streams: it passes all other calls of a worker on to one that does.
+/// It counts the reports that ask for tasks.
 struct Older(TasksClient<Channel>, Arc<AtomicUsize>);
 
 #[tonic::async_trait]
 impl tasks_server::Tasks for Older {
-    async fn get_tasks(&self, call: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
+    async fn get_tasks(
+        &self,
+        call: Request<pb::GetTasksRequest>,
+    ) -> Result<Response<pb::GetTasksResponse>, Status> {
         self.0.clone().get_tasks(call.into_inner()).await
     }
 
@@ -252,7 +356,8 @@ impl tasks_server::Tasks for Older {
         call: Request<pb::CompleteTasksRequest>,
     ) -> Result<Response<pb::CompleteTasksResponse>, Status> {
         let call = call.into_inner();
-        self.1.fetch_add(usize::from(call.next.is_some()), Ordering::SeqCst);
+        self.1
+            .fetch_add(usize::from(call.next.is_some()), Ordering::SeqCst);
         self.0.clone().complete_tasks(call).await
     }
 
@@ -286,7 +391,10 @@ impl tasks_server::Tasks for Older {
         Err(Status::unimplemented("no sessions"))
     }
 
-    async fn want_tasks(&self, _: Request<pb::WantTasksRequest>) -> Result<Response<pb::WantTasksResponse>, Status> {
+    async fn want_tasks(
+        &self,
+        _: Request<pb::WantTasksRequest>,
+    ) -> Result<Response<pb::WantTasksResponse>, Status> {
         Err(Status::unimplemented("no sessions"))
     }
 
@@ -332,13 +440,19 @@ async fn an_older_taskd_is_polled() {
     let serving = tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
     for (worker, is_asked) in [("by-itself", false), ("asked", true)] {
         insert_more(&daemon, worker).await;
-        let mut one = Worker::new(worker, ["q"]).concurrency(1).wait(Duration::from_secs(1)).lease(LONG);
+        let mut one = Worker::new(worker, ["q"])
+            .concurrency(1)
+            .wait(Duration::from_secs(1))
+            .lease(LONG);
         if is_asked {
             one = one.poll();
         }
         let held = Held::start(Client::new(&address).unwrap(), one);
         held.may_end.add_permits(1000);
-        until("all are completed", async || daemon.unfinished("q").await == 0).await;
+        until("all are completed", async || {
+            daemon.unfinished("q").await == 0
+        })
+        .await;
         assert!(held.drained().await.completed >= 5);
         if !is_asked {
             assert!(asking.load(Ordering::SeqCst) > 0, "its reports bring tasks");
@@ -352,22 +466,45 @@ async fn an_older_taskd_is_polled() {
 async fn a_report_of_a_polling_worker_brings_its_next_task() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;
     insert(&daemon, 60).await;
-    let worker = Worker::new("w", ["q"]).poll().concurrency(1).wait(Duration::from_secs(1)).lease(LONG);
+    let worker = Worker::new("w", ["q"])
+        .poll()
+        .concurrency(1)
+        .wait(Duration::from_secs(1))
+        .lease(LONG);
     let held = Held::start(Client::new(daemon.grpc()).unwrap(), worker);
     held.may_end.add_permits(1000);
-    until("all are completed", async || daemon.unfinished("q").await == 0).await;
+    until("all are completed", async || {
+        daemon.unfinished("q").await == 0
+    })
+    .await;
     assert_eq!(held.drained().await.completed, 60);
     let (_, metrics) = daemon.get("/metrics").await;
     let calls = |method| {
-        let of_method = format!("taskd_grpc_call_duration_seconds_count{{method=\"taskd.v1.Tasks/{method}\",");
-        let lines = metrics.as_str().unwrap().lines().filter(move |line| line.starts_with(&of_method));
-        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+        let of_method =
+            format!("taskd_grpc_call_duration_seconds_count{{method=\"taskd.v1.Tasks/{method}\",");
+        let lines = metrics
+            .as_str()
+            .unwrap()
+            .lines()
+            .filter(move |line| line.starts_with(&of_method));
+        lines
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum::<u64>()
     };
     let (gets, reports) = (calls("GetTasks"), calls("CompleteTasks"));
-    assert!(gets < 30 && reports == 60, "{gets} polls, {reports} reports");
+    assert!(
+        gets < 30 && reports == 60,
+        "{gets} polls, {reports} reports"
+    );
     assert!(daemon.stop().await.success());
 }
 
 async fn insert_more(daemon: &Daemon, name: &str) {
-    daemon.insert(&(0..5).map(|n| json!({"queue": "q", "key": format!("{name}-{n}")})).collect::<Vec<_>>()).await;
+    daemon
+        .insert(
+            &(0..5)
+                .map(|n| json!({"queue": "q", "key": format!("{name}-{n}")}))
+                .collect::<Vec<_>>(),
+        )
+        .await;
 }

@@ -73,20 +73,35 @@ const DEADLINE: Duration = super::PATIENCE;
 
 /// Fails the test when `future` takes too long, which everything here must not.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("{what}: nothing within {DEADLINE:?}"))
+    tokio::time::timeout(DEADLINE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: nothing within {DEADLINE:?}"))
 }
 
 pub async fn publish(bus: &dyn Bus, topic: Topic, records: &[(u32, &str)]) -> Vec<Offset> {
-    let record =
-        |(partition, value): &(u32, &str)| Record { partition: *partition, value: Bytes::from(value.to_string()) };
+    let record = |(partition, value): &(u32, &str)| Record {
+        partition: *partition,
+        value: Bytes::from(value.to_string()),
+    };
     let records: Vec<Record> = records.iter().map(record).collect();
-    within("publish", bus.publish(topic, &records)).await.expect("publish")
+    within("publish", bus.publish(topic, &records))
+        .await
+        .expect("publish")
 }
 
 /// `<name>0`, `<name>1`, … all in one partition.
-pub async fn publish_many(bus: &dyn Bus, topic: Topic, partition: u32, name: &str, count: usize) -> Vec<Offset> {
+pub async fn publish_many(
+    bus: &dyn Bus,
+    topic: Topic,
+    partition: u32,
+    name: &str,
+    count: usize,
+) -> Vec<Offset> {
     let values: Vec<String> = (0..count).map(|i| format!("{name}{i}")).collect();
-    let records: Vec<(u32, &str)> = values.iter().map(|value| (partition, value.as_str())).collect();
+    let records: Vec<(u32, &str)> = values
+        .iter()
+        .map(|value| (partition, value.as_str()))
+        .collect();
     publish(bus, topic, &records).await
 }
 
@@ -94,7 +109,12 @@ pub async fn publish_many(bus: &dyn Bus, topic: Topic, partition: u32, name: &st
 pub async fn read(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
     let mut messages = Vec::new();
     while messages.len() < count {
-        let more = within(&format!("record {} of {count}", messages.len()), reader.next(100)).await.expect("next");
+        let more = within(
+            &format!("record {} of {count}", messages.len()),
+            reader.next(100),
+        )
+        .await
+        .expect("next");
         assert!(!more.is_empty(), "next() answered nothing");
         messages.extend(more);
     }
@@ -102,35 +122,61 @@ pub async fn read(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
 }
 
 pub fn values(messages: &[Message]) -> Vec<&str> {
-    messages.iter().map(|message| std::str::from_utf8(&message.value).expect("text")).collect()
+    messages
+        .iter()
+        .map(|message| std::str::from_utf8(&message.value).expect("text"))
+        .collect()
 }
 
 fn of_partition(messages: &[Message], partition: u32) -> Vec<Message> {
-    messages.iter().filter(|message| message.partition == partition).cloned().collect()
+    messages
+        .iter()
+        .filter(|message| message.partition == partition)
+        .cloned()
+        .collect()
 }
 
 pub async fn subscribe(bus: &dyn Bus, topic: Topic, reading: Reading) -> Box<dyn Subscription> {
-    within("subscribe", bus.subscribe(topic, reading)).await.expect("subscribe")
+    within("subscribe", bus.subscribe(topic, reading))
+        .await
+        .expect("subscribe")
 }
 
 pub async fn commit(reader: &mut dyn Subscription, messages: &[Message]) {
-    within("commit", reader.commit(messages)).await.expect("commit");
+    within("commit", reader.commit(messages))
+        .await
+        .expect("commit");
 }
 
 pub async fn offsets_grow_in_the_order_of_publishing(backend: &dyn Backend) {
     let bus = backend.open().await;
     assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
-    let first = publish(&*bus, Topic::Pipeline, &[(0, "a"), (1, "b"), (0, "c"), (2, "d"), (0, "e")]).await;
+    let first = publish(
+        &*bus,
+        Topic::Pipeline,
+        &[(0, "a"), (1, "b"), (0, "c"), (2, "d"), (0, "e")],
+    )
+    .await;
     let second = publish(&*bus, Topic::Pipeline, &[(0, "f"), (2, "g")]).await;
     assert_eq!((first.len(), second.len()), (5, 2));
 
-    let messages = read(&mut *subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await, 7).await;
+    let messages = read(
+        &mut *subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await,
+        7,
+    )
+    .await;
     let partition = |partition| {
         let messages = of_partition(&messages, partition);
         let offsets: Vec<Offset> = messages.iter().map(|message| message.offset).collect();
         (values(&messages).join(""), offsets)
     };
-    assert_eq!(partition(0), ("acef".to_owned(), vec![first[0], first[2], first[4], second[0]]));
+    assert_eq!(
+        partition(0),
+        (
+            "acef".to_owned(),
+            vec![first[0], first[2], first[4], second[0]]
+        )
+    );
     assert_eq!(partition(1), ("b".to_owned(), vec![first[1]]));
     assert_eq!(partition(2), ("dg".to_owned(), vec![first[3], second[1]]));
     assert!(partition(0).1.is_sorted_by(|a, b| a < b));
@@ -162,7 +208,9 @@ pub async fn commit_never_moves_back(backend: &dyn Backend) {
     commit(&mut *reader, &[messages[3].clone(), messages[1].clone()]).await;
     commit(&mut *reader, &messages[..2]).await;
     commit(&mut *reader, &[]).await;
-    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+    let committed = within("committed", bus.committed(Topic::Pipeline))
+        .await
+        .expect("committed");
     assert_eq!(committed[0], Some(messages[3].offset));
     drop(reader);
 
@@ -170,7 +218,9 @@ pub async fn commit_never_moves_back(backend: &dyn Backend) {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     assert_eq!(values(&read(&mut *reader, 1).await), ["r4"]);
     commit(&mut *reader, &messages[..1]).await;
-    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+    let committed = within("committed", bus.committed(Topic::Pipeline))
+        .await
+        .expect("committed");
     assert_eq!(committed[0], Some(messages[3].offset));
 }
 
@@ -181,8 +231,13 @@ pub async fn partitions_are_independent(backend: &dyn Backend) {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 6).await;
     commit(&mut *reader, &of_partition(&messages, 0)).await;
-    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
-    assert_eq!(committed, [Some(of_partition(&messages, 0)[2].offset), None, None]);
+    let committed = within("committed", bus.committed(Topic::Pipeline))
+        .await
+        .expect("committed");
+    assert_eq!(
+        committed,
+        [Some(of_partition(&messages, 0)[2].offset), None, None]
+    );
     drop(reader);
 
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
@@ -196,14 +251,28 @@ pub async fn seek_goes_back_and_forward(backend: &dyn Backend) {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     read(&mut *reader, 7).await;
 
-    within("seek", reader.seek(0, Some(offsets[1]))).await.expect("seek back");
-    assert_eq!(values(&read(&mut *reader, 4).await), ["r2", "r3", "r4", "r5"]);
-    within("seek", reader.seek(0, None)).await.expect("seek to the beginning");
-    assert_eq!(values(&within("next", reader.next(2)).await.expect("next")), ["r0", "r1"]);
+    within("seek", reader.seek(0, Some(offsets[1])))
+        .await
+        .expect("seek back");
+    assert_eq!(
+        values(&read(&mut *reader, 4).await),
+        ["r2", "r3", "r4", "r5"]
+    );
+    within("seek", reader.seek(0, None))
+        .await
+        .expect("seek to the beginning");
+    assert_eq!(
+        values(&within("next", reader.next(2)).await.expect("next")),
+        ["r0", "r1"]
+    );
     // Prefetched records must not come behind a seek.
-    within("seek", reader.seek(0, Some(offsets[4]))).await.expect("seek forward");
+    within("seek", reader.seek(0, Some(offsets[4])))
+        .await
+        .expect("seek forward");
     assert_eq!(values(&read(&mut *reader, 1).await), ["r5"]);
-    within("seek", reader.seek(0, Some(offsets[5]))).await.expect("seek to the end");
+    within("seek", reader.seek(0, Some(offsets[5])))
+        .await
+        .expect("seek to the end");
     publish(&*bus, Topic::Pipeline, &[(0, "new")]).await;
     assert_eq!(values(&read(&mut *reader, 1).await), ["new"]);
 }
@@ -212,7 +281,9 @@ pub async fn seek_counts_from_the_first_read_on(backend: &dyn Backend) {
     let bus = backend.open().await;
     let offsets = publish_many(&*bus, Topic::Pipeline, 2, "r", 4).await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
-    within("seek", reader.seek(2, Some(offsets[1]))).await.expect("seek");
+    within("seek", reader.seek(2, Some(offsets[1])))
+        .await
+        .expect("seek");
     assert_eq!(values(&read(&mut *reader, 2).await), ["r2", "r3"]);
 }
 
@@ -255,7 +326,9 @@ pub async fn ordered_partitions_move_when_a_reader_comes_or_dies(backend: &dyn B
 pub async fn a_reader_that_stays_takes_nothing_and_keeps_its_place(backend: &dyn Backend) {
     let bus = backend.open().await;
     let publish = async |value| {
-        let records: Vec<_> = (0..PARTITIONS).map(|partition| (partition, value)).collect();
+        let records: Vec<_> = (0..PARTITIONS)
+            .map(|partition| (partition, value))
+            .collect();
         publish(&*bus, Topic::Pipeline, &records).await;
     };
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
@@ -297,17 +370,25 @@ pub async fn a_reader_that_stays_takes_nothing_and_keeps_its_place(backend: &dyn
     };
     within("it goes on", all).await;
     for (partition, values) in values {
-        assert!(taken.contains(&partition) || values == ["meanwhile", "behind"], "partition {partition}: {values:?}");
+        assert!(
+            taken.contains(&partition) || values == ["meanwhile", "behind"],
+            "partition {partition}: {values:?}"
+        );
     }
 }
 
-async fn read_in_order(name: &'static str, bus: Arc<dyn Bus>, seen: tokio::sync::mpsc::UnboundedSender<Seen>) {
+async fn read_in_order(
+    name: &'static str,
+    bus: Arc<dyn Bus>,
+    seen: tokio::sync::mpsc::UnboundedSender<Seen>,
+) {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     loop {
         for message in reader.next(10).await.expect("next") {
             let tenure = reader.tenure(message.partition);
             let value = String::from_utf8(message.value.to_vec()).expect("text");
-            seen.send((name, message.partition, tenure, value)).expect("the test waits");
+            seen.send((name, message.partition, tenure, value))
+                .expect("the test waits");
             reader.commit(&[message]).await.expect("commit");
         }
     }
@@ -320,7 +401,9 @@ async fn owners_of_a_round(
     seen: &mut tokio::sync::mpsc::UnboundedReceiver<Seen>,
 ) -> BTreeMap<u32, (&'static str, u64)> {
     let value = round.to_string();
-    let records: Vec<_> = (0..PARTITIONS).map(|partition| (partition, value.as_str())).collect();
+    let records: Vec<_> = (0..PARTITIONS)
+        .map(|partition| (partition, value.as_str()))
+        .collect();
     publish(bus, Topic::Pipeline, &records).await;
     let mut owners = BTreeMap::new();
     while owners.len() < PARTITIONS as usize {
@@ -344,10 +427,14 @@ pub async fn shared_readers_share(backend: &dyn Backend) {
             loop {
                 let messages = reader.next(3).await.expect("next");
                 if reader.commit(&messages).await.is_ok() {
-                    let values = values(&messages).into_iter().map(str::to_owned).collect::<Vec<_>>();
+                    let values = values(&messages)
+                        .into_iter()
+                        .map(str::to_owned)
+                        .collect::<Vec<_>>();
                     done.send((name, values)).expect("the test waits");
                 } else {
-                    // While the group moves partitions a commit may fail; to a new reader the records come again.
+                    // While the group moves partitions a commit may fail; to a new reader the
+                    // records come again.
                     drop(reader);
                     reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
                 }
@@ -371,7 +458,10 @@ async fn both_readers_have_some(
         for partition in 0..PARTITIONS {
             let name = format!("{round}/{partition}/");
             publish_many(bus, Topic::TaskResults, partition, &name, 10).await;
-            published.lock().expect("no panic").extend((0..10).map(|i| format!("{name}{i}")));
+            published
+                .lock()
+                .expect("no panic")
+                .extend((0..10).map(|i| format!("{name}{i}")));
         }
         let expected = published.lock().expect("no panic").clone();
         loop {
@@ -430,9 +520,13 @@ pub async fn a_shared_next_may_be_cancelled(backend: &dyn Backend) {
     read_with_cancellations(backend, Topic::TaskResults, Reading::Shared).await;
 }
 
-/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly
-/// once.
-async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: Reading) -> Vec<Message> {
+/// Drops `next()` again and again at every stage it can be in, while records are published; each
+/// must come exactly once.
+async fn read_with_cancellations(
+    backend: &dyn Backend,
+    topic: Topic,
+    reading: Reading,
+) -> Vec<Message> {
     const RECORDS: usize = 600;
     let bus = backend.open().await;
     let publisher = bus.clone();
@@ -445,7 +539,11 @@ async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: R
     let mut reader = subscribe(&*bus, topic, reading).await;
     let (mut messages, mut cancelled, started) = (Vec::new(), 0_usize, Instant::now());
     while messages.len() < RECORDS {
-        assert!(started.elapsed() < DEADLINE, "{} of {RECORDS} after {cancelled} cancelled calls", messages.len());
+        assert!(
+            started.elapsed() < DEADLINE,
+            "{} of {RECORDS} after {cancelled} cancelled calls",
+            messages.len()
+        );
         tokio::select! {
             biased;
             more = reader.next(7) => {
@@ -459,7 +557,11 @@ async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: R
     }
     publishing.await.expect("the publisher");
     let distinct: BTreeSet<&Bytes> = messages.iter().map(|message| &message.value).collect();
-    assert_eq!((messages.len(), distinct.len()), (RECORDS, RECORDS), "after {cancelled} cancelled calls");
+    assert_eq!(
+        (messages.len(), distinct.len()),
+        (RECORDS, RECORDS),
+        "after {cancelled} cancelled calls"
+    );
     assert!(cancelled > 0, "nothing was cancelled");
     everything_is_committed(&*bus, topic).await;
     messages
@@ -475,7 +577,9 @@ async fn give_up(turn: usize) {
 
 async fn everything_is_committed(bus: &dyn Bus, topic: Topic) {
     let ends = within("ends", bus.ends(topic)).await.expect("ends");
-    let committed = within("committed", bus.committed(topic)).await.expect("committed");
+    let committed = within("committed", bus.committed(topic))
+        .await
+        .expect("committed");
     assert_eq!(committed, ends);
     assert!(ends.iter().all(Option::is_some));
 }
@@ -484,37 +588,77 @@ pub async fn empty_topics_have_no_ends(backend: &dyn Backend) {
     let bus = backend.open().await;
     for topic in Topic::ALL {
         let none = vec![None; topic.partitions(PARTITIONS) as usize];
-        assert_eq!(within("ends", bus.ends(topic)).await.expect("ends"), none, "{topic}");
-        assert_eq!(within("committed", bus.committed(topic)).await.expect("committed"), none, "{topic}");
+        assert_eq!(
+            within("ends", bus.ends(topic)).await.expect("ends"),
+            none,
+            "{topic}"
+        );
+        assert_eq!(
+            within("committed", bus.committed(topic))
+                .await
+                .expect("committed"),
+            none,
+            "{topic}"
+        );
     }
     // Nor when somebody reads them.
     let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
     let nothing = tokio::time::timeout(Duration::from_millis(300), reader.next(10)).await;
     assert!(nothing.is_err(), "{nothing:?}");
-    assert_eq!(within("ends", bus.ends(Topic::TaskResults)).await.expect("ends"), [None; PARTITIONS as usize]);
+    assert_eq!(
+        within("ends", bus.ends(Topic::TaskResults))
+            .await
+            .expect("ends"),
+        [None; PARTITIONS as usize]
+    );
     assert_eq!(publish(&*bus, Topic::Pipeline, &[]).await, []);
 }
 
 pub async fn ends_and_committed_tell_where_the_topic_stands(backend: &dyn Backend) {
-    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+    for (topic, reading) in [
+        (Topic::Pipeline, Reading::Ordered),
+        (Topic::TaskResults, Reading::Shared),
+    ] {
         let bus = backend.open().await;
         let offsets = publish_many(&*bus, topic, 1, "r", 4).await;
         let stand = async || {
             let ends = within("ends", bus.ends(topic)).await.expect("ends");
-            (ends[1], within("committed", bus.committed(topic)).await.expect("committed")[1])
+            (
+                ends[1],
+                within("committed", bus.committed(topic))
+                    .await
+                    .expect("committed")[1],
+            )
         };
-        let backlog = async || within("backlog", bus.backlog(topic)).await.expect("backlog");
-        assert_eq!((stand().await, backlog().await), ((Some(offsets[3]), None), 4));
+        let backlog = async || {
+            within("backlog", bus.backlog(topic))
+                .await
+                .expect("backlog")
+        };
+        assert_eq!(
+            (stand().await, backlog().await),
+            ((Some(offsets[3]), None), 4)
+        );
         let mut reader = subscribe(&*bus, topic, reading).await;
         let messages = read(&mut *reader, 4).await;
-        assert_eq!(stand().await, (Some(offsets[3]), None), "reading is not committing");
+        assert_eq!(
+            stand().await,
+            (Some(offsets[3]), None),
+            "reading is not committing"
+        );
         commit(&mut *reader, &messages[..2]).await;
         let (end, committed) = stand().await;
         assert_eq!(end, Some(offsets[3]));
-        assert!(Some(offsets[1]) <= committed && committed < Some(offsets[2]), "{committed:?} of {offsets:?}");
+        assert!(
+            Some(offsets[1]) <= committed && committed < Some(offsets[2]),
+            "{committed:?} of {offsets:?}"
+        );
         assert_eq!(backlog().await, 2);
         commit(&mut *reader, &messages[2..]).await;
-        assert_eq!((stand().await, backlog().await), ((Some(offsets[3]), Some(offsets[3])), 0));
+        assert_eq!(
+            (stand().await, backlog().await),
+            ((Some(offsets[3]), Some(offsets[3])), 0)
+        );
     }
 }
 
@@ -522,43 +666,106 @@ pub async fn large_and_empty_values_pass(backend: &dyn Backend) {
     let bus = backend.open().await;
     let large = |byte: u8, mib: usize| Bytes::from(vec![byte; (mib << 20) + 1]);
     // Hard to compress, so that it is as large on the way as it is here.
-    let noise: Bytes = (0..3_u64 << 20).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect();
-    let values = [large(b'a', 1), Bytes::new(), noise, Bytes::from("poison \0\u{fffd}"), large(b'b', 8)];
-    let records: Vec<Record> = values.iter().map(|value| Record { partition: 0, value: value.clone() }).collect();
-    within("publish", bus.publish(Topic::Pipeline, &records)).await.expect("publish");
+    let noise: Bytes = (0..3_u64 << 20)
+        .map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .collect();
+    let values = [
+        large(b'a', 1),
+        Bytes::new(),
+        noise,
+        Bytes::from("poison \0\u{fffd}"),
+        large(b'b', 8),
+    ];
+    let records: Vec<Record> = values
+        .iter()
+        .map(|value| Record {
+            partition: 0,
+            value: value.clone(),
+        })
+        .collect();
+    within("publish", bus.publish(Topic::Pipeline, &records))
+        .await
+        .expect("publish");
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, values.len()).await;
-    let same: Vec<bool> = messages.iter().zip(&values).map(|(message, value)| message.value == value).collect();
+    let same: Vec<bool> = messages
+        .iter()
+        .zip(&values)
+        .map(|(message, value)| message.value == value)
+        .collect();
     assert_eq!(same, vec![true; values.len()]);
     commit(&mut *reader, &messages).await;
 }
 
 pub async fn what_cannot_be_published_is_refused(backend: &dyn Backend) {
     let bus = backend.open().await;
-    let record = Record { partition: PARTITIONS, value: Bytes::from("nowhere") };
-    let good = Record { partition: 0, value: Bytes::from("here") };
-    let refused = within("publish", bus.publish(Topic::Pipeline, &[good, record.clone()])).await;
-    assert!(matches!(refused, Err(taskd::bus::Error::Publish { topic: Topic::Pipeline, .. })), "{refused:?}");
+    let record = Record {
+        partition: PARTITIONS,
+        value: Bytes::from("nowhere"),
+    };
+    let good = Record {
+        partition: 0,
+        value: Bytes::from("here"),
+    };
+    let refused = within(
+        "publish",
+        bus.publish(Topic::Pipeline, &[good, record.clone()]),
+    )
+    .await;
+    assert!(
+        matches!(
+            refused,
+            Err(taskd::bus::Error::Publish {
+                topic: Topic::Pipeline,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
     // The reports have one partition, whatever is configured.
-    let refused = within("publish", bus.publish(Topic::DeadLetters, &[Record { partition: 1, ..record }])).await;
+    let refused = within(
+        "publish",
+        bus.publish(
+            Topic::DeadLetters,
+            &[Record {
+                partition: 1,
+                ..record
+            }],
+        ),
+    )
+    .await;
     assert!(refused.is_err());
-    assert_eq!(publish(&*bus, Topic::DeadLetters, &[(0, "report")]).await.len(), 1);
+    assert_eq!(
+        publish(&*bus, Topic::DeadLetters, &[(0, "report")])
+            .await
+            .len(),
+        1
+    );
 }
 
 pub async fn an_idle_reader_waits_for_what_comes(backend: &dyn Backend) {
-    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+    for (topic, reading) in [
+        (Topic::Pipeline, Reading::Ordered),
+        (Topic::TaskResults, Reading::Shared),
+    ] {
         let bus = backend.open().await;
         let mut reader = subscribe(&*bus, topic, reading).await;
         let waiting = tokio::time::timeout(Duration::from_millis(2500), reader.next(10)).await;
         assert!(waiting.is_err(), "{waiting:?}");
         let waiting = tokio::spawn(async move { reader.next(10).await.expect("next") });
         publish(&*bus, topic, &[(1, "at last")]).await;
-        assert_eq!(values(&within("the reader", waiting).await.expect("no panic")), ["at last"]);
+        assert_eq!(
+            values(&within("the reader", waiting).await.expect("no panic")),
+            ["at last"]
+        );
     }
 }
 
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-const NOTHING: Keep = Keep { age: Duration::ZERO, records: 0 };
+const NOTHING: Keep = Keep {
+    age: Duration::ZERO,
+    records: 0,
+};
 
 async fn trim(bus: &dyn Bus, topic: Topic, keep: Keep) -> u64 {
     within("trim", bus.trim(topic, keep)).await.expect("trim")
@@ -570,24 +777,38 @@ async fn remaining(bus: &dyn Bus, topic: Topic, last: &str) -> Vec<String> {
     let mut remaining: Vec<String> = Vec::new();
     within("seek", reader.seek(0, None)).await.expect("seek");
     while remaining.last().is_none_or(|value| value != last) {
-        remaining.extend(values(&read(&mut *reader, 1).await).into_iter().map(str::to_owned));
+        remaining.extend(
+            values(&read(&mut *reader, 1).await)
+                .into_iter()
+                .map(str::to_owned),
+        );
     }
     remaining
 }
 
 pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
-    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+    for (topic, reading) in [
+        (Topic::Pipeline, Reading::Ordered),
+        (Topic::TaskResults, Reading::Shared),
+    ] {
         let bus = backend.open().await;
         publish_many(&*bus, topic, 0, "r", 10).await;
         publish_many(&*bus, topic, 1, "other", 3).await;
-        assert_eq!(trim(&*bus, topic, NOTHING).await, 0, "nobody has committed anything in {topic}");
+        assert_eq!(
+            trim(&*bus, topic, NOTHING).await,
+            0,
+            "nobody has committed anything in {topic}"
+        );
 
         let mut reader = subscribe(&*bus, topic, reading).await;
         let messages = read(&mut *reader, 13).await;
         commit(&mut *reader, &of_partition(&messages, 0)[..6]).await;
         // A record of this very millisecond is not older than nothing.
         let left = async || bus.backlog(topic).await.expect("backlog");
-        within("the trimming of what was committed", async { while trim(&*bus, topic, NOTHING).await > 0 {} }).await;
+        within("the trimming of what was committed", async {
+            while trim(&*bus, topic, NOTHING).await > 0 {}
+        })
+        .await;
         assert_eq!(left().await, 7);
         drop((reader, bus));
 
@@ -595,11 +816,19 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
         let mut reader = subscribe(&*bus, topic, reading).await;
         let again = read(&mut *reader, 7).await;
         assert_eq!(values(&of_partition(&again, 0)), ["r6", "r7", "r8", "r9"]);
-        assert_eq!(values(&of_partition(&again, 1)), ["other0", "other1", "other2"]);
-        let committed = within("committed", bus.committed(topic)).await.expect("committed");
+        assert_eq!(
+            values(&of_partition(&again, 1)),
+            ["other0", "other1", "other2"]
+        );
+        let committed = within("committed", bus.committed(topic))
+            .await
+            .expect("committed");
         let of_zero = of_partition(&messages, 0);
         // Offsets have gaps.
-        assert!((Some(of_zero[5].offset)..Some(of_zero[6].offset)).contains(&committed[0]), "{committed:?}");
+        assert!(
+            (Some(of_zero[5].offset)..Some(of_zero[6].offset)).contains(&committed[0]),
+            "{committed:?}"
+        );
         commit(&mut *reader, &again).await;
         everything_is_trimmed(&*bus, topic).await;
     }
@@ -607,26 +836,72 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
 
 /// And an empty topic goes on.
 async fn everything_is_trimmed(bus: &dyn Bus, topic: Topic) {
-    within("all is trimmed", async { while trim(bus, topic, NOTHING).await > 0 {} }).await;
-    let backlog = within("backlog", bus.backlog(topic)).await.expect("backlog");
+    within("all is trimmed", async {
+        while trim(bus, topic, NOTHING).await > 0 {}
+    })
+    .await;
+    let backlog = within("backlog", bus.backlog(topic))
+        .await
+        .expect("backlog");
     assert_eq!(backlog, 0);
     publish(bus, topic, &[(0, "new")]).await;
-    assert_eq!(within("backlog", bus.backlog(topic)).await.expect("backlog"), 1);
+    assert_eq!(
+        within("backlog", bus.backlog(topic))
+            .await
+            .expect("backlog"),
+        1
+    );
 }
 
 pub async fn reports_are_trimmed_by_number(backend: &dyn Backend) {
     let bus = backend.open().await;
     publish_many(&*bus, Topic::DeadLetters, 0, "r", 10).await;
-    assert_eq!(trim(&*bus, Topic::DeadLetters, Keep { age: FOR_EVER, records: 10 }).await, 0);
-    assert_eq!(trim(&*bus, Topic::DeadLetters, Keep { age: FOR_EVER, records: 3 }).await, 7);
-    assert_eq!(remaining(&*bus, Topic::DeadLetters, "r9").await, ["r7", "r8", "r9"]);
+    assert_eq!(
+        trim(
+            &*bus,
+            Topic::DeadLetters,
+            Keep {
+                age: FOR_EVER,
+                records: 10
+            }
+        )
+        .await,
+        0
+    );
+    assert_eq!(
+        trim(
+            &*bus,
+            Topic::DeadLetters,
+            Keep {
+                age: FOR_EVER,
+                records: 3
+            }
+        )
+        .await,
+        7
+    );
+    assert_eq!(
+        remaining(&*bus, Topic::DeadLetters, "r9").await,
+        ["r7", "r8", "r9"]
+    );
 }
 
 pub async fn reports_are_trimmed_by_age(backend: &dyn Backend) {
     let bus = backend.open().await;
     let published = Instant::now();
     publish_many(&*bus, Topic::Expirations, 0, "old", 5).await;
-    assert_eq!(trim(&*bus, Topic::Expirations, Keep { age: FOR_EVER, records: 100 }).await, 0);
+    assert_eq!(
+        trim(
+            &*bus,
+            Topic::Expirations,
+            Keep {
+                age: FOR_EVER,
+                records: 100
+            }
+        )
+        .await,
+        0
+    );
     // The records become older than that in any case; those that come then are younger.
     let age = Duration::from_millis(1500);
     let mut trimmed = 0;
@@ -638,23 +913,46 @@ pub async fn reports_are_trimmed_by_age(backend: &dyn Backend) {
     .await;
     assert!(published.elapsed() >= age, "they went before their time");
     publish_many(&*bus, Topic::Expirations, 0, "new", 2).await;
-    assert_eq!(trim(&*bus, Topic::Expirations, Keep { age: FOR_EVER, records: 100 }).await, 0);
-    assert_eq!(remaining(&*bus, Topic::Expirations, "new1").await, ["new0", "new1"]);
+    assert_eq!(
+        trim(
+            &*bus,
+            Topic::Expirations,
+            Keep {
+                age: FOR_EVER,
+                records: 100
+            }
+        )
+        .await,
+        0
+    );
+    assert_eq!(
+        remaining(&*bus, Topic::Expirations, "new1").await,
+        ["new0", "new1"]
+    );
 }
 
 pub async fn partitions_that_are_added_are_noticed_and_used(backend: &dyn Backend) {
     let bus = backend.open().await;
-    within("check", bus.check_partitions()).await.expect("nothing has changed");
+    within("check", bus.check_partitions())
+        .await
+        .expect("nothing has changed");
     publish(&*bus, Topic::Pipeline, &[(0, "before")]).await;
     for topic in [Topic::Pipeline, Topic::TaskResults] {
-        within("raise", bus.raise_partitions(topic, PARTITIONS + 2)).await.expect("raise");
+        within("raise", bus.raise_partitions(topic, PARTITIONS + 2))
+            .await
+            .expect("raise");
     }
     within("the old opening notices", async {
         loop {
             match bus.check_partitions().await {
                 Err(error @ taskd::bus::Error::Resized { .. }) => {
                     assert!(error.is_lost());
-                    return assert!(error.to_string().ends_with("has 5 partitions now, no longer 3"), "{error}");
+                    return assert!(
+                        error
+                            .to_string()
+                            .ends_with("has 5 partitions now, no longer 3"),
+                        "{error}"
+                    );
                 }
                 other => other.expect("a check"),
             }
@@ -665,12 +963,23 @@ pub async fn partitions_that_are_added_are_noticed_and_used(backend: &dyn Backen
     publish(&*bus, Topic::Pipeline, &[(PARTITIONS - 1, "meanwhile")]).await;
 
     let bus = backend.open().await;
-    assert_eq!([bus.partitions(Topic::Pipeline), bus.partitions(Topic::TaskResults)], [PARTITIONS + 2; 2]);
+    assert_eq!(
+        [
+            bus.partitions(Topic::Pipeline),
+            bus.partitions(Topic::TaskResults)
+        ],
+        [PARTITIONS + 2; 2]
+    );
     assert_eq!(bus.partitions(Topic::DeadLetters), 1);
     publish(&*bus, Topic::Pipeline, &[(PARTITIONS + 1, "after")]).await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 3).await;
     assert_eq!(values(&of_partition(&messages, PARTITIONS + 1)), ["after"]);
     commit(&mut *reader, &messages).await;
-    assert_eq!(within("backlog", bus.backlog(Topic::Pipeline)).await.expect("backlog"), 0);
+    assert_eq!(
+        within("backlog", bus.backlog(Topic::Pipeline))
+            .await
+            .expect("backlog"),
+        0
+    );
 }

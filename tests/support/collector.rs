@@ -1,4 +1,5 @@
-//! A real OpenTelemetry Collector as a process: it takes spans by OTLP, and hands them on to a [`Receiver`].
+//! A real OpenTelemetry Collector as a process: it takes spans by OTLP, and hands them on to a
+//! [`Receiver`].
 //!
 //! [`Receiver`]: super::spans::Receiver
 
@@ -36,13 +37,20 @@ impl Collector {
         fs::write(&file, config).unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
         let mut command = Command::new(program);
-        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         let child = command.spawn().unwrap();
         let mut collector = Self { child, port, dir };
         until("the collector listens", async || {
             let ended = collector.child.try_wait().unwrap();
             assert!(ended.is_none(), "the collector ended: {}", collector.log());
-            TcpStream::connect(("127.0.0.1", collector.port.number)).await.is_ok()
+            TcpStream::connect(("127.0.0.1", collector.port.number))
+                .await
+                .is_ok()
         })
         .await;
         collector
@@ -67,7 +75,14 @@ impl Drop for Collector {
 /// Where `scripts/collector` has it. The first call on a machine builds it.
 fn program() -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/collector");
-    let output = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
-    assert!(output.status.success(), "scripts/collector: {}", output.status);
+    let output = Command::new(script)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "scripts/collector: {}",
+        output.status
+    );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }

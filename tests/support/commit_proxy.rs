@@ -1,5 +1,5 @@
-//! Stands before a MySQL or MariaDB server, and takes away the answer to a COMMIT when it is told to: the client does
-//! not know then whether it took effect. It did.
+//! Stands before a MySQL or MariaDB server, and takes away the answer to a COMMIT when it is told
+//! to: the client does not know then whether it took effect. It did.
 
 use std::sync::{
     Arc,
@@ -23,7 +23,8 @@ impl CommitProxy {
         let mut url = Url::parse(url).unwrap();
         let server = (url.host_str().unwrap().to_owned(), url.port().unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
+        url.set_port(Some(listener.local_addr().unwrap().port()))
+            .unwrap();
         url.set_query(Some("ssl-mode=DISABLED"));
         let armed = Arc::new(AtomicBool::new(false));
         let cut = Arc::clone(&armed);
@@ -33,7 +34,10 @@ impl CommitProxy {
                 tokio::spawn(forward(client, server, Arc::clone(&cut)));
             }
         });
-        Self { url: url.into(), armed }
+        Self {
+            url: url.into(),
+            armed,
+        }
     }
 
     pub(crate) fn url(&self) -> &str {

@@ -33,7 +33,8 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Runs all pipelines, or those that `args` name, with this configuration and waits until it is ready.
+    /// Runs all pipelines, or those that `args` name, with this configuration and waits until it is
+    /// ready.
     pub(crate) async fn start(config: &str, args: &[&str]) -> Self {
         let mut daemon = Self::begin(config, args);
         daemon.ready().await;
@@ -60,32 +61,70 @@ impl Daemon {
 
     /// With its stderr at this path, waits until it is ready.
     pub(crate) async fn start_with_stderr(path: &str) -> Self {
-        let mut daemon = Self::begin_through(&["sh", "-c", "exec \"$@\" 2>\"$0\"", path], "", &[], Vec::new());
+        let mut daemon = Self::begin_through(
+            &["sh", "-c", "exec \"$@\" 2>\"$0\"", path],
+            "",
+            &[],
+            Vec::new(),
+        );
         daemon.ready().await;
         daemon
     }
 
-    fn begin_through(through: &[&str], config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
+    fn begin_through(
+        through: &[&str],
+        config: &str,
+        args: &[&str],
+        env: Vec<(String, String)>,
+    ) -> Self {
         let through: Vec<String> = through.iter().map(ToString::to_string).collect();
-        let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("taskd-it-")
+            .tempdir_in("/tmp")
+            .unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
         let [http, grpc] = [0, 1].map(|_| Port::reserve(12_000..20_000));
-        let (data, http_at, grpc_at) =
-            (dir.path().join("data"), format!("127.0.0.1:{}", http.number), format!("127.0.0.1:{}", grpc.number));
+        let (data, http_at, grpc_at) = (
+            dir.path().join("data"),
+            format!("127.0.0.1:{}", http.number),
+            format!("127.0.0.1:{}", grpc.number),
+        );
         let [file, data] = [&file, &data].map(|path| path.to_str().unwrap());
         let own = ["--config", file, "--data-dir", data];
-        let pipelines = if args.contains(&"--pipelines") { &[][..] } else { &["--pipelines", "all"] };
+        let pipelines = if args.contains(&"--pipelines") {
+            &[][..]
+        } else {
+            &["--pipelines", "all"]
+        };
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
-        let args: Vec<String> =
-            own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
+        let args: Vec<String> = own
+            .iter()
+            .chain(pipelines)
+            .chain(&listen)
+            .chain(args)
+            .map(ToString::to_string)
+            .collect();
         let child = spawn(&dir, &through, &args, &env);
-        Self { dir, through, args, env, http, grpc, child, client: crate::support::http_client() }
+        Self {
+            dir,
+            through,
+            args,
+            env,
+            http,
+            grpc,
+            child,
+            client: crate::support::http_client(),
+        }
     }
 
     /// Runs other pipelines in the folder of a daemon that has ended, and waits until it is ready.
     pub(crate) async fn start_in_the_folder_of(mut daemon: Self, args: &[&str]) -> Self {
-        let pipelines = daemon.args.iter().position(|arg| arg == "--pipelines").expect("it names its pipelines");
+        let pipelines = daemon
+            .args
+            .iter()
+            .position(|arg| arg == "--pipelines")
+            .expect("it names its pipelines");
         daemon.args.drain(pipelines..pipelines + 2);
         daemon.args.extend(args.iter().map(ToString::to_string));
         daemon.start_again();
@@ -111,10 +150,18 @@ impl Daemon {
             }
             let said = match self.client.get(&url).timeout(PROBE).send().await {
                 Ok(answer) if answer.status().is_success() => return,
-                Ok(answer) => format!("{}: {}", answer.status(), answer.text().await.unwrap_or_default()),
+                Ok(answer) => format!(
+                    "{}: {}",
+                    answer.status(),
+                    answer.text().await.unwrap_or_default()
+                ),
                 Err(error) => format!("{error:?}"),
             };
-            assert!(began.elapsed() < PATIENCE, "taskd is not ready: {said}\n{}", self.log());
+            assert!(
+                began.elapsed() < PATIENCE,
+                "taskd is not ready: {said}\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -140,8 +187,12 @@ impl Daemon {
     }
 
     pub(crate) fn signal_redis(&self, signal: Signal) -> bool {
-        let Ok(pid) = fs::read_to_string(self.data().join("redis.pid")) else { return false };
-        let Ok(pid) = pid.trim().parse::<i32>() else { return false };
+        let Ok(pid) = fs::read_to_string(self.data().join("redis.pid")) else {
+            return false;
+        };
+        let Ok(pid) = pid.trim().parse::<i32>() else {
+            return false;
+        };
         // An old file may name a process that is now somebody else's.
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == "redis-server" && kill(Pid::from_raw(pid), signal).is_ok()
@@ -149,7 +200,11 @@ impl Daemon {
 
     /// The arguments by which a command finds its database.
     pub(crate) fn database(&self) -> Vec<String> {
-        let url = self.args.iter().position(|arg| arg == "--database-url").map(|at| self.args[at..at + 2].to_vec());
+        let url = self
+            .args
+            .iter()
+            .position(|arg| arg == "--database-url")
+            .map(|at| self.args[at..at + 2].to_vec());
         let data = ["--data-dir", self.data().to_str().unwrap()].map(ToOwned::to_owned);
         url.into_iter().flatten().chain(data).collect()
     }
@@ -220,7 +275,16 @@ impl Daemon {
 
     /// `None` when there is no answer.
     pub(crate) async fn try_get(&self, path: &str) -> Option<(u16, Value)> {
-        Some(answer(self.client.get(format!("{}{path}", self.http())).send().await.ok()?).await)
+        Some(
+            answer(
+                self.client
+                    .get(format!("{}{path}", self.http()))
+                    .send()
+                    .await
+                    .ok()?,
+            )
+            .await,
+        )
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
@@ -229,12 +293,23 @@ impl Daemon {
 
     /// `None` when there is no answer.
     pub(crate) async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
-        let request = self.client.post(format!("{}{path}", self.http())).json(body);
+        let request = self
+            .client
+            .post(format!("{}{path}", self.http()))
+            .json(body);
         Some(answer(request.send().await.ok()?).await)
     }
 
-    pub(crate) async fn post_text(&self, path: &str, content_type: &str, body: impl Into<String>) -> (u16, Value) {
-        let request = self.client.post(format!("{}{path}", self.http())).header("content-type", content_type);
+    pub(crate) async fn post_text(
+        &self,
+        path: &str,
+        content_type: &str,
+        body: impl Into<String>,
+    ) -> (u16, Value) {
+        let request = self
+            .client
+            .post(format!("{}{path}", self.http()))
+            .header("content-type", content_type);
         answer(request.body(body.into()).send().await.unwrap()).await
     }
 
@@ -243,12 +318,24 @@ impl Daemon {
         let (status, answer) = self.post("/v1/tasks", &json!(tasks)).await;
         assert_eq!(status, 200, "{answer}");
         let results = answer["results"].as_array().unwrap();
-        assert!(results.len() == tasks.len() && results.iter().all(|one| one["status"] == "CREATED"), "{answer}");
-        results.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
+        assert!(
+            results.len() == tasks.len() && results.iter().all(|one| one["status"] == "CREATED"),
+            "{answer}"
+        );
+        results
+            .iter()
+            .map(|one| one["id"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// The tasks that a worker gets from one queue within `wait`.
-    pub(crate) async fn lease(&self, worker: &str, queue: &str, most: usize, wait: &str) -> Vec<Value> {
+    pub(crate) async fn lease(
+        &self,
+        worker: &str,
+        queue: &str,
+        most: usize,
+        wait: &str,
+    ) -> Vec<Value> {
         let body = json!({"worker": worker, "queues": [queue], "max_tasks": most, "wait": wait});
         let (status, mut answer) = self.post("/v1/tasks:get", &body).await;
         assert_eq!(status, 200, "{answer}");
@@ -259,7 +346,10 @@ impl Daemon {
     pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
         let mut tasks = Vec::new();
         until("there are as many tasks", async || {
-            tasks.extend(self.lease(worker, queue, (count - tasks.len()).min(1000), "1s").await);
+            tasks.extend(
+                self.lease(worker, queue, (count - tasks.len()).min(1000), "1s")
+                    .await,
+            );
             tasks.len() == count
         })
         .await;
@@ -270,8 +360,12 @@ impl Daemon {
     pub(crate) async fn complete(&self, worker: &str, tasks: &[Value]) -> Vec<String> {
         let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
         let completions: Vec<_> = tasks.iter().map(completion).collect();
-        let (status, answer) =
-            self.post("/v1/tasks:complete", &json!({"worker": worker, "completions": completions})).await;
+        let (status, answer) = self
+            .post(
+                "/v1/tasks:complete",
+                &json!({"worker": worker, "completions": completions}),
+            )
+            .await;
         assert_eq!(status, 200, "{answer}");
         let statuses = statuses(&answer);
         assert_eq!(statuses.len(), tasks.len(), "{answer}");
@@ -282,7 +376,9 @@ impl Daemon {
     pub(crate) async fn works_again(&self, queue: &str) {
         let insert = json!([{"queue": queue, "key": "works-again"}]);
         until("an insert is answered", async || {
-            self.try_post("/v1/tasks", &insert).await.is_some_and(|(status, _)| status == 200)
+            self.try_post("/v1/tasks", &insert)
+                .await
+                .is_some_and(|(status, _)| status == 200)
         })
         .await;
         let get = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "1s"});
@@ -303,7 +399,12 @@ impl Daemon {
             done && self.unfinished(queue).await == 0
         })
         .await;
-        until("taskd is ready", async || self.try_get("/readyz").await.is_some_and(|(status, _)| status == 200)).await;
+        until("taskd is ready", async || {
+            self.try_get("/readyz")
+                .await
+                .is_some_and(|(status, _)| status == 200)
+        })
+        .await;
     }
 
     /// Gets and completes until `queue` has nothing left to do; the keys that `worker` completed.
@@ -330,20 +431,40 @@ impl Daemon {
 
     pub(crate) async fn work_once(&self, worker: &str, queue: &str) -> Vec<String> {
         let tasks = self.lease(worker, queue, 100, "100ms").await;
-        assert!(self.complete(worker, &tasks).await.iter().all(|status| status == "OK"));
-        tasks.iter().map(|task| task["key"].as_str().unwrap().to_owned()).collect()
+        assert!(
+            self.complete(worker, &tasks)
+                .await
+                .iter()
+                .all(|status| status == "OK")
+        );
+        tasks
+            .iter()
+            .map(|task| task["key"].as_str().unwrap().to_owned())
+            .collect()
     }
 
-    /// How many tasks of the queue are neither completed nor dead, by SQL; 1 when nobody answers that.
+    /// How many tasks of the queue are neither completed nor dead, by SQL; 1 when nobody answers
+    /// that.
     pub(crate) async fn unfinished(&self, queue: &str) -> u64 {
         let queue = self.queue(queue).await;
-        ["pending", "queued", "assigned", "delayed"].iter().map(|state| queue[*state].as_u64().unwrap_or(1)).sum()
+        ["pending", "queued", "assigned", "delayed"]
+            .iter()
+            .map(|state| queue[*state].as_u64().unwrap_or(1))
+            .sum()
     }
 
     /// Its entry in `/v1/queues`.
     pub(crate) async fn queue(&self, name: &str) -> Value {
-        let Some((200, answer)) = self.try_get("/v1/queues").await else { return Value::Null };
-        answer["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == name).cloned().unwrap_or_default()
+        let Some((200, answer)) = self.try_get("/v1/queues").await else {
+            return Value::Null;
+        };
+        answer["queues"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|queue| queue["queue"] == name)
+            .cloned()
+            .unwrap_or_default()
     }
 }
 
@@ -362,14 +483,20 @@ pub(crate) fn once(keys: Vec<String>) -> BTreeSet<String> {
 /// The `status` of each result.
 pub(crate) fn statuses(answer: &Value) -> Vec<String> {
     let results = answer["results"].as_array().unwrap();
-    results.iter().map(|one| one["status"].as_str().unwrap().to_owned()).collect()
+    results
+        .iter()
+        .map(|one| one["status"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 async fn answer(response: reqwest::Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
     // Lines of JSON become a list.
-    let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>();
+    let lines = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<Vec<Value>, _>>();
     let value = match (serde_json::from_str(&text), lines) {
         (Ok(value), _) => value,
         (Err(_), Ok(lines)) => lines.into(),
@@ -397,12 +524,24 @@ impl Drop for Daemon {
 }
 
 fn spawn(dir: &TempDir, through: &[String], args: &[String], env: &[(String, String)]) -> Child {
-    let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
-    let mut line = through.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_taskd")]);
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.path().join("log"))
+        .unwrap();
+    let mut line = through
+        .iter()
+        .map(String::as_str)
+        .chain([env!("CARGO_BIN_EXE_taskd")]);
     let mut command = Command::new(line.next().unwrap());
     command.args(line);
     // Of the tests; taskd refuses what it does not know.
     command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
-    command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    command
+        .args(args)
+        .envs(env.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log);
     command.spawn().unwrap()
 }

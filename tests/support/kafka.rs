@@ -18,8 +18,8 @@ use super::{
     proxy::{Proxy, Upstream},
 };
 
-/// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that `scripts/start-kafka` starts and
-/// leaves running.
+/// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that
+/// `scripts/start-kafka` starts and leaves running.
 pub async fn shared() -> &'static str {
     static BROKER: OnceCell<String> = OnceCell::const_new();
     let start = || async {
@@ -49,7 +49,8 @@ impl KafkaServer {
     /// Three in one cluster, with the ids 1 to 3.
     pub async fn start_three() -> Self {
         let mut server = Self::reserve();
-        server.brokers = run_script_with(&[server.dir.path()], &[("TASKD_TEST_KAFKA_BROKERS", "3")]).await;
+        server.brokers =
+            run_script_with(&[server.dir.path()], &[("TASKD_TEST_KAFKA_BROKERS", "3")]).await;
         server
     }
 
@@ -57,7 +58,11 @@ impl KafkaServer {
     pub async fn start_behind(proxy: &Proxy) -> Self {
         let mut server = Self::reserve();
         let port = proxy.port().to_string();
-        let address = run_script_with(&[server.dir.path()], &[("TASKD_TEST_KAFKA_ADVERTISED", &port)]).await;
+        let address = run_script_with(
+            &[server.dir.path()],
+            &[("TASKD_TEST_KAFKA_ADVERTISED", &port)],
+        )
+        .await;
         proxy.lead_to(Upstream::Tcp(address));
         server.brokers = format!("127.0.0.1:{port}");
         server
@@ -74,20 +79,29 @@ impl KafkaServer {
     pub fn absent() -> Self {
         let mut server = Self::reserve();
         let port = Port::reserve(12_000..20_000);
-        std::fs::write(server.dir.path().join("port"), port.number.to_string()).expect("the folder is ours");
+        std::fs::write(server.dir.path().join("port"), port.number.to_string())
+            .expect("the folder is ours");
         server.brokers = format!("127.0.0.1:{}", port.number);
         server.port = Some(port);
         server
     }
 
     fn reserve() -> Self {
-        let dir = tempfile::Builder::new().prefix("taskd-kafka-").tempdir().expect("a folder for kafka");
-        Self { dir, brokers: String::new(), port: None }
+        let dir = tempfile::Builder::new()
+            .prefix("taskd-kafka-")
+            .tempdir()
+            .expect("a folder for kafka");
+        Self {
+            dir,
+            brokers: String::new(),
+            port: None,
+        }
     }
 
     /// `host:port` of the listener with TLS and passwords.
     pub fn secured_brokers(&self) -> String {
-        let port = std::fs::read_to_string(self.dir.path().join("tls-port")).expect("it was started with it");
+        let port = std::fs::read_to_string(self.dir.path().join("tls-port"))
+            .expect("it was started with it");
         format!("127.0.0.1:{}", port.trim())
     }
 
@@ -143,10 +157,20 @@ async fn run_script(args: &[&Path]) -> String {
 }
 
 async fn run_script_with(args: &[&Path], env: &[(&str, &str)]) -> String {
-    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-kafka"));
+    let mut script =
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-kafka"));
     script.args(args).envs(env.iter().copied());
     let run = move || script.output().expect("scripts/start-kafka runs");
-    let output = tokio::task::spawn_blocking(run).await.expect("it does not panic");
-    assert!(output.status.success(), "no kafka: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("host:port").trim().to_owned()
+    let output = tokio::task::spawn_blocking(run)
+        .await
+        .expect("it does not panic");
+    assert!(
+        output.status.success(),
+        "no kafka: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout)
+        .expect("host:port")
+        .trim()
+        .to_owned()
 }

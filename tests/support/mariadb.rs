@@ -1,5 +1,5 @@
-//! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays
-//! running.
+//! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one
+//! of our own that stays running.
 
 use std::{env, fs, process::Command, sync::Arc, time::Duration};
 
@@ -35,7 +35,11 @@ fn start_mariadb() -> String {
 fn run_script(args: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/start-mariadb");
     let output = Command::new(script).args(args).output().unwrap();
-    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -48,16 +52,27 @@ pub(crate) struct MariadbServer {
 
 impl MariadbServer {
     pub(crate) fn start(options: &[&str]) -> Self {
-        let dir = tempfile::Builder::new().prefix("taskd-db-").tempdir_in("/tmp").unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("taskd-db-")
+            .tempdir_in("/tmp")
+            .unwrap();
         let options: Vec<String> = options.iter().map(ToString::to_string).collect();
-        let mut server = Self { dir, options, url: String::new() };
+        let mut server = Self {
+            dir,
+            options,
+            url: String::new(),
+        };
         server.url = server.run("0");
         server
     }
 
     /// On the same port.
     pub(crate) fn start_again(&self) {
-        let port = url::Url::parse(&self.url).unwrap().port().unwrap().to_string();
+        let port = url::Url::parse(&self.url)
+            .unwrap()
+            .port()
+            .unwrap()
+            .to_string();
         assert_eq!(self.run(&port), self.url);
     }
 
@@ -73,7 +88,8 @@ impl MariadbServer {
     }
 
     pub(crate) fn file(&self, name: &str) -> String {
-        String::from_utf8_lossy(&fs::read(self.dir.path().join(name)).unwrap_or_default()).into_owned()
+        String::from_utf8_lossy(&fs::read(self.dir.path().join(name)).unwrap_or_default())
+            .into_owned()
     }
 
     /// SIGKILL, until it is gone.
@@ -99,8 +115,13 @@ impl MysqlDatabase {
     /// On a server of the test's own.
     pub(crate) async fn on(server: &str) -> Self {
         let name = format!("taskd_{}", Uuid::now_v7().simple());
-        let database = Self { server: server.to_owned(), name };
-        database.on_server(format!("CREATE DATABASE {}", database.name)).await;
+        let database = Self {
+            server: server.to_owned(),
+            name,
+        };
+        database
+            .on_server(format!("CREATE DATABASE {}", database.name))
+            .await;
         database
     }
 
@@ -112,23 +133,31 @@ impl MysqlDatabase {
 
     async fn on_server(&self, sql: String) {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap();
         connection.close().await.unwrap();
     }
 
-    /// Until somebody waits for a lock in this database, other than the transaction `but`; which that is.
+    /// Until somebody waits for a lock in this database, other than the transaction `but`; which
+    /// that is.
     pub(crate) async fn wait_for_lock_wait_but(&self, but: &str) -> String {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let waiting = "SELECT CONCAT(trx_id, ' ', trx_started) FROM information_schema.innodb_trx \
                        JOIN information_schema.processlist ON id = trx_mysql_thread_id \
                        WHERE trx_state = 'LOCK WAIT' AND db = ?";
         for _ in 0..150 {
-            let waiting: Vec<String> =
-                sqlx::query_scalar(waiting).bind(&self.name).fetch_all(&mut connection).await.unwrap();
+            let waiting: Vec<String> = sqlx::query_scalar(waiting)
+                .bind(&self.name)
+                .fetch_all(&mut connection)
+                .await
+                .unwrap();
             if let Some(waiting) = waiting.into_iter().find(|waiting| waiting != but) {
                 return waiting;
             }
-            // The server shows a copy of its state, made only when nobody has looked for a tenth of a second.
+            // The server shows a copy of its state, made only when nobody has looked for a tenth of
+            // a second.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         panic!("nobody waits for a lock");
@@ -141,17 +170,22 @@ impl MysqlDatabase {
     /// Cuts all connections to this database; how many.
     pub(crate) async fn kill_connections(&self) -> usize {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
-        let ids: Vec<i64> =
-            sqlx::query_scalar("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?")
-                .bind(&self.name)
-                .fetch_all(&mut connection)
-                .await
-                .unwrap();
+        let ids: Vec<i64> = sqlx::query_scalar(
+            "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?",
+        )
+        .bind(&self.name)
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
         let mut killed = 0;
         for id in ids {
             // One that has ended by itself is no error of ours.
-            killed +=
-                usize::from(sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.is_ok());
+            killed += usize::from(
+                sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}")))
+                    .execute(&mut connection)
+                    .await
+                    .is_ok(),
+            );
         }
         killed
     }
@@ -168,13 +202,19 @@ impl Database for MysqlDatabase {
 
     async fn execute(&self, sql: &str) {
         let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
-        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap();
         connection.close().await.unwrap();
     }
 
     async fn number(&self, sql: &str) -> i64 {
         let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&mut connection)
+            .await
+            .unwrap()
     }
 
     async fn remove(self) {

@@ -1,5 +1,11 @@
 //! Shared by the test targets: real servers, and the suites that run on more than one of them.
-#![allow(dead_code, unreachable_pub, unused_macros, unused_imports, reason = "no target uses all of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_macros,
+    unused_imports,
+    reason = "no target uses all of it"
+)]
 
 use std::{
     fs,
@@ -40,20 +46,23 @@ pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
 /// Of Debian's package libfaketime.
 pub(crate) fn faketime() -> Option<PathBuf> {
     let folders = fs::read_dir("/usr/lib").ok()?.flatten();
-    folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
+    folders
+        .map(|folder| folder.path().join("faketime/libfaketime.so.1"))
+        .find(|library| library.exists())
 }
 
 /// The longest wait for what must come, on a machine that is slow and busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 
-/// The process that wrote its number into this file: its command names the folder, or it works there. An old file may
-/// name a process that is now somebody else's, or has ended.
+/// The process that wrote its number into this file: its command names the folder, or it works
+/// there. An old file may name a process that is now somebody else's, or has ended.
 pub(crate) fn process_of(file: &Path, folder: &Path) -> Option<Pid> {
     let pid = fs::read_to_string(file).ok()?.trim().parse::<i32>().ok()?;
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let names_it = String::from_utf8_lossy(&command).contains(&*folder.to_string_lossy());
     let whole = folder.canonicalize().ok()?;
-    let works_there = || fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(whole));
+    let works_there =
+        || fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(whole));
     (names_it || works_there()).then_some(Pid::from_raw(pid))
 }
 
@@ -64,16 +73,23 @@ pub(crate) fn kill9_process_of(file: &Path, folder: &Path) {
     }
 }
 
-/// A client whose calls end. It keeps no idle connection: on a busy machine taskd may close one for its silence just
-/// when the next call goes out on it.
+/// A client whose calls end. It keeps no idle connection: on a busy machine taskd may close one for
+/// its silence just when the next call goes out on it.
 pub(crate) fn http_client() -> reqwest::Client {
-    reqwest::Client::builder().timeout(PATIENCE).pool_max_idle_per_host(0).build().unwrap()
+    reqwest::Client::builder()
+        .timeout(PATIENCE)
+        .pool_max_idle_per_host(0)
+        .build()
+        .unwrap()
 }
 
 /// Waits until `condition` holds, for [`PATIENCE`], or for twice that where a look takes so long.
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
-    while !tokio::time::timeout(PATIENCE, condition()).await.unwrap_or(false) {
+    while !tokio::time::timeout(PATIENCE, condition())
+        .await
+        .unwrap_or(false)
+    {
         assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

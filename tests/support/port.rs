@@ -13,12 +13,16 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// One of `range`. It should lie below the ports that the system gives to outgoing connections (from 32,768):
-    /// what was killed comes back on the same port. `scripts/free-port` has those from 20,000 on.
+    /// One of `range`. It should lie below the ports that the system gives to outgoing connections
+    /// (from 32,768): what was killed comes back on the same port. `scripts/free-port` has those
+    /// from 20,000 on.
     pub(crate) fn reserve(range: Range<u16>) -> Self {
         let span = u128::from(range.end - range.start);
         let random = || range.start + (uuid::Uuid::new_v4().as_u128() % span) as u16;
-        std::iter::repeat_with(random).take(1000).find_map(Self::lock).expect("one of a thousand ports is free")
+        std::iter::repeat_with(random)
+            .take(1000)
+            .find_map(Self::lock)
+            .expect("one of a thousand ports is free")
     }
 
     fn lock(number: u16) -> Option<Self> {
@@ -26,6 +30,11 @@ impl Port {
         create_dir_all(&locks).expect("a folder for the locks");
         let lock = File::create(locks.join(number.to_string())).expect("a lock file");
         lock.try_lock().ok()?;
-        TcpListener::bind(("127.0.0.1", number)).is_ok().then_some(Self { number, _lock: lock })
+        TcpListener::bind(("127.0.0.1", number))
+            .is_ok()
+            .then_some(Self {
+                number,
+                _lock: lock,
+            })
     }
 }

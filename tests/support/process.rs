@@ -25,7 +25,10 @@ use uuid::Uuid;
 
 /// Does all tasks of a shard, and forgets them, so that it has nothing left.
 pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
-    let (known, worker) = (queue.shards_of(&shard.queue).remove(0), WorkerName::new("w").unwrap());
+    let (known, worker) = (
+        queue.shards_of(&shard.queue).remove(0),
+        WorkerName::new("w").unwrap(),
+    );
     let claim = Claim {
         worker: worker.clone(),
         max_tasks: 10,
@@ -37,15 +40,27 @@ pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
     let granted = queue.worker.claim(&known, claim).await.unwrap();
     granted.delivery.delivered();
     for leased in granted.tasks {
-        let completion =
-            Completion { id: leased.id, token: leased.token, worker: worker.clone(), report: "report".into() };
+        let completion = Completion {
+            id: leased.id,
+            token: leased.token,
+            worker: worker.clone(),
+            report: "report".into(),
+        };
         assert_eq!(queue.worker.complete(completion).await.unwrap(), Code::Ok);
     }
     let entries = queue.upkeep.outbox(shard, 10, 1 << 20).await.unwrap();
     queue.upkeep.forwarded(shard, &entries).await.unwrap();
-    let done = queue.upkeep.finals(shard, Duration::ZERO, 10).await.unwrap();
+    let done = queue
+        .upkeep
+        .finals(shard, Duration::ZERO, 10)
+        .await
+        .unwrap();
     let done: Vec<_> = done.ids.into_iter().map(|id| (id, true)).collect();
-    queue.upkeep.forget(shard, Duration::ZERO, &done).await.unwrap();
+    queue
+        .upkeep
+        .forget(shard, Duration::ZERO, &done)
+        .await
+        .unwrap();
 }
 
 /// One process over its backends.
@@ -67,12 +82,23 @@ impl Process {
         Self::with_clock(redis, store, bus, Clock::of_this_machine())
     }
 
-    pub(crate) fn with_clock(redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+    pub(crate) fn with_clock(
+        redis: &Redis,
+        store: &Arc<dyn Store>,
+        bus: Arc<dyn Bus>,
+        clock: Clock,
+    ) -> Self {
         Self::named("p", redis, store, bus, clock)
     }
 
     /// A process of this name on this clock.
-    pub(crate) fn named(name: &str, redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+    pub(crate) fn named(
+        name: &str,
+        redis: &Redis,
+        store: &Arc<dyn Store>,
+        bus: Arc<dyn Bus>,
+        clock: Clock,
+    ) -> Self {
         Self {
             store: Arc::clone(store),
             bus,
@@ -87,24 +113,40 @@ impl Process {
     }
 
     pub(crate) fn make_shortcut(&mut self, settings: &Arc<Settings>) -> Shortcut {
-        let shortcut = Shortcut::new(self.queue.enqueuer.clone(), self.gates.clone(), Arc::clone(settings));
+        let shortcut = Shortcut::new(
+            self.queue.enqueuer.clone(),
+            self.gates.clone(),
+            Arc::clone(settings),
+        );
         self.shortcut = Some(shortcut.clone());
         shortcut
     }
 
     pub(crate) fn publisher(&self, settings: &Arc<Settings>) -> Publisher {
-        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone(), Arc::clone(settings))
+        Publisher::new(
+            Arc::clone(&self.store),
+            Arc::clone(&self.bus),
+            self.clock.clone(),
+            Arc::clone(settings),
+        )
     }
 
     /// Keeps what the process knows about queues up to date.
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
         let (store, queue) = (Arc::clone(&self.store), self.queue.shards.clone());
-        QueueSync::start(store, queue, gates, occupancy, self.clock.clone()).await.unwrap().keep_on(supervisor);
+        QueueSync::start(store, queue, gates, occupancy, self.clock.clone())
+            .await
+            .unwrap()
+            .keep_on(supervisor);
     }
 
     fn context(&self, settings: &Arc<Settings>) -> Context {
-        let letters = DeadLetters::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone());
+        let letters = DeadLetters::new(
+            Arc::clone(&self.store),
+            Arc::clone(&self.bus),
+            self.clock.clone(),
+        );
         Context {
             settings: Arc::clone(settings),
             store: Arc::clone(&self.store),
@@ -121,7 +163,11 @@ impl Process {
         }
     }
 
-    pub(crate) fn discovery(&self, settings: &Arc<Settings>, supervisor: &Supervisor) -> discovery::Handle {
+    pub(crate) fn discovery(
+        &self,
+        settings: &Arc<Settings>,
+        supervisor: &Supervisor,
+    ) -> discovery::Handle {
         discovery::start(&self.context(settings), supervisor)
     }
 

@@ -21,7 +21,8 @@ pub(crate) enum Mode {
     Pass,
     /// Everything takes so much longer in each direction.
     Slow(Duration),
-    /// Connections stay and are taken, and nothing goes through: what was sent meanwhile arrives afterwards.
+    /// Connections stay and are taken, and nothing goes through: what was sent meanwhile arrives
+    /// afterwards.
     Stall,
     /// Connections are cut; new ones are taken, hang without an answer and are cut in the end.
     Drop,
@@ -54,10 +55,28 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let (mode, watched) = watch::channel(Mode::Pass);
         let (silent, heard) = watch::channel(0);
-        let (next, upstream) = (Arc::new(AtomicU64::new(1)), Arc::<Mutex<Option<Upstream>>>::default());
-        let state = State { mode: watched, silent: heard };
-        let accepting = tokio::spawn(accept(listener, state, Arc::clone(&next), Arc::clone(&upstream)));
-        Self { port, mode, silent, next, upstream, accepting }
+        let (next, upstream) = (
+            Arc::new(AtomicU64::new(1)),
+            Arc::<Mutex<Option<Upstream>>>::default(),
+        );
+        let state = State {
+            mode: watched,
+            silent: heard,
+        };
+        let accepting = tokio::spawn(accept(
+            listener,
+            state,
+            Arc::clone(&next),
+            Arc::clone(&upstream),
+        ));
+        Self {
+            port,
+            mode,
+            silent,
+            next,
+            upstream,
+            accepting,
+        }
     }
 
     pub(crate) fn lead_to(&self, upstream: Upstream) {
@@ -77,8 +96,8 @@ impl Proxy {
         self.next.load(Ordering::SeqCst) - 1
     }
 
-    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging, and nothing goes
-    /// through. Later ones work. How many connections there have been.
+    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging,
+    /// and nothing goes through. Later ones work. How many connections there have been.
     pub(crate) fn silence(&self) -> u64 {
         let last = self.connections();
         self.silence_up_to(last);
@@ -105,7 +124,12 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, state: State, next: Arc<AtomicU64>, upstream: Arc<Mutex<Option<Upstream>>>) {
+async fn accept(
+    listener: TcpListener,
+    state: State,
+    next: Arc<AtomicU64>,
+    upstream: Arc<Mutex<Option<Upstream>>>,
+) {
     while let Ok((stream, _)) = listener.accept().await {
         let upstream = upstream.lock().unwrap().clone();
         if let Some(upstream) = upstream {
@@ -151,7 +175,9 @@ async fn pass(
 ) {
     let cut = async {
         let mut mode = state.mode.clone();
-        mode.wait_for(|mode| matches!(mode, Mode::Drop | Mode::Refuse)).await.ok();
+        mode.wait_for(|mode| matches!(mode, Mode::Drop | Mode::Refuse))
+            .await
+            .ok();
     };
     tokio::select! {
         () = one_way(client.0, server.1, number, state.clone()) => {}
@@ -168,7 +194,9 @@ async fn one_way(
 ) {
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let Ok(count) = from.read(&mut buffer).await else { return };
+        let Ok(count) = from.read(&mut buffer).await else {
+            return;
+        };
         // Taken in and lost, like all that follows.
         if count > 0 && number <= *silent.borrow() {
             continue;

@@ -14,14 +14,22 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// A connection for tests. The crate's own waits half a second for an answer, and a disk may stand still for longer.
-pub(crate) async fn patient(url: impl ::redis::IntoConnectionInfo) -> ::redis::aio::MultiplexedConnection {
+/// A connection for tests. The crate's own waits half a second for an answer, and a disk may stand
+/// still for longer.
+pub(crate) async fn patient(
+    url: impl ::redis::IntoConnectionInfo,
+) -> ::redis::aio::MultiplexedConnection {
     connect(&::redis::Client::open(url).unwrap()).await.unwrap()
 }
 
-pub(crate) async fn connect(client: &::redis::Client) -> ::redis::RedisResult<::redis::aio::MultiplexedConnection> {
-    let config = ::redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
-    client.get_multiplexed_async_connection_with_config(&config).await
+pub(crate) async fn connect(
+    client: &::redis::Client,
+) -> ::redis::RedisResult<::redis::aio::MultiplexedConnection> {
+    let config =
+        ::redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+    client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
 }
 
 /// When Redis syncs its append-only file.
@@ -41,7 +49,10 @@ pub struct RedisServer {
 impl RedisServer {
     pub fn start(fsync: Fsync) -> Self {
         // Not under target/: the path of a socket holds 107 bytes.
-        let dir = tempfile::Builder::new().prefix("taskd-").tempdir_in("/tmp").expect("a folder for redis-server");
+        let dir = tempfile::Builder::new()
+            .prefix("taskd-")
+            .tempdir_in("/tmp")
+            .expect("a folder for redis-server");
         let child = spawn(dir.path(), fsync);
         let server = Self { dir, fsync, child };
         server.wait_until_up();
@@ -90,8 +101,13 @@ impl RedisServer {
     fn wait_until_up(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !answers(&self.socket()) {
-            let log = || std::fs::read_to_string(self.dir.path().join("redis.log")).unwrap_or_default();
-            assert!(Instant::now() < deadline, "redis-server does not come up:\n{}", log());
+            let log =
+                || std::fs::read_to_string(self.dir.path().join("redis.log")).unwrap_or_default();
+            assert!(
+                Instant::now() < deadline,
+                "redis-server does not come up:\n{}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -110,7 +126,16 @@ fn spawn(dir: &Path, fsync: Fsync) -> Child {
         Fsync::EverySecond => "everysec",
     };
     Command::new("redis-server")
-        .args(["--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "yes"])
+        .args([
+            "--port",
+            "0",
+            "--unixsocket",
+            "redis.sock",
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ])
         .args(["--appendfsync", fsync, "--logfile", "redis.log"])
         .arg("--dir")
         .arg(dir)

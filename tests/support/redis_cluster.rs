@@ -1,4 +1,5 @@
-//! A real Redis Cluster: one for the whole run, or one of a test's own where nodes are killed and slots move.
+//! A real Redis Cluster: one for the whole run, or one of a test's own where nodes are killed and
+//! slots move.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +16,17 @@ use nix::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one that
-/// `scripts/start-redis-cluster` starts and leaves running. Everybody there has a prefix of their own.
+/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one
+/// that `scripts/start-redis-cluster` starts and leaves running. Everybody there has a prefix of
+/// their own.
 pub async fn shared() -> &'static str {
     static CLUSTER: OnceCell<String> = OnceCell::const_new();
     let start = || async {
         match std::env::var("TASKD_TEST_REDIS_CLUSTER") {
             Ok(url) if !url.is_empty() => url,
-            _ => tokio::task::spawn_blocking(|| run_script(None)).await.expect("the script"),
+            _ => tokio::task::spawn_blocking(|| run_script(None))
+                .await
+                .expect("the script"),
         }
     };
     CLUSTER.get_or_init(start).await
@@ -33,8 +37,8 @@ pub fn own_prefix() -> String {
     format!("t{}", uuid::Uuid::now_v7().simple())
 }
 
-/// Three masters with a replica each, which takes over about two seconds after its master's death. They end with their
-/// folder when dropped.
+/// Three masters with a replica each, which takes over about two seconds after its master's death.
+/// They end with their folder when dropped.
 pub struct RedisCluster {
     dir: TempDir,
     url: String,
@@ -55,7 +59,10 @@ impl RedisCluster {
 
     pub async fn start() -> Self {
         let start = || {
-            let dir = tempfile::Builder::new().prefix("taskd-cluster-").tempdir_in("/tmp").expect("a folder");
+            let dir = tempfile::Builder::new()
+                .prefix("taskd-cluster-")
+                .tempdir_in("/tmp")
+                .expect("a folder");
             let url = run_script(Some(dir.path()));
             Self { dir, url }
         };
@@ -70,47 +77,72 @@ impl RedisCluster {
     /// The place in the URL of the master that has the key's slot, by what the living nodes say.
     pub fn master_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key);
-        let master = self.masters().into_iter().find(|node| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot)));
-        master.unwrap_or_else(|| panic!("nobody has slot {slot} of {key}")).index
+        let master = self
+            .masters()
+            .into_iter()
+            .find(|node| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot)));
+        master
+            .unwrap_or_else(|| panic!("nobody has slot {slot} of {key}"))
+            .index
     }
 
     pub fn slot_of(&self, key: &str) -> u16 {
-        self.ask_anybody(&["cluster", "keyslot", key]).trim().parse().expect("a slot")
+        self.ask_anybody(&["cluster", "keyslot", key])
+            .trim()
+            .parse()
+            .expect("a slot")
     }
 
-    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns. Its replica
-    /// has what the master had before this call.
+    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this
+    /// returns. Its replica has what the master had before this call.
     pub fn kill9_master_of(&self, key: &str) -> usize {
         let index = self.replicated_master_of(key);
         self.kill9_node(index);
         index
     }
 
-    /// The master that has the key's slot, as soon as its replica has what the master has now. A replica whose link is
-    /// up gets nothing before the first acknowledgement after its full copy: a second during which its master's death
-    /// loses everything.
+    /// The master that has the key's slot, as soon as its replica has what the master has now. A
+    /// replica whose link is up gets nothing before the first acknowledgement after its full copy:
+    /// a second during which its master's death loses everything.
     pub fn replicated_master_of(&self, key: &str) -> usize {
         let index = self.master_of(key);
         let offsets = || {
             let info = self.must(index, &["info", "replication"]);
             let number = |after: &str| -> Option<u64> {
                 let rest = &info[info.find(after)? + after.len()..];
-                rest.split(|end: char| !end.is_ascii_digit()).next()?.parse().ok()
+                rest.split(|end: char| !end.is_ascii_digit())
+                    .next()?
+                    .parse()
+                    .ok()
             };
-            let replica = info.contains("state=online").then(|| number(",offset=")).flatten();
-            (number("master_repl_offset:").expect("an offset"), replica.unwrap_or(0))
+            let replica = info
+                .contains("state=online")
+                .then(|| number(",offset="))
+                .flatten();
+            (
+                number("master_repl_offset:").expect("an offset"),
+                replica.unwrap_or(0),
+            )
         };
         let (now, _) = offsets();
         wait("the replica has caught up", || offsets().1 >= now);
         index
     }
 
-    /// Stops the replica of this master, and cuts its connection: it lacks all that the master does from now on. Its
-    /// place in the URL. SIGCONT lets it go on.
+    /// Stops the replica of this master, and cuts its connection: it lacks all that the master does
+    /// from now on. Its place in the URL. SIGCONT lets it go on.
     pub fn cut_off_replica_of(&self, master: usize) -> usize {
         let info = self.must(master, &["info", "replication"]);
-        let port = info.split("port=").nth(1).and_then(|rest| rest.split(',').next()).expect("a replica");
-        let replica = self.ports().iter().position(|known| known.to_string() == port).expect("a node");
+        let port = info
+            .split("port=")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next())
+            .expect("a replica");
+        let replica = self
+            .ports()
+            .iter()
+            .position(|known| known.to_string() == port)
+            .expect("a node");
         self.signal(replica, Signal::SIGSTOP);
         self.must(master, &["client", "kill", "type", "replica"]);
         replica
@@ -126,21 +158,35 @@ impl RedisCluster {
         kill(Pid::from_raw(self.pid(index)), signal).expect("the node is ours");
     }
 
-    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken over. It answers when
-    /// this returns.
+    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken
+    /// over. It answers when this returns.
     pub fn restart_node(&self, index: usize) {
         // In a session of its own, and nobody's child: as the script started the others.
         let config = self.folder(index).join("redis.conf");
         let command = "setsid redis-server \"$0\" > /dev/null 2>&1 < /dev/null &";
-        let status = Command::new("sh").args(["-c", command]).arg(config).status().expect("a shell");
+        let status = Command::new("sh")
+            .args(["-c", command])
+            .arg(config)
+            .status()
+            .expect("a shell");
         assert!(status.success(), "{status}");
-        wait("the node answers", || self.ask(index, &["ping"]).is_some_and(|answer| answer.trim() == "PONG"));
+        wait("the node answers", || {
+            self.ask(index, &["ping"])
+                .is_some_and(|answer| answer.trim() == "PONG")
+        });
     }
 
     /// Until all living nodes agree that every slot is served.
     pub fn wait_until_ok(&self) {
-        let is_ok = |index| self.ask(index, &["cluster", "info"]).is_some_and(|info| info.contains("cluster_state:ok"));
-        wait("the cluster is ok", || (0..Self::NODES).filter(|index| self.is_alive(*index)).all(is_ok));
+        let is_ok = |index| {
+            self.ask(index, &["cluster", "info"])
+                .is_some_and(|info| info.contains("cluster_state:ok"))
+        };
+        wait("the cluster is ok", || {
+            (0..Self::NODES)
+                .filter(|index| self.is_alive(*index))
+                .all(is_ok)
+        });
     }
 
     /// Until another node than `index` is the master of the key's slot.
@@ -148,29 +194,51 @@ impl RedisCluster {
         let slot = self.slot_of(key);
         wait("another master has the slot", || {
             self.masters().iter().any(|node| {
-                node.index != index && node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot))
+                node.index != index
+                    && node
+                        .slots
+                        .iter()
+                        .any(|(first, last)| (*first..=*last).contains(&slot))
             })
         });
     }
 
-    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key; answers that one's
-    /// place in the URL.
+    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key;
+    /// answers that one's place in the URL.
     pub fn move_slot_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key).to_string();
         let from = self.master_of(key);
         let masters = self.masters();
-        let id = |index| masters.iter().find(|node| node.index == index).expect("a master").id.as_str();
-        let to = masters.iter().find(|node| node.index != from).expect("another master").index;
+        let id = |index| {
+            masters
+                .iter()
+                .find(|node| node.index == index)
+                .expect("a master")
+                .id
+                .as_str()
+        };
+        let to = masters
+            .iter()
+            .find(|node| node.index != from)
+            .expect("another master")
+            .index;
         self.must(to, &["cluster", "setslot", &slot, "importing", id(from)]);
         self.must(from, &["cluster", "setslot", &slot, "migrating", id(to)]);
         let port = self.ports()[to].to_string();
         loop {
             let keys = self.must(from, &["cluster", "getkeysinslot", &slot, "1"]);
-            let Some(key) = keys.lines().next().filter(|key| !key.is_empty()) else { break };
+            let Some(key) = keys.lines().next().filter(|key| !key.is_empty()) else {
+                break;
+            };
             let moved = self.must(from, &["migrate", "127.0.0.1", &port, key, "0", "5000"]);
             assert!(moved.contains("OK") || moved.contains("NOKEY"), "{moved}");
         }
-        for index in std::iter::once(to).chain(masters.iter().map(|node| node.index).filter(|index| *index != to)) {
+        for index in std::iter::once(to).chain(
+            masters
+                .iter()
+                .map(|node| node.index)
+                .filter(|index| *index != to),
+        ) {
             self.must(index, &["cluster", "setslot", &slot, "node", id(to)]);
         }
         to
@@ -178,18 +246,38 @@ impl RedisCluster {
 
     /// The place in the URL of the node where somebody listens to the channel.
     pub fn subscribed_to(&self, channel: &str) -> usize {
-        let count = |index| self.ask(index, &["pubsub", "numsub", channel]).unwrap_or_default();
-        let listens = |index: &usize| count(*index).lines().last().is_some_and(|count| count != "0");
+        let count = |index| {
+            self.ask(index, &["pubsub", "numsub", channel])
+                .unwrap_or_default()
+        };
+        let listens = |index: &usize| {
+            count(*index)
+                .lines()
+                .last()
+                .is_some_and(|count| count != "0")
+        };
         (0..Self::NODES).find(listens).expect("a listener")
     }
 
     /// Of the living nodes, by their places in the URL.
     pub fn pids(&self) -> BTreeMap<usize, i32> {
-        (0..Self::NODES).filter(|index| self.is_alive(*index)).map(|index| (index, self.pid(index))).collect()
+        (0..Self::NODES)
+            .filter(|index| self.is_alive(*index))
+            .map(|index| (index, self.pid(index)))
+            .collect()
     }
 
     pub fn ports(&self) -> Vec<u16> {
-        self.url.split(',').map(|node| node.rsplit(':').next().unwrap_or_default().parse().expect("a port")).collect()
+        self.url
+            .split(',')
+            .map(|node| {
+                node.rsplit(':')
+                    .next()
+                    .unwrap_or_default()
+                    .parse()
+                    .expect("a port")
+            })
+            .collect()
     }
 
     fn folder(&self, index: usize) -> PathBuf {
@@ -211,26 +299,44 @@ impl RedisCluster {
         let nodes = self.ask_anybody(&["cluster", "nodes"]);
         let node = |line: &str| {
             let words: Vec<_> = line.split(' ').collect();
-            let port: u16 = words[1].split('@').next()?.rsplit(':').next()?.parse().ok()?;
+            let port: u16 = words[1]
+                .split('@')
+                .next()?
+                .rsplit(':')
+                .next()?
+                .parse()
+                .ok()?;
             let index = ports.iter().position(|known| *known == port)?;
             let range = |word: &&str| {
                 let (first, last) = word.split_once('-').unwrap_or((word, word));
                 Some((first.parse().ok()?, last.parse().ok()?))
             };
             let slots = words[8..].iter().filter_map(range).collect();
-            Some(Node { index, id: words[0].to_owned(), is_master: words[2].contains("master"), slots })
+            Some(Node {
+                index,
+                id: words[0].to_owned(),
+                is_master: words[2].contains("master"),
+                slots,
+            })
         };
-        nodes.lines().filter_map(node).filter(|node| node.is_master && !node.slots.is_empty()).collect()
+        nodes
+            .lines()
+            .filter_map(node)
+            .filter(|node| node.is_master && !node.slots.is_empty())
+            .collect()
     }
 
     fn ask_anybody(&self, command: &[&str]) -> String {
-        let mut answers =
-            (0..Self::NODES).filter(|index| self.is_alive(*index)).filter_map(|index| self.ask(index, command));
+        let mut answers = (0..Self::NODES)
+            .filter(|index| self.is_alive(*index))
+            .filter_map(|index| self.ask(index, command));
         answers.next().expect("a node that answers")
     }
 
     fn must(&self, index: usize, command: &[&str]) -> String {
-        let answer = self.ask(index, command).unwrap_or_else(|| panic!("node {index} does not answer"));
+        let answer = self
+            .ask(index, command)
+            .unwrap_or_else(|| panic!("node {index} does not answer"));
         assert!(!answer.starts_with("ERR"), "{command:?}: {answer}");
         answer
     }
@@ -244,7 +350,10 @@ impl RedisCluster {
             .stderr(Stdio::null())
             .output()
             .expect("redis-cli is installed");
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 
@@ -267,14 +376,24 @@ fn run_script(dir: Option<&Path>) -> String {
         command.arg(dir).env("TASKD_REDIS_NODE_TIMEOUT", "2000");
     }
     let output = command.output().expect(script);
-    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("a URL").trim().to_owned()
+    assert!(
+        output.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout)
+        .expect("a URL")
+        .trim()
+        .to_owned()
 }
 
 fn wait(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while !condition() {
-        assert!(began.elapsed() < super::PATIENCE, "waited in vain until {what}");
+        assert!(
+            began.elapsed() < super::PATIENCE,
+            "waited in vain until {what}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }

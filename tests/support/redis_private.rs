@@ -1,4 +1,5 @@
-//! A redis-server with options of a test's own: TLS, users, replicas. Also another program that is like it.
+//! A redis-server with options of a test's own: TLS, users, replicas. Also another program that is
+//! like it.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,8 +23,8 @@ pub struct PrivateRedis {
 }
 
 impl PrivateRedis {
-    /// `options` as in its configuration; `PORT` in them is the port, on which it listens without TLS unless they say
-    /// something else.
+    /// `options` as in its configuration; `PORT` in them is the port, on which it listens without
+    /// TLS unless they say something else.
     pub fn start(options: &[&str]) -> Self {
         Self::start_program("redis-server", options)
     }
@@ -31,19 +32,41 @@ impl PrivateRedis {
     pub fn start_program(program: &str, options: &[&str]) -> Self {
         let mut log = String::new();
         for _ in 0..10 {
-            let dir = tempfile::Builder::new().prefix("taskd-redis-").tempdir_in("/tmp").expect("a folder");
+            let dir = tempfile::Builder::new()
+                .prefix("taskd-redis-")
+                .tempdir_in("/tmp")
+                .expect("a folder");
             // A cluster's bus has the port 10,000 above it.
             let port = Port::reserve(12_000..20_000);
-            let of_port = if options.iter().any(|option| option.contains("PORT")) { "port 0" } else { "port PORT" };
-            let lines: Vec<_> = ["bind 127.0.0.1", "save \"\"", "appendonly yes", "unixsocket redis.sock", of_port]
-                .iter()
-                .chain(options)
-                .map(|line| line.replace("PORT", &port.number.to_string()))
-                .collect();
-            std::fs::write(dir.path().join("redis.conf"), lines.join("\n")).expect("a configuration");
+            let of_port = if options.iter().any(|option| option.contains("PORT")) {
+                "port 0"
+            } else {
+                "port PORT"
+            };
+            let lines: Vec<_> = [
+                "bind 127.0.0.1",
+                "save \"\"",
+                "appendonly yes",
+                "unixsocket redis.sock",
+                of_port,
+            ]
+            .iter()
+            .chain(options)
+            .map(|line| line.replace("PORT", &port.number.to_string()))
+            .collect();
+            std::fs::write(dir.path().join("redis.conf"), lines.join("\n"))
+                .expect("a configuration");
             let stdout = std::fs::File::create(dir.path().join("redis.log")).expect("a log");
-            let child = Command::new(program).arg("redis.conf").current_dir(dir.path()).stdout(stdout).spawn();
-            let mut server = Self { dir, port, child: child.expect(program) };
+            let child = Command::new(program)
+                .arg("redis.conf")
+                .current_dir(dir.path())
+                .stdout(stdout)
+                .spawn();
+            let mut server = Self {
+                dir,
+                port,
+                child: child.expect(program),
+            };
             if server.is_up() {
                 return server;
             }
@@ -63,7 +86,12 @@ impl PrivateRedis {
     /// Runs a command over the socket, as the user whom nobody asks anything.
     pub fn run(&self, command: &[&str]) -> String {
         let socket = self.dir.path().join("redis.sock");
-        let output = Command::new("redis-cli").arg("-s").arg(socket).args(command).output().expect("redis-cli");
+        let output = Command::new("redis-cli")
+            .arg("-s")
+            .arg(socket)
+            .args(command)
+            .output()
+            .expect("redis-cli");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
@@ -75,11 +103,17 @@ impl PrivateRedis {
     fn is_up(&mut self) -> bool {
         let began = Instant::now();
         let answers = ["PONG", "NOAUTH"];
-        while !answers.iter().any(|answer| self.run(&["ping"]).starts_with(answer)) {
+        while !answers
+            .iter()
+            .any(|answer| self.run(&["ping"]).starts_with(answer))
+        {
             if self.child.try_wait().expect("our child").is_some() {
                 return false;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "it does not come up");
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "it does not come up"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         true
@@ -93,20 +127,35 @@ impl Drop for PrivateRedis {
     }
 }
 
-/// A certificate authority, and a certificate of 127.0.0.1 that it has signed: `ca.pem`, `server.pem`, `server.key`.
+/// A certificate authority, and a certificate of 127.0.0.1 that it has signed: `ca.pem`,
+/// `server.pem`, `server.key`.
 pub struct Certificates(TempDir);
 
 impl Certificates {
     pub fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("taskd-tls-").tempdir_in("/tmp").expect("a folder");
+        let dir = tempfile::Builder::new()
+            .prefix("taskd-tls-")
+            .tempdir_in("/tmp")
+            .expect("a folder");
         let openssl = |args: &str| {
             let mut command = Command::new("openssl");
-            let status = command.args(args.split(' ')).current_dir(dir.path()).stderr(Stdio::null()).status();
-            assert!(status.expect("openssl is installed").success(), "openssl {args}");
+            let status = command
+                .args(args.split(' '))
+                .current_dir(dir.path())
+                .stderr(Stdio::null())
+                .status();
+            assert!(
+                status.expect("openssl is installed").success(),
+                "openssl {args}"
+            );
         };
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=taskd-test-ca"));
-        openssl(&format!("req {key} -keyout server.key -out server.csr -subj /CN=127.0.0.1"));
+        openssl(&format!(
+            "req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=taskd-test-ca"
+        ));
+        openssl(&format!(
+            "req {key} -keyout server.key -out server.csr -subj /CN=127.0.0.1"
+        ));
         std::fs::write(dir.path().join("ext"), "subjectAltName=IP:127.0.0.1").expect("a file");
         openssl(
             "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out server.pem -days 2 -extfile ext",

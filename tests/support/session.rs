@@ -28,12 +28,21 @@ pub(crate) fn seconds(seconds: i64) -> Option<prost_types::Duration> {
 
 pub(crate) fn opening(worker: &str, want: u32) -> pb::OpenSession {
     let tells_started = true;
-    pb::OpenSession { worker: worker.into(), queues: vec!["q".into()], want, tells_started, ..Default::default() }
+    pb::OpenSession {
+        worker: worker.into(),
+        queues: vec!["q".into()],
+        want,
+        tells_started,
+        ..Default::default()
+    }
 }
 
 /// A session that no slow machine lets time out.
 pub(crate) fn long_opening(worker: &str, want: u32) -> pb::OpenSession {
-    pb::OpenSession { timeout: seconds(600), ..opening(worker, want) }
+    pb::OpenSession {
+        timeout: seconds(600),
+        ..opening(worker, want)
+    }
 }
 
 pub(crate) async fn channel(port: u16) -> Channel {
@@ -42,8 +51,13 @@ pub(crate) async fn channel(port: u16) -> Channel {
 
 /// The same where taskd may be away.
 pub(crate) async fn try_channel(port: u16) -> Result<Channel, Status> {
-    let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap().timeout(LONG);
-    endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))
+    let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}"))
+        .unwrap()
+        .timeout(LONG);
+    endpoint
+        .connect()
+        .await
+        .map_err(|error| Status::unavailable(error.to_string()))
 }
 
 impl Worker {
@@ -51,23 +65,50 @@ impl Worker {
         Self::open_with(port, open, None).await
     }
 
-    pub(crate) async fn open_with(port: u16, open: pb::OpenSession, token: Option<&str>) -> Result<Self, Status> {
+    pub(crate) async fn open_with(
+        port: u16,
+        open: pb::OpenSession,
+        token: Option<&str>,
+    ) -> Result<Self, Status> {
         Self::open_on(channel(port).await, open, token).await
     }
 
     /// The same on a connection that may carry others.
-    pub(crate) async fn open_on(channel: Channel, open: pb::OpenSession, token: Option<&str>) -> Result<Self, Status> {
+    pub(crate) async fn open_on(
+        channel: Channel,
+        open: pb::OpenSession,
+        token: Option<&str>,
+    ) -> Result<Self, Status> {
         let mut client = TasksClient::new(channel);
         let (to, frames) = mpsc::channel(100);
-        to.send(pb::WorkerFrame { open: Some(open), ..Default::default() }).await.unwrap();
+        to.send(pb::WorkerFrame {
+            open: Some(open),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
         let mut request = Request::new(ReceiverStream::new(frames));
         if let Some(token) = token {
-            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+            request
+                .metadata_mut()
+                .insert("authorization", format!("Bearer {token}").parse().unwrap());
         }
         let mut from = client.stream_tasks(request).await?.into_inner();
-        let first = timeout(LONG, from.message()).await.unwrap()?.ok_or_else(has_ended)?;
+        let first = timeout(LONG, from.message())
+            .await
+            .unwrap()?
+            .ok_or_else(has_ended)?;
         let (opened, demand) = (first.opened.expect("opened"), first.demand);
-        Ok(Self { to, from, opened, number: 0, ended: Vec::new(), tasks: Vec::new(), demand, closing: false })
+        Ok(Self {
+            to,
+            from,
+            opened,
+            number: 0,
+            ended: Vec::new(),
+            tasks: Vec::new(),
+            demand,
+            closing: false,
+        })
     }
 
     pub(crate) async fn send(&self, frame: pb::WorkerFrame) {
@@ -76,7 +117,9 @@ impl Worker {
 
     /// Reads a frame; `Ok(None)`: the stream has ended well.
     pub(crate) async fn read(&mut self) -> Result<Option<pb::TaskdFrame>, Status> {
-        let frame = timeout(LONG, self.from.message()).await.expect("a frame in time")?;
+        let frame = timeout(LONG, self.from.message())
+            .await
+            .expect("a frame in time")?;
         if let Some(frame) = &frame {
             self.demand = frame.demand;
             self.closing |= frame.closing.is_some();
@@ -98,7 +141,10 @@ impl Worker {
     pub(crate) async fn ask(&mut self, frame: pb::WorkerFrame) -> Result<pb::FrameAnswer, Status> {
         self.number += 1;
         let number = self.number;
-        self.to.send(pb::WorkerFrame { number, ..frame }).await.map_err(|_| has_ended())?;
+        self.to
+            .send(pb::WorkerFrame { number, ..frame })
+            .await
+            .map_err(|_| has_ended())?;
         loop {
             let frame = self.read().await?.ok_or_else(has_ended)?;
             if let Some(answer) = frame.answer {
@@ -108,21 +154,45 @@ impl Worker {
         }
     }
 
-    pub(crate) async fn complete(&mut self, tasks: &[pb::LeasedTask], want: u32) -> Vec<ItemStatus> {
+    pub(crate) async fn complete(
+        &mut self,
+        tasks: &[pb::LeasedTask],
+        want: u32,
+    ) -> Vec<ItemStatus> {
         let completions = tasks.iter().map(completion).collect();
-        let answer = self.ask(pb::WorkerFrame { completions, want, ..Default::default() }).await.unwrap();
-        answer.completions.iter().map(pb::ItemResult::status).collect()
+        let answer = self
+            .ask(pb::WorkerFrame {
+                completions,
+                want,
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        answer
+            .completions
+            .iter()
+            .map(pb::ItemResult::status)
+            .collect()
     }
 
     /// The same where the test has numbered that many frames by itself.
-    pub(crate) async fn complete_from(&mut self, number: u64, tasks: &[pb::LeasedTask]) -> Vec<ItemStatus> {
+    pub(crate) async fn complete_from(
+        &mut self,
+        number: u64,
+        tasks: &[pb::LeasedTask],
+    ) -> Vec<ItemStatus> {
         self.number = number;
         self.complete(tasks, 0).await
     }
 
     pub(crate) async fn start(&mut self, tasks: &[pb::LeasedTask]) {
         let started = tasks.iter().map(|task| task.id.clone()).collect();
-        self.ask(pb::WorkerFrame { started, ..Default::default() }).await.unwrap();
+        self.ask(pb::WorkerFrame {
+            started,
+            ..Default::default()
+        })
+        .await
+        .unwrap();
     }
 
     /// Reads to the end.
@@ -132,7 +202,11 @@ impl Worker {
     }
 
     pub(crate) async fn close(self) {
-        self.send(pb::WorkerFrame { close: true, ..Default::default() }).await;
+        self.send(pb::WorkerFrame {
+            close: true,
+            ..Default::default()
+        })
+        .await;
         self.end().await.unwrap();
     }
 }
@@ -142,5 +216,9 @@ fn has_ended() -> Status {
 }
 
 pub(crate) fn completion(task: &pb::LeasedTask) -> pb::Completion {
-    pb::Completion { id: task.id.clone(), lease_token: task.lease_token.clone(), ..Default::default() }
+    pb::Completion {
+        id: task.id.clone(),
+        lease_token: task.lease_token.clone(),
+        ..Default::default()
+    }
 }

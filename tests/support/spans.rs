@@ -1,4 +1,5 @@
-//! A collector of spans: a real OTLP server over gRPC, and the trace that one crawl page must leave in it.
+//! A collector of spans: a real OTLP server over gRPC, and the trace that one crawl page must leave
+//! in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -80,12 +81,16 @@ impl Receiver {
     /// The spans of a task with this name, when there are as many.
     pub(crate) async fn wait_for(&self, task: &str, name: &str, count: usize) -> Vec<Span> {
         let of_task = || {
-            let is_of = |span: &Span| span.name == name && span.attribute("messaging.message.id") == task;
+            let is_of =
+                |span: &Span| span.name == name && span.attribute("messaging.message.id") == task;
             let mut spans: Vec<_> = self.spans().into_iter().filter(is_of).collect();
             spans.sort_by_key(|span| span.start);
             spans
         };
-        until(&format!("{count} spans {name} of {task}"), async || of_task().len() >= count).await;
+        until(&format!("{count} spans {name} of {task}"), async || {
+            of_task().len() >= count
+        })
+        .await;
         let spans = of_task();
         assert_eq!(spans.len(), count, "{spans:#?}");
         spans
@@ -106,7 +111,11 @@ impl TraceService for Receiver {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let team = request.metadata().get("x-team").and_then(|team| team.to_str().ok()).map(ToOwned::to_owned);
+        let team = request
+            .metadata()
+            .get("x-team")
+            .and_then(|team| team.to_str().ok())
+            .map(ToOwned::to_owned);
         self.take(team, request.into_inner());
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
@@ -118,9 +127,17 @@ impl Receiver {
         self.headers.lock().extend(team);
         for resource in request.resource_spans {
             let attributes = resource.resource.unwrap_or_default().attributes.into_iter();
-            let service = attributes.filter(|one| one.key == "service.name").filter_map(|one| shown(one.value));
+            let service = attributes
+                .filter(|one| one.key == "service.name")
+                .filter_map(|one| shown(one.value));
             self.services.lock().extend(service);
-            self.spans.lock().extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans).map(read));
+            self.spans.lock().extend(
+                resource
+                    .scope_spans
+                    .into_iter()
+                    .flat_map(|scope| scope.spans)
+                    .map(read),
+            );
         }
     }
 }
@@ -133,11 +150,18 @@ fn read(span: OtlpSpan) -> Span {
         trace: hex(&span.trace_id),
         id: hex(&span.span_id),
         parent: hex(&span.parent_span_id),
-        links: links.map(|link| (hex(&link.trace_id), hex(&link.span_id))).collect(),
-        attributes: attributes.filter_map(|one| Some((one.key, shown(one.value)?))).collect(),
+        links: links
+            .map(|link| (hex(&link.trace_id), hex(&link.span_id)))
+            .collect(),
+        attributes: attributes
+            .filter_map(|one| Some((one.key, shown(one.value)?)))
+            .collect(),
         start: span.start_time_unix_nano,
         end: span.end_time_unix_nano,
-        error: span.status.filter(|status| status.code == 2).map(|status| status.message),
+        error: span
+            .status
+            .filter(|status| status.code == 2)
+            .map(|status| status.message),
     }
 }
 
@@ -160,26 +184,42 @@ pub(crate) fn traceparent(trace: &str, is_sampled: bool) -> String {
     format!("00-{trace}-{CALLER}-0{}", u8::from(is_sampled))
 }
 
-/// Inserts a page under the caller's trace, rejects it once, completes it with a child, and completes the child. Checks
-/// every span between.
+/// Inserts a page under the caller's trace, rejects it once, completes it with a child, and
+/// completes the child. Checks every span between.
 pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiver) {
     let client = crate::support::http_client();
-    let insert = client.post(format!("{}/v1/tasks", daemon.http())).header("traceparent", traceparent(TRACE, true));
-    let answer: Value =
-        insert.json(&json!({"queue": "pages", "key": "page"})).send().await.unwrap().json().await.unwrap();
+    let insert = client
+        .post(format!("{}/v1/tasks", daemon.http()))
+        .header("traceparent", traceparent(TRACE, true));
+    let answer: Value = insert
+        .json(&json!({"queue": "pages", "key": "page"}))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
     assert_eq!(answer["results"][0]["status"], "CREATED", "{answer}");
     let page = answer["results"][0]["id"].as_str().unwrap().to_owned();
 
     let first = daemon.lease_all("w", "pages", 1).await.remove(0);
     let rejection = json!({"id": first["id"], "lease_token": first["lease_token"], "reason": "no", "delay": "0s"});
-    daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [rejection]})).await;
+    daemon
+        .post(
+            "/v1/tasks:reject",
+            &json!({"worker": "w", "rejections": [rejection]}),
+        )
+        .await;
     let second = daemon.lease_all("w", "pages", 1).await.remove(0);
     assert_eq!(second["attempt"], 2);
     let (id, token) = (&second["id"], &second["lease_token"]);
     let child = json!({"queue": "pages", "key": "child"});
     let completion = json!({"id": id, "lease_token": token, "discovered": [child]});
     let body = json!({"worker": "w", "completions": [completion]});
-    assert_eq!(daemon.post("/v1/tasks:complete", &body).await.1["results"][0]["status"], "OK");
+    assert_eq!(
+        daemon.post("/v1/tasks:complete", &body).await.1["results"][0]["status"],
+        "OK"
+    );
     let leased_child = daemon.lease_all("w", "pages", 1).await;
     assert_eq!(daemon.complete("w", &leased_child).await, ["OK"]);
     let child = leased_child[0]["id"].as_str().unwrap().to_owned();
@@ -189,29 +229,62 @@ pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiv
     let [publish] = take(receiver.wait_for(&page, "publish", 1).await);
     assert_eq!(publish.parent, insert.id);
     let [enqueue] = take(receiver.wait_for(&page, "enqueue", 1).await);
-    assert_eq!((&enqueue.parent, enqueue.outcome()), (&publish.id, "enqueued"));
+    assert_eq!(
+        (&enqueue.parent, enqueue.outcome()),
+        (&publish.id, "enqueued")
+    );
     let claims: [Span; 2] = take(receiver.wait_for(&page, "claim", 2).await);
     let works: [Span; 2] = take(receiver.wait_for(&page, "work", 2).await);
     for (attempt, (claim, work)) in ["1", "2"].into_iter().zip(claims.iter().zip(&works)) {
-        assert_eq!((&claim.parent, &work.parent), (&publish.id, &claim.id), "{claim:?} {work:?}");
-        assert!([claim, work].iter().all(|span| span.attribute("taskd.attempt") == attempt));
-        assert!([claim, work].iter().all(|span| span.attribute("taskd.worker") == "w"));
+        assert_eq!(
+            (&claim.parent, &work.parent),
+            (&publish.id, &claim.id),
+            "{claim:?} {work:?}"
+        );
+        assert!(
+            [claim, work]
+                .iter()
+                .all(|span| span.attribute("taskd.attempt") == attempt)
+        );
+        assert!(
+            [claim, work]
+                .iter()
+                .all(|span| span.attribute("taskd.worker") == "w")
+        );
     }
     let [rejected, completed] = works;
-    assert_eq!((rejected.outcome(), rejected.error.as_deref()), ("rejected", Some("no")));
-    assert_eq!((completed.outcome(), completed.error.as_deref()), ("completed", None));
-    assert!(claims[0].links.is_empty() && rejected.links.is_empty(), "a first attempt has no link");
+    assert_eq!(
+        (rejected.outcome(), rejected.error.as_deref()),
+        ("rejected", Some("no"))
+    );
+    assert_eq!(
+        (completed.outcome(), completed.error.as_deref()),
+        ("completed", None)
+    );
+    assert!(
+        claims[0].links.is_empty() && rejected.links.is_empty(),
+        "a first attempt has no link"
+    );
     let to_first = [(TRACE.to_owned(), rejected.id.clone())];
-    assert_eq!((&claims[1].links[..], &completed.links[..]), (&to_first[..], &to_first[..]));
+    assert_eq!(
+        (&claims[1].links[..], &completed.links[..]),
+        (&to_first[..], &to_first[..])
+    );
     // The worker's own spans become children of its work.
     for (leased, work) in [(&first, &rejected), (&second, &completed)] {
         assert_eq!(leased["traceparent"], format!("00-{TRACE}-{}-01", work.id));
     }
     let [settle] = take(receiver.wait_for(&page, "settle", 1).await);
-    assert_eq!((&settle.parent, settle.outcome()), (&completed.id, "completed"));
+    assert_eq!(
+        (&settle.parent, settle.outcome()),
+        (&completed.id, "completed")
+    );
 
     let [insert_child] = take(receiver.wait_for(&child, "insert", 1).await);
-    assert_eq!((&insert_child.parent, insert_child.outcome()), (&completed.id, "created"));
+    assert_eq!(
+        (&insert_child.parent, insert_child.outcome()),
+        (&completed.id, "created")
+    );
     let mut parent = insert_child.id.clone();
     for hop in ["publish", "claim", "work", "settle"] {
         let [span] = take(receiver.wait_for(&child, hop, 1).await);
@@ -220,7 +293,11 @@ pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiv
     }
     receiver.wait_for(&child, "enqueue", 1).await;
 
-    let spans: Vec<Span> = receiver.spans().into_iter().filter(|span| span.trace == TRACE).collect();
+    let spans: Vec<Span> = receiver
+        .spans()
+        .into_iter()
+        .filter(|span| span.trace == TRACE)
+        .collect();
     assert_eq!(spans.len(), 14, "{spans:#?}");
     let ids: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
     assert_eq!(ids.len(), spans.len(), "each span has an id of its own");

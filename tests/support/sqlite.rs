@@ -28,14 +28,20 @@ impl Database for SqliteFile {
     async fn execute(&self, sql: &str) {
         let url = format!("sqlite://{}", self.path().display());
         let mut connection = SqliteConnection::connect(&url).await.unwrap();
-        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap();
         connection.close().await.unwrap();
     }
 
     async fn number(&self, sql: &str) -> i64 {
         let url = format!("sqlite://{}", self.path().display());
         let mut connection = SqliteConnection::connect(&url).await.unwrap();
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&mut connection)
+            .await
+            .unwrap()
     }
 
     async fn remove(self) {

@@ -1,5 +1,5 @@
-//! The promises of every store (`src/store`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a
-//! backend.
+//! The promises of every store (`src/store`), sentence by sentence. `store_contract!(SomeDatabase)`
+//! runs it on a backend.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -11,12 +11,13 @@ use bytes::Bytes;
 use futures::future::join_all;
 use taskd::{
     model::{
-        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskResult,
-        TaskRow, WorkerName,
+        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId,
+        TaskResult, TaskRow, WorkerName,
     },
     store::{
-        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, Settled,
-        SettledTask, Settlement, Store, Stretch, TaskDetail, TaskState, Turn, Unpublished, Walked,
+        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount,
+        Settled, SettledTask, Settlement, Store, Stretch, TaskDetail, TaskState, Turn, Unpublished,
+        Walked,
     },
 };
 
@@ -235,7 +236,11 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
 }
 
 fn fresh(task: TaskRow) -> NewRow {
-    NewRow { task, unpublished: Fresh, due_unix_ms: NOW + 5_000 }
+    NewRow {
+        task,
+        unpublished: Fresh,
+        due_unix_ms: NOW + 5_000,
+    }
 }
 
 pub(crate) fn row(queue: &str, key: impl AsRef<[u8]>) -> NewRow {
@@ -243,7 +248,10 @@ pub(crate) fn row(queue: &str, key: impl AsRef<[u8]>) -> NewRow {
 }
 
 fn replicated(key: &str, replicas: u32) -> NewRow {
-    fresh(TaskRow { replicas, ..task("q", key) })
+    fresh(TaskRow {
+        replicas,
+        ..task("q", key)
+    })
 }
 
 /// Rows of one queue.
@@ -274,7 +282,10 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
 }
 
 fn lease_of(worker: &str) -> LeaseNumber {
-    LeaseNumber { generation: i64::MAX as u64, grant: worker.len() as u64 }
+    LeaseNumber {
+        generation: i64::MAX as u64,
+        grant: worker.len() as u64,
+    }
 }
 
 pub(crate) fn died(row: &NewRow) -> Settlement {
@@ -289,18 +300,39 @@ pub(crate) fn died(row: &NewRow) -> Settlement {
 }
 
 fn settled(status: StoredStatus) -> Settled {
-    let task = SettledTask { queue: queue("q"), priority: Priority::Medium };
-    Settled { status: Some(status), task: Some(task), ..Settled::default() }
+    let task = SettledTask {
+        queue: queue("q"),
+        priority: Priority::Medium,
+    };
+    Settled {
+        status: Some(status),
+        task: Some(task),
+        ..Settled::default()
+    }
 }
 
 /// How a report about a dead task is answered.
 fn settled_dead(row: &NewRow) -> Settled {
-    Settled { key: Some((row.task.queue.clone(), row.task.key_hash)), ..settled(Dead) }
+    Settled {
+        key: Some((row.task.queue.clone(), row.task.key_hash)),
+        ..settled(Dead)
+    }
 }
 
 fn result_of(worker: &str, surplus: bool) -> TaskResult {
-    let (worker, result, encoding) = (worker.to_owned(), format!("of {worker}").into(), Encoding::Text);
-    TaskResult { worker, result, encoding, attempt: 2, completed_unix_ms: NOW + 10, surplus }
+    let (worker, result, encoding) = (
+        worker.to_owned(),
+        format!("of {worker}").into(),
+        Encoding::Text,
+    );
+    TaskResult {
+        worker,
+        result,
+        encoding,
+        attempt: 2,
+        completed_unix_ms: NOW + 10,
+        surplus,
+    }
 }
 
 /// As it is seen when nothing has happened yet.
@@ -341,7 +373,12 @@ fn detail_dead(row: &NewRow) -> TaskDetail {
 
 /// The turn is left out: see [`without_turns`].
 fn in_outbox(row: &NewRow, unpublished: Unpublished) -> OutboxRow {
-    OutboxRow { task: row.task.clone(), is_as_new: true, unpublished, turn: Turn::FIRST }
+    OutboxRow {
+        task: row.task.clone(),
+        is_as_new: true,
+        unpublished,
+        turn: Turn::FIRST,
+    }
 }
 
 fn without_turns(mut rows: Vec<OutboxRow>) -> Vec<OutboxRow> {
@@ -350,15 +387,29 @@ fn without_turns(mut rows: Vec<OutboxRow>) -> Vec<OutboxRow> {
 }
 
 async fn due_rows(store: &dyn Store, now_unix_ms: i64, limit: usize) -> Vec<OutboxRow> {
-    without_turns(store.due(now_unix_ms, limit, &HashSet::new()).await.unwrap())
+    without_turns(
+        store
+            .due(now_unix_ms, limit, &HashSet::new())
+            .await
+            .unwrap(),
+    )
 }
 
 async fn parked_rows(store: &dyn Store, name: &str, limit: usize) -> Vec<OutboxRow> {
-    without_turns(store.parked(&queue(name), limit, &HashSet::new()).await.unwrap())
+    without_turns(
+        store
+            .parked(&queue(name), limit, &HashSet::new())
+            .await
+            .unwrap(),
+    )
 }
 
 pub(crate) fn count(queue_name: &str, status: StoredStatus, count: u64) -> QueueCount {
-    QueueCount { queue: queue(queue_name), status, count }
+    QueueCount {
+        queue: queue(queue_name),
+        status,
+        count,
+    }
 }
 
 pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
@@ -370,11 +421,20 @@ pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
 
 /// With their lives.
 async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
-    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.generation)).collect()
+    store
+        .shards(None)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|shard| (shard.id, shard.generation))
+        .collect()
 }
 
 pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
-    assert_eq!(store.insert(rows).await.unwrap().answers, vec![New; rows.len()]);
+    assert_eq!(
+        store.insert(rows).await.unwrap().answers,
+        vec![New; rows.len()]
+    );
 }
 
 pub(crate) async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
@@ -396,17 +456,43 @@ async fn publish(store: &dyn Store, rows: &[NewRow], offset: Offset) {
     for queue in store.parked_queues().await.unwrap() {
         stored.extend(store.parked(&queue, 10_000, &HashSet::new()).await.unwrap());
     }
-    let turn = |id| stored.iter().find(|row| row.task.id == id).map_or(Turn::FIRST, |row| row.turn);
+    let turn = |id| {
+        stored
+            .iter()
+            .find(|row| row.task.id == id)
+            .map_or(Turn::FIRST, |row| row.turn)
+    };
     let mut partitions: BTreeMap<u32, Published> = BTreeMap::new();
     for TaskRow { id, partition, .. } in rows.iter().map(|row| &row.task) {
-        let published = Published { partition: *partition, offset, tasks: Vec::new() };
-        partitions.entry(*partition).or_insert(published).tasks.push((*id, turn(*id)));
+        let published = Published {
+            partition: *partition,
+            offset,
+            tasks: Vec::new(),
+        };
+        partitions
+            .entry(*partition)
+            .or_insert(published)
+            .tasks
+            .push((*id, turn(*id)));
     }
-    store.mark_published("g", &partitions.into_values().collect::<Vec<_>>()).await.unwrap();
+    store
+        .mark_published("g", &partitions.into_values().collect::<Vec<_>>())
+        .await
+        .unwrap();
 }
 
 async fn mark(store: &dyn Store, tasks: Vec<(TaskId, Turn)>, offset: Offset) {
-    store.mark_published("g", &[Published { partition: 0, offset, tasks }]).await.unwrap();
+    store
+        .mark_published(
+            "g",
+            &[Published {
+                partition: 0,
+                offset,
+                tasks,
+            }],
+        )
+        .await
+        .unwrap();
 }
 
 fn first_turn(ids: &[TaskId]) -> Vec<(TaskId, Turn)> {
@@ -414,12 +500,22 @@ fn first_turn(ids: &[TaskId]) -> Vec<(TaskId, Turn)> {
 }
 
 fn published_at(row: &NewRow, offset: Option<Offset>) -> PublishedTask {
-    let shard = ShardId { queue: row.task.queue.clone(), number: row.task.partition };
-    PublishedTask { id: row.task.id, shard, offset }
+    let shard = ShardId {
+        queue: row.task.queue.clone(),
+        number: row.task.partition,
+    };
+    PublishedTask {
+        id: row.task.id,
+        shard,
+        offset,
+    }
 }
 
 fn walked_to(task: &PublishedTask) -> Walked {
-    Walked { queue: task.shard.queue.clone(), id: task.id }
+    Walked {
+        queue: task.shard.queue.clone(),
+        id: task.id,
+    }
 }
 
 async fn published(store: &dyn Store) -> Vec<PublishedTask> {
@@ -434,12 +530,20 @@ async fn published_in(
     limit: u32,
 ) -> (Vec<PublishedTask>, Option<Walked>) {
     let page = store.on_bus(stretch, limit).await.unwrap();
-    let on_bus: HashSet<(&ShardId, &TaskId)> =
-        page.tasks.iter().flat_map(|(shard, ids)| ids.iter().map(move |id| (shard, id))).collect();
+    let on_bus: HashSet<(&ShardId, &TaskId)> = page
+        .tasks
+        .iter()
+        .flat_map(|(shard, ids)| ids.iter().map(move |id| (shard, id)))
+        .collect();
     assert!(page.tasks.values().all(|ids| ids.is_sorted()), "{page:?}");
     let ids: Vec<TaskId> = page.tasks.values().flatten().copied().collect();
     let mut tasks = store.published_among(generation, &ids).await.unwrap();
-    assert!(tasks.iter().all(|task| on_bus.contains(&(&task.shard, &task.id))), "{page:?} {tasks:?}");
+    assert!(
+        tasks
+            .iter()
+            .all(|task| on_bus.contains(&(&task.shard, &task.id))),
+        "{page:?} {tasks:?}"
+    );
     tasks.sort_unstable_by_key(|task| (task.shard.queue.clone(), task.id));
     (tasks, page.next)
 }
@@ -455,18 +559,31 @@ pub(crate) async fn a_task_comes_back_as_it_was_stored(db: &impl Database) {
         max_attempts: 1000,
         lease_ms: u32::MAX,
         not_before_unix_ms: 1 << 53,
-        headers: vec![("b".into(), "'\"\\ \u{1F980}\0".into()), ("a".into(), "ü".repeat(8000))],
-        traceparent: format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-{}", "x".repeat(300)),
+        headers: vec![
+            ("b".into(), "'\"\\ \u{1F980}\0".into()),
+            ("a".into(), "ü".repeat(8000)),
+        ],
+        traceparent: format!(
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-{}",
+            "x".repeat(300)
+        ),
         ..task("Q.with-all_64", &every_byte)
     };
-    let empty = TaskRow { payload: Bytes::new(), priority: Priority::Low, ..task(&"q".repeat(64), "k") };
+    let empty = TaskRow {
+        payload: Bytes::new(),
+        priority: Priority::Low,
+        ..task(&"q".repeat(64), "k")
+    };
     let rows = [fresh(odd), fresh(empty)];
     insert_new(&*store, &rows).await;
 
     for row in &rows {
         assert_eq!(detail_of(&*store, row).await, detail(row));
     }
-    assert_eq!(outbox(&*store).await, rows.each_ref().map(|row| in_outbox(row, Fresh)));
+    assert_eq!(
+        outbox(&*store).await,
+        rows.each_ref().map(|row| in_outbox(row, Fresh))
+    );
 }
 
 pub(crate) async fn a_key_is_new_once(db: &impl Database) {
@@ -475,30 +592,71 @@ pub(crate) async fn a_key_is_new_once(db: &impl Database) {
     insert_new(&*store, std::slice::from_ref(&first)).await;
 
     let again = [row("q", "k"), row("q", "k2")];
-    let taken = Duplicate { id: first.task.id, status: Unfinished };
+    let taken = Duplicate {
+        id: first.task.id,
+        status: Unfinished,
+    };
     assert_eq!(store.insert(&again).await.unwrap().answers, [taken, New]);
     assert!(store.task(again[0].task.id).await.unwrap().is_none());
     assert_eq!(detail_of(&*store, &first).await, detail(&first));
 
-    store.settle(&[completed(&first, "w"), died(&again[1])]).await.unwrap();
-    let completed = Duplicate { id: first.task.id, status: Completed };
-    let dead = Duplicate { id: again[1].task.id, status: Dead };
+    store
+        .settle(&[completed(&first, "w"), died(&again[1])])
+        .await
+        .unwrap();
+    let completed = Duplicate {
+        id: first.task.id,
+        status: Completed,
+    };
+    let dead = Duplicate {
+        id: again[1].task.id,
+        status: Dead,
+    };
     let once_more = [row("q", "k2"), row("q", "k")];
-    assert_eq!(store.insert(&once_more).await.unwrap().answers, [dead, completed]);
-    assert_eq!(counts(&*store).await, [count("q", Completed, 1), count("q", Dead, 1)]);
+    assert_eq!(
+        store.insert(&once_more).await.unwrap().answers,
+        [dead, completed]
+    );
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Completed, 1), count("q", Dead, 1)]
+    );
 }
 
 pub(crate) async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
     let store = db.open().await;
-    let keys = ["/A", "/a", "/a ", "/a  ", "/a\0", "/\u{e4}", "/a\u{308}", "/ss", "/\u{df}"];
+    let keys = [
+        "/A",
+        "/a",
+        "/a ",
+        "/a  ",
+        "/a\0",
+        "/\u{e4}",
+        "/a\u{308}",
+        "/ss",
+        "/\u{df}",
+    ];
     let in_q = keys.map(|key| row("q", key));
     let elsewhere = ["Q", "q-", "q."].map(|queue| row(queue, "/a"));
     insert_new(&*store, &in_q).await;
     insert_new(&*store, &elsewhere).await;
 
-    let expected = in_q.each_ref().map(|row| Duplicate { id: row.task.id, status: Unfinished });
-    assert_eq!(store.insert(&keys.map(|key| row("q", key))).await.unwrap().answers, expected);
-    let mut expected = vec![count("Q", Unfinished, 1), count("q", Unfinished, keys.len() as u64)];
+    let expected = in_q.each_ref().map(|row| Duplicate {
+        id: row.task.id,
+        status: Unfinished,
+    });
+    assert_eq!(
+        store
+            .insert(&keys.map(|key| row("q", key)))
+            .await
+            .unwrap()
+            .answers,
+        expected
+    );
+    let mut expected = vec![
+        count("Q", Unfinished, 1),
+        count("q", Unfinished, keys.len() as u64),
+    ];
     expected.extend([count("q-", Unfinished, 1), count("q.", Unfinished, 1)]);
     assert_eq!(counts(&*store).await, expected);
 }
@@ -510,29 +668,66 @@ pub(crate) async fn a_repeated_insert_changes_nothing(db: &impl Database) {
     publish(&*store, &batch[..1], at(1, 0)).await;
     store.settle(&[completed(&batch[1], "w")]).await.unwrap();
 
-    // As if the answer had been lost: the same ids, in another order, one with other data, and one row more.
-    let changed = NewRow { unpublished: Parked, due_unix_ms: 0, ..batch[2].clone() };
+    // As if the answer had been lost: the same ids, in another order, one with other data, and one
+    // row more.
+    let changed = NewRow {
+        unpublished: Parked,
+        due_unix_ms: 0,
+        ..batch[2].clone()
+    };
     let more = row("q", "more");
-    let again = [changed, more.clone(), batch[0].clone(), batch[1].clone(), batch[0].clone()];
+    let again = [
+        changed,
+        more.clone(),
+        batch[0].clone(),
+        batch[1].clone(),
+        batch[0].clone(),
+    ];
     insert_new(&*store, &again).await;
 
-    assert_eq!(detail_of(&*store, &batch[0]).await, TaskDetail { unpublished: false, ..detail(&batch[0]) });
-    assert_eq!(detail_of(&*store, &batch[1]).await, detail_completed(&batch[1]));
-    assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), in_outbox(&more, Fresh)]);
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 3), count("q", Completed, 1)]);
+    assert_eq!(
+        detail_of(&*store, &batch[0]).await,
+        TaskDetail {
+            unpublished: false,
+            ..detail(&batch[0])
+        }
+    );
+    assert_eq!(
+        detail_of(&*store, &batch[1]).await,
+        detail_completed(&batch[1])
+    );
+    assert_eq!(
+        outbox(&*store).await,
+        [in_outbox(&batch[2], Fresh), in_outbox(&more, Fresh)]
+    );
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 3), count("q", Completed, 1)]
+    );
 }
 
 pub(crate) async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(store.insert(&[]).await.unwrap().answers, []);
 
-    let batch: Vec<NewRow> = (0..1500).map(|i| row("q", format!("key {}", i % 1000))).collect();
+    let batch: Vec<NewRow> = (0..1500)
+        .map(|i| row("q", format!("key {}", i % 1000)))
+        .collect();
     let answers = store.insert(&batch).await.unwrap().answers;
-    let owner = |i: usize| Duplicate { id: batch[i].task.id, status: Unfinished };
-    let expected: Vec<Inserted> = (0..1500).map(|i| if i < 1000 { New } else { owner(i - 1000) }).collect();
+    let owner = |i: usize| Duplicate {
+        id: batch[i].task.id,
+        status: Unfinished,
+    };
+    let expected: Vec<Inserted> = (0..1500)
+        .map(|i| if i < 1000 { New } else { owner(i - 1000) })
+        .collect();
     assert_eq!(answers, expected);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1000)]);
-    let mut stored: Vec<TaskId> = outbox(&*store).await.iter().map(|row| row.task.id).collect();
+    let mut stored: Vec<TaskId> = outbox(&*store)
+        .await
+        .iter()
+        .map(|row| row.task.id)
+        .collect();
     stored.sort();
     assert_eq!(stored, ids(&batch[..1000]));
 }
@@ -541,7 +736,12 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
     let store = db.open().await;
     // More in all than a server takes in one packet.
     let payload = Bytes::from(vec![0xa5; 1 << 20]);
-    let large = |i| fresh(TaskRow { payload: payload.clone(), ..task("q", format!("{i}")) });
+    let large = |i| {
+        fresh(TaskRow {
+            payload: payload.clone(),
+            ..task("q", format!("{i}"))
+        })
+    };
     let batch: Vec<NewRow> = (0..20).map(large).collect();
     insert_new(&*store, &batch).await;
 
@@ -556,9 +756,16 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         at_unix_ms: NOW,
         discovered: vec![],
     };
-    let answers = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap().answers;
+    let answers = store
+        .settle(&batch.iter().map(report).collect::<Vec<_>>())
+        .await
+        .unwrap()
+        .answers;
     assert_eq!(answers, vec![settled(Completed); 20]);
-    assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
+    assert_eq!(
+        store.results(batch[19].task.id).await.unwrap()[0].result,
+        payload
+    );
     let sizes = store.result_sizes(batch[19].task.id).await.unwrap();
     assert_eq!(sizes, [("w".to_owned(), payload.len())]);
 }
@@ -568,24 +775,52 @@ pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Databa
     let encodings = [Encoding::Bytes, Encoding::Text, Encoding::Json];
     let rows: Vec<NewRow> = encodings
         .iter()
-        .map(|encoding| fresh(TaskRow { payload_encoding: *encoding, ..task("q", format!("{encoding:?}")) }))
+        .map(|encoding| {
+            fresh(TaskRow {
+                payload_encoding: *encoding,
+                ..task("q", format!("{encoding:?}"))
+            })
+        })
         .collect();
     insert_new(&*store, &rows).await;
     assert_eq!(due_rows(&*store, NOW + 5_000, 10).await.len(), 3);
     for out in due_rows(&*store, NOW + 5_000, 10).await {
         assert_eq!(out.task.key, format!("{:?}", out.task.payload_encoding));
     }
-    store.settle(&rows.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
+    store
+        .settle(
+            &rows
+                .iter()
+                .map(|row| completed(row, "w"))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap();
     for row in &rows {
         let (id, encoding) = (row.task.id, row.task.payload_encoding);
-        assert_eq!(store.task(id).await.unwrap().unwrap().task.payload_encoding, encoding);
+        assert_eq!(
+            store.task(id).await.unwrap().unwrap().task.payload_encoding,
+            encoding
+        );
         assert_eq!(store.results(id).await.unwrap()[0].encoding, encoding);
     }
     // As rows of before are.
     db.execute("UPDATE tasks SET payload_encoding = 0").await;
     db.execute("UPDATE results SET result_encoding = 0").await;
-    assert_eq!(store.task(rows[2].task.id).await.unwrap().unwrap().task.payload_encoding, Encoding::Unknown);
-    assert_eq!(store.results(rows[2].task.id).await.unwrap()[0].encoding, Encoding::Unknown);
+    assert_eq!(
+        store
+            .task(rows[2].task.id)
+            .await
+            .unwrap()
+            .unwrap()
+            .task
+            .payload_encoding,
+        Encoding::Unknown
+    );
+    assert_eq!(
+        store.results(rows[2].task.id).await.unwrap()[0].encoding,
+        Encoding::Unknown
+    );
 }
 
 pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
@@ -594,15 +829,36 @@ pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
     insert_new(&*store, std::slice::from_ref(&row)).await;
 
     let twice = vec![completed(&row, "w"), completed(&row, "w")];
-    let repeated = Settled { repeated: true, ..settled(Unfinished) };
-    assert_eq!(store.settle(&twice).await.unwrap().answers, [settled(Unfinished), repeated.clone()]);
+    let repeated = Settled {
+        repeated: true,
+        ..settled(Unfinished)
+    };
+    assert_eq!(
+        store.settle(&twice).await.unwrap().answers,
+        [settled(Unfinished), repeated.clone()]
+    );
     let with_discovery = discovering(&row, "w", vec![self::row("q", "child")]);
-    assert_eq!(store.settle(&[with_discovery]).await.unwrap().answers, [repeated]);
+    assert_eq!(
+        store.settle(&[with_discovery]).await.unwrap().answers,
+        [repeated]
+    );
 
-    assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", false)]);
-    let expected = TaskDetail { completed: 1, attempts: 1, updated_unix_ms: NOW + 10, ..detail(&row) };
+    assert_eq!(
+        store.results(row.task.id).await.unwrap(),
+        [result_of("w", false)]
+    );
+    let expected = TaskDetail {
+        completed: 1,
+        attempts: 1,
+        updated_unix_ms: NOW + 10,
+        ..detail(&row)
+    };
     assert_eq!(detail_of(&*store, &row).await, expected);
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)], "a repeated report discovers nothing");
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 1)],
+        "a repeated report discovers nothing"
+    );
 }
 
 pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &impl Database) {
@@ -611,26 +867,52 @@ pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &imp
     insert_new(&*store, std::slice::from_ref(&row)).await;
 
     let reports = ["a", "b"].map(|worker| completed(&row, worker)).to_vec();
-    assert_eq!(store.settle(&reports).await.unwrap().answers, [settled(Unfinished), settled(Unfinished)]);
+    assert_eq!(
+        store.settle(&reports).await.unwrap().answers,
+        [settled(Unfinished), settled(Unfinished)]
+    );
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
 
     let child = self::row("q", "child");
-    let reports = vec![completed(&row, "c"), discovering(&row, "d", vec![child.clone()]), completed(&row, "d")];
-    let surplus = Settled { surplus: true, discovered: vec![New], ..settled(Completed) };
-    let repeated = Settled { repeated: true, ..settled(Completed) };
-    assert_eq!(store.settle(&reports).await.unwrap().answers, [settled(Completed), surplus, repeated]);
+    let reports = vec![
+        completed(&row, "c"),
+        discovering(&row, "d", vec![child.clone()]),
+        completed(&row, "d"),
+    ];
+    let surplus = Settled {
+        surplus: true,
+        discovered: vec![New],
+        ..settled(Completed)
+    };
+    let repeated = Settled {
+        repeated: true,
+        ..settled(Completed)
+    };
+    assert_eq!(
+        store.settle(&reports).await.unwrap().answers,
+        [settled(Completed), surplus, repeated]
+    );
 
     assert_eq!(detail_of(&*store, &row).await, detail_completed(&row));
     assert_eq!(detail_of(&*store, &child).await, detail(&child));
     let expected = [("a", false), ("b", false), ("c", false), ("d", true)];
-    assert_eq!(store.results(row.task.id).await.unwrap(), expected.map(|(worker, surplus)| result_of(worker, surplus)));
+    assert_eq!(
+        store.results(row.task.id).await.unwrap(),
+        expected.map(|(worker, surplus)| result_of(worker, surplus))
+    );
     let sizes = store.result_sizes(row.task.id).await.unwrap();
     let workers: Vec<&str> = sizes.iter().map(|(worker, _)| &worker[..]).collect();
     assert_eq!(workers, expected.map(|(worker, _)| worker));
     let some = ["d", "gone", "a"].map(str::to_owned);
     let expected = [expected[0], expected[3]].map(|(worker, surplus)| result_of(worker, surplus));
-    assert_eq!(store.results_of(row.task.id, &some).await.unwrap(), expected);
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
+    assert_eq!(
+        store.results_of(row.task.id, &some).await.unwrap(),
+        expected
+    );
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 1), count("q", Completed, 1)]
+    );
 }
 
 pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
@@ -639,26 +921,58 @@ pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
     insert_new(&*store, &[early.clone(), late.clone(), both.clone()]).await;
 
     assert_eq!(
-        store.settle(&[died(&early), completed(&late, "w")]).await.unwrap().answers,
+        store
+            .settle(&[died(&early), completed(&late, "w")])
+            .await
+            .unwrap()
+            .answers,
         [settled_dead(&early), settled(Completed)]
     );
     let child = row("q", "child");
-    let surplus = Settled { surplus: true, discovered: vec![New], ..settled_dead(&early) };
-    let reports = vec![discovering(&early, "w", vec![child.clone()]), died(&late), died(&early)];
-    let repeated = Settled { repeated: true, ..settled_dead(&early) };
-    assert_eq!(store.settle(&reports).await.unwrap().answers, [surplus, settled(Completed), repeated]);
+    let surplus = Settled {
+        surplus: true,
+        discovered: vec![New],
+        ..settled_dead(&early)
+    };
+    let reports = vec![
+        discovering(&early, "w", vec![child.clone()]),
+        died(&late),
+        died(&early),
+    ];
+    let repeated = Settled {
+        repeated: true,
+        ..settled_dead(&early)
+    };
+    assert_eq!(
+        store.settle(&reports).await.unwrap().answers,
+        [surplus, settled(Completed), repeated]
+    );
 
     // The same within one call.
-    let surplus = Settled { surplus: true, ..settled_dead(&both) };
-    let answers = store.settle(&[died(&both), completed(&both, "w")]).await.unwrap().answers;
+    let surplus = Settled {
+        surplus: true,
+        ..settled_dead(&both)
+    };
+    let answers = store
+        .settle(&[died(&both), completed(&both, "w")])
+        .await
+        .unwrap()
+        .answers;
     assert_eq!(answers, [settled_dead(&both), surplus]);
 
     for row in [&early, &both] {
         assert_eq!(detail_of(&*store, row).await, detail_dead(row));
-        assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", true)]);
+        assert_eq!(
+            store.results(row.task.id).await.unwrap(),
+            [result_of("w", true)]
+        );
     }
     assert_eq!(detail_of(&*store, &late).await, detail_completed(&late));
-    let expected = [count("q", Unfinished, 1), count("q", Completed, 1), count("q", Dead, 2)];
+    let expected = [
+        count("q", Unfinished, 1),
+        count("q", Completed, 1),
+        count("q", Dead, 2),
+    ];
     assert_eq!(counts(&*store).await, expected);
 }
 
@@ -667,8 +981,16 @@ pub(crate) async fn workers_are_compared_bytewise(db: &impl Database) {
     let workers = ["w", "W", "w ", "\u{fc}", "u\u{308}", &"w".repeat(128)];
     let row = replicated("k", 6);
     insert_new(&*store, std::slice::from_ref(&row)).await;
-    let answers =
-        store.settle(&workers.iter().map(|worker| completed(&row, worker)).collect::<Vec<_>>()).await.unwrap().answers;
+    let answers = store
+        .settle(
+            &workers
+                .iter()
+                .map(|worker| completed(&row, worker))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap()
+        .answers;
     let mut expected = vec![settled(Unfinished); 5];
     expected.push(settled(Completed));
     assert_eq!(answers, expected);
@@ -679,10 +1001,25 @@ pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database)
     let [parent, known] = ["parent", "known"].map(|key| row("q", key));
     insert_new(&*store, &[parent.clone(), known.clone()]).await;
 
-    let parked = NewRow { unpublished: Parked, ..row("other", "parked") };
-    let discovered = vec![row("q", "known"), parked.clone(), row("q", "parent"), row("other", "parked")];
-    let answers = store.settle(&[discovering(&parent, "w", discovered)]).await.unwrap().answers;
-    let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
+    let parked = NewRow {
+        unpublished: Parked,
+        ..row("other", "parked")
+    };
+    let discovered = vec![
+        row("q", "known"),
+        parked.clone(),
+        row("q", "parent"),
+        row("other", "parked"),
+    ];
+    let answers = store
+        .settle(&[discovering(&parent, "w", discovered)])
+        .await
+        .unwrap()
+        .answers;
+    let duplicate = |row: &NewRow, status| Duplicate {
+        id: row.task.id,
+        status,
+    };
     let expected = Settled {
         discovered: vec![
             duplicate(&known, Unfinished),
@@ -694,8 +1031,15 @@ pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database)
     };
     assert_eq!(answers, [expected]);
     assert_eq!(detail_of(&*store, &parked).await, detail(&parked));
-    assert_eq!(parked_rows(&*store, "other", 10).await, [in_outbox(&parked, Parked)]);
-    let expected = [count("other", Unfinished, 1), count("q", Unfinished, 1), count("q", Completed, 1)];
+    assert_eq!(
+        parked_rows(&*store, "other", 10).await,
+        [in_outbox(&parked, Parked)]
+    );
+    let expected = [
+        count("other", Unfinished, 1),
+        count("q", Unfinished, 1),
+        count("q", Completed, 1),
+    ];
     assert_eq!(counts(&*store).await, expected);
 }
 
@@ -703,23 +1047,49 @@ pub(crate) async fn the_first_report_to_discover_a_key_wins(db: &impl Database) 
     let store = db.open().await;
     let parents = rows("q", 2);
     insert_new(&*store, &parents).await;
-    let children = [row("q", "child"), row("q", "child"), row("q", "second child")];
+    let children = [
+        row("q", "child"),
+        row("q", "child"),
+        row("q", "second child"),
+    ];
     let reports = vec![
         discovering(&parents[0], "w", vec![children[0].clone()]),
-        discovering(&parents[1], "w", vec![children[1].clone(), children[2].clone()]),
+        discovering(
+            &parents[1],
+            "w",
+            vec![children[1].clone(), children[2].clone()],
+        ),
     ];
-    let taken = Duplicate { id: children[0].task.id, status: Unfinished };
-    let expected = [vec![New], vec![taken, New]].map(|discovered| Settled { discovered, ..settled(Completed) });
+    let taken = Duplicate {
+        id: children[0].task.id,
+        status: Unfinished,
+    };
+    let expected = [vec![New], vec![taken, New]].map(|discovered| Settled {
+        discovered,
+        ..settled(Completed)
+    });
     assert_eq!(store.settle(&reports).await.unwrap().answers, expected);
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 2)]);
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 2), count("q", Completed, 2)]
+    );
 }
 
 pub(crate) async fn an_unknown_task_changes_nothing(db: &impl Database) {
     let store = db.open().await;
     let nowhere = row("q", "k");
-    let reports = vec![discovering(&nowhere, "w", vec![row("q", "child")]), died(&nowhere)];
-    let unknown = Settled { unknown: true, ..Settled::default() };
-    assert_eq!(store.settle(&reports).await.unwrap().answers, [unknown.clone(), unknown]);
+    let reports = vec![
+        discovering(&nowhere, "w", vec![row("q", "child")]),
+        died(&nowhere),
+    ];
+    let unknown = Settled {
+        unknown: true,
+        ..Settled::default()
+    };
+    assert_eq!(
+        store.settle(&reports).await.unwrap().answers,
+        [unknown.clone(), unknown]
+    );
     assert_eq!(store.settle(&[]).await.unwrap().answers, []);
     assert_eq!(counts(&*store).await, []);
     assert_eq!(store.results(nowhere.task.id).await.unwrap(), []);
@@ -730,18 +1100,40 @@ pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
     let report = |(i, row): (usize, &NewRow)| {
-        if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) }
+        if i % 7 == 0 {
+            died(row)
+        } else {
+            completed(row, &format!("w{i}"))
+        }
     };
-    let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap().answers;
+    let answers = store
+        .settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>())
+        .await
+        .unwrap()
+        .answers;
     let expected = |(i, row): (usize, &NewRow)| {
-        if i % 7 == 0 { settled_dead(row) } else { settled(Completed) }
+        if i % 7 == 0 {
+            settled_dead(row)
+        } else {
+            settled(Completed)
+        }
     };
-    assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
+    assert_eq!(
+        answers,
+        batch.iter().enumerate().map(expected).collect::<Vec<_>>()
+    );
     for (i, row) in batch.iter().enumerate().step_by(10) {
-        let expected = if i % 7 == 0 { detail_dead(row) } else { detail_completed(row) };
+        let expected = if i % 7 == 0 {
+            detail_dead(row)
+        } else {
+            detail_completed(row)
+        };
         assert_eq!(detail_of(&*store, row).await, expected);
     }
-    assert_eq!(counts(&*store).await, [count("q", Completed, 600), count("q", Dead, 100)]);
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Completed, 600), count("q", Dead, 100)]
+    );
     assert_eq!(outbox(&*store).await, []);
 }
 
@@ -750,9 +1142,22 @@ pub(crate) async fn what_is_final_leaves_the_outbox(db: &impl Database) {
     let (batch, open) = (rows("q", 3), replicated("open", 2));
     insert_new(&*store, &batch).await;
     insert_new(&*store, std::slice::from_ref(&open)).await;
-    store.settle(&[completed(&batch[0], "w"), died(&batch[1]), completed(&open, "w")]).await.unwrap();
-    let half_done = OutboxRow { is_as_new: false, ..in_outbox(&open, Fresh) };
-    assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), half_done]);
+    store
+        .settle(&[
+            completed(&batch[0], "w"),
+            died(&batch[1]),
+            completed(&open, "w"),
+        ])
+        .await
+        .unwrap();
+    let half_done = OutboxRow {
+        is_as_new: false,
+        ..in_outbox(&open, Fresh)
+    };
+    assert_eq!(
+        outbox(&*store).await,
+        [in_outbox(&batch[2], Fresh), half_done]
+    );
 }
 
 pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db: &impl Database) {
@@ -764,21 +1169,48 @@ pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db:
 
     let unknown = TaskId::new();
     let marks = [
-        Published { partition: 0, offset: at(7, 1), tasks: first_turn(&[batch[0].task.id, unknown, batch[2].task.id]) },
-        Published { partition: 1, offset: at(1_700_000_000_000, 12), tasks: first_turn(&[batch[1].task.id]) },
-        Published { partition: 2, offset: at(1, 0), tasks: vec![] },
+        Published {
+            partition: 0,
+            offset: at(7, 1),
+            tasks: first_turn(&[batch[0].task.id, unknown, batch[2].task.id]),
+        },
+        Published {
+            partition: 1,
+            offset: at(1_700_000_000_000, 12),
+            tasks: first_turn(&[batch[1].task.id]),
+        },
+        Published {
+            partition: 2,
+            offset: at(1, 0),
+            tasks: vec![],
+        },
     ];
     for _ in 0..2 {
         store.mark_published("g", &marks).await.unwrap();
-        let places =
-            [published_at(&batch[0], Some(at(7, 1))), published_at(&batch[1], Some(at(1_700_000_000_000, 12)))];
+        let places = [
+            published_at(&batch[0], Some(at(7, 1))),
+            published_at(&batch[1], Some(at(1_700_000_000_000, 12))),
+        ];
         assert_eq!(published(&*store).await, places);
         assert_eq!(outbox(&*store).await, [in_outbox(&batch[3], Fresh)]);
     }
-    assert_eq!(detail_of(&*store, &batch[0]).await, TaskDetail { unpublished: false, ..detail(&batch[0]) });
+    assert_eq!(
+        detail_of(&*store, &batch[0]).await,
+        TaskDetail {
+            unpublished: false,
+            ..detail(&batch[0])
+        }
+    );
 
-    store.settle(&[completed(&batch[0], "w"), died(&batch[1])]).await.unwrap();
-    assert_eq!(published(&*store).await, [], "what is final is not waited for");
+    store
+        .settle(&[completed(&batch[0], "w"), died(&batch[1])])
+        .await
+        .unwrap();
+    assert_eq!(
+        published(&*store).await,
+        [],
+        "what is final is not waited for"
+    );
 }
 
 pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
@@ -788,23 +1220,40 @@ pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
     publish(&*store, &batch[..1], at(5, 5)).await;
     for earlier in [at(5, 4), at(4, 9)] {
         publish(&*store, &batch[..1], earlier).await;
-        assert_eq!(published(&*store).await, [published_at(&batch[0], Some(at(5, 5)))]);
+        assert_eq!(
+            published(&*store).await,
+            [published_at(&batch[0], Some(at(5, 5)))]
+        );
     }
     for (moved, later) in [at(5, 6), at(6, 0)].into_iter().enumerate() {
         publish(&*store, &batch, later).await;
-        let places = batch.iter().map(|row| published_at(row, Some(later))).collect::<Vec<_>>();
+        let places = batch
+            .iter()
+            .map(|row| published_at(row, Some(later)))
+            .collect::<Vec<_>>();
         assert_eq!(published(&*store).await, places, "{moved}");
     }
-    // An old mark of a task that is back in the outbox: it was published, somewhere at or before the later place.
+    // An old mark of a task that is back in the outbox: it was published, somewhere at or before
+    // the later place.
     store.unpublish(&ids(&batch), Missing).await.unwrap();
     publish(&*store, &batch[..1], at(2, 0)).await;
-    assert_eq!(published(&*store).await, [published_at(&batch[0], Some(at(6, 0)))]);
+    assert_eq!(
+        published(&*store).await,
+        [published_at(&batch[0], Some(at(6, 0)))]
+    );
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
 
     // Offsets of another generation are not to be compared.
-    let elsewhere = Published { partition: 0, offset: at(1, 0), tasks: first_turn(&[batch[0].task.id]) };
+    let elsewhere = Published {
+        partition: 0,
+        offset: at(1, 0),
+        tasks: first_turn(&[batch[0].task.id]),
+    };
     store.mark_published("h", &[elsewhere]).await.unwrap();
-    assert_eq!(published_in(&*store, "h", Stretch::ALL, 10).await.0, [published_at(&batch[0], Some(at(1, 0)))]);
+    assert_eq!(
+        published_in(&*store, "h", Stretch::ALL, 10).await.0,
+        [published_at(&batch[0], Some(at(1, 0)))]
+    );
     assert_eq!(published(&*store).await, [published_at(&batch[0], None)]);
 }
 
@@ -817,15 +1266,40 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
     store.settle(&[completed(&batch[2], "w")]).await.unwrap();
 
     for _ in 0..2 {
-        store.unpublish(&[batch[0].task.id, batch[2].task.id, TaskId::new()], Missing).await.unwrap();
+        store
+            .unpublish(
+                &[batch[0].task.id, batch[2].task.id, TaskId::new()],
+                Missing,
+            )
+            .await
+            .unwrap();
         store.unpublish(&[batch[1].task.id], Parked).await.unwrap();
-        store.unpublish(&[batch[3].task.id], Scheduled).await.unwrap();
+        store
+            .unpublish(&[batch[3].task.id], Scheduled)
+            .await
+            .unwrap();
         store.unpublish(&[], Missing).await.unwrap();
 
-        assert_eq!(due_rows(&*store, 0, 10).await, [in_outbox(&batch[0], Missing)], "what is missing is due at once");
-        assert_eq!(due_rows(&*store, NOW + 98, 10).await, [in_outbox(&batch[0], Missing)]);
-        assert_eq!(outbox(&*store).await, [in_outbox(&batch[0], Missing), in_outbox(&batch[3], Scheduled)]);
-        assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[1], Parked)]);
+        assert_eq!(
+            due_rows(&*store, 0, 10).await,
+            [in_outbox(&batch[0], Missing)],
+            "what is missing is due at once"
+        );
+        assert_eq!(
+            due_rows(&*store, NOW + 98, 10).await,
+            [in_outbox(&batch[0], Missing)]
+        );
+        assert_eq!(
+            outbox(&*store).await,
+            [
+                in_outbox(&batch[0], Missing),
+                in_outbox(&batch[3], Scheduled)
+            ]
+        );
+        assert_eq!(
+            parked_rows(&*store, "q", 10).await,
+            [in_outbox(&batch[1], Parked)]
+        );
         assert_eq!(published(&*store).await, []);
     }
     assert_eq!(detail_of(&*store, &batch[0]).await, detail(&batch[0]));
@@ -833,8 +1307,17 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
     // From one state to another.
     store.unpublish(&[batch[0].task.id], Parked).await.unwrap();
     store.unpublish(&[batch[1].task.id], Missing).await.unwrap();
-    assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing), in_outbox(&batch[3], Scheduled)]);
-    assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[0], Parked)]);
+    assert_eq!(
+        outbox(&*store).await,
+        [
+            in_outbox(&batch[1], Missing),
+            in_outbox(&batch[3], Scheduled)
+        ]
+    );
+    assert_eq!(
+        parked_rows(&*store, "q", 10).await,
+        [in_outbox(&batch[0], Parked)]
+    );
 }
 
 pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database) {
@@ -845,19 +1328,49 @@ pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database)
     store.unpublish(&ids(&batch[..1]), Parked).await.unwrap();
     store.unpublish(&ids(&batch[1..2]), Missing).await.unwrap();
     mark(&*store, first_turn(&ids(&batch)), at(1, 0)).await;
-    assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[0], Parked)]);
+    assert_eq!(
+        parked_rows(&*store, "q", 10).await,
+        [in_outbox(&batch[0], Parked)]
+    );
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
-    assert_eq!(published(&*store).await, [2, 3].map(|i| published_at(&batch[i], Some(at(1, 0)))));
+    assert_eq!(
+        published(&*store).await,
+        [2, 3].map(|i| published_at(&batch[i], Some(at(1, 0))))
+    );
     assert!(detail_of(&*store, &batch[0]).await.unpublished);
 
     // The same when it came back once more.
-    let stored = store.parked(&queue("q"), 10, &HashSet::new()).await.unwrap();
+    let stored = store
+        .parked(&queue("q"), 10, &HashSet::new())
+        .await
+        .unwrap();
     store.unpublish(&ids(&batch[..2]), Parked).await.unwrap();
-    let again = store.parked(&queue("q"), 10, &HashSet::new()).await.unwrap();
+    let again = store
+        .parked(&queue("q"), 10, &HashSet::new())
+        .await
+        .unwrap();
     assert_eq!(again.len(), 2);
-    assert!(again.iter().all(|row| row.turn != stored[0].turn && row.turn != Turn::FIRST));
-    mark(&*store, vec![(batch[0].task.id, stored[0].turn), (batch[1].task.id, Turn::FIRST)], at(2, 0)).await;
-    assert_eq!(store.parked(&queue("q"), 10, &HashSet::new()).await.unwrap(), again);
+    assert!(
+        again
+            .iter()
+            .all(|row| row.turn != stored[0].turn && row.turn != Turn::FIRST)
+    );
+    mark(
+        &*store,
+        vec![
+            (batch[0].task.id, stored[0].turn),
+            (batch[1].task.id, Turn::FIRST),
+        ],
+        at(2, 0),
+    )
+    .await;
+    assert_eq!(
+        store
+            .parked(&queue("q"), 10, &HashSet::new())
+            .await
+            .unwrap(),
+        again
+    );
 
     // Marked in their own turn, with a fresh one beside them.
     let fresh = row("q", "fresh");
@@ -868,29 +1381,49 @@ pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database)
     assert_eq!(store.parked_queues().await.unwrap(), []);
     assert_eq!(outbox(&*store).await, []);
     let places = [(0, at(3, 0)), (1, at(3, 0)), (2, at(1, 0)), (3, at(1, 0))];
-    let mut places: Vec<_> = places.into_iter().map(|(i, at)| published_at(&batch[i], Some(at))).collect();
+    let mut places: Vec<_> = places
+        .into_iter()
+        .map(|(i, at)| published_at(&batch[i], Some(at)))
+        .collect();
     places.push(published_at(&fresh, Some(at(3, 0))));
     assert_eq!(published(&*store).await, places);
 }
 
 pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
     let store = db.open().await;
-    let due = |key: &str, due_unix_ms, unpublished| NewRow { due_unix_ms, unpublished, ..row("q", key) };
+    let due = |key: &str, due_unix_ms, unpublished| NewRow {
+        due_unix_ms,
+        unpublished,
+        ..row("q", key)
+    };
     let late = due("late", 300, Scheduled);
     let early = due("early", 100, Fresh);
     let parked = due("parked", 0, Parked);
     let also_early = due("also early", 100, Missing);
     let middle = due("middle", 200, Fresh);
-    insert_new(&*store, &[late.clone(), early.clone(), parked, also_early.clone()]).await;
+    insert_new(
+        &*store,
+        &[late.clone(), early.clone(), parked, also_early.clone()],
+    )
+    .await;
     // A batch is due when the last of its tasks is.
     insert_new(&*store, std::slice::from_ref(&middle)).await;
 
     let [early, also_early] = [in_outbox(&early, Fresh), in_outbox(&also_early, Missing)];
     let [middle, late] = [in_outbox(&middle, Fresh), in_outbox(&late, Scheduled)];
     assert_eq!(due_rows(&*store, 99, 10).await, []);
-    assert_eq!(due_rows(&*store, 100, 10).await, [early.clone(), also_early.clone()]);
-    assert_eq!(due_rows(&*store, 1000, 1).await, std::slice::from_ref(&early));
-    assert_eq!(due_rows(&*store, 1000, 3).await, [early.clone(), also_early.clone(), middle.clone()]);
+    assert_eq!(
+        due_rows(&*store, 100, 10).await,
+        [early.clone(), also_early.clone()]
+    );
+    assert_eq!(
+        due_rows(&*store, 1000, 1).await,
+        std::slice::from_ref(&early)
+    );
+    assert_eq!(
+        due_rows(&*store, 1000, 3).await,
+        [early.clone(), also_early.clone(), middle.clone()]
+    );
     assert_eq!(outbox(&*store).await, [early, also_early, middle, late]);
 }
 
@@ -898,15 +1431,29 @@ pub(crate) async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(store.parked_queues().await.unwrap(), []);
     let parked = |queue: &str, key: &str, priority| {
-        let task = TaskRow { priority, ..task(queue, key) };
-        NewRow { task, unpublished: Parked, due_unix_ms: 0 }
+        let task = TaskRow {
+            priority,
+            ..task(queue, key)
+        };
+        NewRow {
+            task,
+            unpublished: Parked,
+            due_unix_ms: 0,
+        }
     };
     let low = parked("b", "low", Priority::Low);
     let high = parked("b", "high", Priority::High);
     let medium = parked("b", "medium", Priority::Medium);
     let high_too = parked("b", "high too", Priority::High);
-    let elsewhere = [parked("a", "k", Priority::High), parked("C", "k", Priority::High)];
-    insert_new(&*store, &[low.clone(), high_too.clone(), high.clone(), medium.clone()]).await;
+    let elsewhere = [
+        parked("a", "k", Priority::High),
+        parked("C", "k", Priority::High),
+    ];
+    insert_new(
+        &*store,
+        &[low.clone(), high_too.clone(), high.clone(), medium.clone()],
+    )
+    .await;
     insert_new(&*store, &elsewhere).await;
     insert_new(&*store, &[row("fresh", "k")]).await;
 
@@ -936,7 +1483,11 @@ pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database)
     };
 
     db.execute(&leave("3", "0")).await;
-    assert_eq!(due_rows(&*store, i64::MAX, 2).await, [in_outbox(&batch[4], Fresh)], "a page of them hides nothing");
+    assert_eq!(
+        due_rows(&*store, i64::MAX, 2).await,
+        [in_outbox(&batch[4], Fresh)],
+        "a page of them hides nothing"
+    );
     assert!(!detail_of(&*store, &batch[0]).await.unpublished);
 
     db.execute(&leave("1", "9223372036854775807")).await;
@@ -949,10 +1500,16 @@ pub(crate) async fn a_page_of_the_outbox_has_bounded_weight(db: &impl Database) 
     let store = db.open().await;
     let heavy = |i: usize| NewRow {
         due_unix_ms: NOW,
-        ..fresh(TaskRow { payload: vec![7; 1 << 20].into(), ..task("q", [i as u8]) })
+        ..fresh(TaskRow {
+            payload: vec![7; 1 << 20].into(),
+            ..task("q", [i as u8])
+        })
     };
     let mut batch: Vec<NewRow> = (0..40).map(heavy).collect();
-    batch.extend(rows("light", 300).into_iter().map(|row| NewRow { due_unix_ms: NOW + 1, ..row }));
+    batch.extend(rows("light", 300).into_iter().map(|row| NewRow {
+        due_unix_ms: NOW + 1,
+        ..row
+    }));
     insert_new(&*store, &batch).await;
 
     // The rest of a page is due again, until all have come once and in order.
@@ -965,19 +1522,36 @@ pub(crate) async fn a_page_of_the_outbox_has_bounded_weight(db: &impl Database) 
         assert!(weight - last.task.weight() < PAGE_BYTES);
         pages.push(page.len());
         seen.extend(page.iter().map(|row| row.task.id));
-        mark(&*store, page.iter().map(|row| (row.task.id, row.turn)).collect(), at(1, 0)).await;
+        mark(
+            &*store,
+            page.iter().map(|row| (row.task.id, row.turn)).collect(),
+            at(1, 0),
+        )
+        .await;
     }
     assert_eq!(pages, [16, 16, 308]);
     assert_eq!(seen, ids(&batch));
 
     // The same for those that came back, by what is stored of them.
     store.unpublish(&ids(&batch[..20]), Parked).await.unwrap();
-    assert_eq!(store.parked(&queue("q"), 1000, &HashSet::new()).await.unwrap().len(), 16);
+    assert_eq!(
+        store
+            .parked(&queue("q"), 1000, &HashSet::new())
+            .await
+            .unwrap()
+            .len(),
+        16
+    );
 }
 
 pub(crate) async fn a_page_leaves_out_what_it_is_told_to(db: &impl Database) {
     let store = db.open().await;
-    let large = |key: &str| fresh(TaskRow { payload: vec![7; 8 << 20].into(), ..task("q", key) });
+    let large = |key: &str| {
+        fresh(TaskRow {
+            payload: vec![7; 8 << 20].into(),
+            ..task("q", key)
+        })
+    };
     let mut batch = vec![large("a"), large("b"), large("c")];
     batch.extend(rows("q", 3));
     insert_new(&*store, &batch).await;
@@ -985,10 +1559,19 @@ pub(crate) async fn a_page_leaves_out_what_it_is_told_to(db: &impl Database) {
     // Three that nobody takes would fill a page by weight, and three of six by number.
     let refused: HashSet<TaskId> = ids(&batch[..3]).into_iter().collect();
     let rest: Vec<OutboxRow> = batch[3..].iter().map(|row| in_outbox(row, Fresh)).collect();
-    assert_eq!(without_turns(store.due(i64::MAX, 3, &refused).await.unwrap()), rest);
+    assert_eq!(
+        without_turns(store.due(i64::MAX, 3, &refused).await.unwrap()),
+        rest
+    );
     store.unpublish(&ids(&batch), Parked).await.unwrap();
-    let rest: Vec<OutboxRow> = batch[3..].iter().map(|row| in_outbox(row, Parked)).collect();
-    assert_eq!(without_turns(store.parked(&queue("q"), 3, &refused).await.unwrap()), rest);
+    let rest: Vec<OutboxRow> = batch[3..]
+        .iter()
+        .map(|row| in_outbox(row, Parked))
+        .collect();
+    assert_eq!(
+        without_turns(store.parked(&queue("q"), 3, &refused).await.unwrap()),
+        rest
+    );
 }
 
 pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
@@ -1000,18 +1583,39 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     store.settle(&[died(&batch[3])]).await.unwrap();
 
     let published = |i: usize| published_at(&batch[i], Some(at(3, 1)));
-    // A page of two looks at two unfinished tasks, also at one that is in the outbox or waits in its batch.
+    // A page of two looks at two unfinished tasks, also at one that is in the outbox or waits in
+    // its batch.
     let mut after = None;
-    for (page, last) in [(vec![0, 1], Some(1)), (vec![4], Some(4)), (vec![5], Some(6)), (vec![], None)] {
-        let stretch = Stretch { after: after.as_ref(), ..Stretch::ALL };
+    for (page, last) in [
+        (vec![0, 1], Some(1)),
+        (vec![4], Some(4)),
+        (vec![5], Some(6)),
+        (vec![], None),
+    ] {
+        let stretch = Stretch {
+            after: after.as_ref(),
+            ..Stretch::ALL
+        };
         let tasks = page.into_iter().map(published).collect();
         let next = last.map(|last: usize| walked_to(&published(last)));
-        assert_eq!(published_in(&*store, "g", stretch, 2).await, (tasks, next.clone()));
+        assert_eq!(
+            published_in(&*store, "g", stretch, 2).await,
+            (tasks, next.clone())
+        );
         after = next;
     }
-    let upto = Stretch { upto: batch[1].task.id, ..Stretch::ALL };
-    assert_eq!(published_in(&*store, "g", upto, 10).await, (vec![published(0), published(1)], None));
-    let first = Stretch { upto: TaskId::first_of(batch[0].task.id.created_unix_ms()), ..Stretch::ALL };
+    let upto = Stretch {
+        upto: batch[1].task.id,
+        ..Stretch::ALL
+    };
+    assert_eq!(
+        published_in(&*store, "g", upto, 10).await,
+        (vec![published(0), published(1)], None)
+    );
+    let first = Stretch {
+        upto: TaskId::first_of(batch[0].task.id.created_unix_ms()),
+        ..Stretch::ALL
+    };
     assert_eq!(published_in(&*store, "g", first, 10).await, (vec![], None));
     assert_eq!(store.last_id().await.unwrap(), Some(batch[6].task.id));
 }
@@ -1022,7 +1626,10 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
     let stored = [twice.clone(), once.clone(), never.clone()];
     insert_new(&*store, &stored).await;
     let reports = [("a", &twice), ("b", &twice), ("late", &twice), ("a", &once)];
-    store.settle(&reports.map(|(worker, row)| completed(row, worker))).await.unwrap();
+    store
+        .settle(&reports.map(|(worker, row)| completed(row, worker)))
+        .await
+        .unwrap();
 
     let mut asked = ids(&stored);
     asked.extend((0..300).map(|_| TaskId::new()));
@@ -1039,34 +1646,73 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         replicas: row.task.replicas,
         priority: row.task.priority,
     };
-    let expected =
-        [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];
+    let expected = [
+        state(&twice, Completed, &["a", "b"]),
+        state(&once, Completed, &["a"]),
+        state(&never, Unfinished, &[]),
+    ];
     assert_eq!(states, expected);
     assert_eq!(store.states(&[]).await.unwrap(), []);
-    assert_eq!(store.unfinished_among(&asked).await.unwrap(), [never.task.id]);
+    assert_eq!(
+        store.unfinished_among(&asked).await.unwrap(),
+        [never.task.id]
+    );
 
     let for_worker = async |worker: &str| {
         let worker = WorkerName::new(worker).unwrap();
         let mut states = store.states_for(&worker, &asked).await.unwrap();
         states.sort_by_key(|state| state.id);
-        let shard = |row: &NewRow| ShardId { queue: row.task.queue.clone(), number: row.task.partition };
-        assert!(states.iter().zip(&stored).all(|(state, row)| state.shard == shard(row)), "{states:?}");
-        states.into_iter().map(|state| (state.status, state.completed_under)).collect::<Vec<_>>()
+        let shard = |row: &NewRow| ShardId {
+            queue: row.task.queue.clone(),
+            number: row.task.partition,
+        };
+        assert!(
+            states
+                .iter()
+                .zip(&stored)
+                .all(|(state, row)| state.shard == shard(row)),
+            "{states:?}"
+        );
+        states
+            .into_iter()
+            .map(|state| (state.status, state.completed_under))
+            .collect::<Vec<_>>()
     };
     let [a, late] = ["a", "late"].map(lease_of);
-    assert_eq!(for_worker("a").await, [(Completed, Some(a)), (Completed, Some(a)), (Unfinished, None)]);
+    assert_eq!(
+        for_worker("a").await,
+        [
+            (Completed, Some(a)),
+            (Completed, Some(a)),
+            (Unfinished, None)
+        ]
+    );
     // Surplus was answered OK, too.
-    assert_eq!(for_worker("late").await, [(Completed, Some(late)), (Completed, None), (Unfinished, None)]);
+    assert_eq!(
+        for_worker("late").await,
+        [
+            (Completed, Some(late)),
+            (Completed, None),
+            (Unfinished, None)
+        ]
+    );
 }
 
 pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
     let store = db.open().await;
-    let [fresh, mut parked, mut scheduled] = ["fresh", "parked", "scheduled"].map(|key| row("q", key));
+    let [fresh, mut parked, mut scheduled] =
+        ["fresh", "parked", "scheduled"].map(|key| row("q", key));
     parked.unpublished = Parked;
     (scheduled.unpublished, scheduled.due_unix_ms) = (Scheduled, NOW + 7);
     insert_new(&*store, &[fresh.clone(), parked.clone(), scheduled.clone()]).await;
     let place = async |row: &NewRow| store.place("g", row.task.id).await.unwrap();
-    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms, came_back: why == Missing });
+    let off = |why, due_unix_ms| {
+        Some(Place::Off {
+            why,
+            due_unix_ms,
+            came_back: why == Missing,
+        })
+    };
     assert_eq!(place(&fresh).await, off(Fresh, Some(NOW + 5_000)));
     assert_eq!(place(&parked).await, off(Parked, None));
     assert_eq!(place(&scheduled).await, off(Scheduled, Some(NOW + 7)));
@@ -1075,14 +1721,24 @@ pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
     publish(&*store, &[fresh.clone(), scheduled.clone()], at(4, 2)).await;
     for row in [&fresh, &scheduled] {
         assert_eq!(place(row).await, Some(Place::On(Some(at(4, 2)))));
-        assert_eq!(store.place("another", row.task.id).await.unwrap(), Some(Place::On(None)));
+        assert_eq!(
+            store.place("another", row.task.id).await.unwrap(),
+            Some(Place::On(None))
+        );
     }
     store.unpublish(&[fresh.task.id], Missing).await.unwrap();
     assert_eq!(place(&fresh).await, off(Missing, Some(0)));
     publish(&*store, std::slice::from_ref(&fresh), at(9, 0)).await;
-    assert_eq!(place(&fresh).await, Some(Place::On(Some(at(9, 0)))), "the later of its own and its batch's");
+    assert_eq!(
+        place(&fresh).await,
+        Some(Place::On(Some(at(9, 0)))),
+        "the later of its own and its batch's"
+    );
 
-    store.settle(&[completed(&fresh, "w"), died(&parked)]).await.unwrap();
+    store
+        .settle(&[completed(&fresh, "w"), died(&parked)])
+        .await
+        .unwrap();
     for over in [&fresh, &parked, &row("q", "never stored")] {
         assert_eq!(place(over).await, None);
     }
@@ -1107,9 +1763,15 @@ pub(crate) async fn one_of_two_replaces_the_holder(db: &impl Database) {
     assert!(!b.replace_holder("", "two 1").await.unwrap());
     assert!(b.replace_holder("one 1", "one 2").await.unwrap());
     assert!(!a.replace_holder("one 1", "one 2").await.unwrap());
-    let (first, second) = tokio::join!(a.replace_holder("one 2", "one 3"), b.replace_holder("one 2", "two 3"));
+    let (first, second) = tokio::join!(
+        a.replace_holder("one 2", "one 3"),
+        b.replace_holder("one 2", "two 3")
+    );
     let holder = if first.unwrap() { "one 3" } else { "two 3" };
-    assert_eq!((second.unwrap(), a.holder().await.unwrap()), (holder == "two 3", holder.to_owned()));
+    assert_eq!(
+        (second.unwrap(), a.holder().await.unwrap()),
+        (holder == "two 3", holder.to_owned())
+    );
     a.close().await;
     b.close().await;
 }
@@ -1120,19 +1782,46 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     insert_new(&*before, &batch).await;
     publish(&*before, &batch[..1], at(1, 2)).await;
     before.settle(&[completed(&batch[1], "w")]).await.unwrap();
-    before.open_shards(&[ShardId { queue: queue("q"), number: 3 }]).await.unwrap();
+    before
+        .open_shards(&[ShardId {
+            queue: queue("q"),
+            number: 3,
+        }])
+        .await
+        .unwrap();
     let id = before.store_id().await.unwrap();
     assert!(!id.is_empty());
     before.close().await;
 
     let after = db.open().await;
     assert_eq!(after.store_id().await.unwrap(), id);
-    assert_eq!(published(&*after).await, [published_at(&batch[0], Some(at(1, 2)))]);
-    assert_eq!(detail_of(&*after, &batch[1]).await, detail_completed(&batch[1]));
-    assert_eq!(after.results(batch[1].task.id).await.unwrap(), [result_of("w", false)]);
+    assert_eq!(
+        published(&*after).await,
+        [published_at(&batch[0], Some(at(1, 2)))]
+    );
+    assert_eq!(
+        detail_of(&*after, &batch[1]).await,
+        detail_completed(&batch[1])
+    );
+    assert_eq!(
+        after.results(batch[1].task.id).await.unwrap(),
+        [result_of("w", false)]
+    );
     assert_eq!(outbox(&*after).await, [in_outbox(&batch[2], Fresh)]);
-    assert_eq!(counts(&*after).await, [count("q", Unfinished, 2), count("q", Completed, 1)]);
-    assert_eq!(open_shards(&*after).await, [(ShardId { queue: queue("q"), number: 3 }, 1)]);
+    assert_eq!(
+        counts(&*after).await,
+        [count("q", Unfinished, 2), count("q", Completed, 1)]
+    );
+    assert_eq!(
+        open_shards(&*after).await,
+        [(
+            ShardId {
+                queue: queue("q"),
+                number: 3
+            },
+            1
+        )]
+    );
 }
 
 pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database) {
@@ -1143,22 +1832,31 @@ pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database
     db.execute(newer).await;
     insert_new(&*db.open().await, &rows("q", 3)).await;
 
-    db.execute("UPDATE meta SET value = '8000' WHERE name = 'lowest_schema'").await;
+    db.execute("UPDATE meta SET value = '8000' WHERE name = 'lowest_schema'")
+        .await;
     let error = db.try_open().await.err().unwrap();
     assert!(!error.is_transient());
-    let expected = format!("schema 9000, which needs a taskd that knows schema 8000 or later; this one knows {known}");
+    let expected = format!(
+        "schema 9000, which needs a taskd that knows schema 8000 or later; this one knows {known}"
+    );
     assert!(error.to_string().ends_with(&expected), "{error}");
     // Nobody has said that an older one may use it.
-    db.execute("DELETE FROM meta WHERE name = 'lowest_schema'").await;
+    db.execute("DELETE FROM meta WHERE name = 'lowest_schema'")
+        .await;
     let error = db.try_open().await.err().unwrap();
-    assert!(error.to_string().contains("needs a taskd that knows schema 9000"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("needs a taskd that knows schema 9000"),
+        "{error}"
+    );
 }
 
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
-    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small
-    // batches.
+    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with
+    // KEYS) and in small batches.
     let writer = |n: usize| {
         let store = Arc::clone(&stores[n % 2]);
         let key = move |i: usize| format!("key {}", (i * (2 * n + 1) + 7 * n) % KEYS);
@@ -1172,7 +1870,10 @@ pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) 
             answers
         })
     };
-    let answers = join_all([0, 3, 5, 6, 8, 9, 11, 14].map(writer)).await.into_iter().flat_map(Result::unwrap);
+    let answers = join_all([0, 3, 5, 6, 8, 9, 11, 14].map(writer))
+        .await
+        .into_iter()
+        .flat_map(Result::unwrap);
 
     let mut owners: BTreeMap<Bytes, Vec<TaskId>> = BTreeMap::new();
     let mut duplicates = Vec::new();
@@ -1184,9 +1885,19 @@ pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) 
         }
     }
     assert_eq!(owners.len(), KEYS);
-    assert!(owners.values().all(|ids| ids.len() == 1), "each key is new once: {owners:?}");
-    assert!(duplicates.iter().all(|(key, id, status)| owners[key] == [*id] && *status == Unfinished));
-    assert_eq!(counts(&*stores[0]).await, [count("q", Unfinished, KEYS as u64)]);
+    assert!(
+        owners.values().all(|ids| ids.len() == 1),
+        "each key is new once: {owners:?}"
+    );
+    assert!(
+        duplicates
+            .iter()
+            .all(|(key, id, status)| owners[key] == [*id] && *status == Unfinished)
+    );
+    assert_eq!(
+        counts(&*stores[0]).await,
+        [count("q", Unfinished, KEYS as u64)]
+    );
     assert_eq!(outbox(&*stores[1]).await.len(), KEYS);
 }
 
@@ -1195,18 +1906,27 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
     let batch: Vec<NewRow> = (0..30).map(|i| replicated(&format!("{i}"), 3)).collect();
     insert_new(&*stores[0], &batch).await;
 
-    // Two deliveries of each worker's reports, in different orders, each with a discovery that all make.
+    // Two deliveries of each worker's reports, in different orders, each with a discovery that all
+    // make.
     let delivery = |n: usize| {
         let (store, mut rows) = (Arc::clone(&stores[n % 2]), batch.clone());
         rows.rotate_left(n * 7 % 30);
         let worker = format!("w{}", n / 2);
-        let reports: Vec<_> =
-            rows.iter().map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)])).collect();
+        let reports: Vec<_> = rows
+            .iter()
+            .map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)]))
+            .collect();
         tokio::spawn(async move { store.settle(&reports).await.unwrap().answers })
     };
-    let answers: Vec<Settled> = join_all((0..8).map(delivery)).await.into_iter().flat_map(Result::unwrap).collect();
+    let answers: Vec<Settled> = join_all((0..8).map(delivery))
+        .await
+        .into_iter()
+        .flat_map(Result::unwrap)
+        .collect();
 
-    let number = |wanted: &dyn Fn(&Settled) -> bool| answers.iter().filter(|settled| wanted(settled)).count();
+    let number = |wanted: &dyn Fn(&Settled) -> bool| {
+        answers.iter().filter(|settled| wanted(settled)).count()
+    };
     assert_eq!(number(&|settled| settled.repeated), 4 * 30);
     assert_eq!(number(&|settled| settled.surplus), 30);
     assert_eq!(number(&|settled| settled.discovered == [New]), 30);
@@ -1214,16 +1934,31 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
         assert_eq!(detail_of(&*stores[0], row).await, detail_completed(row));
         assert_eq!(stores[1].results(row.task.id).await.unwrap().len(), 4);
     }
-    assert_eq!(counts(&*stores[0]).await, [count("found", Unfinished, 30), count("q", Completed, 30)]);
+    assert_eq!(
+        counts(&*stores[0]).await,
+        [count("found", Unfinished, 30), count("q", Completed, 30)]
+    );
 }
 
 /// How many migrations there are.
 pub(crate) fn migrations(backend: &str) -> usize {
-    std::fs::read_dir(format!("{}/migrations/{backend}", env!("CARGO_MANIFEST_DIR"))).unwrap().count()
+    std::fs::read_dir(format!(
+        "{}/migrations/{backend}",
+        env!("CARGO_MANIFEST_DIR")
+    ))
+    .unwrap()
+    .count()
 }
 
 /// The numbers of the migrations, which are the same for all backends.
 fn migration_files() -> Vec<i64> {
-    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/mysql")).unwrap();
-    files.map(|file| file.unwrap().file_name().to_str().unwrap()[..4].parse().unwrap()).collect()
+    let files =
+        std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/mysql")).unwrap();
+    files
+        .map(|file| {
+            file.unwrap().file_name().to_str().unwrap()[..4]
+                .parse()
+                .unwrap()
+        })
+        .collect()
 }

@@ -18,7 +18,8 @@ use tonic::{
 use crate::{error::Error, token::Token};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection without an answer to a ping is given up: this finds a peer that vanished without a word.
+/// A connection without an answer to a ping is given up: this finds a peer that vanished without a
+/// word.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest answer: one task of the largest payload that taskd can be set to take comes alone.
@@ -27,7 +28,8 @@ pub(crate) const LARGEST_ANSWER: usize = 16 << 20;
 /// A connection that sends the token with each call.
 pub(crate) type Taskd = InterceptedService<Channel, Token>;
 
-/// Servers of one installation. A call that finds its server away makes the next call go to the next one.
+/// Servers of one installation. A call that finds its server away makes the next call go to the
+/// next one.
 pub(crate) struct Servers {
     all: Vec<Server>,
     current: AtomicUsize,
@@ -55,36 +57,59 @@ pub(crate) struct Turn {
 
 impl Servers {
     /// Connects with the first call, and again when a connection broke.
-    pub(crate) fn new(addresses: &[String], token: &Token, tls: &ClientTlsConfig) -> Result<Self, Error> {
+    pub(crate) fn new(
+        addresses: &[String],
+        token: &Token,
+        tls: &ClientTlsConfig,
+    ) -> Result<Self, Error> {
         if addresses.is_empty() {
-            return Err(Error::Options("no address of taskd is given; write http://host:7601".to_owned()));
+            return Err(Error::Options(
+                "no address of taskd is given; write http://host:7601".to_owned(),
+            ));
         }
-        let all = addresses.iter().map(|address| Server::new(address, token, tls)).collect::<Result<_, _>>()?;
-        Ok(Self { all, current: AtomicUsize::new(0) })
+        let all = addresses
+            .iter()
+            .map(|address| Server::new(address, token, tls))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            all,
+            current: AtomicUsize::new(0),
+        })
     }
 
     /// The addresses, for messages.
     pub(crate) fn addresses(&self) -> Vec<&str> {
-        self.all.iter().map(|server| server.address.as_str()).collect()
+        self.all
+            .iter()
+            .map(|server| server.address.as_str())
+            .collect()
     }
 
     /// One call to the current server, which has to answer within `limit`.
-    pub(crate) async fn call<T, F>(&self, limit: Duration, call: impl FnOnce(Taskd) -> F) -> Result<T, Error>
+    pub(crate) async fn call<T, F>(
+        &self,
+        limit: Duration,
+        call: impl FnOnce(Taskd) -> F,
+    ) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let (turn, address, taskd) = self.pick();
-        self.within(limit, turn, call(taskd)).await.map(Response::into_inner).map_err(|status| {
-            let error = Error::of(&status, address);
-            // A full queue is full everywhere.
-            if error.may_pass() && status.code() != Code::ResourceExhausted {
-                self.move_on(turn);
-            }
-            error
-        })
+        self.within(limit, turn, call(taskd))
+            .await
+            .map(Response::into_inner)
+            .map_err(|status| {
+                let error = Error::of(&status, address);
+                // A full queue is full everywhere.
+                if error.may_pass() && status.code() != Code::ResourceExhausted {
+                    self.move_on(turn);
+                }
+                error
+            })
     }
 
-    /// The answer to a call, which has to come within `limit`. If none comes, the connection may be dead.
+    /// The answer to a call, which has to come within `limit`. If none comes, the connection may be
+    /// dead.
     pub(crate) async fn within<T>(
         &self,
         limit: Duration,
@@ -102,24 +127,37 @@ impl Servers {
         let current = self.current.load(Ordering::Relaxed);
         let server = &self.all[current % self.all.len()];
         let connection = server.connection();
-        (Turn { server: current, connection: connection.number }, &server.address, connection.taskd.clone())
+        (
+            Turn {
+                server: current,
+                connection: connection.number,
+            },
+            &server.address,
+            connection.taskd.clone(),
+        )
     }
 
-    /// Makes the next call go to the next server. Others that found the same server away move on only once.
+    /// Makes the next call go to the next server. Others that found the same server away move on
+    /// only once.
     pub(crate) fn move_on(&self, from: Turn) {
         let next = from.server.wrapping_add(1);
-        self.current.compare_exchange(from.server, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+        self.current
+            .compare_exchange(from.server, next, Ordering::Relaxed, Ordering::Relaxed)
+            .ok();
     }
 
-    /// Makes the next call to this server use another connection: nothing came over this one. Pings would find a dead
-    /// connection, but only after leases have run out.
+    /// Makes the next call to this server use another connection: nothing came over this one. Pings
+    /// would find a dead connection, but only after leases have run out.
     pub(crate) fn abandon(&self, turn: Turn) {
         let server = &self.all[turn.server % self.all.len()];
         let mut connection = server.connection();
         // Others that found the same connection silent replace it only once.
         if connection.number == turn.connection {
             let taskd = connect(&server.endpoint, &server.token);
-            *connection = Connection { number: turn.connection.wrapping_add(1), taskd };
+            *connection = Connection {
+                number: turn.connection.wrapping_add(1),
+                taskd,
+            };
         }
     }
 
@@ -135,7 +173,11 @@ impl Servers {
 
 impl Server {
     fn new(address: &str, token: &Token, tls: &ClientTlsConfig) -> Result<Self, Error> {
-        let address = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+        let address = if address.contains("://") {
+            address.to_owned()
+        } else {
+            format!("http://{address}")
+        };
         let shown = without_credentials(&address);
         let wrong = |_| Error::Options(format!("{shown:?} is not a URL; write http://host:7601"));
         let mut endpoint = Endpoint::from_shared(address.clone())
@@ -145,16 +187,27 @@ impl Server {
             .keep_alive_timeout(PING_TIMEOUT)
             .tcp_nodelay(true);
         if address.starts_with("https://") {
-            let unusable = |error| Error::Options(format!("cannot use these certificates: {error}"));
+            let unusable =
+                |error| Error::Options(format!("cannot use these certificates: {error}"));
             endpoint = endpoint.tls_config(tls.clone()).map_err(unusable)?;
         }
-        let connection = Mutex::new(Connection { number: 0, taskd: connect(&endpoint, token) });
-        Ok(Self { address: shown, endpoint, token: token.clone(), connection })
+        let connection = Mutex::new(Connection {
+            number: 0,
+            taskd: connect(&endpoint, token),
+        });
+        Ok(Self {
+            address: shown,
+            endpoint,
+            token: token.clone(),
+            connection,
+        })
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
         // Nobody panics with the connection half replaced.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -189,8 +242,15 @@ mod tests {
         };
         let calls = async {
             loop {
-                let get = |taskd| async move { TasksClient::new(taskd).get_tasks(GetTasksRequest::default()).await };
-                servers.call(Duration::from_millis(100), get).await.unwrap_err();
+                let get = |taskd| async move {
+                    TasksClient::new(taskd)
+                        .get_tasks(GetTasksRequest::default())
+                        .await
+                };
+                servers
+                    .call(Duration::from_millis(100), get)
+                    .await
+                    .unwrap_err();
             }
         };
         tokio::select! {

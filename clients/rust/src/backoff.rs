@@ -31,30 +31,46 @@ impl Backoff {
         Self::of(pb::BackoffKind::Exponential, initial)
     }
 
-    /// The waits of the queue, and the task is dead when its next attempt would begin later than `time` after its
-    /// insert, or after the time before which no worker gets it.
+    /// The waits of the queue, and the task is dead when its next attempt would begin later than
+    /// `time` after its insert, or after the time before which no worker gets it.
     pub fn of_queue_for(time: Duration) -> Self {
-        Self(pb::Backoff { give_up_after: Some(proto(time)), ..Default::default() })
+        Self(pb::Backoff {
+            give_up_after: Some(proto(time)),
+            ..Default::default()
+        })
     }
 
     /// The longest wait: at most, and by default, a day.
     pub fn maximum(self, maximum: Duration) -> Self {
-        Self(pb::Backoff { maximum: Some(proto(maximum)), ..self.0 })
+        Self(pb::Backoff {
+            maximum: Some(proto(maximum)),
+            ..self.0
+        })
     }
 
     /// The share, 0 to 1, by which a wait is longer or shorter at random. By default 0.2.
     pub fn jitter(self, share: f64) -> Self {
-        Self(pb::Backoff { jitter: Some(share), ..self.0 })
+        Self(pb::Backoff {
+            jitter: Some(share),
+            ..self.0
+        })
     }
 
-    /// The task is dead when its next attempt would begin later than this after its insert, or after the time before
-    /// which no worker gets it.
+    /// The task is dead when its next attempt would begin later than this after its insert, or
+    /// after the time before which no worker gets it.
     pub fn give_up_after(self, time: Duration) -> Self {
-        Self(pb::Backoff { give_up_after: Some(proto(time)), ..self.0 })
+        Self(pb::Backoff {
+            give_up_after: Some(proto(time)),
+            ..self.0
+        })
     }
 
     fn of(kind: pb::BackoffKind, initial: Duration) -> Self {
-        Self(pb::Backoff { kind: kind.into(), initial: Some(proto(initial)), ..Default::default() })
+        Self(pb::Backoff {
+            kind: kind.into(),
+            initial: Some(proto(initial)),
+            ..Default::default()
+        })
     }
 }
 

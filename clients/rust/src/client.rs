@@ -89,9 +89,13 @@ impl Client {
 
     /// Inserts tasks, in calls of up to 500. The answers are in the order of the tasks.
     ///
-    /// It goes on while taskd is away or full, up to [`ClientBuilder::give_up_after`] without any progress. `Err`: some
-    /// tasks may be stored; an insert of all of them again makes no task twice.
-    pub async fn insert(&self, tasks: impl IntoIterator<Item = NewTask>) -> Result<Vec<Inserted>, Error> {
+    /// It goes on while taskd is away or full, up to [`ClientBuilder::give_up_after`] without any
+    /// progress. `Err`: some tasks may be stored; an insert of all of them again makes no task
+    /// twice.
+    pub async fn insert(
+        &self,
+        tasks: impl IntoIterator<Item = NewTask>,
+    ) -> Result<Vec<Inserted>, Error> {
         let mut inserted = Vec::new();
         let (mut batch, mut bytes) = (Vec::new(), 0);
         for NewTask(task) in tasks {
@@ -119,7 +123,8 @@ impl Client {
                 tasks: rest.iter().map(|(_, task)| task.clone()).collect(),
                 ..Default::default()
             };
-            let insert = |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
+            let insert =
+                |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
             let error = match self.servers.call(CALL_TIMEOUT, insert).await {
                 Ok(answer) => {
                     let before = rest.len();
@@ -132,11 +137,17 @@ impl Client {
                         (waits, since) = (WAITS.build(), Instant::now());
                     }
                     let address = self.servers.current().to_owned();
-                    Error::Away { address, message: "it asks to try later".to_owned() }
+                    Error::Away {
+                        address,
+                        message: "it asks to try later".to_owned(),
+                    }
                 }
                 Err(error) if error.is_of_items() => {
                     let (places, tasks): (Vec<usize>, Vec<_>) = rest.into_iter().unzip();
-                    for (place, one) in places.into_iter().zip(self.insert_apart(tasks, &error).await?) {
+                    for (place, one) in places
+                        .into_iter()
+                        .zip(self.insert_apart(tasks, &error).await?)
+                    {
                         inserted[place] = Some(one);
                     }
                     return Ok(inserted.into_iter().flatten().collect());
@@ -154,7 +165,11 @@ impl Client {
     }
 
     /// Inserts tasks that taskd refuses together: they are too large for a call, or one of them is.
-    async fn insert_apart(&self, mut tasks: Vec<pb::NewTask>, error: &Error) -> Result<Vec<Inserted>, Error> {
+    async fn insert_apart(
+        &self,
+        mut tasks: Vec<pb::NewTask>,
+        error: &Error,
+    ) -> Result<Vec<Inserted>, Error> {
         if tasks.len() == 1 {
             let (id, status, note) = (String::new(), InsertedAs::Rejected, error.to_string());
             return Ok(vec![Inserted { id, status, note }]);
@@ -179,7 +194,11 @@ impl Inserted {
             pb::InsertStatus::Rejected => InsertedAs::Rejected,
             pb::InsertStatus::TryLater | pb::InsertStatus::Unspecified => return None,
         };
-        Some(Self { id: result.id, status, note: result.error })
+        Some(Self {
+            id: result.id,
+            status,
+            note: result.error,
+        })
     }
 }
 
@@ -190,28 +209,42 @@ impl ClientBuilder {
         Self { token, ..self }
     }
 
-    /// The authority of the certificates of `https://` addresses, in PEM, instead of the authorities of the system.
+    /// The authority of the certificates of `https://` addresses, in PEM, instead of the
+    /// authorities of the system.
     #[must_use]
     pub fn authority(self, pem: impl Into<Vec<u8>>) -> Self {
-        Self { authority: Some(pem.into()), ..self }
+        Self {
+            authority: Some(pem.into()),
+            ..self
+        }
     }
 
     /// The certificate of this client and its key, in PEM, if taskd asks for one.
     #[must_use]
     pub fn identity(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        Self { identity: Some((certificate.into(), key.into())), ..self }
+        Self {
+            identity: Some((certificate.into(), key.into())),
+            ..self
+        }
     }
 
     /// All of TLS, instead of [`Self::authority`] and [`Self::identity`].
     #[must_use]
     pub fn tls(self, tls: ClientTlsConfig) -> Self {
-        Self { tls: Some(tls), ..self }
+        Self {
+            tls: Some(tls),
+            ..self
+        }
     }
 
-    /// How long an insert goes on while taskd takes nothing. By default a minute. A worker never gives up.
+    /// How long an insert goes on while taskd takes nothing. By default a minute. A worker never
+    /// gives up.
     #[must_use]
     pub fn give_up_after(self, give_up_after: Duration) -> Self {
-        Self { give_up_after, ..self }
+        Self {
+            give_up_after,
+            ..self
+        }
     }
 
     /// `Err`: an address or a certificate is of no use.
@@ -227,6 +260,9 @@ impl ClientBuilder {
             }
         });
         let servers = Arc::new(Servers::new(&self.addresses, &self.token, &tls)?);
-        Ok(Client { servers, give_up_after: self.give_up_after })
+        Ok(Client {
+            servers,
+            give_up_after: self.give_up_after,
+        })
     }
 }

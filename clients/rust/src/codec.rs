@@ -1,4 +1,5 @@
-//! gRPC's codec with small buffers: most messages are small, and a buffer grows to what a message needs.
+//! gRPC's codec with small buffers: most messages are small, and a buffer grows to what a message
+//! needs.
 
 use std::marker::PhantomData;
 

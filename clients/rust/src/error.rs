@@ -34,28 +34,49 @@ impl Error {
 
     /// True if the server does not know the call: it is older than this crate.
     pub(crate) fn is_unimplemented(&self) -> bool {
-        matches!(self, Self::Refused { code: Code::Unimplemented, .. })
+        matches!(
+            self,
+            Self::Refused {
+                code: Code::Unimplemented,
+                ..
+            }
+        )
     }
 
     pub(crate) fn of(status: &Status, address: &str) -> Self {
         let message = match status.message() {
             // tonic says no more of a server that cannot be reached, or does not speak gRPC.
-            vague @ ("transport error" | "tcp connect error") => format!("{vague}; is taskd's gRPC port there?"),
+            vague @ ("transport error" | "tcp connect error") => {
+                format!("{vague}; is taskd's gRPC port there?")
+            }
             message => message.to_owned(),
         };
         match may_pass(status) {
-            true => Self::Away { address: address.to_owned(), message },
-            false => Self::Refused { code: status.code(), message },
+            true => Self::Away {
+                address: address.to_owned(),
+                message,
+            },
+            false => Self::Refused {
+                code: status.code(),
+                message,
+            },
         }
     }
 
     /// True if the items of the call are the reason, not the caller.
     pub(crate) fn is_of_items(&self) -> bool {
-        matches!(self, Self::Refused { code: Code::InvalidArgument | Code::OutOfRange, .. })
+        matches!(
+            self,
+            Self::Refused {
+                code: Code::InvalidArgument | Code::OutOfRange,
+                ..
+            }
+        )
     }
 }
 
-/// True if a call may succeed later: taskd is busy or away. A broken connection shows as one of several codes.
+/// True if a call may succeed later: taskd is busy or away. A broken connection shows as one of
+/// several codes.
 fn may_pass(status: &Status) -> bool {
     !matches!(
         status.code(),

@@ -13,7 +13,8 @@ pub(crate) type Tell = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 /// How often a worker says that taskd is still away.
 const REMIND_AFTER: Duration = Duration::from_secs(30);
 
-/// Says on stderr what a program that asks for no events should not miss: failed attempts, and that taskd is away.
+/// Says on stderr what a program that asks for no events should not miss: failed attempts, and that
+/// taskd is away.
 pub(crate) fn say_on_stderr() -> Tell {
     let last_away: Mutex<Option<Instant>> = Mutex::default();
     Arc::new(move |event| match event {
@@ -22,16 +23,31 @@ pub(crate) fn say_on_stderr() -> Tell {
             if last.is_none_or(|last| last.elapsed() >= REMIND_AFTER) {
                 *last = Some(Instant::now());
                 say(&match error {
-                    Error::Away { address, message } => format!("taskd is away at {address}, trying again: {message}"),
+                    Error::Away { address, message } => {
+                        format!("taskd is away at {address}, trying again: {message}")
+                    }
                     other => format!("taskd is away, trying again: {other}"),
                 });
             }
         }
-        Event::Ended { task, ended: Ended::Rejected, reason, .. } => {
-            say(&format!("rejected: {reason} (task {:?}, {})", task.key(), task.id()));
+        Event::Ended {
+            task,
+            ended: Ended::Rejected,
+            reason,
+            ..
+        } => {
+            say(&format!(
+                "rejected: {reason} (task {:?}, {})",
+                task.key(),
+                task.id()
+            ));
         }
         Event::NotStored { task, reason } => {
-            say(&format!("not stored: {reason} (task {:?}, {})", task.key(), task.id()));
+            say(&format!(
+                "not stored: {reason} (task {:?}, {})",
+                task.key(),
+                task.id()
+            ));
         }
         Event::Started(_) | Event::Ended { .. } | Event::Draining(_) => {}
     })
@@ -93,10 +109,12 @@ pub struct Summary {
     pub completed: u64,
     /// Attempts that failed.
     pub rejected: u64,
-    /// Tasks given back at the stop, or before the handler had begun with them; and those that were put off.
+    /// Tasks given back at the stop, or before the handler had begun with them; and those that were
+    /// put off.
     pub given_back: u64,
     /// Tasks that this worker lost, or finished in vain.
     pub lost: u64,
-    /// Tasks that it finished, and whose reports taskd had not answered at the end: other workers may do them again.
+    /// Tasks that it finished, and whose reports taskd had not answered at the end: other workers
+    /// may do them again.
     pub unreported: u64,
 }

@@ -22,7 +22,8 @@ pub(crate) const MOST_EXTENSIONS: usize = 500;
 
 pub(crate) type Extended = Result<Vec<(Number, pb::ItemResult)>, Error>;
 
-/// Extends all of them, and tries again until `until` what does not pass at once. `most` is the size of a call.
+/// Extends all of them, and tries again until `until` what does not pass at once. `most` is the
+/// size of a call.
 pub(crate) async fn extend_all<S: Source>(
     source: &S,
     all: Vec<(Number, pb::Extension)>,
@@ -34,7 +35,8 @@ pub(crate) async fn extend_all<S: Source>(
     let mut done = 0;
     while done < all.len() {
         let count = most.load(Ordering::Relaxed).clamp(1, all.len() - done);
-        let (numbers, extensions): (Vec<_>, Vec<_>) = all.iter().skip(done).take(count).cloned().unzip();
+        let (numbers, extensions): (Vec<_>, Vec<_>) =
+            all.iter().skip(done).take(count).cloned().unzip();
         let mut waits = WAITS.build();
         loop {
             match source.extend(extensions.clone()).await {

@@ -1,4 +1,5 @@
-//! The tasks in the hands of a worker, from the answer that brought them to the answer to their report.
+//! The tasks in the hands of a worker, from the answer that brought them to the answer to their
+//! report.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -11,7 +12,8 @@ use tokio::task::{AbortHandle, Id};
 
 use crate::{event::Ended, outcome::Failure, pb, task::TaskInfo};
 
-/// The number of a task here. An id would not do: a worker may hold a task that it has lost and got again.
+/// The number of a task here. An id would not do: a worker may hold a task that it has lost and got
+/// again.
 pub(crate) type Number = u64;
 
 pub(crate) struct Held {
@@ -126,13 +128,20 @@ impl Table {
     /// A lease of a task.
     pub(crate) fn find(&self, id: &str, token: &str) -> Option<Number> {
         let is_it = |info: &TaskInfo| info.id() == id && info.lease_token == token;
-        self.all.iter().find(|(_, held)| is_it(&held.info)).map(|(number, _)| *number)
+        self.all
+            .iter()
+            .find(|(_, held)| is_it(&held.info))
+            .map(|(number, _)| *number)
     }
 
     /// How many are finished, and have no answer to their reports.
     pub(crate) fn finished(&self) -> usize {
         let is_finished = |held: &&Held| matches!(held.ending, Ended::Completed | Ended::Rejected);
-        self.all.values().filter(|held| held.is_reported()).filter(is_finished).count()
+        self.all
+            .values()
+            .filter(|held| held.is_reported())
+            .filter(is_finished)
+            .count()
     }
 
     pub(crate) fn get_mut(&mut self, number: Number) -> Option<&mut Held> {

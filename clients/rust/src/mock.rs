@@ -22,9 +22,9 @@ const MOST_PUT_OFF: u32 = 100;
 
 /// Gives its tasks, and those that handlers discover, until all have ended; then the worker ends.
 ///
-/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to `max_attempts`.
-/// Unlike taskd it knows no time: leases do not expire, and delays are over at once. A task that is put off a hundred
-/// times is dead here. Clones are the same mock.
+/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to
+/// `max_attempts`. Unlike taskd it knows no time: leases do not expire, and delays are over at
+/// once. A task that is put off a hundred times is dead here. Clones are the same mock.
 ///
 /// ```
 /// # use taskd_client::{Done, Failure, Mock, NewTask, Task, Worker};
@@ -71,12 +71,18 @@ impl Mock {
 
     /// The result of a completed task.
     pub fn result(&self, queue: &str, key: impl Into<Bytes>) -> Option<Bytes> {
-        self.state().completed.get(&(queue.to_owned(), key.into())).cloned()
+        self.state()
+            .completed
+            .get(&(queue.to_owned(), key.into()))
+            .cloned()
     }
 
     /// The last reason of a task that failed for good.
     pub fn dead(&self, queue: &str, key: impl Into<Bytes>) -> Option<String> {
-        self.state().dead.get(&(queue.to_owned(), key.into())).cloned()
+        self.state()
+            .dead
+            .get(&(queue.to_owned(), key.into()))
+            .cloned()
     }
 
     /// How many tasks are completed.
@@ -90,7 +96,11 @@ impl Mock {
     }
 
     /// Reports one task, and answers as taskd does.
-    fn report(&self, id: String, report: impl FnOnce(&mut State, pb::NewTask, u32)) -> pb::ItemResult {
+    fn report(
+        &self,
+        id: String,
+        report: impl FnOnce(&mut State, pb::NewTask, u32),
+    ) -> pb::ItemResult {
         let mut state = self.state();
         let status = match state.leased.remove(&id) {
             Some((task, attempt)) => {
@@ -100,7 +110,11 @@ impl Mock {
             None => ItemStatus::LeaseLost,
         };
         self.0.changed.notify_waiters();
-        pb::ItemResult { id, status: status.into(), ..Default::default() }
+        pb::ItemResult {
+            id,
+            status: status.into(),
+            ..Default::default()
+        }
     }
 }
 
@@ -116,7 +130,9 @@ impl State {
     fn lease(&mut self, most: usize) -> Vec<pb::LeasedTask> {
         let mut leased = Vec::new();
         while leased.len() < most {
-            let Some((task, attempts)) = self.offered.pop_front() else { break };
+            let Some((task, attempts)) = self.offered.pop_front() else {
+                break;
+            };
             self.last += 1;
             let id = format!("mock-{}", self.last);
             leased.push(pb::LeasedTask {
@@ -174,8 +190,10 @@ impl Source for Mock {
         let reject = |rejection: pb::Rejection| {
             self.report(rejection.id, |state, task, attempt| {
                 let most = task.max_attempts.unwrap_or(MAX_ATTEMPTS);
-                let is_put_off =
-                    rejection.not_started && rejection.delay.is_some_and(|delay| delay != Default::default());
+                let is_put_off = rejection.not_started
+                    && rejection
+                        .delay
+                        .is_some_and(|delay| delay != Default::default());
                 if is_put_off {
                     let times = state.put_off.entry(name(&task)).or_default();
                     *times += 1;
@@ -200,8 +218,16 @@ impl Source for Mock {
         let state = self.state();
         let extend = |extension: pb::Extension| {
             let is_held = state.leased.contains_key(&extension.id);
-            let status = if is_held { ItemStatus::Ok } else { ItemStatus::LeaseLost };
-            pb::ItemResult { id: extension.id, status: status.into(), ..Default::default() }
+            let status = if is_held {
+                ItemStatus::Ok
+            } else {
+                ItemStatus::LeaseLost
+            };
+            pb::ItemResult {
+                id: extension.id,
+                status: status.into(),
+                ..Default::default()
+            }
         };
         Ok(all.into_iter().map(extend).collect())
     }

@@ -16,7 +16,11 @@ pub struct NewTask(pub(crate) pb::NewTask);
 impl NewTask {
     /// A task with an empty payload. The key is its name, unique in the queue for ever.
     pub fn new(queue: impl Into<String>, key: impl Into<Bytes>) -> Self {
-        Self(pb::NewTask { queue: queue.into(), key: key.into(), ..Default::default() })
+        Self(pb::NewTask {
+            queue: queue.into(),
+            key: key.into(),
+            ..Default::default()
+        })
     }
 
     /// The payload as JSON. `Err`: serde cannot write the value.
@@ -39,68 +43,105 @@ impl NewTask {
     /// How many distinct workers must complete the task.
     #[must_use]
     pub fn replicas(self, replicas: u32) -> Self {
-        Self(pb::NewTask { replicas: Some(replicas), ..self.0 })
+        Self(pb::NewTask {
+            replicas: Some(replicas),
+            ..self.0
+        })
     }
 
     /// Which tasks come first.
     #[must_use]
     pub fn priority(self, priority: Priority) -> Self {
-        Self(pb::NewTask { priority: priority.into(), ..self.0 })
+        Self(pb::NewTask {
+            priority: priority.into(),
+            ..self.0
+        })
     }
 
     /// No worker gets the task before.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
-        Self(pb::NewTask { delay: Some(proto(delay)), not_before: None, ..self.0 })
+        Self(pb::NewTask {
+            delay: Some(proto(delay)),
+            not_before: None,
+            ..self.0
+        })
     }
 
     /// No worker gets the task before.
     #[must_use]
     pub fn not_before(self, time: SystemTime) -> Self {
-        Self(pb::NewTask { not_before: Some(time.into()), delay: None, ..self.0 })
+        Self(pb::NewTask {
+            not_before: Some(time.into()),
+            delay: None,
+            ..self.0
+        })
     }
 
     /// The task is dead if it is not completed by then.
     #[must_use]
     pub fn deadline(self, time: SystemTime) -> Self {
-        Self(pb::NewTask { deadline: Some(time.into()), finish_within: None, ..self.0 })
+        Self(pb::NewTask {
+            deadline: Some(time.into()),
+            finish_within: None,
+            ..self.0
+        })
     }
 
     /// The task is dead if it is not completed within this time from its insert.
     #[must_use]
     pub fn finish_within(self, time: Duration) -> Self {
-        Self(pb::NewTask { finish_within: Some(proto(time)), deadline: None, ..self.0 })
+        Self(pb::NewTask {
+            finish_within: Some(proto(time)),
+            deadline: None,
+            ..self.0
+        })
     }
 
     /// Failures of a replica after which the task is dead.
     #[must_use]
     pub fn max_attempts(self, attempts: u32) -> Self {
-        Self(pb::NewTask { max_attempts: Some(attempts), ..self.0 })
+        Self(pb::NewTask {
+            max_attempts: Some(attempts),
+            ..self.0
+        })
     }
 
     /// The waits between its attempts, in place of those of its queue.
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
-        Self(pb::NewTask { backoff: Some(backoff.into()), ..self.0 })
+        Self(pb::NewTask {
+            backoff: Some(backoff.into()),
+            ..self.0
+        })
     }
 
     /// How long a lease of the task is, if its worker does not say.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
-        Self(pb::NewTask { lease_duration: Some(proto(lease)), ..self.0 })
+        Self(pb::NewTask {
+            lease_duration: Some(proto(lease)),
+            ..self.0
+        })
     }
 
     /// The caller's trace, as W3C writes it.
     #[must_use]
     pub fn traceparent(self, traceparent: impl Into<String>) -> Self {
-        Self(pb::NewTask { traceparent: traceparent.into(), ..self.0 })
+        Self(pb::NewTask {
+            traceparent: traceparent.into(),
+            ..self.0
+        })
     }
 
-    /// An insert that is sent again with the same key is answered as the first time. Not for discovered tasks: taskd
-    /// takes a completion that is repeated once.
+    /// An insert that is sent again with the same key is answered as the first time. Not for
+    /// discovered tasks: taskd takes a completion that is repeated once.
     #[must_use]
     pub fn idempotency_key(self, key: impl Into<String>) -> Self {
-        Self(pb::NewTask { idempotency_key: key.into(), ..self.0 })
+        Self(pb::NewTask {
+            idempotency_key: key.into(),
+            ..self.0
+        })
     }
 
     /// A header, which the worker gets.
@@ -111,7 +152,11 @@ impl NewTask {
     }
 
     fn encoded(self, payload: impl Into<Bytes>, encoding: pb::Encoding) -> Self {
-        Self(pb::NewTask { payload: payload.into(), payload_encoding: encoding.into(), ..self.0 })
+        Self(pb::NewTask {
+            payload: payload.into(),
+            payload_encoding: encoding.into(),
+            ..self.0
+        })
     }
 }
 
@@ -128,19 +173,35 @@ mod tests {
     #[test]
     fn a_task_says_all_that_taskd_takes() {
         let second = Duration::from_secs(1);
-        let backoff = Backoff::linear(second).maximum(60 * second).jitter(0.5).give_up_after(3600 * second);
-        let task = NewTask::new("q", "k").finish_within(second).lease(second).backoff(backoff);
+        let backoff = Backoff::linear(second)
+            .maximum(60 * second)
+            .jitter(0.5)
+            .give_up_after(3600 * second);
+        let task = NewTask::new("q", "k")
+            .finish_within(second)
+            .lease(second)
+            .backoff(backoff);
         let task = task.idempotency_key("i").traceparent("t").0;
-        let seconds = |duration: Option<prost_types::Duration>| duration.map(|duration| duration.seconds);
-        assert_eq!((seconds(task.finish_within), seconds(task.lease_duration)), (Some(1), Some(1)));
+        let seconds =
+            |duration: Option<prost_types::Duration>| duration.map(|duration| duration.seconds);
+        assert_eq!(
+            (seconds(task.finish_within), seconds(task.lease_duration)),
+            (Some(1), Some(1))
+        );
         assert_eq!((&*task.idempotency_key, &*task.traceparent), ("i", "t"));
         let backoff = task.backoff.unwrap();
-        assert_eq!((backoff.kind(), backoff.jitter), (pb::BackoffKind::Linear, Some(0.5)));
+        assert_eq!(
+            (backoff.kind(), backoff.jitter),
+            (pb::BackoffKind::Linear, Some(0.5))
+        );
         assert_eq!(
             [backoff.initial, backoff.maximum, backoff.give_up_after].map(seconds),
             [Some(1), Some(60), Some(3600)]
         );
         let limit: pb::Backoff = Backoff::of_queue_for(second).into();
-        assert_eq!((limit.kind(), seconds(limit.give_up_after)), (pb::BackoffKind::Unspecified, Some(1)));
+        assert_eq!(
+            (limit.kind(), seconds(limit.give_up_after)),
+            (pb::BackoffKind::Unspecified, Some(1))
+        );
     }
 }

@@ -31,25 +31,39 @@ impl Done {
 
     /// Done, with a result in JSON. `Err`: serde cannot write the value.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
-        Ok(Self { result: serde_json::to_vec(value)?.into(), encoding: pb::Encoding::Json, discovered: Vec::new() })
+        Ok(Self {
+            result: serde_json::to_vec(value)?.into(),
+            encoding: pb::Encoding::Json,
+            discovered: Vec::new(),
+        })
     }
 
     /// Done, with a text as its result.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { result: text.into().into(), encoding: pb::Encoding::Text, discovered: Vec::new() }
+        Self {
+            result: text.into().into(),
+            encoding: pb::Encoding::Text,
+            discovered: Vec::new(),
+        }
     }
 
     /// Done, with bytes as its result.
     pub fn bytes(bytes: impl Into<Bytes>) -> Self {
-        Self { result: bytes.into(), encoding: pb::Encoding::Bytes, discovered: Vec::new() }
+        Self {
+            result: bytes.into(),
+            encoding: pb::Encoding::Bytes,
+            discovered: Vec::new(),
+        }
     }
 
-    /// Tasks that the handler discovered, any number of them. taskd drops those that it has seen before.
+    /// Tasks that the handler discovered, any number of them. taskd drops those that it has seen
+    /// before.
     ///
-    /// A completion has at most 10,000. [`Worker::run`](crate::Worker::run) inserts further ones before it reports the
-    /// task; if taskd asks for tokens, that of the worker then needs the role `insert`, too. A task that is wrong, for
-    /// example because its key is too long, costs only itself: it goes to the dead letters, or
-    /// [`Event::NotStored`](crate::Event::NotStored) names it.
+    /// A completion has at most 10,000. [`Worker::run`](crate::Worker::run) inserts further ones
+    /// before it reports the task; if taskd asks for tokens, that of the worker then needs the role
+    /// `insert`, too. A task that is wrong, for example because its key is too long, costs only
+    /// itself: it goes to the dead letters, or [`Event::NotStored`](crate::Event::NotStored) names
+    /// it.
     #[must_use]
     pub fn discover(mut self, tasks: impl IntoIterator<Item = NewTask>) -> Self {
         self.discovered.extend(tasks.into_iter().map(|task| task.0));
@@ -73,7 +87,8 @@ impl From<()> for Done {
     }
 }
 
-/// An attempt that failed: taskd tries the task again after the backoff of its queue, until `max_attempts` failed.
+/// An attempt that failed: taskd tries the task again after the backoff of its queue, until
+/// `max_attempts` failed.
 ///
 /// Everything with words becomes one, so `?` works on any error in a handler.
 #[derive(Clone, Debug)]
@@ -85,49 +100,77 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failed attempt. Operators read the reason in the history of the task: the first 1,024 bytes of it.
+    /// A failed attempt. Operators read the reason in the history of the task: the first 1,024
+    /// bytes of it.
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), retry: true, delay: None, not_started: false }
+        Self {
+            reason: reason.into(),
+            retry: true,
+            delay: None,
+            not_started: false,
+        }
     }
 
-    /// No further attempt: the task is dead. If several workers must complete it, this counts as `max_attempts`
-    /// failures, and other workers may go on.
+    /// No further attempt: the task is dead. If several workers must complete it, this counts as
+    /// `max_attempts` failures, and other workers may go on.
     #[must_use]
     pub fn never_again(self) -> Self {
-        Self { retry: false, ..self }
+        Self {
+            retry: false,
+            ..self
+        }
     }
 
-    /// Waits so long before the next attempt, instead of the backoff of the queue; at most 365 days.
+    /// Waits so long before the next attempt, instead of the backoff of the queue; at most 365
+    /// days.
     #[must_use]
     pub fn again_after(self, delay: Duration) -> Self {
-        Self { delay: Some(delay), ..self }
+        Self {
+            delay: Some(delay),
+            ..self
+        }
     }
 
-    /// The handler has not begun with the task: taskd offers it again at once, and counts no failure. This
-    /// overrides [`Self::never_again`] and [`Self::again_after`].
+    /// The handler has not begun with the task: taskd offers it again at once, and counts no
+    /// failure. This overrides [`Self::never_again`] and [`Self::again_after`].
     #[must_use]
     pub fn not_started(self) -> Self {
-        Self { retry: true, delay: None, not_started: true, ..self }
+        Self {
+            retry: true,
+            delay: None,
+            not_started: true,
+            ..self
+        }
     }
 
-    /// The task is put off: taskd offers it again after `delay`, and counts no failure. For a site that is busy, or a
-    /// service that is away. Nothing bounds how often a task is put off, except its deadline.
+    /// The task is put off: taskd offers it again after `delay`, and counts no failure. For a site
+    /// that is busy, or a service that is away. Nothing bounds how often a task is put off, except
+    /// its deadline.
     ///
     /// A taskd that is too old for this counts a failure, and waits as long.
     #[must_use]
     pub fn put_off(self, delay: Duration) -> Self {
-        Self { retry: true, delay: Some(delay), not_started: true, ..self }
+        Self {
+            retry: true,
+            delay: Some(delay),
+            not_started: true,
+            ..self
+        }
     }
 
     /// How long the task is put off, if it is.
     pub(crate) fn is_put_off(&self) -> Option<Duration> {
-        self.delay.filter(|delay| self.not_started && !delay.is_zero())
+        self.delay
+            .filter(|delay| self.not_started && !delay.is_zero())
     }
 
     pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
         // An older taskd does not know `not_started`, and counts a failure.
         let at_once = self.not_started.then_some(Duration::ZERO);
-        let delay = self.delay.or(at_once).map(|delay| proto(delay.min(LONGEST_DELAY)));
+        let delay = self
+            .delay
+            .or(at_once)
+            .map(|delay| proto(delay.min(LONGEST_DELAY)));
         pb::Rejection {
             id: id.to_owned(),
             lease_token: lease_token.to_owned(),
@@ -162,27 +205,48 @@ mod tests {
         let failure = Failure::new("ä".repeat(3000)).again_after(Duration::MAX);
         let rejection = failure.rejection("id", "token");
         assert_eq!(rejection.reason, "ä".repeat(2000));
-        assert_eq!(rejection.delay, Some(prost_types::Duration { seconds: 31_536_000, nanos: 0 }));
-        let odd = Failure::new(format!("a{}", "ä".repeat(3000))).rejection("id", "token").reason;
+        assert_eq!(
+            rejection.delay,
+            Some(prost_types::Duration {
+                seconds: 31_536_000,
+                nanos: 0
+            })
+        );
+        let odd = Failure::new(format!("a{}", "ä".repeat(3000)))
+            .rejection("id", "token")
+            .reason;
         assert_eq!((odd.len(), odd.chars().count()), (3999, 2000));
-        assert_eq!(Failure::new("short").rejection("id", "token").reason, "short");
+        assert_eq!(
+            Failure::new("short").rejection("id", "token").reason,
+            "short"
+        );
     }
 
     #[test]
     fn what_has_not_started_goes_back_as_taskd_takes_it() {
         let new = || Failure::new("busy");
         let five = Duration::from_secs(5);
-        let failures = [new().again_after(five).not_started(), new().not_started().never_again(), new().not_started()];
+        let failures = [
+            new().again_after(five).not_started(),
+            new().not_started().never_again(),
+            new().not_started(),
+        ];
         for failure in failures {
             assert_eq!(failure.is_put_off(), None);
             let rejection = failure.rejection("id", "token");
             let zero = prost_types::Duration::default();
-            assert_eq!((rejection.not_started, rejection.retry, rejection.delay), (true, Some(true), Some(zero)));
+            assert_eq!(
+                (rejection.not_started, rejection.retry, rejection.delay),
+                (true, Some(true), Some(zero))
+            );
         }
         let put_off = new().never_again().put_off(five);
         assert_eq!(put_off.is_put_off(), Some(five));
         let rejection = put_off.rejection("id", "token");
         let seconds = rejection.delay.map(|delay| delay.seconds);
-        assert_eq!((rejection.not_started, rejection.retry, seconds), (true, Some(true), Some(5)));
+        assert_eq!(
+            (rejection.not_started, rejection.retry, seconds),
+            (true, Some(true), Some(5))
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The messages of `proto/taskd/v1/taskd.proto` and the clients of its services. `make proto` generates `pb/`.
+//! The messages of `proto/taskd/v1/taskd.proto` and the clients of its services. `make proto`
+//! generates `pb/`.
 
 /// Generated code; its comments are in the proto.
 #[allow(missing_docs, unreachable_pub)]

@@ -1,7 +1,8 @@
-//! The reports of a worker, on their way to taskd: what comes while a call is under way goes with the next one.
+//! The reports of a worker, on their way to taskd: what comes while a call is under way goes with
+//! the next one.
 //!
-//! One shard that is away holds up no other: a report that taskd asks to send later goes behind those that came
-//! meanwhile, and waits for a moment.
+//! One shard that is away holds up no other: a report that taskd asks to send later goes behind
+//! those that came meanwhile, and waits for a moment.
 
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
@@ -28,7 +29,8 @@ const MOST_BYTES: usize = 2 << 20;
 /// How long nothing is sent after a call that failed: taskd may be away, or one shard of it.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a report may ask for tasks. Then it goes anew without that, so that the worker can ask by itself.
+/// How long a report may ask for tasks. Then it goes anew without that, so that the worker can ask
+/// by itself.
 const ASKS_FOR: Duration = Duration::from_secs(1);
 
 /// Reports that wait, and the calls under way: at most one of each kind.
@@ -74,7 +76,8 @@ pub(crate) enum Kind {
 
 struct Lane<R> {
     waiting: VecDeque<(Number, R)>,
-    /// The first of those that wait, which go in calls of their own: one of them spoilt the call of all.
+    /// The first of those that wait, which go in calls of their own: one of them spoilt the call of
+    /// all.
     alone: usize,
     /// taskd asked to send these later.
     later: Vec<(Number, R)>,
@@ -105,7 +108,14 @@ struct Noted {
 impl<S: Source> Reports<S> {
     pub(crate) fn new(source: Arc<S>, tell: Tell) -> Self {
         let (completions, rejections, returns) = (Lane::new(), Lane::new(), Lane::new());
-        Self { source, tell, completions, rejections, returns, asking: None }
+        Self {
+            source,
+            tell,
+            completions,
+            rejections,
+            returns,
+            asking: None,
+        }
     }
 
     pub(crate) fn complete(&mut self, number: Number, completion: pb::Completion) {
@@ -121,7 +131,8 @@ impl<S: Source> Reports<S> {
         self.returns.waiting.push_back((number, rejection));
     }
 
-    /// Sends what waits, if no call of its kind is under way. A call with completions asks for so many tasks.
+    /// Sends what waits, if no call of its kind is under way. A call with completions asks for so
+    /// many tasks.
     pub(crate) fn send(&mut self, most: usize) {
         let source = &self.source;
         let none = |results| (results, None);
@@ -137,7 +148,8 @@ impl<S: Source> Reports<S> {
                             Err(error) if !error.may_pass() => {}
                             answer => return answer.map(|(results, tasks)| (results, Some(tasks))),
                         },
-                        // taskd takes back at no cost what it has not delivered, and a report counts once.
+                        // taskd takes back at no cost what it has not delivered, and a report
+                        // counts once.
                         _ = ends => {}
                     }
                 }
@@ -145,7 +157,10 @@ impl<S: Source> Reports<S> {
             }
         });
         if completes && most > 0 {
-            self.asking = Some(Asking { until: Instant::now() + ASKS_FOR, goes_on: Some(goes_on) });
+            self.asking = Some(Asking {
+                until: Instant::now() + ASKS_FOR,
+                goes_on: Some(goes_on),
+            });
         }
         self.rejections.send(|all| {
             let source = source.clone();
@@ -163,7 +178,10 @@ impl<S: Source> Reports<S> {
     }
 
     fn asks_until(&self) -> Option<Instant> {
-        self.asking.as_ref().filter(|asking| asking.goes_on.is_some()).map(|asking| asking.until)
+        self.asking
+            .as_ref()
+            .filter(|asking| asking.goes_on.is_some())
+            .map(|asking| asking.until)
     }
 
     /// From now on the call that is under way only reports.
@@ -193,14 +211,26 @@ impl<S: Source> Reports<S> {
             None if asked => Tasks::InVain,
             None => Tasks::NotAsked,
         };
-        Some(noted.map(|Noted { items, tasks: came }| Answered { kind, items, tasks: tasks(came) }))
+        Some(noted.map(|Noted { items, tasks: came }| Answered {
+            kind,
+            items,
+            tasks: tasks(came),
+        }))
     }
 }
 
 impl<R: Message + Clone + 'static> Lane<R> {
     fn new() -> Self {
         let (waiting, later, calls) = (VecDeque::new(), Vec::new(), JoinSet::new());
-        Self { waiting, alone: 0, later, due: None, free: None, waits: WAITS.build(), calls }
+        Self {
+            waiting,
+            alone: 0,
+            later,
+            due: None,
+            free: None,
+            waits: WAITS.build(),
+            calls,
+        }
     }
 
     /// Begins a call, if none is under way and something waits. Answers whether it did.
@@ -213,7 +243,12 @@ impl<R: Message + Clone + 'static> Lane<R> {
         }
         let batch = self.batch();
         let answer = call(batch.iter().map(|(_, report)| report.clone()).collect());
-        self.calls.spawn(async move { Called { batch, answer: answer.await } });
+        self.calls.spawn(async move {
+            Called {
+                batch,
+                answer: answer.await,
+            }
+        });
         true
     }
 
@@ -223,7 +258,11 @@ impl<R: Message + Clone + 'static> Lane<R> {
             return self.waiting.drain(..1).collect();
         }
         let mut bytes = 0;
-        let weights = self.waiting.iter().take(MOST_ITEMS).map(|(_, item)| item.encoded_len());
+        let weights = self
+            .waiting
+            .iter()
+            .take(MOST_ITEMS)
+            .map(|(_, item)| item.encoded_len());
         let fits = |weight: &usize| {
             bytes += weight;
             bytes <= MOST_BYTES
@@ -254,7 +293,8 @@ impl<R: Message + Clone + 'static> Lane<R> {
         self.free = self.free.filter(|free| *free > now);
     }
 
-    /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent again.
+    /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent
+    /// again.
     fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Noted, Error> {
         let Called { batch, answer } = called;
         let (mut items, mut tasks) = (Vec::with_capacity(batch.len()), None);
@@ -265,7 +305,9 @@ impl<R: Message + Clone + 'static> Lane<R> {
                 let mut results = results.into_iter();
                 for (number, report) in batch {
                     match results.next() {
-                        Some(result) if result.status() != pb::ItemStatus::TryLater => items.push((number, result)),
+                        Some(result) if result.status() != pb::ItemStatus::TryLater => {
+                            items.push((number, result))
+                        }
                         _ => again.push((number, report)),
                     }
                 }
@@ -281,12 +323,23 @@ impl<R: Message + Clone + 'static> Lane<R> {
             // One of the items spoils the call.
             Err(error) if error.is_of_items() && batch.len() > 1 => {
                 self.alone += batch.len();
-                batch.into_iter().rev().for_each(|item| self.waiting.push_front(item));
+                batch
+                    .into_iter()
+                    .rev()
+                    .for_each(|item| self.waiting.push_front(item));
             }
             Err(error) if error.is_of_items() => {
                 let status = pb::ItemStatus::Invalid.into();
-                let result = pb::ItemResult { status, error: error.to_string(), ..Default::default() };
-                items.extend(batch.into_iter().map(|(number, _)| (number, result.clone())));
+                let result = pb::ItemResult {
+                    status,
+                    error: error.to_string(),
+                    ..Default::default()
+                };
+                items.extend(
+                    batch
+                        .into_iter()
+                        .map(|(number, _)| (number, result.clone())),
+                );
             }
             Err(error) => return Err(error),
         }

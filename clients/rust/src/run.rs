@@ -1,4 +1,5 @@
-//! The run of a worker: one task of tokio owns all of its state, and hears of handlers, answers, time and stops.
+//! The run of a worker: one task of tokio owns all of its state, and hears of handlers, answers,
+//! time and stops.
 
 use std::{
     future::{Future, pending},
@@ -46,8 +47,9 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 const ASKS_NOT_FOR: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Done, Failure>;
-pub(crate) type Handler =
-    Box<dyn Fn(&Arc<TaskInfo>, Bytes) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync>;
+pub(crate) type Handler = Box<
+    dyn Fn(&Arc<TaskInfo>, Bytes) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync,
+>;
 type Got = Result<Option<Vec<pb::LeasedTask>>, Error>;
 
 pub(crate) struct Run<S> {
@@ -112,7 +114,9 @@ impl<S: Source> Run<S> {
             self.start_handlers();
             let room = self.room();
             self.source.room(room);
-            let asks = self.get.is_none() && self.source.brings_tasks() && self.reports_ask <= Instant::now();
+            let asks = self.get.is_none()
+                && self.source.brings_tasks()
+                && self.reports_ask <= Instant::now();
             self.reports.send(if asks { room } else { 0 });
             self.start_get(room);
             if self.is_over() {
@@ -154,15 +158,19 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// True if the worker stops, and nothing is left to do. A drain without handlers waits for answers only, and not
-    /// for long.
+    /// True if the worker stops, and nothing is left to do. A drain without handlers waits for
+    /// answers only, and not for long.
     fn is_over(&mut self) -> bool {
         if self.level == Level::Run || self.rest.is_some() {
             return false;
         }
         if self.table.running() == 0 && !self.is_last {
             self.is_last = true;
-            let limit = if self.table.finished() > 0 { LAST_REPORTS } else { LAST_RETURNS };
+            let limit = if self.table.finished() > 0 {
+                LAST_REPORTS
+            } else {
+                LAST_RETURNS
+            };
             let end = Instant::now() + limit;
             self.deadline = Some(self.deadline.map_or(end, |deadline| deadline.min(end)));
         }
@@ -177,7 +185,9 @@ impl<S: Source> Run<S> {
 
     fn start_handlers(&mut self) {
         while self.level == Level::Run && self.table.running() < self.options.concurrency {
-            let Some((number, info, payload)) = self.table.next() else { return };
+            let Some((number, info, payload)) = self.table.next() else {
+                return;
+            };
             (self.options.tell)(Event::Started(&info));
             let handler = self.handlers.spawn((self.handler)(&info, payload));
             self.table.started(number, handler);
@@ -188,7 +198,11 @@ impl<S: Source> Run<S> {
     fn room(&self) -> usize {
         let most = self.options.concurrency + self.options.prefetch;
         let takes_more = self.level == Level::Run && self.table.len() <= most + MOST_UNREPORTED;
-        if takes_more { most.saturating_sub(self.table.unfinished()) } else { 0 }
+        if takes_more {
+            most.saturating_sub(self.table.unfinished())
+        } else {
+            0
+        }
     }
 
     /// Asks for as many tasks, unless a report does.
@@ -212,13 +226,19 @@ impl<S: Source> Run<S> {
     fn ended(&mut self, ended: Result<(Id, Outcome), JoinError>) {
         let (handler, outcome) = match ended {
             Ok((handler, outcome)) => (handler, Some(outcome)),
-            Err(error) if error.is_panic() => {
-                (error.id(), Some(Err(Failure::new(format!("the handler panicked: {}", words(error))))))
-            }
+            Err(error) if error.is_panic() => (
+                error.id(),
+                Some(Err(Failure::new(format!(
+                    "the handler panicked: {}",
+                    words(error)
+                )))),
+            ),
             // Its task is lost, or the worker stops.
             Err(error) => (error.id(), None),
         };
-        let Some((number, held)) = self.table.ended(handler) else { return };
+        let Some((number, held)) = self.table.ended(handler) else {
+            return;
+        };
         match outcome {
             Some(Ok(done)) => {
                 held.ending = Ended::Completed;
@@ -226,17 +246,25 @@ impl<S: Source> Run<S> {
                 self.reports.complete(number, completion);
             }
             Some(Err(failure)) => {
-                let ending = if failure.not_started { Ended::GivenBack } else { Ended::Rejected };
+                let ending = if failure.not_started {
+                    Ended::GivenBack
+                } else {
+                    Ended::Rejected
+                };
                 self.reject(number, ending, failure);
             }
-            None => {
-                self.reject(number, Ended::GivenBack, Failure::new("the worker stopped").again_after(Duration::ZERO))
-            }
+            None => self.reject(
+                number,
+                Ended::GivenBack,
+                Failure::new("the worker stopped").again_after(Duration::ZERO),
+            ),
         }
     }
 
     fn reject(&mut self, number: Number, ending: Ended, failure: Failure) {
-        let Some(held) = self.table.get_mut(number) else { return };
+        let Some(held) = self.table.get_mut(number) else {
+            return;
+        };
         held.ending = ending;
         held.reason.clone_from(&failure.reason);
         held.put_off = failure.is_put_off().map(|_| failure.clone());
@@ -264,13 +292,21 @@ impl<S: Source> Run<S> {
             match (result.status(), answered.kind) {
                 (ItemStatus::Ok, _) => {
                     // taskd names the discovered tasks that it does not store.
-                    if let Some(held) = self.table.get_mut(number).filter(|_| !result.error.is_empty()) {
-                        (self.options.tell)(Event::NotStored { task: &held.info, reason: &result.error });
+                    if let Some(held) = self
+                        .table
+                        .get_mut(number)
+                        .filter(|_| !result.error.is_empty())
+                    {
+                        (self.options.tell)(Event::NotStored {
+                            task: &held.info,
+                            reason: &result.error,
+                        });
                     }
                     self.leave(number, None);
                 }
                 (ItemStatus::Invalid, Kind::Completions) => {
-                    let why = Failure::new(format!("taskd refused the completion: {}", result.error));
+                    let why =
+                        Failure::new(format!("taskd refused the completion: {}", result.error));
                     self.reject(number, Ended::Rejected, why);
                 }
                 (status, _) => {
@@ -279,7 +315,8 @@ impl<S: Source> Run<S> {
                         _ => None,
                     };
                     match put_off {
-                        // An older taskd puts off no task: it waits as long, and the attempt counts as a failure.
+                        // An older taskd puts off no task: it waits as long, and the attempt counts
+                        // as a failure.
                         Some(failure) => {
                             let delay = failure.delay.unwrap_or_default();
                             let failure = Failure::new(failure.reason).again_after(delay);
@@ -294,8 +331,14 @@ impl<S: Source> Run<S> {
 
     /// A task leaves the hands of the worker; it is lost for a reason, or ended as its report says.
     fn leave(&mut self, number: Number, lost: Option<&str>) {
-        let Some(held) = self.table.remove(number) else { return };
-        let ended = if lost.is_some() { Ended::Lost } else { held.ending };
+        let Some(held) = self.table.remove(number) else {
+            return;
+        };
+        let ended = if lost.is_some() {
+            Ended::Lost
+        } else {
+            held.ending
+        };
         match ended {
             Ended::Completed => self.summary.completed += 1,
             Ended::Rejected => self.summary.rejected += 1,
@@ -303,14 +346,25 @@ impl<S: Source> Run<S> {
             Ended::Lost => self.summary.lost += 1,
         }
         let reason = lost.unwrap_or(&held.reason);
-        (self.options.tell)(Event::Ended { task: &held.info, ended, reason, took: held.took });
+        (self.options.tell)(Event::Ended {
+            task: &held.info,
+            ended,
+            reason,
+            took: held.took,
+        });
     }
 
     /// taskd says that nobody waits for these any more. A report has an answer of its own.
     fn cancelled(&mut self, ended: &[EndedLease]) {
         for (token, result) in ended {
-            let Some(number) = self.table.find(&result.id, token) else { continue };
-            if self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
+            let Some(number) = self.table.find(&result.id, token) else {
+                continue;
+            };
+            if self
+                .table
+                .get_mut(number)
+                .is_some_and(|held| !held.is_reported())
+            {
                 self.leave(number, Some(&lost(result.status(), &result.error)));
             }
         }
@@ -319,7 +373,11 @@ impl<S: Source> Run<S> {
     /// Gives back what no handler has started.
     fn give_back_waiting(&mut self) {
         while let Some((number, ..)) = self.table.next() {
-            self.reject(number, Ended::GivenBack, Failure::new("not started: the worker stopped").not_started());
+            self.reject(
+                number,
+                Ended::GivenBack,
+                Failure::new("not started: the worker stopped").not_started(),
+            );
         }
     }
 
@@ -334,26 +392,45 @@ impl<S: Source> Run<S> {
             lease_token: info.lease_token.clone(),
             by: Some(proto(self.options.lease)),
         };
-        let all: Vec<_> = self.table.leases().map(|(number, info)| (number, extension(info))).collect();
-        let (source, tell, most) = (self.source.clone(), self.options.tell.clone(), self.most_extensions.clone());
+        let all: Vec<_> = self
+            .table
+            .leases()
+            .map(|(number, info)| (number, extension(info)))
+            .collect();
+        let (source, tell, most) = (
+            self.source.clone(),
+            self.options.tell.clone(),
+            self.most_extensions.clone(),
+        );
         let until = Instant::now() + self.options.lease / 3;
-        self.extensions.spawn(async move { extend_all(source.as_ref(), all, &most, &tell, until).await });
+        self.extensions
+            .spawn(async move { extend_all(source.as_ref(), all, &most, &tell, until).await });
     }
 
     /// Ends the handlers of tasks that are not this worker's any more.
     fn extended(&mut self, extended: Result<Extended, JoinError>) -> Result<(), Error> {
         // The code of the call does not panic.
-        let Ok(extended) = extended else { return Ok(()) };
+        let Ok(extended) = extended else {
+            return Ok(());
+        };
         for (number, result) in extended? {
             let is_lost = match result.status() {
-                ItemStatus::Ok | ItemStatus::TryLater | ItemStatus::Invalid | ItemStatus::Unspecified => false,
+                ItemStatus::Ok
+                | ItemStatus::TryLater
+                | ItemStatus::Invalid
+                | ItemStatus::Unspecified => false,
                 ItemStatus::LeaseLost
                 | ItemStatus::AlreadyCompleted
                 | ItemStatus::UnknownTask
                 | ItemStatus::Cancelled => true,
             };
             // A report has an answer of its own.
-            if is_lost && self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
+            if is_lost
+                && self
+                    .table
+                    .get_mut(number)
+                    .is_some_and(|held| !held.is_reported())
+            {
                 self.leave(number, Some(&lost(result.status(), &result.error)));
             }
         }
@@ -368,14 +445,21 @@ impl<S: Source> Run<S> {
             (self.options.tell)(Event::Draining(self.table.len()));
             self.source.room(0);
             self.give_back_waiting();
-            // taskd takes back an answer that it has not written. One that is on its way comes soon; so does that of a
-            // report that asks for tasks.
+            // taskd takes back an answer that it has not written. One that is on its way comes
+            // soon; so does that of a report that asks for tasks.
             let (get, source) = (self.get.take(), self.source.clone());
-            let within = if source.brings_tasks() { ANSWER_COMES } else { Duration::ZERO };
+            let within = if source.brings_tasks() {
+                ANSWER_COMES
+            } else {
+                Duration::ZERO
+            };
             self.rest = Some(Box::pin(async move {
                 let got = async { timeout(within, get?).await.ok()?.ok()? };
                 let (got, rest) = tokio::join!(got, timeout(DRAIN_WITHIN, source.drain()));
-                got.into_iter().flatten().chain(rest.unwrap_or_default()).collect()
+                got.into_iter()
+                    .flatten()
+                    .chain(rest.unwrap_or_default())
+                    .collect()
             }));
         }
         self.level = level;
@@ -408,12 +492,19 @@ async fn until(deadline: Option<Instant>) {
 /// The reason of a task that is lost.
 fn lost(status: ItemStatus, error: &str) -> String {
     let status = status.as_str_name().trim_start_matches("ITEM_STATUS_");
-    if error.is_empty() { status.to_owned() } else { format!("{status}: {error}") }
+    if error.is_empty() {
+        status.to_owned()
+    } else {
+        format!("{status}: {error}")
+    }
 }
 
 /// The message of a panic.
 fn words(error: JoinError) -> String {
     let panic = error.into_panic();
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref().cloned());
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(ToString::to_string)
+        .or_else(|| panic.downcast_ref().cloned());
     text.unwrap_or_default()
 }

@@ -23,12 +23,14 @@ impl Default for Stop {
 }
 
 impl Stop {
-    /// The worker takes no more tasks, gives back those that it has not started, finishes those that run, and reports.
+    /// The worker takes no more tasks, gives back those that it has not started, finishes those
+    /// that run, and reports.
     pub fn drain(&self) {
         self.raise(Level::Drain);
     }
 
-    /// The worker also drops the handlers that run, and rejects their tasks: another worker gets them at once.
+    /// The worker also drops the handlers that run, and rejects their tasks: another worker gets
+    /// them at once.
     pub fn now(&self) {
         self.raise(Level::Now);
     }
@@ -56,7 +58,10 @@ impl Stop {
 #[cfg(unix)]
 pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     loop {
         tokio::select! {
             _ = interrupt.recv() => stop.next(),

@@ -1,4 +1,5 @@
-//! The discovered tasks that do not fit into a completion: the worker inserts them before it reports the task.
+//! The discovered tasks that do not fit into a completion: the worker inserts them before it
+//! reports the task.
 
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ impl Surplus {
         Self { client, tell }
     }
 
-    /// Inserts the discovered tasks that do not fit into the completion of `task`. A task that is inserted twice is a
-    /// duplicate, so an attempt that fails after this loses nothing.
+    /// Inserts the discovered tasks that do not fit into the completion of `task`. A task that is
+    /// inserted twice is a duplicate, so an attempt that fails after this loses nothing.
     ///
     /// Goes on for as long as taskd is away: the worker drops the handler when its lease ends.
     pub(crate) async fn insert(&self, task: &TaskInfo, mut done: Done) -> Result<Done, Failure> {
@@ -60,7 +61,10 @@ impl Surplus {
                 1 => format!("1 discovered task is not stored: {first}"),
                 _ => format!("{rejected} discovered tasks are not stored; the first: {first}"),
             };
-            (self.tell)(Event::NotStored { task, reason: &reason });
+            (self.tell)(Event::NotStored {
+                task,
+                reason: &reason,
+            });
         }
         Ok(done)
     }
@@ -83,7 +87,8 @@ impl Surplus {
     }
 }
 
-/// The tasks in the trace of the task whose handler discovered them, as taskd has it for those of a completion.
+/// The tasks in the trace of the task whose handler discovered them, as taskd has it for those of a
+/// completion.
 fn in_trace(tasks: Vec<pb::NewTask>, traceparent: &str) -> Vec<NewTask> {
     let mut all = Vec::with_capacity(tasks.len());
     for mut task in tasks {
@@ -103,7 +108,11 @@ fn take_surplus(discovered: &mut Vec<pb::NewTask>) -> Vec<pb::NewTask> {
         bytes += task.encoded_len() + 8;
         bytes <= MOST_BYTES
     };
-    let count = discovered.iter().take(MOST_DISCOVERED).take_while(fits).count();
+    let count = discovered
+        .iter()
+        .take(MOST_DISCOVERED)
+        .take_while(fits)
+        .count();
     discovered.split_off(count)
 }
 
@@ -113,7 +122,10 @@ mod tests {
 
     #[test]
     fn a_completion_keeps_what_fits() {
-        let task = |bytes: usize| pb::NewTask { key: vec![b'k'; bytes].into(), ..Default::default() };
+        let task = |bytes: usize| pb::NewTask {
+            key: vec![b'k'; bytes].into(),
+            ..Default::default()
+        };
         let split = |bytes: &[usize]| {
             let mut discovered: Vec<_> = bytes.iter().map(|bytes| task(*bytes)).collect();
             let surplus = take_surplus(&mut discovered);
@@ -123,6 +135,10 @@ mod tests {
         assert_eq!(split(&[1; 10_000]), (10_000, 0));
         assert_eq!(split(&[1; 20_001]), (10_000, 10_001));
         assert_eq!(split(&[1 << 20, 1 << 19, 1 << 19, 1]), (2, 2));
-        assert_eq!(split(&[3 << 20]), (0, 1), "a single task that is too large for it goes alone");
+        assert_eq!(
+            split(&[3 << 20]),
+            (0, 1),
+            "a single task that is too large for it goes alone"
+        );
     }
 }

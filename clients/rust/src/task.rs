@@ -46,16 +46,41 @@ impl<P> Deref for Task<P> {
 impl<P: FromPayload> Task<P> {
     /// `Err`: the payload is of another kind.
     pub(crate) fn new(info: Arc<TaskInfo>, payload: Bytes) -> Result<Self, String> {
-        Ok(Self { payload: P::from_payload(payload)?, info })
+        Ok(Self {
+            payload: P::from_payload(payload)?,
+            info,
+        })
     }
 }
 
 impl TaskInfo {
     /// The leased task, and its payload.
     pub(crate) fn split(task: pb::LeasedTask) -> (Self, Bytes) {
-        let pb::LeasedTask { id, queue, key, payload, headers, traceparent, lease_token, attempt, .. } = task;
+        let pb::LeasedTask {
+            id,
+            queue,
+            key,
+            payload,
+            headers,
+            traceparent,
+            lease_token,
+            attempt,
+            ..
+        } = task;
         let is_cancelled = watch::Sender::new(false);
-        (Self { id, queue, key, headers, traceparent, attempt, lease_token, is_cancelled }, payload)
+        (
+            Self {
+                id,
+                queue,
+                key,
+                headers,
+                traceparent,
+                attempt,
+                lease_token,
+                is_cancelled,
+            },
+            payload,
+        )
     }
 
     /// taskd's name for the task.
@@ -93,8 +118,9 @@ impl TaskInfo {
         self.attempt
     }
 
-    /// True if nobody waits for this work any more: an operator cancelled the task, its lease is lost, it took too
-    /// long, or the worker stops. The handler is dropped then; a thread that it started asks here.
+    /// True if nobody waits for this work any more: an operator cancelled the task, its lease is
+    /// lost, it took too long, or the worker stops. The handler is dropped then; a thread that it
+    /// started asks here.
     pub fn is_cancelled(&self) -> bool {
         *self.is_cancelled.borrow()
     }
@@ -103,7 +129,11 @@ impl TaskInfo {
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut is_cancelled = self.is_cancelled.subscribe();
         async move {
-            if is_cancelled.wait_for(|is_cancelled| *is_cancelled).await.is_err() {
+            if is_cancelled
+                .wait_for(|is_cancelled| *is_cancelled)
+                .await
+                .is_err()
+            {
                 // The handler has ended by itself.
                 pending().await
             }
@@ -132,7 +162,8 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// A payload in the form that a handler takes. A task whose payload has another form is rejected for good.
+/// A payload in the form that a handler takes. A task whose payload has another form is rejected
+/// for good.
 pub trait FromPayload: Sized + Send + 'static {
     /// Reads it; the error says what is wrong.
     fn from_payload(payload: Bytes) -> Result<Self, String>;
@@ -173,7 +204,9 @@ pub struct Json<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromPayload for Json<T> {
     fn from_payload(payload: Bytes) -> Result<Self, String> {
-        serde_json::from_slice(&payload).map(Self).map_err(|error| format!("the payload is not as expected: {error}"))
+        serde_json::from_slice(&payload)
+            .map(Self)
+            .map_err(|error| format!("the payload is not as expected: {error}"))
     }
 }
 

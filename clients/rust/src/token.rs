@@ -34,7 +34,9 @@ impl Token {
 impl Interceptor for Token {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(bearer) = &self.0 {
-            request.metadata_mut().insert("authorization", bearer.clone());
+            request
+                .metadata_mut()
+                .insert("authorization", bearer.clone());
         }
         Ok(request)
     }

@@ -1,5 +1,5 @@
-//! The source that asks taskd: long polls, and calls that report batches. Where a worker has room, a report brings the
-//! next tasks (`next`), and one call does the work of two.
+//! The source that asks taskd: long polls, and calls that report batches. Where a worker has room,
+//! a report brings the next tasks (`next`), and one call does the work of two.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -31,9 +31,22 @@ pub struct Unary {
 
 impl Unary {
     /// `wait`: how long taskd keeps a call that finds nothing.
-    pub fn new(client: &Client, worker: &str, queues: &[String], wait: Duration, lease: Duration) -> Self {
+    pub fn new(
+        client: &Client,
+        worker: &str,
+        queues: &[String],
+        wait: Duration,
+        lease: Duration,
+    ) -> Self {
         let most_tasks = MOST_TASKS.into();
-        Self { client: client.clone(), worker: worker.to_owned(), queues: queues.to_vec(), wait, lease, most_tasks }
+        Self {
+            client: client.clone(),
+            worker: worker.to_owned(),
+            queues: queues.to_vec(),
+            wait,
+            lease,
+            most_tasks,
+        }
     }
 
     fn request(&self, max_tasks: u32, wait: Duration) -> pb::GetTasksRequest {
@@ -48,7 +61,9 @@ impl Unary {
     }
 
     fn max_tasks(&self, most: usize) -> u32 {
-        u32::try_from(most).unwrap_or(u32::MAX).min(self.most_tasks.load(Ordering::Relaxed))
+        u32::try_from(most)
+            .unwrap_or(u32::MAX)
+            .min(self.most_tasks.load(Ordering::Relaxed))
     }
 
     async fn report(
@@ -56,9 +71,16 @@ impl Unary {
         completions: Vec<pb::Completion>,
         next: Option<pb::GetTasksRequest>,
     ) -> Result<pb::CompleteTasksResponse, Error> {
-        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions, next };
+        let request = pb::CompleteTasksRequest {
+            worker: self.worker.clone(),
+            completions,
+            next,
+        };
         let complete = |taskd| async move {
-            TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).complete_tasks(request).await
+            TasksClient::new(taskd)
+                .max_decoding_message_size(LARGEST_ANSWER)
+                .complete_tasks(request)
+                .await
         };
         self.client.servers().call(CALL_TIMEOUT, complete).await
     }
@@ -70,9 +92,17 @@ impl Source for Unary {
             let max_tasks = self.max_tasks(most);
             let request = self.request(max_tasks, self.wait);
             let get = |taskd| async move {
-                TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).get_tasks(request).await
+                TasksClient::new(taskd)
+                    .max_decoding_message_size(LARGEST_ANSWER)
+                    .get_tasks(request)
+                    .await
             };
-            match self.client.servers().call(self.wait + CALL_TIMEOUT, get).await {
+            match self
+                .client
+                .servers()
+                .call(self.wait + CALL_TIMEOUT, get)
+                .await
+            {
                 // If it is something else than the number, the smallest call fails, too.
                 Err(error) if error.is_of_items() && max_tasks > 1 => {
                     self.most_tasks.store(max_tasks / 2, Ordering::Relaxed);
@@ -96,23 +126,40 @@ impl Source for Unary {
         most: usize,
     ) -> Result<(Vec<pb::ItemResult>, Vec<pb::LeasedTask>), Error> {
         let next = self.request(self.max_tasks(most), Duration::ZERO);
-        self.report(all, Some(next)).await.map(|answer| (answer.results, answer.tasks))
+        self.report(all, Some(next))
+            .await
+            .map(|answer| (answer.results, answer.tasks))
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
-        let request = pb::RejectTasksRequest { worker: self.worker.clone(), rejections: all };
+        let request = pb::RejectTasksRequest {
+            worker: self.worker.clone(),
+            rejections: all,
+        };
         let reject = |taskd| async move { TasksClient::new(taskd).reject_tasks(request).await };
-        self.client.servers().call(CALL_TIMEOUT, reject).await.map(|answer| answer.results)
+        self.client
+            .servers()
+            .call(CALL_TIMEOUT, reject)
+            .await
+            .map(|answer| answer.results)
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        let request = pb::ExtendTasksRequest { worker: self.worker.clone(), extensions: all };
+        let request = pb::ExtendTasksRequest {
+            worker: self.worker.clone(),
+            extensions: all,
+        };
         let extend = |taskd| async move { TasksClient::new(taskd).extend_tasks(request).await };
-        self.client.servers().call(extend_within(self.lease), extend).await.map(|answer| answer.results)
+        self.client
+            .servers()
+            .call(extend_within(self.lease), extend)
+            .await
+            .map(|answer| answer.results)
     }
 }
 
-/// How long the extension of such leases may take: if it fails, there is still time for another one.
+/// How long the extension of such leases may take: if it fails, there is still time for another
+/// one.
 pub(crate) fn extend_within(lease: Duration) -> Duration {
     (lease / 4).clamp(Duration::from_millis(500), CALL_TIMEOUT)
 }
@@ -124,6 +171,9 @@ mod tests {
     #[test]
     fn an_extension_leaves_time_for_another_one() {
         let ms = |lease| extend_within(Duration::from_millis(lease)).as_millis();
-        assert_eq!([ms(300), ms(2000), ms(10_000), ms(30_000), ms(600_000)], [500, 500, 2500, 7500, 30_000]);
+        assert_eq!(
+            [ms(300), ms(2000), ms(10_000), ms(30_000), ms(600_000)],
+            [500, 500, 2500, 7500, 30_000]
+        );
     }
 }

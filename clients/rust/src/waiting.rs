@@ -27,21 +27,29 @@ pub struct Awaited {
 
 impl Awaited {
     fn new(inserted: Inserted) -> Self {
-        Self { inserted, status: TaskStatus::Unspecified, results: Vec::new() }
+        Self {
+            inserted,
+            status: TaskStatus::Unspecified,
+            results: Vec::new(),
+        }
     }
 
     /// True for a task that was not final at the end of the wait.
     pub fn is_open(&self) -> bool {
-        let is_final = matches!(self.status, TaskStatus::Completed | TaskStatus::Dead | TaskStatus::Cancelled);
+        let is_final = matches!(
+            self.status,
+            TaskStatus::Completed | TaskStatus::Dead | TaskStatus::Cancelled
+        );
         self.inserted.status != InsertedAs::Rejected && !is_final
     }
 }
 
 impl Client {
-    /// Inserts at most 1,000 tasks, and waits until they are final, at the longest for this time. A token needs the role
-    /// `read`, too. A duplicate waits for the task that has its key.
+    /// Inserts at most 1,000 tasks, and waits until they are final, at the longest for this time. A
+    /// token needs the role `read`, too. A duplicate waits for the task that has its key.
     ///
-    /// `Err`: as of [`Client::insert`]. If taskd goes away after it has stored the tasks, the answers say what is known.
+    /// `Err`: as of [`Client::insert`]. If taskd goes away after it has stored the tasks, the
+    /// answers say what is known.
     pub async fn insert_and_wait(
         &self,
         tasks: impl IntoIterator<Item = NewTask>,
@@ -50,7 +58,9 @@ impl Client {
         let tasks: Vec<NewTask> = tasks.into_iter().collect();
         if tasks.len() > MOST_TASKS {
             let count = tasks.len();
-            return Err(Error::Options(format!("{count} tasks in an insert that waits; at most {MOST_TASKS}")));
+            return Err(Error::Options(format!(
+                "{count} tasks in an insert that waits; at most {MOST_TASKS}"
+            )));
         }
         let began = Instant::now();
         let inserted = self.insert(tasks.clone()).await?;
@@ -58,7 +68,9 @@ impl Client {
         let mut waits = WAITS.build();
         loop {
             let left = wait.saturating_sub(began.elapsed());
-            let open: Vec<usize> = (0..awaited.len()).filter(|place| awaited[*place].is_open()).collect();
+            let open: Vec<usize> = (0..awaited.len())
+                .filter(|place| awaited[*place].is_open())
+                .collect();
             if open.is_empty() {
                 return Ok(awaited);
             }
@@ -68,8 +80,13 @@ impl Client {
                 wait: Some(proto(left)),
                 ..Default::default()
             };
-            let insert = |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
-            match self.servers().call(CALL_TIMEOUT.saturating_add(left), insert).await {
+            let insert =
+                |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
+            match self
+                .servers()
+                .call(CALL_TIMEOUT.saturating_add(left), insert)
+                .await
+            {
                 Ok(answer) => {
                     for (place, result) in open.into_iter().zip(answer.results) {
                         awaited[place].status = result.task_status();

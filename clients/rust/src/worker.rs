@@ -26,15 +26,19 @@ pub struct Worker {
     queues: Vec<String>,
     wait: Duration,
     is_polling: bool,
-    /// True if nobody asked for the events. The worker then prints the most important ones on stderr.
+    /// True if nobody asked for the events. The worker then prints the most important ones on
+    /// stderr.
     says: bool,
     pub(crate) options: Options,
 }
 
 impl Worker {
-    /// A worker of these queues. taskd never gives a task to the same name twice at a time, and credits a name once a
-    /// task; so each process of a fleet has a name of its own.
-    pub fn new(name: impl Into<String>, queues: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    /// A worker of these queues. taskd never gives a task to the same name twice at a time, and
+    /// credits a name once a task; so each process of a fleet has a name of its own.
+    pub fn new(
+        name: impl Into<String>,
+        queues: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
         let options = Options {
             concurrency: 1,
             prefetch: 0,
@@ -47,7 +51,14 @@ impl Worker {
             surplus: None,
         };
         let queues = queues.into_iter().map(Into::into).collect();
-        Self { name: name.into(), queues, wait: Duration::from_secs(20), is_polling: false, says: true, options }
+        Self {
+            name: name.into(),
+            queues,
+            wait: Duration::from_secs(20),
+            is_polling: false,
+            says: true,
+            options,
+        }
     }
 
     /// How many handlers run at a time. By default 1.
@@ -56,23 +67,24 @@ impl Worker {
         self
     }
 
-    /// How many tasks wait in this process, so that a handler that ends finds the next one. By default 0: a task that
-    /// waits here could run elsewhere, and the kill of this process costs it an attempt.
+    /// How many tasks wait in this process, so that a handler that ends finds the next one. By
+    /// default 0: a task that waits here could run elsewhere, and the kill of this process costs it
+    /// an attempt.
     pub fn prefetch(mut self, prefetch: usize) -> Self {
         self.options.prefetch = prefetch;
         self
     }
 
-    /// How long a lease is. The worker extends it every third of that. It also says how long the worker may be silent
-    /// before others get its tasks: half of the lease on a stream, but 2 s to 10 min; all of it with polls. By default
-    /// 30 s.
+    /// How long a lease is. The worker extends it every third of that. It also says how long the
+    /// worker may be silent before others get its tasks: half of the lease on a stream, but 2 s to
+    /// 10 min; all of it with polls. By default 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease.max(Duration::from_millis(300));
         self
     }
 
-    /// Asks for tasks by long polls, instead of holding a stream on which taskd sends them. A worker does so by itself
-    /// with a taskd that is too old for streams.
+    /// Asks for tasks by long polls, instead of holding a stream on which taskd sends them. A
+    /// worker does so by itself with a taskd that is too old for streams.
     pub fn poll(mut self) -> Self {
         self.is_polling = true;
         self
@@ -102,8 +114,9 @@ impl Worker {
         self
     }
 
-    /// Calls `tell` with all that happens. It must not block. Without it the worker says on stderr from where it takes
-    /// tasks, which attempts failed, and that taskd is away; `on_event(|_| ())` makes it silent.
+    /// Calls `tell` with all that happens. It must not block. Without it the worker says on stderr
+    /// from where it takes tasks, which attempts failed, and that taskd is away; `on_event(|_| ())`
+    /// makes it silent.
     pub fn on_event(mut self, tell: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         self.options.tell = Arc::new(tell);
         self.says = false;
@@ -115,7 +128,8 @@ impl Worker {
         self.options.stop.clone()
     }
 
-    /// Works until it is stopped, or taskd refuses a call: for example, because the token is of no use.
+    /// Works until it is stopped, or taskd refuses a call: for example, because the token is of no
+    /// use.
     pub async fn run<P, H, F, D, E>(mut self, client: &Client, handler: H) -> Result<Summary, Error>
     where
         P: FromPayload,
@@ -127,7 +141,9 @@ impl Worker {
         if self.says {
             let addresses = client.servers().addresses().join(", ");
             let (name, queues) = (&self.name, self.queues.join(", "));
-            say(&format!("worker {name} takes tasks of {queues} from {addresses}"));
+            say(&format!(
+                "worker {name} takes tasks of {queues} from {addresses}"
+            ));
         }
         self.options.surplus = Some(Surplus::new(client.clone(), self.options.tell.clone()));
         let lease = self.options.lease;
@@ -157,14 +173,16 @@ impl Worker {
             let (handler, info, surplus) = (handler.clone(), info.clone(), surplus.clone());
             Box::pin(async move {
                 let cancel = CancelOnDrop::new(info.clone());
-                let task = Task::new(info.clone(), payload).map_err(|why| Failure::new(why).never_again())?;
-                let outcome: Result<Done, Failure> = match tokio::time::timeout(limit, handler(task)).await {
-                    Ok(done) => {
-                        cancel.ended();
-                        done.map(Into::into).map_err(Into::into)
-                    }
-                    Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
-                };
+                let task = Task::new(info.clone(), payload)
+                    .map_err(|why| Failure::new(why).never_again())?;
+                let outcome: Result<Done, Failure> =
+                    match tokio::time::timeout(limit, handler(task)).await {
+                        Ok(done) => {
+                            cancel.ended();
+                            done.map(Into::into).map_err(Into::into)
+                        }
+                        Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
+                    };
                 match (outcome, surplus) {
                     (Ok(done), Some(surplus)) => surplus.insert(&info, done).await,
                     (outcome, _) => outcome,

@@ -1,4 +1,5 @@
-//! The worker on its stream, with a made server: it does what a taskd does only when something goes wrong.
+//! The worker on its stream, with a made server: it does what a taskd does only when something goes
+//! wrong.
 
 use std::{
     convert::Infallible,
@@ -31,7 +32,9 @@ use tonic_prost::ProstCodec;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it comes")
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("it comes")
 }
 
 /// A server whose streams the test serves.
@@ -57,8 +60,17 @@ impl Taskd {
         let (opened, streams) = mpsc::unbounded_channel();
         let server = Server::builder().add_service(StreamTasks(opened));
         let mut running = JoinSet::new();
-        running.spawn(async { server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap() });
-        Self { client, streams, running }
+        running.spawn(async {
+            server
+                .serve_with_incoming(TcpListenerStream::new(listener))
+                .await
+                .unwrap()
+        });
+        Self {
+            client,
+            streams,
+            running,
+        }
     }
 
     /// The next stream that a worker opens, with its first frame.
@@ -102,13 +114,26 @@ impl Stream {
 
 /// The server may be silent for long.
 fn opened(resumed: bool) -> pb::SessionOpened {
-    let timeout = Some(prost_types::Duration { seconds: 600, nanos: 0 });
-    pb::SessionOpened { session: "s".to_owned(), resumed, timeout, ..Default::default() }
+    let timeout = Some(prost_types::Duration {
+        seconds: 600,
+        nanos: 0,
+    });
+    pb::SessionOpened {
+        session: "s".to_owned(),
+        resumed,
+        timeout,
+        ..Default::default()
+    }
 }
 
 /// A lease of the task `t`.
 fn lease(token: &str, attempt: u32) -> Vec<pb::LeasedTask> {
-    vec![pb::LeasedTask { id: "t".to_owned(), lease_token: token.to_owned(), attempt, ..Default::default() }]
+    vec![pb::LeasedTask {
+        id: "t".to_owned(),
+        lease_token: token.to_owned(),
+        attempt,
+        ..Default::default()
+    }]
 }
 
 /// The service, which has one method.
@@ -143,7 +168,13 @@ impl StreamingService<pb::WorkerFrame> for StreamTasks {
     fn call(&mut self, request: Request<Streaming<pb::WorkerFrame>>) -> Self::Future {
         let port = request.remote_addr().unwrap().port();
         let (to, frames) = mpsc::channel(4);
-        self.0.send(Stream { port, from: request.into_inner(), to }).ok();
+        self.0
+            .send(Stream {
+                port,
+                from: request.into_inner(),
+                to,
+            })
+            .ok();
         ready(Ok(Response::new(ReceiverStream::new(frames))))
     }
 }
@@ -163,17 +194,36 @@ async fn a_silent_stream_is_left_for_another_connection_to_the_same_address() {
     };
     taskd.work(Worker::new("w", ["q"]), handler);
     let (first, _) = taskd.stream().await;
-    let timeout = Some(prost_types::Duration { seconds: 1, nanos: 0 });
-    let session = pb::SessionOpened { timeout, ..opened(false) };
-    first.say(pb::TaskdFrame { opened: Some(session), tasks: lease("token", 1), ..Default::default() }).await;
+    let timeout = Some(prost_types::Duration {
+        seconds: 1,
+        nanos: 0,
+    });
+    let session = pb::SessionOpened {
+        timeout,
+        ..opened(false)
+    };
+    first
+        .say(pb::TaskdFrame {
+            opened: Some(session),
+            tasks: lease("token", 1),
+            ..Default::default()
+        })
+        .await;
     soon(began.notified()).await;
     // The server says nothing more.
     let (mut second, open) = taskd.stream().await;
     assert_ne!(first.port, second.port, "the connection may be dead");
     assert_eq!((&*open.session, open.holding), ("s", vec!["t".to_owned()]));
-    second.say(pb::TaskdFrame { opened: Some(opened(true)), ..Default::default() }).await;
+    second
+        .say(pb::TaskdFrame {
+            opened: Some(opened(true)),
+            ..Default::default()
+        })
+        .await;
     may_end.notify_one();
-    let frame = second.hear_until(|frame| !frame.completions.is_empty()).await;
+    let frame = second
+        .hear_until(|frame| !frame.completions.is_empty())
+        .await;
     assert_eq!(frame.completions[0].lease_token, "token");
 }
 
@@ -182,11 +232,16 @@ async fn a_new_lease_of_a_task_outlives_the_old_one() {
     let mut taskd = Taskd::start().await;
     let (began, lost) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begins, is_lost, heard) = (began.clone(), lost.clone(), lost.clone());
-    let worker = Worker::new("w", ["q"]).concurrency(2).on_event(move |event| {
-        if let Event::Ended { ended: Ended::Lost, .. } = event {
-            heard.notify_one();
-        }
-    });
+    let worker = Worker::new("w", ["q"])
+        .concurrency(2)
+        .on_event(move |event| {
+            if let Event::Ended {
+                ended: Ended::Lost, ..
+            } = event
+            {
+                heard.notify_one();
+            }
+        });
     // The first attempt does not end by itself, and the second one when the first lease is over.
     let handler = move |task: Task| {
         let (begins, is_lost) = (begins.clone(), is_lost.clone());
@@ -201,19 +256,56 @@ async fn a_new_lease_of_a_task_outlives_the_old_one() {
     };
     taskd.work(worker, handler);
     let (first, _) = taskd.stream().await;
-    first.say(pb::TaskdFrame { opened: Some(opened(false)), tasks: lease("old", 1), ..Default::default() }).await;
+    first
+        .say(pb::TaskdFrame {
+            opened: Some(opened(false)),
+            tasks: lease("old", 1),
+            ..Default::default()
+        })
+        .await;
     soon(began.notified()).await;
-    first.to.send(Err(Status::unavailable("the stream breaks"))).await.unwrap();
+    first
+        .to
+        .send(Err(Status::unavailable("the stream breaks")))
+        .await
+        .unwrap();
     // The session is over, and so is its lease. The task comes before the worker hears of that.
     let (mut second, open) = taskd.stream().await;
     assert_eq!(open.holding, ["t"]);
-    second.say(pb::TaskdFrame { opened: Some(opened(false)), ..Default::default() }).await;
-    let frame = second.hear_until(|frame| !frame.extensions.is_empty()).await;
+    second
+        .say(pb::TaskdFrame {
+            opened: Some(opened(false)),
+            ..Default::default()
+        })
+        .await;
+    let frame = second
+        .hear_until(|frame| !frame.extensions.is_empty())
+        .await;
     assert_eq!(frame.extensions[0].lease_token, "old");
-    second.say(pb::TaskdFrame { tasks: lease("new", 2), ..Default::default() }).await;
-    let is_over = pb::ItemResult { id: "t".to_owned(), status: ItemStatus::LeaseLost.into(), ..Default::default() };
-    let answer = pb::FrameAnswer { number: frame.number, extensions: vec![is_over], ..Default::default() };
-    second.say(pb::TaskdFrame { answer: Some(answer), ..Default::default() }).await;
-    let frame = second.hear_until(|frame| !frame.completions.is_empty()).await;
+    second
+        .say(pb::TaskdFrame {
+            tasks: lease("new", 2),
+            ..Default::default()
+        })
+        .await;
+    let is_over = pb::ItemResult {
+        id: "t".to_owned(),
+        status: ItemStatus::LeaseLost.into(),
+        ..Default::default()
+    };
+    let answer = pb::FrameAnswer {
+        number: frame.number,
+        extensions: vec![is_over],
+        ..Default::default()
+    };
+    second
+        .say(pb::TaskdFrame {
+            answer: Some(answer),
+            ..Default::default()
+        })
+        .await;
+    let frame = second
+        .hear_until(|frame| !frame.completions.is_empty())
+        .await;
     assert_eq!(frame.completions[0].lease_token, "new");
 }

@@ -35,12 +35,22 @@ async fn discovered_tasks_are_worked_on_once() {
     let mock = Mock::new([NewTask::new("q", "root").json(&Page { depth: 2 }).unwrap()]);
     let handler = async |task: Task<Json<Page>>| {
         let depth = task.payload.depth;
-        let child = |name: &str| NewTask::new("q", format!("{}/{name}", task.key())).json(&Page { depth: depth - 1 });
+        let child = |name: &str| {
+            NewTask::new("q", format!("{}/{name}", task.key())).json(&Page { depth: depth - 1 })
+        };
         // The same key twice: one task.
-        let found = if depth > 0 { vec![child("a")?, child("b")?, child("a")?] } else { vec![] };
+        let found = if depth > 0 {
+            vec![child("a")?, child("b")?, child("a")?]
+        } else {
+            vec![]
+        };
         Ok::<_, Failure>(Done::json(&depth)?.discover(found))
     };
-    let summary = worker().concurrency(3).run_on(mock.clone(), handler).await.unwrap();
+    let summary = worker()
+        .concurrency(3)
+        .run_on(mock.clone(), handler)
+        .await
+        .unwrap();
     assert_eq!((summary.completed, mock.completed()), (7, 7));
     assert_eq!(mock.result("q", "root/b/a").unwrap(), "0");
 }
@@ -57,17 +67,35 @@ async fn errors_reject_and_panics_do_too() {
     let events = Arc::new(Mutex::new(Vec::new()));
     let heard = events.clone();
     let worker = worker().on_event(move |event| {
-        if let Event::Ended { task, ended, reason, .. } = event {
-            heard.lock().unwrap().push((task.key().into_owned(), ended, reason.to_owned()));
+        if let Event::Ended {
+            task,
+            ended,
+            reason,
+            ..
+        } = event
+        {
+            heard
+                .lock()
+                .unwrap()
+                .push((task.key().into_owned(), ended, reason.to_owned()));
         }
     });
     let summary = worker.run_on(mock.clone(), handler).await.unwrap();
     assert_eq!((summary.completed, summary.rejected), (2, 4));
     assert_eq!(mock.dead("q", "k0").unwrap(), "never");
-    assert_eq!(mock.dead("q", "k1").unwrap(), "the handler panicked: this is the test's own");
+    assert_eq!(
+        mock.dead("q", "k1").unwrap(),
+        "the handler panicked: this is the test's own"
+    );
     let events = events.lock().unwrap();
-    assert!(events.contains(&("k2".to_owned(), Ended::Rejected, "once".to_owned())), "{events:?}");
-    assert!(events.contains(&("k2".to_owned(), Ended::Completed, String::new())), "{events:?}");
+    assert!(
+        events.contains(&("k2".to_owned(), Ended::Rejected, "once".to_owned())),
+        "{events:?}"
+    );
+    assert!(
+        events.contains(&("k2".to_owned(), Ended::Completed, String::new())),
+        "{events:?}"
+    );
 }
 
 #[tokio::test]
@@ -75,7 +103,11 @@ async fn a_payload_of_another_form_is_rejected_for_good() {
     let mock = Mock::new([NewTask::new("q", "k").text("no JSON")]);
     let handler = async |_: Task<Json<Page>>| Ok::<_, Failure>(Done::new());
     worker().run_on(mock.clone(), handler).await.unwrap();
-    assert!(mock.dead("q", "k").unwrap().starts_with("the payload is not as expected: "));
+    assert!(
+        mock.dead("q", "k")
+            .unwrap()
+            .starts_with("the payload is not as expected: ")
+    );
 }
 
 #[tokio::test]
@@ -101,7 +133,12 @@ async fn never_more_handlers_than_asked_for_and_as_many() {
         }
     };
     let mock = Mock::new(tasks(40));
-    worker().concurrency(4).prefetch(3).run_on(mock.clone(), handler).await.unwrap();
+    worker()
+        .concurrency(4)
+        .prefetch(3)
+        .run_on(mock.clone(), handler)
+        .await
+        .unwrap();
     assert_eq!((mock.completed(), most.load(SeqCst)), (40, 4));
 }
 
@@ -112,7 +149,11 @@ async fn a_handler_that_takes_too_long_is_dropped() {
         std::future::pending::<()>().await;
         Ok::<_, Failure>(Done::new())
     };
-    worker().time_limit(Duration::from_millis(10)).run_on(mock.clone(), handler).await.unwrap();
+    worker()
+        .time_limit(Duration::from_millis(10))
+        .run_on(mock.clone(), handler)
+        .await
+        .unwrap();
     assert_eq!(mock.dead("q", "k0").unwrap(), "it took longer than 10ms");
 }
 
@@ -147,7 +188,13 @@ async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
     assert_eq!((summary.completed, summary.given_back), (1, 2));
     assert_eq!(mock.completed(), 1);
     // Tasks that went back have no failed attempt.
-    let first = async |task: Task| if task.attempt() == 1 { Ok(()) } else { Err(Failure::new("not the first")) };
+    let first = async |task: Task| {
+        if task.attempt() == 1 {
+            Ok(())
+        } else {
+            Err(Failure::new("not the first"))
+        }
+    };
     assert_eq!(worker().run_on(mock, first).await.unwrap().completed, 4);
 }
 
@@ -157,11 +204,24 @@ async fn a_handler_may_give_its_task_back_at_no_cost() {
     let calls = AtomicUsize::new(0);
     let handler = move |task: Task| {
         let is_first = calls.fetch_add(1, SeqCst) == 0;
-        let busy = || Failure::new("busy").again_after(Duration::from_secs(9)).not_started();
-        async move { if is_first { Err(busy()) } else { Ok(Done::text(task.attempt().to_string())) } }
+        let busy = || {
+            Failure::new("busy")
+                .again_after(Duration::from_secs(9))
+                .not_started()
+        };
+        async move {
+            if is_first {
+                Err(busy())
+            } else {
+                Ok(Done::text(task.attempt().to_string()))
+            }
+        }
     };
     let summary = worker().run_on(mock.clone(), handler).await.unwrap();
-    assert_eq!((summary.completed, summary.given_back, summary.rejected), (1, 1, 0));
+    assert_eq!(
+        (summary.completed, summary.given_back, summary.rejected),
+        (1, 1, 0)
+    );
     assert!(mock.dead("q", "k0").is_none(), "no attempt counted");
 }
 
@@ -193,9 +253,16 @@ struct Counts {
 
 impl Source for Losing {
     async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
-        let task = |id: &str| pb::LeasedTask { id: id.to_owned(), key: id.to_owned().into(), ..Default::default() };
+        let task = |id: &str| pb::LeasedTask {
+            id: id.to_owned(),
+            key: id.to_owned().into(),
+            ..Default::default()
+        };
         match self.0.given.fetch_add(1, SeqCst) {
-            0 => Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
+            0 => Err(Error::Away {
+                address: "here".to_owned(),
+                message: "later".to_owned(),
+            }),
             1 => Ok(Some(vec![task("lost")])),
             2 => Ok(Some(vec![task("done")])),
             _ => Ok(None),
@@ -204,13 +271,22 @@ impl Source for Losing {
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
         let status = match self.0.reports.fetch_add(1, SeqCst) {
-            0 => return Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
+            0 => {
+                return Err(Error::Away {
+                    address: "here".to_owned(),
+                    message: "later".to_owned(),
+                });
+            }
             1 => ItemStatus::TryLater,
             _ => ItemStatus::Ok,
         };
         Ok(all
             .into_iter()
-            .map(|one| pb::ItemResult { id: one.id, status: status.into(), ..Default::default() })
+            .map(|one| pb::ItemResult {
+                id: one.id,
+                status: status.into(),
+                ..Default::default()
+            })
             .collect())
     }
 
@@ -221,7 +297,14 @@ impl Source for Losing {
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
         self.0.extended.fetch_add(1, SeqCst);
         let status = ItemStatus::Cancelled.into();
-        Ok(all.into_iter().map(|one| pb::ItemResult { id: one.id, status, ..Default::default() }).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| pb::ItemResult {
+                id: one.id,
+                status,
+                ..Default::default()
+            })
+            .collect())
     }
 }
 
@@ -234,12 +317,17 @@ async fn a_lost_lease_ends_its_handler_and_reports_are_repeated() {
         }
         Ok::<_, Failure>(Done::new())
     };
-    let summary = worker().lease(Duration::from_millis(300)).run_on(source.clone(), handler).await.unwrap();
+    let summary = worker()
+        .lease(Duration::from_millis(300))
+        .run_on(source.clone(), handler)
+        .await
+        .unwrap();
     assert_eq!((summary.lost, summary.completed), (1, 1));
     assert_eq!(source.0.reports.load(SeqCst), 3);
 }
 
-/// The tasks of one shard that is away: a call with only such tasks fails, and in others they are to be sent later.
+/// The tasks of one shard that is away: a call with only such tasks fails, and in others they are
+/// to be sent later.
 #[derive(Clone, Default)]
 struct Sharded(Arc<Shards>);
 
@@ -250,18 +338,35 @@ struct Shards {
 }
 
 fn result(id: String, status: ItemStatus) -> pb::ItemResult {
-    pb::ItemResult { id, status: status.into(), ..Default::default() }
+    pb::ItemResult {
+        id,
+        status: status.into(),
+        ..Default::default()
+    }
 }
 
 fn away() -> Error {
-    Error::Away { address: "here".to_owned(), message: "later".to_owned() }
+    Error::Away {
+        address: "here".to_owned(),
+        message: "later".to_owned(),
+    }
 }
 
 impl Source for Sharded {
     async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         let number = self.0.given.fetch_add(1, SeqCst);
-        let id = if number == 0 { "away".to_owned() } else { number.to_string() };
-        Ok((number <= 20).then(|| vec![pb::LeasedTask { id: id.clone(), key: id.into(), ..Default::default() }]))
+        let id = if number == 0 {
+            "away".to_owned()
+        } else {
+            number.to_string()
+        };
+        Ok((number <= 20).then(|| {
+            vec![pb::LeasedTask {
+                id: id.clone(),
+                key: id.into(),
+                ..Default::default()
+            }]
+        }))
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
@@ -274,7 +379,9 @@ impl Source for Sharded {
             if is_away(&one) {
                 return result(one.id, ItemStatus::TryLater);
             }
-            self.0.others.fetch_add(usize::from(one.id != "away"), SeqCst);
+            self.0
+                .others
+                .fetch_add(usize::from(one.id != "away"), SeqCst);
             result(one.id, ItemStatus::Ok)
         };
         Ok(all.into_iter().map(answer).collect())
@@ -285,7 +392,10 @@ impl Source for Sharded {
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 }
 
@@ -298,8 +408,13 @@ async fn a_shard_that_is_away_holds_up_no_reports_of_others() {
             heard.lock().unwrap().push(task.key().into_owned());
         }
     });
-    let done = worker.run_on(Sharded::default(), async |_: Task| Ok::<_, Failure>(Done::new()));
-    let summary = tokio::time::timeout(Duration::from_secs(60), done).await.expect("nothing waits for it").unwrap();
+    let done = worker.run_on(Sharded::default(), async |_: Task| {
+        Ok::<_, Failure>(Done::new())
+    });
+    let summary = tokio::time::timeout(Duration::from_secs(60), done)
+        .await
+        .expect("nothing waits for it")
+        .unwrap();
     assert_eq!((summary.completed, summary.unreported), (21, 0));
     assert_eq!(order.lock().unwrap().last().unwrap(), "away");
 }
@@ -317,47 +432,82 @@ struct Refused {
 impl Source for Refusing {
     async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         let is_first = self.0.given.fetch_add(1, SeqCst) == 0;
-        Ok(is_first.then(|| vec![pb::LeasedTask { id: "a".to_owned(), key: "a".into(), ..Default::default() }]))
+        Ok(is_first.then(|| {
+            vec![pb::LeasedTask {
+                id: "a".to_owned(),
+                key: "a".into(),
+                ..Default::default()
+            }]
+        }))
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
-        let refused = |id| pb::ItemResult { error: "no".to_owned(), ..result(id, ItemStatus::Invalid) };
+        let refused = |id| pb::ItemResult {
+            error: "no".to_owned(),
+            ..result(id, ItemStatus::Invalid)
+        };
         Ok(all.into_iter().map(|one| refused(one.id)).collect())
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
-        self.0.rejections.lock().unwrap().extend(all.iter().cloned());
+        self.0
+            .rejections
+            .lock()
+            .unwrap()
+            .extend(all.iter().cloned());
         let status = |one: &pb::Rejection| match one.not_started {
             true => ItemStatus::Invalid,
             false => ItemStatus::Ok,
         };
-        Ok(all.into_iter().map(|one| result(one.id.clone(), status(&one))).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id.clone(), status(&one)))
+            .collect())
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 }
 
 #[tokio::test]
 async fn a_refused_completion_fails_the_attempt_and_does_not_kill_the_task() {
     let source = Refusing::default();
-    let summary = worker().run_on(source.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    let summary = worker()
+        .run_on(
+            source.clone(),
+            async |_: Task| Ok::<_, Failure>(Done::new()),
+        )
+        .await
+        .unwrap();
     assert_eq!((summary.completed, summary.rejected), (0, 1));
     let rejections = source.0.rejections.lock().unwrap();
-    let said: Vec<_> = rejections.iter().map(|one| (&*one.reason, one.retry)).collect();
+    let said: Vec<_> = rejections
+        .iter()
+        .map(|one| (&*one.reason, one.retry))
+        .collect();
     assert_eq!(said, [("taskd refused the completion: no", Some(true))]);
 }
 
 #[tokio::test]
 async fn a_taskd_that_puts_no_task_off_lets_it_wait_as_long() {
     let source = Refusing::default();
-    let handler = async |_: Task| Err::<(), _>(Failure::new("busy").put_off(Duration::from_secs(5)));
+    let handler =
+        async |_: Task| Err::<(), _>(Failure::new("busy").put_off(Duration::from_secs(5)));
     let summary = worker().run_on(source.clone(), handler).await.unwrap();
-    assert_eq!((summary.rejected, summary.given_back, summary.lost), (1, 0, 0));
+    assert_eq!(
+        (summary.rejected, summary.given_back, summary.lost),
+        (1, 0, 0)
+    );
     let rejections = source.0.rejections.lock().unwrap();
     let delay = |one: &pb::Rejection| one.delay.map(|delay| delay.seconds);
-    let said: Vec<_> = rejections.iter().map(|one| (&*one.reason, one.not_started, delay(one))).collect();
+    let said: Vec<_> = rejections
+        .iter()
+        .map(|one| (&*one.reason, one.not_started, delay(one)))
+        .collect();
     assert_eq!(said, [("busy", true, Some(5)), ("busy", false, Some(5))]);
 }
 
@@ -368,10 +518,19 @@ async fn a_task_is_put_off_at_no_cost_and_not_for_ever_by_a_mock() {
     let handler = move |task: Task<String>| {
         let is_over = task.payload == "0" && calls.fetch_add(1, SeqCst) >= 3;
         let busy = Failure::new("busy").put_off(Duration::from_secs(3600));
-        async move { if is_over { Ok(Done::text(task.attempt().to_string())) } else { Err(busy) } }
+        async move {
+            if is_over {
+                Ok(Done::text(task.attempt().to_string()))
+            } else {
+                Err(busy)
+            }
+        }
     };
     let summary = worker().run_on(mock.clone(), handler).await.unwrap();
-    assert_eq!((summary.completed, summary.given_back, summary.rejected), (1, 103, 0));
+    assert_eq!(
+        (summary.completed, summary.given_back, summary.rejected),
+        (1, 103, 0)
+    );
     assert_eq!(mock.result("q", "k0").unwrap(), "1");
     assert_eq!(mock.dead("q", "k1").unwrap(), "busy");
 }
@@ -389,7 +548,11 @@ struct Comes {
 impl Source for Late {
     async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         self.0.may_come.notified().await;
-        Ok(Some(vec![pb::LeasedTask { id: "late".to_owned(), key: "late".into(), ..Default::default() }]))
+        Ok(Some(vec![pb::LeasedTask {
+            id: "late".to_owned(),
+            key: "late".into(),
+            ..Default::default()
+        }]))
     }
 
     async fn complete(&self, _: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
@@ -397,8 +560,15 @@ impl Source for Late {
     }
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
-        self.0.rejected.lock().unwrap().extend(all.iter().map(|one| one.id.clone()));
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        self.0
+            .rejected
+            .lock()
+            .unwrap()
+            .extend(all.iter().map(|one| one.id.clone()));
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 
     async fn extend(&self, _: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
@@ -451,7 +621,11 @@ impl Chain {
 
     fn next(&self) -> Option<pb::LeasedTask> {
         let id = self.0.left.lock().unwrap().pop()?;
-        Some(pb::LeasedTask { id: id.to_owned(), key: id.into(), ..Default::default() })
+        Some(pb::LeasedTask {
+            id: id.to_owned(),
+            key: id.into(),
+            ..Default::default()
+        })
     }
 }
 
@@ -462,7 +636,10 @@ impl Source for Chain {
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 
     fn brings_tasks(&self) -> bool {
@@ -482,21 +659,38 @@ impl Source for Chain {
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
         assert!(all.iter().all(|one| one.not_started));
-        self.0.rejected.lock().unwrap().extend(all.iter().map(|one| one.id.clone()));
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        self.0
+            .rejected
+            .lock()
+            .unwrap()
+            .extend(all.iter().map(|one| one.id.clone()));
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+        Ok(all
+            .into_iter()
+            .map(|one| result(one.id, ItemStatus::Ok))
+            .collect())
     }
 }
 
 #[tokio::test]
 async fn a_report_brings_the_next_task() {
     let chain = Chain::new(3);
-    let summary = worker().run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    let summary = worker()
+        .run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new()))
+        .await
+        .unwrap();
     assert_eq!(summary.completed, 3);
-    assert_eq!(chain.0.gets.load(SeqCst), 2, "for the first task, and behind a report that brought none");
+    assert_eq!(
+        chain.0.gets.load(SeqCst),
+        2,
+        "for the first task, and behind a report that brought none"
+    );
 }
 
 #[tokio::test]
@@ -513,8 +707,14 @@ async fn a_task_that_a_report_brings_with_the_stop_is_done_or_given_back() {
     let (summary, ()) = tokio::join!(worker.run_on(chain.clone(), done), stopped);
     let summary = summary.unwrap();
     // The loop of a worker takes one of several events at random: the task may have begun.
-    assert_eq!((summary.completed + summary.given_back, summary.unreported), (2, 0));
-    assert_eq!(chain.0.rejected.lock().unwrap().len() as u64, summary.given_back);
+    assert_eq!(
+        (summary.completed + summary.given_back, summary.unreported),
+        (2, 0)
+    );
+    assert_eq!(
+        chain.0.rejected.lock().unwrap().len() as u64,
+        summary.given_back
+    );
     assert_eq!(*chain.0.left.lock().unwrap(), ["c"]);
 }
 
@@ -535,7 +735,10 @@ async fn a_task_that_a_report_brings_behind_the_stop_is_given_back() {
     let done = async |_: Task| Ok::<_, Failure>(Done::new());
     let (summary, ()) = tokio::join!(worker.run_on(chain.clone(), done), stopped);
     let summary = summary.unwrap();
-    assert_eq!((summary.completed, summary.given_back, summary.unreported), (1, 1, 0));
+    assert_eq!(
+        (summary.completed, summary.given_back, summary.unreported),
+        (1, 1, 0)
+    );
     assert_eq!(*chain.0.rejected.lock().unwrap(), ["b"]);
 }
 
@@ -551,14 +754,20 @@ async fn a_report_without_an_answer_goes_anew_in_a_drain() {
     let done = async |_: Task| Ok::<_, Failure>(Done::new());
     let (summary, ()) = tokio::join!(worker.run_on(chain.clone(), done), stopped);
     let summary = summary.unwrap();
-    assert_eq!((summary.completed, summary.given_back, summary.unreported), (1, 0, 0));
+    assert_eq!(
+        (summary.completed, summary.given_back, summary.unreported),
+        (1, 0, 0)
+    );
     assert_eq!(*chain.0.left.lock().unwrap(), ["c", "b"]);
 }
 
 #[tokio::test]
 async fn a_report_that_takes_long_holds_up_no_poll() {
     let chain = Chain::new(0);
-    let summary = worker().run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
+    let summary = worker()
+        .run_on(chain.clone(), async |_: Task| Ok::<_, Failure>(Done::new()))
+        .await
+        .unwrap();
     assert_eq!((summary.completed, chain.0.gets.load(SeqCst)), (3, 4));
 }
 
@@ -587,8 +796,16 @@ impl Source for Empty {
 #[tokio::test]
 async fn a_source_that_does_not_wait_is_not_asked_all_the_time() {
     let began = Instant::now();
-    worker().run_on(Empty::default(), async |_: Task| Ok::<_, Failure>(Done::new())).await.unwrap();
-    assert!(began.elapsed() >= Duration::from_millis(500), "a tenth of a second for each");
+    worker()
+        .run_on(Empty::default(), async |_: Task| {
+            Ok::<_, Failure>(Done::new())
+        })
+        .await
+        .unwrap();
+    assert!(
+        began.elapsed() >= Duration::from_millis(500),
+        "a tenth of a second for each"
+    );
 }
 
 #[tokio::test]
@@ -612,7 +829,11 @@ async fn a_dropped_handler_tells_what_it_started() {
             Ok::<_, Failure>(Done::new())
         }
     };
-    worker().time_limit(Duration::from_millis(50)).run_on(mock, handler).await.unwrap();
+    worker()
+        .time_limit(Duration::from_millis(50))
+        .run_on(mock, handler)
+        .await
+        .unwrap();
     let mut started = std::mem::take(&mut *started.lock().unwrap());
     assert_eq!(started.join_next().await.unwrap().unwrap(), "k0");
     assert!(started.try_join_next().is_none());
@@ -621,23 +842,49 @@ async fn a_dropped_handler_tells_what_it_started() {
 #[tokio::test]
 async fn an_address_of_no_use_is_told_at_once() {
     assert!(Client::new("http://a b").is_err());
-    let said = Client::new("http://u:s3cret@a b").err().unwrap().to_string();
-    assert!(said.contains("http://***@a b") && !said.contains("s3cret"), "{said}");
+    let said = Client::new("http://u:s3cret@a b")
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        said.contains("http://***@a b") && !said.contains("s3cret"),
+        "{said}"
+    );
     assert!(Client::builder(Vec::<String>::new()).build().is_err());
-    let nobody = Client::builder(["127.0.0.1:1"]).give_up_after(Duration::ZERO).build().unwrap();
+    let nobody = Client::builder(["127.0.0.1:1"])
+        .give_up_after(Duration::ZERO)
+        .build()
+        .unwrap();
     let error = nobody.insert([NewTask::new("q", "k")]).await.unwrap_err();
-    assert!(error.may_pass() && error.to_string().contains("127.0.0.1:1"), "{error}");
+    assert!(
+        error.may_pass() && error.to_string().contains("127.0.0.1:1"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn a_payload_may_be_absent() {
     let page = NewTask::new("q", "page").json(&Page { depth: 2 }).unwrap();
-    let mock = Mock::new([page, NewTask::new("q", "none"), NewTask::new("q", "text").text("no JSON")]);
+    let mock = Mock::new([
+        page,
+        NewTask::new("q", "none"),
+        NewTask::new("q", "text").text("no JSON"),
+    ]);
     let handler = async |task: Task<Option<Json<Page>>>| {
         let depth = task.payload.as_ref().map(|page| page.depth);
         Done::json(&depth)
     };
     worker().run_on(mock.clone(), handler).await.unwrap();
-    assert_eq!((mock.result("q", "page").unwrap(), mock.result("q", "none").unwrap()), ("2".into(), "null".into()));
-    assert!(mock.dead("q", "text").unwrap().starts_with("the payload is not as expected: "));
+    assert_eq!(
+        (
+            mock.result("q", "page").unwrap(),
+            mock.result("q", "none").unwrap()
+        ),
+        ("2".into(), "null".into())
+    );
+    assert!(
+        mock.dead("q", "text")
+            .unwrap()
+            .starts_with("the payload is not as expected: ")
+    );
 }

@@ -1,10 +1,12 @@
-//! Crawls a site from one URL: a task is a page, its key the page's URL, and what it discovers are the pages it links to.
+//! Crawls a site from one URL: a task is a page, its key the page's URL, and what it discovers are
+//! the pages it links to.
 //!
 //!     taskd --pipelines all &
 //!     cargo run --release --package taskd-crawl -- --url http://127.0.0.1:8000/
 //!
-//! A worker is a function: it fetches the page of a task, and returns what it found. taskd sends the tasks on a stream. It
-//! knows which URLs it has seen, tries again what failed, and counts; so there is none of it here.
+//! A worker is a function: it fetches the page of a task, and returns what it found. taskd sends
+//! the tasks on a stream. It knows which URLs it has seen, tries again what failed, and counts; so
+//! there is none of it here.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -63,7 +65,9 @@ pub(crate) struct Args {
 }
 
 fn queue_of_this_run() -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     format!("crawl-{}", now.as_secs())
 }
 
@@ -106,12 +110,30 @@ async fn main() -> anyhow::Result<()> {
 
     let seconds = started.elapsed().as_secs_f64();
     let mut table = comfy_table::Table::new();
-    table.set_header(["pages", "links", "bytes", "seconds", "pages/s", "results by worker"]);
-    let by_worker: Vec<String> = by_worker.iter().map(|(worker, results)| format!("{worker} {results}")).collect();
+    table.set_header([
+        "pages",
+        "links",
+        "bytes",
+        "seconds",
+        "pages/s",
+        "results by worker",
+    ]);
+    let by_worker: Vec<String> = by_worker
+        .iter()
+        .map(|(worker, results)| format!("{worker} {results}"))
+        .collect();
     table.add_row([
         pages.len().to_string(),
-        pages.values().map(|page| page.links.len()).sum::<usize>().to_string(),
-        pages.values().map(|page| page.bytes).sum::<usize>().to_string(),
+        pages
+            .values()
+            .map(|page| page.links.len())
+            .sum::<usize>()
+            .to_string(),
+        pages
+            .values()
+            .map(|page| page.bytes)
+            .sum::<usize>()
+            .to_string(),
         format!("{seconds:.1}"),
         format!("{:.0}", pages.len() as f64 / seconds),
         by_worker.join("\n"),
@@ -125,15 +147,26 @@ pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::
     let client = Client::new(args.grpc.clone())?;
     let first = new_task(args, normalised(args.url.clone()).as_str());
     let inserted = client.insert([first]).await?;
-    let refused = inserted.iter().find(|answer| answer.status == InsertedAs::Rejected);
-    anyhow::ensure!(refused.is_none(), "taskd did not take the first page: {refused:?}");
+    let refused = inserted
+        .iter()
+        .find(|answer| answer.status == InsertedAs::Rejected);
+    anyhow::ensure!(
+        refused.is_none(),
+        "taskd did not take the first page: {refused:?}"
+    );
 
     let (sender, mut reports) = mpsc::unbounded_channel();
     let site = Site::new();
     let (mut workers, mut stops) = (JoinSet::new(), Vec::new());
     for number in 1..=args.workers {
         let (name, args, site) = (format!("crawler-{number}"), args.clone(), site.clone());
-        let crawler = Arc::new(Crawler { name, args, site, reports: sender.clone(), pages: Mutex::default() });
+        let crawler = Arc::new(Crawler {
+            name,
+            args,
+            site,
+            reports: sender.clone(),
+            pages: Mutex::default(),
+        });
         let worker = crawler.worker();
         stops.push(worker.stop());
         let client = client.clone();
@@ -179,34 +212,62 @@ struct Crawler {
 impl Crawler {
     fn worker(self: &Arc<Self>) -> Worker {
         let crawler = self.clone();
-        let worker = Worker::new(&self.name, [&self.args.queue]).concurrency(PAGES).lease(self.args.lease);
+        let worker = Worker::new(&self.name, [&self.args.queue])
+            .concurrency(PAGES)
+            .lease(self.args.lease);
         worker.on_event(move |event| {
-            let Event::Ended { task, ended, .. } = event else { return };
-            let page = crawler.pages.lock().expect("nothing panics with it").remove(task.id());
+            let Event::Ended { task, ended, .. } = event else {
+                return;
+            };
+            let page = crawler
+                .pages
+                .lock()
+                .expect("nothing panics with it")
+                .remove(task.id());
             if let Some(page) = page {
                 let (worker, url) = (crawler.name.clone(), task.key().into_owned());
                 // Whoever crawls may have heard enough.
-                crawler.reports.send(Report { worker, url, page, ended }).ok();
+                crawler
+                    .reports
+                    .send(Report {
+                        worker,
+                        url,
+                        page,
+                        ended,
+                    })
+                    .ok();
             }
         })
     }
 
     async fn work(&self, task: Task<()>) -> Result<Done, Failure> {
         let page = self.fetch(&task.key()).await?;
-        let done = Done::json(&page)?.discover(page.links.iter().map(|link| new_task(&self.args, link)));
-        self.pages.lock().expect("nothing panics with it").insert(task.id().to_owned(), page);
+        let done =
+            Done::json(&page)?.discover(page.links.iter().map(|link| new_task(&self.args, link)));
+        self.pages
+            .lock()
+            .expect("nothing panics with it")
+            .insert(task.id().to_owned(), page);
         Ok(done)
     }
 
     async fn fetch(&self, url: &str) -> anyhow::Result<Page> {
-        let (url, status, is_html, body) = timeout(FETCH_WITHIN, self.site.get(Url::parse(url)?)).await??;
+        let (url, status, is_html, body) =
+            timeout(FETCH_WITHIN, self.site.get(Url::parse(url)?)).await??;
         anyhow::ensure!(status < 500, "the site answers {status}");
-        let mut page = Page { status, title: String::new(), bytes: body.len(), links: BTreeSet::new() };
+        let mut page = Page {
+            status,
+            title: String::new(),
+            bytes: body.len(),
+            links: BTreeSet::new(),
+        };
         if is_html {
             let (title, hrefs) = read(&body);
             page.title = title;
             let links = hrefs.iter().filter_map(|href| url.join(href).ok());
-            let links = links.map(normalised).filter(|link| inside(&self.args.url, link));
+            let links = links
+                .map(normalised)
+                .filter(|link| inside(&self.args.url, link));
             page.links = links.map(String::from).collect();
         }
         Ok(page)
@@ -227,7 +288,11 @@ impl Site {
         for _ in 0..=MOST_REDIRECTS {
             let answer: Response<Incoming> = self.0.get(url.as_str().parse()?).await?;
             let status = answer.status();
-            if let Some(to) = answer.headers().get(LOCATION).filter(|_| status.is_redirection()) {
+            if let Some(to) = answer
+                .headers()
+                .get(LOCATION)
+                .filter(|_| status.is_redirection())
+            {
                 url = url.join(to.to_str()?)?;
                 continue;
             }
@@ -274,7 +339,10 @@ fn normalised(mut url: Url) -> Url {
 }
 
 fn inside(site: &Url, url: &Url) -> bool {
-    let folder = site.path().rfind('/').map_or("/", |end| &site.path()[..=end]);
+    let folder = site
+        .path()
+        .rfind('/')
+        .map_or("/", |end| &site.path()[..=end]);
     url.origin() == site.origin() && url.path().starts_with(folder)
 }
 
@@ -286,9 +354,13 @@ async fn all_done(args: &Args) -> anyhow::Result<()> {
         let (_, status, _, body) = timeout(FETCH_WITHIN, http.get(url.clone())).await??;
         anyhow::ensure!(status == 200, "taskd answers {status}");
         let answer: serde_json::Value = serde_json::from_slice(&body)?;
-        let queue = answer["queues"].as_array().and_then(|all| all.iter().find(|queue| queue["queue"] == args.queue));
+        let queue = answer["queues"]
+            .as_array()
+            .and_then(|all| all.iter().find(|queue| queue["queue"] == args.queue));
         let left = |queue: &serde_json::Value| {
-            ["pending", "queued", "assigned", "delayed"].iter().all(|state| queue[*state].as_u64() == Some(0))
+            ["pending", "queued", "assigned", "delayed"]
+                .iter()
+                .all(|state| queue[*state].as_u64() == Some(0))
         };
         anyhow::Ok(queue.is_some_and(left))
     };
@@ -296,7 +368,11 @@ async fn all_done(args: &Args) -> anyhow::Result<()> {
     while empty < 2 {
         tokio::time::sleep(Duration::from_millis(250)).await;
         // Not answered: taskd is away for a moment.
-        empty = if look().await.unwrap_or(false) { empty + 1 } else { 0 };
+        empty = if look().await.unwrap_or(false) {
+            empty + 1
+        } else {
+            0
+        };
     }
     Ok(())
 }

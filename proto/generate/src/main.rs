@@ -18,18 +18,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     // protox is a protobuf compiler in Rust: nobody needs protoc.
     let public = protox::compile([PUBLIC], [&proto])?;
     let all = protox::compile([PUBLIC, RECORDS], [&proto])?;
-    fs::write(daemon.join("descriptors.bin"), prost::Message::encode_to_vec(&all))?;
+    fs::write(
+        daemon.join("descriptors.bin"),
+        prost::Message::encode_to_vec(&all),
+    )?;
     // taskd forwards payloads without reading them. `Bytes` makes each hop a reference count instead of a copy.
     let configure = || tonic_prost_build::configure().bytes(".");
-    let mut servers = configure().build_client(false).codec_path("crate::wire::grpc_codec::Codec").out_dir(&daemon);
+    let mut servers = configure()
+        .build_client(false)
+        .codec_path("crate::wire::grpc_codec::Codec")
+        .out_dir(&daemon);
     for file in public.file.iter().filter(|file| file.name() == PUBLIC) {
         let messages = file.message_type.iter().map(|message| message.name());
         for name in messages.chain(file.enum_type.iter().map(|of| of.name())) {
-            servers = servers.extern_path(format!(".{}.{name}", file.package()), format!("{MESSAGES}::{name}"));
+            servers = servers.extern_path(
+                format!(".{}.{name}", file.package()),
+                format!("{MESSAGES}::{name}"),
+            );
         }
     }
     servers.compile_fds(all)?;
-    configure().build_server(false).codec_path("crate::codec::Codec").out_dir(&client).compile_fds(public)?;
+    configure()
+        .build_server(false)
+        .codec_path("crate::codec::Codec")
+        .out_dir(&client)
+        .compile_fds(public)?;
     for folder in [daemon, client] {
         fs::rename(folder.join("taskd.v1.rs"), folder.join("generated.rs"))?;
     }

@@ -24,8 +24,9 @@ pub struct Received {
     pub room: Room,
 }
 
-/// A frame on its way to the worker, with the leases that it carries. It travels in a box: a channel has room for 32
-/// values from its start on, and nearly all sessions have no frame on its way.
+/// A frame on its way to the worker, with the leases that it carries. It travels in a box: a
+/// channel has room for 32 values from its start on, and nearly all sessions have no frame on its
+/// way.
 pub struct Sent {
     pub frame: TaskdFrame,
     pub deliveries: Vec<Delivery>,

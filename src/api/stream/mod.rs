@@ -23,12 +23,16 @@ use crate::{
 
 /// How long the first frame may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
-/// How long a session waits to be open while Redis does not answer: workers give up after ten seconds.
+/// How long a session waits to be open while Redis does not answer: workers give up after ten
+/// seconds.
 const OPENED_WITHIN: Duration = Duration::from_secs(3);
 
 impl Api {
     /// Runs a stream beside its connection. A stop of the process waits for it.
-    pub fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
+    pub fn spawn_stream(
+        &self,
+        stream: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Error> {
         self.tasks()?.spawn_stream(stream);
         Ok(())
     }
@@ -47,14 +51,27 @@ impl Api {
             () = self.stop.cancelled() => return Err(StreamEnd::Stopping),
             () = out.closed() => return Err(StreamEnd::Broken),
         };
-        let Some(Ok(Received { mut frame, room: its_room })) = first else { return Err(StreamEnd::Broken) };
-        let open = frame.open.take().ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
+        let Some(Ok(Received {
+            mut frame,
+            room: its_room,
+        })) = first
+        else {
+            return Err(StreamEnd::Broken);
+        };
+        let open = frame
+            .open
+            .take()
+            .ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
         let mut open = open.map_err(StreamEnd::Wrong)?;
         access::may_open(&caller, &mut open)?;
-        tasks.few_ids("holding", &open.holding).map_err(Error::from)?;
+        tasks
+            .few_ids("holding", &open.holding)
+            .map_err(Error::from)?;
         access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
         let (want, keeps, takes_over) = (open.want, open.keep_leases, open.takeover);
-        let opened = tasks.open_session(&open, &caller.access, access::is_one_worker(&caller)).map_err(Error::from)?;
+        let opened = tasks
+            .open_session(&open, &caller.access, access::is_one_worker(&caller))
+            .map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);
         let opening = async {
             if takes_over {
@@ -76,12 +93,29 @@ impl Api {
         let heartbeat = heartbeat(timeout);
         let max_tasks = tasks.most_session_tasks();
         let session = attached.session();
-        let opened = Some(SessionOpened { session, resumed, granted, max_tasks, heartbeat, timeout });
+        let opened = Some(SessionOpened {
+            session,
+            resumed,
+            granted,
+            max_tasks,
+            heartbeat,
+            timeout,
+        });
         let mut stream = Streaming::new(self, tasks, &caller, &attached, out, room, keeps);
-        stream.send(TaskdFrame { opened, demand, ..TaskdFrame::default() }).await?;
+        stream
+            .send(TaskdFrame {
+                opened,
+                demand,
+                ..TaskdFrame::default()
+            })
+            .await?;
         // The rest of the first frame counts as well.
         let closes = stream.receive(frame, its_room)?;
-        let end = if closes { stream.finish().await } else { stream.run(&mut frames).await };
+        let end = if closes {
+            stream.finish().await
+        } else {
+            stream.run(&mut frames).await
+        };
         stream.settle().await;
         drop(stream);
         let why = match &end {

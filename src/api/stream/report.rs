@@ -23,22 +23,36 @@ impl Api {
         reports: Reports,
         mut answer: FrameAnswer,
     ) -> Result<FrameAnswer, StreamEnd> {
-        let WorkerFrame { completions, rejections, extensions, .. } = frame;
+        let WorkerFrame {
+            completions,
+            rejections,
+            extensions,
+            ..
+        } = frame;
         let worker = attached.worker();
-        let completed = answers(worker, completions, async |batch| self.complete(caller, batch).await);
+        let completed = answers(worker, completions, async |batch| {
+            self.complete(caller, batch).await
+        });
         answer.completions = completed.await?;
         attached.completed(&reports, &answer.completions);
-        let rejected = answers(worker, rejections, async |batch| self.reject(caller, batch).await);
+        let rejected = answers(worker, rejections, async |batch| {
+            self.reject(caller, batch).await
+        });
         answer.rejections = rejected.await?;
         attached.rejected(&reports, &answer.rejections);
-        let extended = answers(worker, extensions, async |batch| self.extend(caller, batch).await);
+        let extended = answers(worker, extensions, async |batch| {
+            self.extend(caller, batch).await
+        });
         answer.extensions = extended.await?;
-        self.tasks()?.extended(attached, &reports, &answer.extensions).await;
+        self.tasks()?
+            .extended(attached, &reports, &answer.extensions)
+            .await;
         Ok(answer)
     }
 }
 
-/// Reports items, if there are any. Where a server does not answer, each is to be sent again: the session goes on.
+/// Reports items, if there are any. Where a server does not answer, each is to be sent again: the
+/// session goes on.
 pub(in crate::api) async fn answers<T>(
     worker: &str,
     items: Items<T>,
@@ -52,10 +66,18 @@ pub(in crate::api) async fn answers<T>(
         Err(answer) => answer.id.clone(),
     };
     let ids: Vec<String> = items.iter().map(id).collect();
-    match call(Batch { worker: worker.to_owned(), items }).await {
+    match call(Batch {
+        worker: worker.to_owned(),
+        items,
+    })
+    .await
+    {
         Err(error @ Error::Tasks(tasks::Error::Unavailable(_))) => {
             let why = error.to_string();
-            let try_later = |id| ItemAnswer { error: why.clone(), ..ItemAnswer::new(id, ItemStatus::TryLater) };
+            let try_later = |id| ItemAnswer {
+                error: why.clone(),
+                ..ItemAnswer::new(id, ItemStatus::TryLater)
+            };
             Ok(ids.into_iter().map(try_later).collect())
         }
         answers => answers,

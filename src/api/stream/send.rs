@@ -14,21 +14,28 @@ use crate::model::TaskdFrame;
 
 impl Streaming<'_> {
     pub(super) async fn send(&mut self, frame: TaskdFrame) -> Result<(), StreamEnd> {
-        self.send_all(Box::new(Sent { frame, deliveries: Vec::new(), room: None, _place: None })).await
+        self.send_all(Box::new(Sent {
+            frame,
+            deliveries: Vec::new(),
+            room: None,
+            _place: None,
+        }))
+        .await
     }
 
-    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its
-    /// token counts before. Its leases are kept meanwhile.
+    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the
+    /// session or of its token counts before. Its leases are kept meanwhile.
     pub(super) async fn send_all(&mut self, sent: Box<Sent>) -> Result<(), StreamEnd> {
         if let Ok(place) = self.out.try_reserve() {
             place.send(sent);
             self.spoke = Instant::now();
             return Ok(());
         }
-        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no other worker. Leases
-        // that wait for an answer go back.
+        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no
+        // other worker. Leases that wait for an answer go back.
         (self.claim, self.held) = (None, None);
-        let (api, attached, out, began) = (self.api, self.attached, self.out.clone(), Instant::now());
+        let (api, attached, out, began) =
+            (self.api, self.attached, self.out.clone(), Instant::now());
         let mut stopped = pin!(async {
             api.stop.cancelled().await;
             sleep(LAST_WORDS).await;

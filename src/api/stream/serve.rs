@@ -1,6 +1,6 @@
-//! The loop that serves a stream. It never waits for a report: up to [`OPEN_FRAMES`] are under way, and it reads no
-//! more while there are as many, or while the worker does not read. At most one frame with tasks waits for the
-//! connection.
+//! The loop that serves a stream. It never waits for a report: up to [`OPEN_FRAMES`] are under way,
+//! and it reads no more while there are as many, or while the worker does not read. At most one
+//! frame with tasks waits for the connection.
 
 use std::{
     collections::VecDeque,
@@ -35,15 +35,16 @@ use crate::{
 
 /// The frames whose answers are under way.
 const OPEN_FRAMES: usize = 16;
-/// How often a stream looks at the time while its token may be revoked, its leases may run out, or the process stops.
-/// Any other stream looks when a heartbeat or its time-out is due: ten thousand idle ones cost next to nothing.
+/// How often a stream looks at the time while its token may be revoked, its leases may run out, or
+/// the process stops. Any other stream looks when a heartbeat or its time-out is due: ten thousand
+/// idle ones cost next to nothing.
 pub(super) const TICK: Duration = Duration::from_millis(700);
 /// How long a claim waits after one that failed.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
-/// The longest that claimed tasks wait until the worker knows of their demand. Nobody extends their leases meanwhile,
-/// and other workers may be idle.
+/// The longest that claimed tasks wait until the worker knows of their demand. Nobody extends their
+/// leases meanwhile, and other workers may be idle.
 const HELD_FOR: Duration = Duration::from_secs(1);
 /// How long the end of a session waits for reports and for an extension of its leases.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
@@ -74,7 +75,8 @@ pub(super) struct Streaming<'a> {
     pub(super) keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
     pub(super) surrenders: Arc<AtomicU64>,
-    /// When the worker sent its last frame, and taskd sent its own. The time in which nobody reads does not count.
+    /// When the worker sent its last frame, and taskd sent its own. The time in which nobody reads
+    /// does not count.
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
     /// When taskd last looked at the token.
@@ -121,7 +123,11 @@ impl<'a> Streaming<'a> {
         room: FindRoom,
         keeps: bool,
     ) -> Self {
-        let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
+        let (place, answers, now) = (
+            Arc::new(Semaphore::new(1)),
+            FuturesUnordered::new(),
+            Instant::now(),
+        );
         let answered = VecDeque::new();
         let (claim, keeping, surrenders, closing) = (None, None, Arc::default(), None);
         let (heard, spoke, looked, timeout) = (now, now, now, attached.timeout());
@@ -205,8 +211,12 @@ impl<'a> Streaming<'a> {
     /// When the time changes something for this stream.
     fn look_at(&self) -> Instant {
         let due = (self.heard + self.timeout).min(self.spoke + heartbeat(self.timeout));
-        let due = self.held.as_ref().map_or(due, |held| due.min(held.since + HELD_FOR));
-        self.looks_every().map_or(due, |every| due.min(self.looked + every))
+        let due = self
+            .held
+            .as_ref()
+            .map_or(due, |held| due.min(held.since + HELD_FOR));
+        self.looks_every()
+            .map_or(due, |every| due.min(self.looked + every))
     }
 
     /// How often the stream looks at the time while it must.
@@ -223,7 +233,10 @@ impl<'a> Streaming<'a> {
     }
 
     pub(super) fn frame(&self) -> TaskdFrame {
-        TaskdFrame { demand: self.told(), ..TaskdFrame::default() }
+        TaskdFrame {
+            demand: self.told(),
+            ..TaskdFrame::default()
+        }
     }
 
     /// The demand of which the worker knows.
@@ -245,7 +258,8 @@ impl<'a> Streaming<'a> {
     async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
         let leases = match leases {
             Ok(leases) if leases.tasks.is_empty() => {
-                // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
+                // Nobody can read the tasks of these leases. They run out, and at last the tasks
+                // are dead.
                 leases.deliver();
                 return Ok(());
             }
@@ -263,30 +277,54 @@ impl<'a> Streaming<'a> {
             self.claim_after(CLAIM_AGAIN);
             return Ok(());
         };
-        self.held = Some(Held { leases, place, room, since: Instant::now() });
+        self.held = Some(Held {
+            leases,
+            place,
+            room,
+            since: Instant::now(),
+        });
         self.pass_on_held().await
     }
 
-    /// Sends the tasks that a claim brought, if the worker knows of so much demand, and waits for no answer about one of
-    /// them: clients know a lease by its task, and would take that answer for the end of the new lease.
+    /// Sends the tasks that a claim brought, if the worker knows of so much demand, and waits for
+    /// no answer about one of them: clients know a lease by its task, and would take that answer
+    /// for the end of the new lease.
     async fn pass_on_held(&mut self) -> Result<(), StreamEnd> {
         let (told, reporting) = (self.told() as usize, &self.reporting);
         let may_go = |held: &mut Held| {
             let tasks = &held.leases.tasks;
             tasks.len() <= told && !tasks.iter().any(|task| reporting.has(task.id))
         };
-        let Some(Held { leases, place, room, .. }) = self.held.take_if(may_go) else {
+        let Some(Held {
+            leases,
+            place,
+            room,
+            ..
+        }) = self.held.take_if(may_go)
+        else {
             return Ok(());
         };
         let before = self.frame();
-        let Some(ended) = self.attached.hold(&leases.tasks) else { return Ok(()) };
-        // Clients know a lease by its task: behind a new lease of it they would take this for the end of the new one.
+        let Some(ended) = self.attached.hold(&leases.tasks) else {
+            return Ok(());
+        };
+        // Clients know a lease by its task: behind a new lease of it they would take this for the
+        // end of the new one.
         if !ended.is_empty() {
             self.send(TaskdFrame { ended, ..before }).await?;
         }
         let Leases { tasks, deliveries } = leases;
-        let frame = TaskdFrame { tasks, ..self.frame() };
-        self.send_all(Box::new(Sent { frame, deliveries, room: Some(room), _place: Some(place) })).await
+        let frame = TaskdFrame {
+            tasks,
+            ..self.frame()
+        };
+        self.send_all(Box::new(Sent {
+            frame,
+            deliveries,
+            room: Some(room),
+            _place: Some(place),
+        }))
+        .await
     }
 
     /// Claims for the demand that the worker knows, or if there is none for the rest.
@@ -309,7 +347,9 @@ impl<'a> Streaming<'a> {
     /// Takes a frame; whether it closes the session.
     pub(super) fn receive(&mut self, frame: WorkerFrame, room: Room) -> Result<bool, StreamEnd> {
         if frame.open.is_some() {
-            return Err(StreamEnd::Wrong("only the first frame may have open".into()));
+            return Err(StreamEnd::Wrong(
+                "only the first frame may have open".into(),
+            ));
         }
         let closes = frame.close;
         self.take(frame, room)?;
@@ -329,13 +369,20 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Gives back what a claim leased, and waits for reports and for an extension under way: the session's end needs
-    /// the deadlines that Redis has. A lease that Redis extends later than that runs out.
+    /// Gives back what a claim leased, and waits for reports and for an extension under way: the
+    /// session's end needs the deadlines that Redis has. A lease that Redis extends later than that
+    /// runs out.
     pub(super) async fn settle(&mut self) {
         (self.claim, self.held) = (None, None);
         let (reports, keeping) = (std::mem::take(&mut self.answers), self.keeping.take());
         let keeping = async { OptionFuture(&mut { keeping }).await };
-        drop(timeout(SETTLED_WITHIN, future::join(reports.for_each(|_| future::ready(())), keeping)).await);
+        drop(
+            timeout(
+                SETTLED_WITHIN,
+                future::join(reports.for_each(|_| future::ready(())), keeping),
+            )
+            .await,
+        );
     }
 
     /// The process stops: no more tasks, and the worker may say what it has.
@@ -343,19 +390,31 @@ impl<'a> Streaming<'a> {
         self.closing = Some(Instant::now());
         self.surrender();
         let reason = "this process stops: go on with the session at another one".to_owned();
-        let closing = Some(SessionClosing { reason, within: LAST_WORDS });
-        self.send(TaskdFrame { closing, ..self.frame() }).await
+        let closing = Some(SessionClosing {
+            reason,
+            within: LAST_WORDS,
+        });
+        self.send(TaskdFrame {
+            closing,
+            ..self.frame()
+        })
+        .await
     }
 
     /// Looks at the token and at the leases. It must go on, whatever the stream does.
     pub(super) fn look(&mut self) -> Result<(), StreamEnd> {
         // A look that is late: this process stood still.
-        let silent = self.heard.elapsed().max(self.looked.elapsed().saturating_sub(TICK));
+        let silent = self
+            .heard
+            .elapsed()
+            .max(self.looked.elapsed().saturating_sub(TICK));
         self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
         if self.shortest_kept().is_some() && self.keeping.is_none() {
             let may_have_moved = silent > heartbeat(self.timeout);
-            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached, may_have_moved)));
+            self.keeping = Some(Box::pin(
+                self.tasks.keep_leases(self.attached, may_have_moved),
+            ));
         }
         Ok(())
     }
@@ -366,12 +425,17 @@ impl<'a> Streaming<'a> {
 
     /// True when the worker has said its last words: no more frames are read.
     fn is_closed(&self) -> bool {
-        self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS)
+        self.closing
+            .is_some_and(|since| since.elapsed() >= LAST_WORDS)
     }
 
     async fn tick(&mut self) -> Result<(), StreamEnd> {
         self.look()?;
-        if self.held.take_if(|held| held.since.elapsed() >= HELD_FOR).is_some() {
+        if self
+            .held
+            .take_if(|held| held.since.elapsed() >= HELD_FOR)
+            .is_some()
+        {
             (self.claim, self.is_late) = (None, true);
         }
         if self.is_closed() && self.open_frames() == 0 {
@@ -397,7 +461,10 @@ fn told(demand: u32, untold: &AtomicU32) -> u32 {
 }
 
 /// The next answer; `None`: nothing is under way.
-async fn next<T>(there: &mut VecDeque<T>, under_way: &mut FuturesUnordered<BoxFuture<'_, T>>) -> Option<T> {
+async fn next<T>(
+    there: &mut VecDeque<T>,
+    under_way: &mut FuturesUnordered<BoxFuture<'_, T>>,
+) -> Option<T> {
     match there.pop_front() {
         Some(answer) => Some(answer),
         None => under_way.next().await,

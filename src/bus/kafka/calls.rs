@@ -1,6 +1,7 @@
 //! Calls of librdkafka, their bounds and their errors.
 //!
-//! librdkafka answers some questions only by blocking. Those calls run on threads for blocking work, with a deadline.
+//! librdkafka answers some questions only by blocking. Those calls run on threads for blocking
+//! work, with a deadline.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,8 @@ use crate::{
 
 /// The longest that a broker may take to answer a question.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The longest that a record may take to be written, a change of leader included. Shorter than `stall_after` is by
-/// default: a loop that has tried a partition in vain goes on.
+/// The longest that a record may take to be written, a change of leader included. Shorter than
+/// `stall_after` is by default: a loop that has tried a partition in vain goes on.
 pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(25);
 /// Above the largest record: one task, or reports of half a MiB and one more. Each has at most
 /// `model::MAX_RECORD_BYTES`, and protobuf around it.
@@ -49,11 +50,18 @@ pub(super) enum Failure {
         cause: KafkaError,
     },
     #[error("kafka does not create topic {topic}: {code}")]
-    NotCreated { topic: String, code: RDKafkaErrorCode },
+    NotCreated {
+        topic: String,
+        code: RDKafkaErrorCode,
+    },
     #[error("kafka's topic {topic} is not ready after {within:?}")]
     NotReady { topic: String, within: Duration },
     #[error("kafka gives {topic} no {count} partitions: {code}")]
-    NotRaised { topic: String, count: u32, code: RDKafkaErrorCode },
+    NotRaised {
+        topic: String,
+        count: u32,
+        code: RDKafkaErrorCode,
+    },
 }
 
 /// An error of the opening.
@@ -61,13 +69,19 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let is_final = matches!(failure, Failure::Client(_) | Failure::Refused { .. });
         let cause = Cause::from(failure);
-        if is_final { Self::Misconfigured(cause) } else { Self::Setup(cause) }
+        if is_final {
+            Self::Misconfigured(cause)
+        } else {
+            Self::Setup(cause)
+        }
     }
 }
 
-/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it ends on its own
-/// thread.
-pub(super) async fn blocking<T, E>(call: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Failure>
+/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it
+/// ends on its own thread.
+pub(super) async fn blocking<T, E>(
+    call: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, Failure>
 where
     T: Send + 'static,
     E: Send + 'static,
@@ -86,7 +100,9 @@ pub(super) fn index(partition: u32) -> i32 {
 
 /// An offset of librdkafka; `None` for its special values.
 pub(super) fn offset(raw: i64) -> Option<Offset> {
-    u64::try_from(raw).ok().map(|major| Offset { major, minor: 0 })
+    u64::try_from(raw)
+        .ok()
+        .map(|major| Offset { major, minor: 0 })
 }
 
 /// The first offset of a partition and the one behind its last. Blocks.
@@ -98,8 +114,11 @@ pub(super) fn watermarks<C: ClientContext>(
     of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
 }
 
-/// Blocks. Repeats the question while a partition changes its leader, or has none because it is new.
-pub(super) fn of_its_leader<T>(mut ask: impl FnMut() -> Result<T, KafkaError>) -> Result<T, KafkaError> {
+/// Blocks. Repeats the question while a partition changes its leader, or has none because it is
+/// new.
+pub(super) fn of_its_leader<T>(
+    mut ask: impl FnMut() -> Result<T, KafkaError>,
+) -> Result<T, KafkaError> {
     let deadline = Instant::now() + ANSWER_WITHIN;
     loop {
         match ask() {
@@ -125,8 +144,17 @@ pub(super) fn committed<C: ConsumerContext>(
     let answer = consumer.committed_offsets(list, ANSWER_WITHIN)?;
     let next = |partition: u32| {
         let found = answer.find_partition(topic, index(partition));
-        let found = found.map(|found| found.error().map(|()| found.offset())).transpose()?;
-        Ok((partition, if let Some(Position::Offset(next)) = found { next } else { 0 }))
+        let found = found
+            .map(|found| found.error().map(|()| found.offset()))
+            .transpose()?;
+        Ok((
+            partition,
+            if let Some(Position::Offset(next)) = found {
+                next
+            } else {
+                0
+            },
+        ))
     };
     partitions.into_iter().map(next).collect()
 }

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::bus::Topic;
 
-/// Our choices for clients of a group. An observer has them, too: what librdkafka refuses a member, it refuses both.
+/// Our choices for clients of a group. An observer has them, too: what librdkafka refuses a member,
+/// it refuses both.
 const OF_GROUP: [(&str, &str); 4] = [
     ("session.timeout.ms", "6000"),
     ("heartbeat.interval.ms", "500"),
@@ -40,7 +41,8 @@ impl ClientConfigs {
         format!("{}{topic}", self.topic_prefix)
     }
 
-    /// The defaults of taskd, then the user's properties, then the fixed ones, on which taskd's promises rest.
+    /// The defaults of taskd, then the user's properties, then the fixed ones, on which taskd's
+    /// promises rest.
     fn config(&self, defaults: &[(&str, &str)], fixed: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "taskd");
@@ -49,10 +51,20 @@ impl ClientConfigs {
         config.set("socket.keepalive.enable", "true");
         // The longest that librdkafka takes to notice that a broker is back.
         config.set("reconnect.backoff.max.ms", "2000");
-        config.extend(defaults.iter().map(|(property, value)| (property.to_string(), value.to_string())));
+        config.extend(
+            defaults
+                .iter()
+                .map(|(property, value)| (property.to_string(), value.to_string())),
+        );
         config.extend(self.properties.clone());
-        config.set("bootstrap.servers", &self.brokers).set("message.max.bytes", MAX_RECORD_BYTES);
-        config.extend(fixed.iter().map(|(property, value)| (property.to_string(), value.to_string())));
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("message.max.bytes", MAX_RECORD_BYTES);
+        config.extend(
+            fixed
+                .iter()
+                .map(|(property, value)| (property.to_string(), value.to_string())),
+        );
         config
     }
 
@@ -76,8 +88,11 @@ impl ClientConfigs {
     /// A client that never joins the group, and only asks for its committed offsets.
     pub(super) fn observer(&self, topic: Topic) -> ClientConfig {
         let group = self.group(topic);
-        let fixed =
-            [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
+        let fixed = [
+            ("group.id", group.as_str()),
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+        ];
         quiet(self.config(&OF_GROUP, &fixed))
     }
 
@@ -85,26 +100,37 @@ impl ClientConfigs {
         format!("{}taskd-{topic}", self.topic_prefix)
     }
 
-    pub(super) fn producer(&self, events: &ClientEvents) -> Result<FutureProducer<ClientEvents>, Failure> {
+    pub(super) fn producer(
+        &self,
+        events: &ClientEvents,
+    ) -> Result<FutureProducer<ClientEvents>, Failure> {
         let within = DELIVER_WITHIN.as_millis().to_string();
         let defaults = [
             ("compression.type", "zstd"),
             ("linger.ms", "1"),
-            // A young producer waits this long before it takes a topic for missing. taskd has seen its topics, so one
-            // that is missing was deleted.
+            // A young producer waits this long before it takes a topic for missing. taskd has seen
+            // its topics, so one that is missing was deleted.
             ("topic.metadata.propagation.max.ms", "5000"),
         ];
         // Idempotent: a retry after an error is neither written twice nor out of order.
-        let fixed = [("enable.idempotence", "true"), ("acks", "all"), ("message.timeout.ms", within.as_str())];
+        let fixed = [
+            ("enable.idempotence", "true"),
+            ("acks", "all"),
+            ("message.timeout.ms", within.as_str()),
+        ];
         create(&self.config(&defaults, &fixed), events.clone())
     }
 
-    pub(super) fn admin(&self, events: &ClientEvents) -> Result<AdminClient<ClientEvents>, Failure> {
+    pub(super) fn admin(
+        &self,
+        events: &ClientEvents,
+    ) -> Result<AdminClient<ClientEvents>, Failure> {
         create(&quiet(self.client()), events.clone())
     }
 
-    /// Finds what librdkafka refuses without a broker: a property that it does not know, a value that it does not take,
-    /// or values that do not go together. Some of those it refuses members only, which join after the start.
+    /// Finds what librdkafka refuses without a broker: a property that it does not know, a value
+    /// that it does not take, or values that do not go together. Some of those it refuses members
+    /// only, which join after the start.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let known = self.client().create_native_config();
         known.map_err(|error| refused(&error))?;
@@ -128,7 +154,9 @@ where
     C: ClientContext,
     T: FromClientConfigAndContext<C>,
 {
-    config.create_with_context(context).map_err(|error| refused(&error))
+    config
+        .create_with_context(context)
+        .map_err(|error| refused(&error))
 }
 
 /// librdkafka's refusal in one line, without the value, which may be a secret.
@@ -146,30 +174,58 @@ mod tests {
     use super::*;
 
     fn configs(properties: &[(&str, &str)]) -> ClientConfigs {
-        let properties = properties.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        ClientConfigs { brokers: "h:1".into(), topic_prefix: "p.".into(), properties }
+        let properties = properties
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
+        ClientConfigs {
+            brokers: "h:1".into(),
+            topic_prefix: "p.".into(),
+            properties,
+        }
     }
 
     #[test]
     fn the_users_properties_win_over_our_choices_and_not_over_our_promises() {
-        let configs =
-            configs(&[("linger.ms", "7"), ("acks", "1"), ("bootstrap.servers", "elsewhere"), ("group.id", "g")]);
+        let configs = configs(&[
+            ("linger.ms", "7"),
+            ("acks", "1"),
+            ("bootstrap.servers", "elsewhere"),
+            ("group.id", "g"),
+        ]);
         let member = configs.member(Topic::Pipeline);
-        assert_eq!((member.get("linger.ms"), member.get("group.id")), (Some("7"), Some("p.taskd-pipeline")));
+        assert_eq!(
+            (member.get("linger.ms"), member.get("group.id")),
+            (Some("7"), Some("p.taskd-pipeline"))
+        );
         assert_eq!(member.get("bootstrap.servers"), Some("h:1"));
         assert_eq!(member.get("session.timeout.ms"), Some("6000"));
     }
 
     #[test]
     fn a_property_that_librdkafka_does_not_take_is_named_without_its_value() {
-        let error = |properties: &[(&str, &str)]| configs(properties).check().unwrap_err().to_string();
+        let error =
+            |properties: &[(&str, &str)]| configs(properties).check().unwrap_err().to_string();
         let unknown = error(&[("sasl.pasword", "secret")]);
-        assert_eq!(unknown, "kafka: sasl.pasword: No such configuration property: \"sasl.pasword\"");
+        assert_eq!(
+            unknown,
+            "kafka: sasl.pasword: No such configuration property: \"sasl.pasword\""
+        );
         let wrong = error(&[("security.protocol", "secret")]);
-        assert!(wrong.starts_with("kafka: security.protocol: Invalid value"), "{wrong}");
+        assert!(
+            wrong.starts_with("kafka: security.protocol: Invalid value"),
+            "{wrong}"
+        );
         assert_eq!(wrong.lines().count(), 1);
-        let sasl = [("sasl.mechanism", "PLAIN"), ("sasl.username", "u"), ("sasl.password", "secret")];
-        let right = [("security.protocol", "SASL_SSL"), ("session.timeout.ms", "7000")];
+        let sasl = [
+            ("sasl.mechanism", "PLAIN"),
+            ("sasl.username", "u"),
+            ("sasl.password", "secret"),
+        ];
+        let right = [
+            ("security.protocol", "SASL_SSL"),
+            ("session.timeout.ms", "7000"),
+        ];
         configs(&[&sasl[..], &right].concat()).check().unwrap();
     }
 
@@ -184,13 +240,23 @@ mod tests {
         for property in cases {
             let configs = configs(&[property]);
             let said = configs.check().unwrap_err().to_string();
-            assert!(said.contains(property.0) && said.lines().count() == 1, "{said}");
+            assert!(
+                said.contains(property.0) && said.lines().count() == 1,
+                "{said}"
+            );
         }
         // An observer takes all that a member takes.
-        for property in [("max.poll.interval.ms", "30000"), ("receive.message.max.bytes", "40000000")] {
+        for property in [
+            ("max.poll.interval.ms", "30000"),
+            ("receive.message.max.bytes", "40000000"),
+        ] {
             let configs = configs(&[property]);
             configs.check().unwrap();
-            create::<_, BaseConsumer<_>>(&configs.observer(Topic::Pipeline), ClientEvents::default()).unwrap();
+            create::<_, BaseConsumer<_>>(
+                &configs.observer(Topic::Pipeline),
+                ClientEvents::default(),
+            )
+            .unwrap();
         }
     }
 }

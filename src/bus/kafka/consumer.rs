@@ -1,16 +1,17 @@
 //! A reader: a member of the topic's group.
 //!
-//! The group assigns and revokes partitions, and says so while the reader polls. The reader neither answers nor commits
-//! records of a revoked partition: its next owner begins at the committed offset, which must not move back. Two owners
-//! may process records that were answered before; only the caller's fencing decides then.
+//! The group assigns and revokes partitions, and says so while the reader polls. The reader neither
+//! answers nor commits records of a revoked partition: its next owner begins at the committed
+//! offset, which must not move back. Two owners may process records that were answered before; only
+//! the caller's fencing decides then.
 //!
-//! A commit during a change of the group is no error. The reader keeps the processed offsets and commits them with the
-//! next commit, during its wait for records, when it gives the partition up, or when it leaves. A member that the group
-//! has forgotten joins again by itself.
+//! A commit during a change of the group is no error. The reader keeps the processed offsets and
+//! commits them with the next commit, during its wait for records, when it gives the partition up,
+//! or when it leaves. A member that the group has forgotten joins again by itself.
 //!
-//! A transaction of another program leaves offsets that no reader gets: its marker, and its records if it was aborted.
-//! The reader commits them once a second, where it has processed all records before them. Otherwise a topic that ends
-//! with a transaction would never count as read.
+//! A transaction of another program leaves offsets that no reader gets: its marker, and its records
+//! if it was aborted. The reader commits them once a second, where it has processed all records
+//! before them. Otherwise a topic that ends with a transaction would never count as read.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -46,10 +47,11 @@ pub(super) struct Member {
     /// `None` only while it is dropped.
     consumer: Option<Arc<StreamConsumer<Group>>>,
     buffer: VecDeque<Message>,
-    /// Partitions that were paused since the last read. librdkafka keeps one paused even while another member has it.
+    /// Partitions that were paused since the last read. librdkafka keeps one paused even while
+    /// another member has it.
     paused: BTreeSet<u32>,
-    /// A commit in flight. It lives here, because a commit of a dropped future could reach the broker too late: after
-    /// the reader gave a partition up.
+    /// A commit in flight. It lives here, because a commit of a dropped future could reach the
+    /// broker too late: after the reader gave a partition up.
     committing: Option<Committing>,
     /// The next try of a commit that met a change of the group, while no records come.
     commit_again_at: tokio::time::Instant,
@@ -60,20 +62,34 @@ pub(super) struct Member {
 type Committing = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// A look asks librdkafka, and no broker. `enable.partition.eof` would cost an event each time that a reader is at the
-/// end, so with nearly each record.
+/// A look asks librdkafka, and no broker. `enable.partition.eof` would cost an event each time that
+/// a reader is at the end, so with nearly each record.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Member {
-    pub(super) fn join(configs: &ClientConfigs, events: ClientEvents, topic: Topic) -> Result<Self> {
+    pub(super) fn join(
+        configs: &ClientConfigs,
+        events: ClientEvents,
+        topic: Topic,
+    ) -> Result<Self> {
         let group = Group::new(events);
-        let consumer: StreamConsumer<Group> = create(&configs.member(topic), group).map_err(Error::read(topic))?;
+        let consumer: StreamConsumer<Group> =
+            create(&configs.member(topic), group).map_err(Error::read(topic))?;
         let name = configs.topic(topic);
         consumer.subscribe(&[&name]).map_err(Error::read(topic))?;
         let (consumer, now) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
         let (buffer, paused, committing) = Default::default();
         let (commit_again_at, look_at) = (now, now + LOOK_EVERY);
-        Ok(Self { topic, name, consumer, buffer, paused, committing, commit_again_at, look_at })
+        Ok(Self {
+            topic,
+            name,
+            consumer,
+            buffer,
+            paused,
+            committing,
+            commit_again_at,
+            look_at,
+        })
     }
 
     fn consumer(&self) -> Arc<StreamConsumer<Group>> {
@@ -88,16 +104,24 @@ impl Member {
         let mut stream = consumer.stream();
         while self.buffer.is_empty() {
             let is_committed = consumer.context().partitions().done.is_empty();
-            let until = if is_committed { self.look_at } else { self.look_at.min(self.commit_again_at) };
+            let until = if is_committed {
+                self.look_at
+            } else {
+                self.look_at.min(self.commit_again_at)
+            };
             let Ok(received) = tokio::time::timeout_at(until, stream.next()).await else {
                 self.commit_what_is_done().await?;
                 continue;
             };
-            let Some(received) = received else { return Ok(()) };
+            let Some(received) = received else {
+                return Ok(());
+            };
             self.take_in(&consumer, received)?;
         }
         while self.buffer.len() < max {
-            let Some(Some(received)) = stream.next().now_or_never() else { break };
+            let Some(Some(received)) = stream.next().now_or_never() else {
+                break;
+            };
             self.take_in(&consumer, received)?;
         }
         self.forget_lost_partitions(&consumer);
@@ -112,11 +136,18 @@ impl Member {
         self.forget_lost_partitions(consumer);
         match received {
             Ok(record) => {
-                let Some(message) = message(&record) else { return Ok(()) };
-                consumer.context().partitions().received(message.partition, record.offset().saturating_add(1));
+                let Some(message) = message(&record) else {
+                    return Ok(());
+                };
+                consumer
+                    .context()
+                    .partitions()
+                    .received(message.partition, record.offset().saturating_add(1));
                 self.buffer.push_back(message);
             }
-            Err(error) if is_passing(&error) => tracing::debug!(topic = %self.topic, "kafka: {error}"),
+            Err(error) if is_passing(&error) => {
+                tracing::debug!(topic = %self.topic, "kafka: {error}")
+            }
             Err(error) => return Err(Error::read(self.topic)(error)),
         }
         Ok(())
@@ -153,10 +184,11 @@ impl Member {
         self.look_at <= tokio::time::Instant::now()
     }
 
-    /// Commits the processed offsets of owned partitions. If the group is changing, they stay noted. Once a second it
-    /// looks for offsets that no reader gets, too.
+    /// Commits the processed offsets of owned partitions. If the group is changing, they stay
+    /// noted. Once a second it looks for offsets that no reader gets, too.
     ///
-    /// Cancel safe: the next call awaits the commit in flight. Nothing polls meanwhile, so no partition is revoked.
+    /// Cancel safe: the next call awaits the commit in flight. Nothing polls meanwhile, so no
+    /// partition is revoked.
     async fn commit_what_is_done(&mut self) -> Result<()> {
         let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
         let looks = self.is_look_due();
@@ -167,16 +199,17 @@ impl Member {
                 if looks {
                     self.look_at = tokio::time::Instant::now() + LOOK_EVERY;
                 }
-                self.committing.insert(Box::pin(blocking(move || commit(&consumer, &name, looks))))
+                self.committing
+                    .insert(Box::pin(blocking(move || commit(&consumer, &name, looks))))
             }
         };
         let done = committing.await;
         self.committing = None;
         match done {
             Ok(()) => Ok(()),
-            Err(Failure::Kafka(KafkaError::ConsumerCommit(code) | KafkaError::OffsetFetch(code)))
-                if is_rebalance(code) =>
-            {
+            Err(Failure::Kafka(
+                KafkaError::ConsumerCommit(code) | KafkaError::OffsetFetch(code),
+            )) if is_rebalance(code) => {
                 tracing::debug!(%topic, "kafka: the commit waits for the group: {code}");
                 self.commit_again_at = tokio::time::Instant::now() + COMMIT_AGAIN_AFTER;
                 Ok(())
@@ -195,28 +228,42 @@ impl Member {
 fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     let partition = u32::try_from(record.partition()).ok()?;
     let value = Bytes::copy_from_slice(record.payload().unwrap_or_default());
-    Some(Message { partition, offset: offset(record.offset())?, value })
+    Some(Message {
+        partition,
+        offset: offset(record.offset())?,
+        value,
+    })
 }
 
-/// True if librdkafka recovers from the error by itself: it makes new connections, and joins the group again.
+/// True if librdkafka recovers from the error by itself: it makes new connections, and joins the
+/// group again.
 ///
-/// A member that waits for its brokers keeps its place in the group. A new one would wait until the group gives up the
-/// old one.
+/// A member that waits for its brokers keeps its place in the group. A new one would wait until the
+/// group gives up the old one.
 fn is_passing(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{AllBrokersDown, BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve};
+    use RDKafkaErrorCode::{
+        AllBrokersDown, BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve,
+    };
     match error {
         KafkaError::MessageConsumption(code) => {
-            let is_away = matches!(code, AllBrokersDown | BrokerTransportFailure | OperationTimedOut | Resolve);
+            let is_away = matches!(
+                code,
+                AllBrokersDown | BrokerTransportFailure | OperationTimedOut | Resolve
+            );
             is_away || *code == PollExceeded || is_rebalance(*code)
         }
         _ => false,
     }
 }
 
-/// True if the group is changing, or has changed, so that this member does not know its partitions yet.
+/// True if the group is changing, or has changed, so that this member does not know its partitions
+/// yet.
 fn is_rebalance(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode::{IllegalGeneration, RebalanceInProgress, UnknownMemberId};
-    matches!(code, RebalanceInProgress | IllegalGeneration | UnknownMemberId)
+    matches!(
+        code,
+        RebalanceInProgress | IllegalGeneration | UnknownMemberId
+    )
 }
 
 #[async_trait]
@@ -262,14 +309,24 @@ impl Subscription for Member {
     }
 
     fn tenure(&self, partition: u32) -> u64 {
-        self.consumer().context().partitions().tenures.get(&partition).copied().unwrap_or(0)
+        self.consumer()
+            .context()
+            .partitions()
+            .tenures
+            .get(&partition)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// Keeps the offset for a partition that the group has not assigned yet.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
         let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
         let place = match after {
-            Some(after) => Position::Offset(i64::try_from(after.major).unwrap_or(i64::MAX).saturating_add(1)),
+            Some(after) => Position::Offset(
+                i64::try_from(after.major)
+                    .unwrap_or(i64::MAX)
+                    .saturating_add(1),
+            ),
             None => Position::Beginning,
         };
         {
@@ -290,7 +347,9 @@ impl Subscription for Member {
 impl Drop for Member {
     /// To leave the group waits for the broker, which must not block the runtime.
     fn drop(&mut self) {
-        if let (Some(consumer), Ok(runtime)) = (self.consumer.take(), tokio::runtime::Handle::try_current()) {
+        if let (Some(consumer), Ok(runtime)) =
+            (self.consumer.take(), tokio::runtime::Handle::try_current())
+        {
             drop(runtime.spawn_blocking(move || drop(consumer)));
         }
     }
@@ -298,14 +357,21 @@ impl Drop for Member {
 
 /// The offset behind the messages, by partition.
 fn next_places(messages: &[Message]) -> BTreeMap<u32, i64> {
-    let next = |offset: Offset| i64::try_from(offset.major).unwrap_or(i64::MAX).saturating_add(1);
-    crate::bus::highest(messages).into_iter().map(|(partition, offset)| (partition, next(offset))).collect()
+    let next = |offset: Offset| {
+        i64::try_from(offset.major)
+            .unwrap_or(i64::MAX)
+            .saturating_add(1)
+    };
+    crate::bus::highest(messages)
+        .into_iter()
+        .map(|(partition, offset)| (partition, next(offset)))
+        .collect()
 }
 
 /// Commits the processed offsets that are beyond the committed ones. Blocks.
 ///
-/// `looks`: also those behind records that no reader gets. Nothing polls meanwhile, so all that librdkafka counts as
-/// read has been received.
+/// `looks`: also those behind records that no reader gets. Nothing polls meanwhile, so all that
+/// librdkafka counts as read has been received.
 fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<(), KafkaError> {
     if looks {
         let positions = consumer.position()?;
@@ -315,7 +381,8 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<
     if !unknown.is_empty() {
         let committed = committed(consumer, topic, unknown)?;
         let committed = committed.into_iter().map(|(partition, place)| {
-            // A committed offset beyond the end belongs to a deleted topic. Nothing of this topic is committed yet.
+            // A committed offset beyond the end belongs to a deleted topic. Nothing of this topic
+            // is committed yet.
             let (_, end) = watermarks(consumer.client(), topic, partition)?;
             Ok((partition, if place > end { 0 } else { place }))
         });
@@ -332,13 +399,22 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<
 }
 
 /// Blocks. A partition that was just assigned refuses until it has looked up where it begins.
-fn seek(consumer: &StreamConsumer<Group>, topic: &str, partition: u32, place: Position) -> Result<(), KafkaError> {
+fn seek(
+    consumer: &StreamConsumer<Group>,
+    topic: &str,
+    partition: u32,
+    place: Position,
+) -> Result<(), KafkaError> {
     let deadline = Instant::now() + ANSWER_WITHIN;
     loop {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(topic, index(partition), place)?;
         let sought = consumer.seek_partitions(list, ANSWER_WITHIN);
-        let sought = sought.and_then(|list| list.elements().iter().try_for_each(|element| element.error()));
+        let sought = sought.and_then(|list| {
+            list.elements()
+                .iter()
+                .try_for_each(|element| element.error())
+        });
         match sought {
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
             sought => return sought,

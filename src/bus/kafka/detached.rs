@@ -4,7 +4,8 @@ use std::ops::Deref;
 
 /// Ends on a thread of its own, which nobody awaits.
 ///
-/// librdkafka joins threads that sleep until a time of day. A clock that was set back could delay a stop for as long.
+/// librdkafka joins threads that sleep until a time of day. A clock that was set back could delay a
+/// stop for as long.
 pub(super) struct Detached<T: Send + 'static>(Option<T>);
 
 impl<T: Send> Detached<T> {

@@ -15,8 +15,8 @@ use rdkafka::{
 
 /// The events of all clients of one opening.
 ///
-/// librdkafka reports each connection that fails, again and again: those reports are for debugging. The log says at
-/// most once a minute that all brokers are away, or why one refuses taskd.
+/// librdkafka reports each connection that fails, again and again: those reports are for debugging.
+/// The log says at most once a minute that all brokers are away, or why one refuses taskd.
 #[derive(Clone, Default)]
 pub(super) struct ClientEvents(Arc<Mutex<Reported>>);
 
@@ -31,7 +31,11 @@ struct Reported {
 
 impl Reported {
     fn warn(&mut self, text: &str) {
-        if self.is_open && self.warned.is_none_or(|at| at.elapsed() >= WARN_AGAIN_AFTER) {
+        if self.is_open
+            && self
+                .warned
+                .is_none_or(|at| at.elapsed() >= WARN_AGAIN_AFTER)
+        {
             self.warned = Some(Instant::now());
             tracing::warn!("{text}");
         }
@@ -40,14 +44,18 @@ impl Reported {
 
 const WARN_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// A broker that refuses taskd so often in a row means it. A broker that is starting may do it once.
+/// A broker that refuses taskd so often in a row means it. A broker that is starting may do it
+/// once.
 const REFUSALS: u32 = 3;
 
 impl ClientEvents {
     /// Why the brokers refuse taskd, if they have done so repeatedly.
     pub(super) fn refusal(&self) -> Option<String> {
         let reported = self.0.lock();
-        reported.last_refusal.clone().filter(|_| reported.refusals >= REFUSALS)
+        reported
+            .last_refusal
+            .clone()
+            .filter(|_| reported.refusals >= REFUSALS)
     }
 
     fn refused(&self, reason: &str) {
@@ -65,7 +73,9 @@ impl ClientEvents {
     }
 
     fn away(&self) {
-        self.0.lock().warn("kafka is away: no broker can be reached; going on when one is there");
+        self.0
+            .lock()
+            .warn("kafka is away: no broker can be reached; going on when one is there");
     }
 }
 
@@ -81,7 +91,10 @@ impl ClientContext for ClientEvents {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let code = error.rdkafka_error_code();
-        if matches!(code, Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)) {
+        if matches!(
+            code,
+            Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)
+        ) {
             self.refused(reason);
         }
         if code == Some(RDKafkaErrorCode::AllBrokersDown) {

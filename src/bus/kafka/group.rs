@@ -1,4 +1,5 @@
-//! The member's view of its group: which partitions it owns, and which offsets it has processed there.
+//! The member's view of its group: which partitions it owns, and which offsets it has processed
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,8 +16,8 @@ use super::{calls::index, events::ClientEvents};
 
 /// The member's view of its group.
 ///
-/// The view changes in [`Partitions::assigned`] and [`Partitions::revoked`]. librdkafka calls them only while the
-/// reader polls.
+/// The view changes in [`Partitions::assigned`] and [`Partitions::revoked`]. librdkafka calls them
+/// only while the reader polls.
 pub(super) struct Group {
     events: ClientEvents,
     partitions: Mutex<Partitions>,
@@ -29,19 +30,24 @@ pub(super) struct Partitions {
     pub(super) tenures: HashMap<u32, u64>,
     /// Partitions that were revoked since the reader's last look.
     pub(super) lost: BTreeSet<u32>,
-    /// Where to begin with partitions that are not assigned yet, instead of at the committed offset.
+    /// Where to begin with partitions that are not assigned yet, instead of at the committed
+    /// offset.
     pub(super) begin_at: HashMap<u32, Position>,
     /// The offset behind the processed records, by owned partition where it is not committed yet.
     pub(super) done: BTreeMap<u32, i64>,
     /// The group's committed offset, by owned partition where the member has asked or committed.
     committed: HashMap<u32, i64>,
-    /// The offset behind the last record that was received and not processed, by owned partition with such records.
+    /// The offset behind the last record that was received and not processed, by owned partition
+    /// with such records.
     in_hand: HashMap<u32, i64>,
 }
 
 impl Group {
     pub(super) fn new(events: ClientEvents) -> Self {
-        Self { events, partitions: Mutex::default() }
+        Self {
+            events,
+            partitions: Mutex::default(),
+        }
     }
 
     pub(super) fn partitions(&self) -> MutexGuard<'_, Partitions> {
@@ -54,10 +60,18 @@ impl Partitions {
         for partition in numbers(list) {
             self.owned.insert(partition);
             *self.tenures.entry(partition).or_default() += 1;
-            let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
-            let Some(place) = self.begin_at.remove(&partition) else { continue };
+            let topic = list
+                .elements()
+                .first()
+                .map(|element| element.topic().to_owned())
+                .unwrap_or_default();
+            let Some(place) = self.begin_at.remove(&partition) else {
+                continue;
+            };
             if let Err(error) = list.set_partition_offset(&topic, index(partition), place) {
-                tracing::error!("partition {partition} of {topic} begins at what is committed: {error}");
+                tracing::error!(
+                    "partition {partition} of {topic} begins at what is committed: {error}"
+                );
             }
         }
     }
@@ -69,9 +83,13 @@ impl Partitions {
             self.owned.remove(&partition);
             self.lost.insert(partition);
             *self.tenures.entry(partition).or_default() += 1;
-            let (noted, committed) = (self.done.remove_entry(&partition), self.committed.remove(&partition));
+            let (noted, committed) = (
+                self.done.remove_entry(&partition),
+                self.committed.remove(&partition),
+            );
             self.in_hand.remove(&partition);
-            // Records from before an earlier revocation may be far behind what other members have committed since.
+            // Records from before an earlier revocation may be far behind what other members have
+            // committed since.
             done.extend(noted.filter(|_| committed.is_some()));
         }
         done
@@ -79,11 +97,18 @@ impl Partitions {
 
     /// Notes the offsets behind processed records.
     ///
-    /// An offset at or before the committed one comes after a seek, or the topic was made anew and assigns its offsets
-    /// again. The next commit then asks the broker what is committed now.
+    /// An offset at or before the committed one comes after a seek, or the topic was made anew and
+    /// assigns its offsets again. The next commit then asks the broker what is committed now.
     pub(super) fn note(&mut self, next: BTreeMap<u32, i64>) {
-        for (partition, next) in next.into_iter().filter(|(partition, _)| self.owned.contains(partition)) {
-            if self.committed.get(&partition).is_some_and(|committed| next <= *committed) {
+        for (partition, next) in next
+            .into_iter()
+            .filter(|(partition, _)| self.owned.contains(partition))
+        {
+            if self
+                .committed
+                .get(&partition)
+                .is_some_and(|committed| next <= *committed)
+            {
                 self.committed.remove(&partition);
             }
             if self.in_hand.get(&partition) == Some(&next) {
@@ -108,13 +133,19 @@ impl Partitions {
 
     /// Notes the offsets behind what librdkafka has read, where no record is in hand.
     ///
-    /// They are beyond the processed records if a transaction has ended there: nobody gets its marker, or the records
-    /// that it aborted.
+    /// They are beyond the processed records if a transaction has ended there: nobody gets its
+    /// marker, or the records that it aborted.
     pub(super) fn note_positions(&mut self, positions: &TopicPartitionList) {
         for (partition, next) in numbered(positions) {
-            let Position::Offset(next) = next else { continue };
-            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
-            if is_news && self.owned.contains(&partition) && !self.in_hand.contains_key(&partition) {
+            let Position::Offset(next) = next else {
+                continue;
+            };
+            let is_news = self
+                .committed
+                .get(&partition)
+                .is_none_or(|committed| *committed < next);
+            if is_news && self.owned.contains(&partition) && !self.in_hand.contains_key(&partition)
+            {
                 let noted = self.done.entry(partition).or_insert(next);
                 *noted = next.max(*noted);
             }
@@ -123,38 +154,59 @@ impl Partitions {
 
     /// The partitions with noted offsets whose committed offset is unknown.
     pub(super) fn unknown(&self) -> Vec<u32> {
-        self.done.keys().copied().filter(|partition| !self.committed.contains_key(partition)).collect()
+        self.done
+            .keys()
+            .copied()
+            .filter(|partition| !self.committed.contains_key(partition))
+            .collect()
     }
 
     pub(super) fn committed_to(&mut self, next: impl IntoIterator<Item = (u32, i64)>) {
         self.committed.extend(next);
         let committed = &self.committed;
-        self.done.retain(|partition, next| committed.get(partition).is_none_or(|committed| *committed < *next));
+        self.done.retain(|partition, next| {
+            committed
+                .get(partition)
+                .is_none_or(|committed| *committed < *next)
+        });
     }
 }
 
-/// Commits processed offsets before the partitions are given up, so that the next reader does not repeat the work.
+/// Commits processed offsets before the partitions are given up, so that the next reader does not
+/// repeat the work.
 ///
-/// Nothing awaits this commit: librdkafka gives no partition up during a commit. It is too late if the group has
-/// assigned them to another member already.
+/// Nothing awaits this commit: librdkafka gives no partition up during a commit. It is too late if
+/// the group has assigned them to another member already.
 fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &BTreeMap<u32, i64>) {
     if done.is_empty() || consumer.assignment_lost() {
         return;
     }
-    let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
+    let topic = list
+        .elements()
+        .first()
+        .map(|element| element.topic().to_owned())
+        .unwrap_or_default();
     let sent = places(&topic, done).and_then(|list| consumer.commit(&list, CommitMode::Async));
     if let Err(error) = sent {
-        tracing::debug!("kafka: what was done in {topic} is not committed, and will be done again: {error}");
+        tracing::debug!(
+            "kafka: what was done in {topic} is not committed, and will be done again: {error}"
+        );
     }
 }
 
 fn numbers(list: &TopicPartitionList) -> Vec<u32> {
-    numbered(list).into_iter().map(|(partition, _)| partition).collect()
+    numbered(list)
+        .into_iter()
+        .map(|(partition, _)| partition)
+        .collect()
 }
 
 fn numbered(list: &TopicPartitionList) -> Vec<(u32, Position)> {
     let number = |partition| u32::try_from(partition).ok();
-    list.elements().iter().filter_map(|element| Some((number(element.partition())?, element.offset()))).collect()
+    list.elements()
+        .iter()
+        .filter_map(|element| Some((number(element.partition())?, element.offset())))
+        .collect()
 }
 
 impl ClientContext for Group {
@@ -168,17 +220,33 @@ impl ClientContext for Group {
 }
 
 impl ConsumerContext for Group {
-    fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, list: &mut TopicPartitionList) {
-        let cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        event: RDKafkaRespErr,
+        list: &mut TopicPartitionList,
+    ) {
+        let cooperative = matches!(
+            consumer.rebalance_protocol(),
+            RebalanceProtocol::Cooperative
+        );
         let done = match event {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
                 self.partitions().assigned(list);
-                if cooperative { consumer.incremental_assign(list) } else { consumer.assign(list) }
+                if cooperative {
+                    consumer.incremental_assign(list)
+                } else {
+                    consumer.assign(list)
+                }
             }
             _ => {
                 let done = self.partitions().revoked(list);
                 hand_over(consumer, list, &done);
-                if cooperative { consumer.incremental_unassign(list) } else { consumer.unassign() }
+                if cooperative {
+                    consumer.incremental_unassign(list)
+                } else {
+                    consumer.unassign()
+                }
             }
         };
         if let Err(error) = done {
@@ -188,7 +256,10 @@ impl ConsumerContext for Group {
 }
 
 /// These offsets as a list of librdkafka.
-pub(super) fn places(topic: &str, next: &BTreeMap<u32, i64>) -> Result<TopicPartitionList, KafkaError> {
+pub(super) fn places(
+    topic: &str,
+    next: &BTreeMap<u32, i64>,
+) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::new();
     for (partition, next) in next {
         list.add_partition_offset(topic, index(*partition), Position::Offset(*next))?;

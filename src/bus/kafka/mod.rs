@@ -43,7 +43,8 @@ use crate::{model::Offset, runtime};
 pub struct Config {
     /// `host:port,host:port`
     pub brokers: String,
-    /// Properties of librdkafka for each client: TLS, SASL. They do not change what taskd's promises rest on.
+    /// Properties of librdkafka for each client: TLS, SASL. They do not change what taskd's
+    /// promises rest on.
     pub properties: BTreeMap<String, String>,
     pub topic_prefix: String,
     /// For new topics; the others keep theirs.
@@ -67,50 +68,119 @@ pub struct Kafka {
     reduced: Mutex<HashMap<Topic, Instant>>,
 }
 
-/// How long a topic is gone or reduced before it counts. A broker that has just started may not know it yet, or its
-/// new partitions.
+/// How long a topic is gone or reduced before it counts. A broker that has just started may not
+/// know it yet, or its new partitions.
 const REDUCED_FOR: Duration = Duration::from_secs(3);
-/// Events that are taken from an observer at once, of those that gather between two looks at the topics.
+/// Events that are taken from an observer at once, of those that gather between two looks at the
+/// topics.
 const EVENTS_AT_ONCE: usize = 1000;
 
 struct Clients {
     producer: Mutex<FutureProducer<ClientEvents>>,
     admin: AdminClient<ClientEvents>,
-    /// Clients that only ask for committed offsets, made at the first question of a topic. They never join a group.
+    /// Clients that only ask for committed offsets, made at the first question of a topic. They
+    /// never join a group.
     observers: Mutex<HashMap<Topic, Arc<BaseConsumer<ClientEvents>>>>,
 }
 
 impl Kafka {
-    /// Opens the bus, and makes missing topics. [`Error::Misconfigured`]: the brokers will refuse taskd later, too.
+    /// Opens the bus, and makes missing topics. [`Error::Misconfigured`]: the brokers will refuse
+    /// taskd later, too.
     pub async fn open(config: Config) -> Result<Self> {
-        let Config { brokers, properties, topic_prefix, partitions, retention, needs_events } = config;
-        let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
-        let (producer, admin) = (Mutex::new(configs.producer(&events)?), configs.admin(&events)?);
-        let clients = Detached::new(Clients { producer, admin, observers: Mutex::default() });
+        let Config {
+            brokers,
+            properties,
+            topic_prefix,
+            partitions,
+            retention,
+            needs_events,
+        } = config;
+        let (configs, events) = (
+            ClientConfigs {
+                brokers,
+                topic_prefix,
+                properties,
+            },
+            ClientEvents::default(),
+        );
+        let (producer, admin) = (
+            Mutex::new(configs.producer(&events)?),
+            configs.admin(&events)?,
+        );
+        let clients = Detached::new(Clients {
+            producer,
+            admin,
+            observers: Mutex::default(),
+        });
         let producer = clients.producer.lock().clone();
-        let wanted: Vec<Topic> =
-            Topic::ALL.into_iter().filter(|topic| *topic != Topic::Events || needs_events).collect();
-        let look = Look { configs: &configs, producer: &producer, events: &events, wanted: &wanted };
-        let (generation, partitions) = look.find_or_create(&clients.admin, partitions, retention).await?;
+        let wanted: Vec<Topic> = Topic::ALL
+            .into_iter()
+            .filter(|topic| *topic != Topic::Events || needs_events)
+            .collect();
+        let look = Look {
+            configs: &configs,
+            producer: &producer,
+            events: &events,
+            wanted: &wanted,
+        };
+        let (generation, partitions) = look
+            .find_or_create(&clients.admin, partitions, retention)
+            .await?;
         topics::warn_of_settings(&configs, &clients.admin).await;
         events.opened();
         let (events_partitions, reduced) = Default::default();
-        Ok(Self { configs, events, clients, generation, partitions, events_partitions, retention, reduced })
+        Ok(Self {
+            configs,
+            events,
+            clients,
+            generation,
+            partitions,
+            events_partitions,
+            retention,
+            reduced,
+        })
     }
 
     /// The topics of these that do not exist. It makes none.
     pub async fn missing(config: Config, topics: &[Topic]) -> Result<Vec<Topic>> {
-        let Config { brokers, properties, topic_prefix, .. } = config;
-        let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
+        let Config {
+            brokers,
+            properties,
+            topic_prefix,
+            ..
+        } = config;
+        let (configs, events) = (
+            ClientConfigs {
+                brokers,
+                topic_prefix,
+                properties,
+            },
+            ClientEvents::default(),
+        );
         let producer = Detached::new(configs.producer(&events)?);
-        let look = Look { configs: &configs, producer: &producer, events: &events, wanted: topics };
+        let look = Look {
+            configs: &configs,
+            producer: &producer,
+            events: &events,
+            wanted: topics,
+        };
         Ok(look.missing().await?)
     }
 
     /// Finds mistakes in the properties without a broker.
     pub fn check(config: &Config) -> Result<()> {
-        let Config { brokers, properties, topic_prefix, .. } = config.clone();
-        Ok(ClientConfigs { brokers, topic_prefix, properties }.check()?)
+        let Config {
+            brokers,
+            properties,
+            topic_prefix,
+            ..
+        } = config.clone();
+        Ok(ClientConfigs {
+            brokers,
+            topic_prefix,
+            properties,
+        }
+        .check()?)
     }
 
     /// True for the topics that this process reads or writes.
@@ -145,10 +215,12 @@ impl Kafka {
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
     }
 
-    /// Takes the events that the observers have: nobody else polls them, and errors of connections would gather.
+    /// Takes the events that the observers have: nobody else polls them, and errors of connections
+    /// would gather.
     fn drain_observers(&self) {
         for observer in self.clients.observers.lock().values() {
-            let mut events = std::iter::repeat_with(|| observer.poll(Duration::ZERO)).take(EVENTS_AT_ONCE);
+            let mut events =
+                std::iter::repeat_with(|| observer.poll(Duration::ZERO)).take(EVENTS_AT_ONCE);
             while events.next().flatten().is_some() {}
         }
     }
@@ -161,12 +233,22 @@ impl Kafka {
         keys: &[String],
     ) -> Result<Vec<Offset>> {
         super::check_partitions(topic, records, self.partitions(topic))?;
-        let published = publish(&self.producer(), &self.configs.topic(topic), records, traceparents, keys).await;
+        let published = publish(
+            &self.producer(),
+            &self.configs.topic(topic),
+            records,
+            traceparents,
+            keys,
+        )
+        .await;
         published.map_err(|error| {
             self.replace_producer_if_broken();
             match error {
                 KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
-                    Error::TooLarge { topic, cause: error.into() }
+                    Error::TooLarge {
+                        topic,
+                        cause: error.into(),
+                    }
                 }
                 _ => Error::publish(topic)(error),
             }
@@ -190,32 +272,46 @@ async fn enqueue(
 ) -> Result<DeliveryFuture, KafkaError> {
     let deadline = Instant::now() + DELIVER_WITHIN;
     loop {
-        let mut sent = FutureRecord::<str, [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
+        let mut sent = FutureRecord::<str, [u8]>::to(topic)
+            .partition(index(record.partition))
+            .payload(&record.value);
         if let Some(key) = key {
             sent = sent.key(key);
         }
         if let Some(traceparent) = traceparent {
-            sent = sent.headers(OwnedHeaders::new().insert(Header { key: "traceparent", value: Some(traceparent) }));
+            sent = sent.headers(OwnedHeaders::new().insert(Header {
+                key: "traceparent",
+                value: Some(traceparent),
+            }));
         }
         match producer.send_result(sent) {
             Ok(delivery) => return Ok(delivery),
-            Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => return Err(error),
-            // librdkafka does not tell when there is room. To send a full queue takes many milliseconds.
+            Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => {
+                return Err(error);
+            }
+            // librdkafka does not tell when there is room. To send a full queue takes many
+            // milliseconds.
             Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     }
 }
 
 fn is_queue_full(error: &KafkaError) -> bool {
-    matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull))
+    matches!(
+        error,
+        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)
+    )
 }
 
-/// Waits for all deliveries, also after a failure: a retry must not meet records of the first attempt in flight.
+/// Waits for all deliveries, also after a failure: a retry must not meet records of the first
+/// attempt in flight.
 async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, KafkaError> {
     let mut offsets = Ok(Vec::with_capacity(deliveries.len()));
     for delivery in deliveries {
         let place = match delivery.await {
-            Ok(Ok(delivery)) => offset(delivery.offset).ok_or(KafkaError::MessageProduction(RDKafkaErrorCode::Fail)),
+            Ok(Ok(delivery)) => {
+                offset(delivery.offset).ok_or(KafkaError::MessageProduction(RDKafkaErrorCode::Fail))
+            }
             Ok(Err((error, _))) => Err(error),
             Err(_) => Err(KafkaError::Canceled),
         };
@@ -238,7 +334,10 @@ async fn publish(
     let mut deliveries = Vec::with_capacity(records.len());
     let mut refused = None;
     for (place, record) in records.iter().enumerate() {
-        let beside = Beside { traceparent: traceparents.get(&place), key: keys.get(place).map(String::as_str) };
+        let beside = Beside {
+            traceparent: traceparents.get(&place),
+            key: keys.get(place).map(String::as_str),
+        };
         match enqueue(producer, topic, record, beside).await {
             Ok(delivery) => deliveries.push(delivery),
             Err(error) => {
@@ -253,14 +352,18 @@ async fn publish(
 
 #[async_trait]
 impl Bus for Kafka {
-    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd recognises a topic made anew
-    /// by its end: see [`Bus::lies_beyond`].
+    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd
+    /// recognises a topic made anew by its end: see [`Bus::lies_beyond`].
     fn generation(&self) -> &str {
         &self.generation
     }
 
     fn partitions(&self, topic: Topic) -> u32 {
-        self.partitions.get(&topic).or_else(|| self.events_partitions.get()).copied().unwrap_or(1)
+        self.partitions
+            .get(&topic)
+            .or_else(|| self.events_partitions.get())
+            .copied()
+            .unwrap_or(1)
     }
 
     async fn ensure(&self, topic: Topic) -> Result<()> {
@@ -269,9 +372,15 @@ impl Bus for Kafka {
         }
         let found = self.events_partitions.get_or_try_init(|| async {
             let producer = self.producer();
-            let look =
-                Look { configs: &self.configs, producer: &producer, events: &self.events, wanted: &[Topic::Events] };
-            let (_, found) = look.find_or_create(&self.clients.admin, 1, self.retention).await?;
+            let look = Look {
+                configs: &self.configs,
+                producer: &producer,
+                events: &self.events,
+                wanted: &[Topic::Events],
+            };
+            let (_, found) = look
+                .find_or_create(&self.clients.admin, 1, self.retention)
+                .await?;
             Ok::<_, Error>(found[&Topic::Events])
         });
         found.await.map(drop)
@@ -290,21 +399,37 @@ impl Bus for Kafka {
         self.publish_all(topic, records, traceparents, &[]).await
     }
 
-    async fn publish_keyed(&self, topic: Topic, records: &[Record], keys: &[String]) -> Result<Vec<Offset>> {
-        self.publish_all(topic, records, &BTreeMap::new(), keys).await
+    async fn publish_keyed(
+        &self,
+        topic: Topic,
+        records: &[Record],
+        keys: &[String],
+    ) -> Result<Vec<Offset>> {
+        self.publish_all(topic, records, &BTreeMap::new(), keys)
+            .await
     }
 
-    /// On Kafka both ways are the same: a partition has one reader in the group, which reads it in order.
+    /// On Kafka both ways are the same: a partition has one reader in the group, which reads it in
+    /// order.
     async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(consumer::Member::join(&self.configs, self.events.clone(), topic)?))
+        Ok(Box::new(consumer::Member::join(
+            &self.configs,
+            self.events.clone(),
+            topic,
+        )?))
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (producer, name, partitions) = (self.producer(), self.configs.topic(topic), self.partitions(topic));
+        let (producer, name, partitions) = (
+            self.producer(),
+            self.configs.topic(topic),
+            self.partitions(topic),
+        );
         let ends = blocking(move || {
             let end = |partition| {
                 let (low, high) = watermarks(producer.client(), &name, partition)?;
-                // Retention may have emptied the partition: then nobody can read up to its last record.
+                // Retention may have emptied the partition: then nobody can read up to its last
+                // record.
                 Ok(if low < high { offset(high - 1) } else { None })
             };
             (0..partitions).map(end).collect::<Result<_, KafkaError>>()
@@ -313,7 +438,11 @@ impl Bus for Kafka {
     }
 
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (observer, name, partitions) = (self.observer(topic)?, self.configs.topic(topic), self.partitions(topic));
+        let (observer, name, partitions) = (
+            self.observer(topic)?,
+            self.configs.topic(topic),
+            self.partitions(topic),
+        );
         let committed = blocking(move || committed(&*observer, &name, 0..partitions));
         let next = committed.await.map_err(Error::read(topic))?;
         Ok(next.into_iter().map(|(_, next)| offset(next - 1)).collect())
@@ -329,19 +458,29 @@ impl Bus for Kafka {
     async fn backlog(&self, topic: Topic) -> Result<u64> {
         let (ends, committed) = (self.ends(topic).await?, self.committed(topic).await?);
         let next = |offset: Option<Offset>| offset.map_or(0, |offset| offset.major + 1);
-        Ok(ends.into_iter().zip(committed).map(|(end, done)| next(end).saturating_sub(next(done))).sum())
+        Ok(ends
+            .into_iter()
+            .zip(committed)
+            .map(|(end, done)| next(end).saturating_sub(next(done)))
+            .sum())
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
         if topic == Topic::Events {
             return Ok(0);
         }
-        let (observer, name, partitions) = (self.observer(topic)?, self.configs.topic(topic), self.partitions(topic));
+        let (observer, name, partitions) = (
+            self.observer(topic)?,
+            self.configs.topic(topic),
+            self.partitions(topic),
+        );
         let asked = name.clone();
         let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await;
         let cuts = cuts.map_err(Error::trim(topic))?;
         if !cuts.is_empty() {
-            trim::delete(&self.clients.admin, &name, &cuts).await.map_err(Error::trim(topic))?;
+            trim::delete(&self.clients.admin, &name, &cuts)
+                .await
+                .map_err(Error::trim(topic))?;
         }
         Ok(cuts.iter().map(|(_, _, count)| count).sum())
     }
@@ -354,7 +493,8 @@ impl Bus for Kafka {
         self.drain_observers();
         for topic in Topic::ALL.into_iter().filter(|topic| self.uses(*topic)) {
             let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
-            let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
+            let metadata =
+                blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(Error::read(topic))?;
             let (name, known) = (self.configs.topic(topic), self.partitions(topic));
             let found = topics::count(&metadata, &name);
@@ -365,7 +505,11 @@ impl Bus for Kafka {
                 reduced.remove(&topic);
             } else if reduced.entry(topic).or_insert_with(Instant::now).elapsed() >= REDUCED_FOR {
                 let gone = Error::Gone { topic };
-                return Err(fewer.map_or(gone, |found| Error::Resized { topic, known, found }));
+                return Err(fewer.map_or(gone, |found| Error::Resized {
+                    topic,
+                    known,
+                    found,
+                }));
             }
             if topic.is_read() {
                 super::check_grown(topic, known, found)?;
@@ -381,7 +525,8 @@ impl Bus for Kafka {
             Err(error) => return Some(Err(error)),
         };
         let name = self.configs.topic(topic);
-        let metadata = blocking(move || observer.fetch_metadata(Some(&name), runtime::ANSWER_WITHIN)).await;
+        let metadata =
+            blocking(move || observer.fetch_metadata(Some(&name), runtime::ANSWER_WITHIN)).await;
         Some(metadata.map(drop).map_err(Error::read(topic)))
     }
 

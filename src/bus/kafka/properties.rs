@@ -1,4 +1,5 @@
-//! Properties of librdkafka that the user sets in `[kafka]`. librdkafka knows their names and values.
+//! Properties of librdkafka that the user sets in `[kafka]`. librdkafka knows their names and
+//! values.
 
 use std::{collections::BTreeMap, fs, io};
 
@@ -9,11 +10,15 @@ use crate::config::{Properties, Rules};
 /// The rules of properties for the settings.
 pub const RULES: Rules = Rules { mistake, is_secret };
 
-/// Properties on which taskd's promises rest, or that have a setting of their own, and why. Under all their names.
+/// Properties on which taskd's promises rest, or that have a setting of their own, and why. Under
+/// all their names.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "the brokers stand in bus_url"),
     ("metadata.broker.list", "the brokers stand in bus_url"),
-    ("group.id", "all taskd processes with one topic_prefix share a group"),
+    (
+        "group.id",
+        "all taskd processes with one topic_prefix share a group",
+    ),
     ("group.instance.id", GROUP),
     ("group.protocol", GROUP),
     ("group.remote.assignor", GROUP),
@@ -22,7 +27,10 @@ const TAKEN: &[(&str, &str)] = &[
     ("auto.commit.enable", COMMITS),
     ("auto.commit.interval.ms", COMMITS),
     ("enable.auto.offset.store", COMMITS),
-    ("auto.offset.reset", "a reader without an offset begins at the first record, else tasks would be passed over"),
+    (
+        "auto.offset.reset",
+        "a reader without an offset begins at the first record, else tasks would be passed over",
+    ),
     ("isolation.level", READS),
     ("enable.partition.eof", READS),
     ("topic.blacklist", READS),
@@ -39,35 +47,62 @@ const TAKEN: &[(&str, &str)] = &[
     ("delivery.report.only.error", WRITES),
     ("retries", WRITES),
     ("message.send.max.retries", WRITES),
-    ("message.max.bytes", "max_payload_bytes and max_result_bytes say how large a record gets"),
+    (
+        "message.max.bytes",
+        "max_payload_bytes and max_result_bytes say how large a record gets",
+    ),
     ("allow.auto.create.topics", "taskd makes its topics"),
     ("plugin.library.paths", "taskd loads no code"),
-    ("statistics.interval.ms", "taskd does not read librdkafka's statistics"),
+    (
+        "statistics.interval.ms",
+        "taskd does not read librdkafka's statistics",
+    ),
 ];
 const GROUP: &str = "taskd decides how partitions are shared out";
 const READS: &str = "taskd decides what is read";
 const COMMITS: &str = "taskd commits what it has dealt with, and nothing else";
-const WRITES: &str = "taskd writes with acks=all and idempotence, so that what was answered is kept";
+const WRITES: &str =
+    "taskd writes with acks=all and idempotence, so that what was answered is kept";
 
 /// Properties that may also be set as `<name>.file`, which names a file with the value.
-const SECRETS: &[&str] = &["sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password"];
+const SECRETS: &[&str] = &[
+    "sasl.password",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
+];
 const FROM_FILE: &str = ".file";
 
 /// The first property that is wrong, and why.
 fn mistake(properties: &Properties) -> Option<(&str, String)> {
-    let taken = |name: &str| TAKEN.iter().find(|(taken, _)| *taken == name).map(|(_, why)| (*why).to_owned());
+    let taken = |name: &str| {
+        TAKEN
+            .iter()
+            .find(|(taken, _)| *taken == name)
+            .map(|(_, why)| (*why).to_owned())
+    };
     let without_token = |name: &str| {
-        let is_oauth = properties.get(name).is_some_and(|value| value.trim().eq_ignore_ascii_case("OAUTHBEARER"));
+        let is_oauth = properties
+            .get(name)
+            .is_some_and(|value| value.trim().eq_ignore_ascii_case("OAUTHBEARER"));
         let is_mechanism = matches!(name, "sasl.mechanism" | "sasl.mechanisms");
-        (is_mechanism && is_oauth).then(|| "cannot be set: this taskd has no way to get a token".to_owned())
+        (is_mechanism && is_oauth)
+            .then(|| "cannot be set: this taskd has no way to get a token".to_owned())
     };
     let unreadable = |name: &str| {
         let path = properties.get(name).filter(|_| of_file(name).is_some())?;
-        secret_in(path).err().map(|cause| format!("cannot be read: {cause}"))
+        secret_in(path)
+            .err()
+            .map(|cause| format!("cannot be read: {cause}"))
     };
     properties.names().find_map(|name| {
         let taken = taken(name).map(|why| format!("cannot be set: {why}"));
-        Some((name, taken.or_else(|| without_token(name)).or_else(|| unreadable(name))?))
+        Some((
+            name,
+            taken
+                .or_else(|| without_token(name))
+                .or_else(|| unreadable(name))?,
+        ))
     })
 }
 
@@ -87,7 +122,10 @@ pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, Unr
         match of_file(name) {
             Some(secret) => match secret_in(value) {
                 Ok(value) => Ok((secret.to_owned(), value)),
-                Err(cause) => Err(UnreadableSecret { property: name.to_owned(), cause }),
+                Err(cause) => Err(UnreadableSecret {
+                    property: name.to_owned(),
+                    cause,
+                }),
             },
             None => Ok((name.to_owned(), value.to_owned())),
         }
@@ -97,7 +135,8 @@ pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, Unr
 
 /// The property whose value is in the file that `name` names.
 fn of_file(name: &str) -> Option<&str> {
-    name.strip_suffix(FROM_FILE).filter(|secret| SECRETS.contains(secret))
+    name.strip_suffix(FROM_FILE)
+        .filter(|secret| SECRETS.contains(secret))
 }
 
 /// The content of a file, without the line end that editors add.
@@ -107,14 +146,23 @@ fn secret_in(path: &str) -> io::Result<String> {
 }
 
 fn is_secret(name: &str) -> bool {
-    let words = ["password", "secret", ".pem", "sasl.oauthbearer.config", "ssl_key"];
+    let words = [
+        "password",
+        "secret",
+        ".pem",
+        "sasl.oauthbearer.config",
+        "ssl_key",
+    ];
     of_file(name).is_none() && (words.iter().any(|word| name.contains(word)) || !is_known(name))
 }
 
 /// A property that librdkafka does not know may be a secret under a misspelt name.
 fn is_known(name: &str) -> bool {
     let tried = ClientConfig::new().set(name, "").create_native_config();
-    !matches!(tried, Err(KafkaError::ClientConfig(RD_KAFKA_CONF_UNKNOWN, ..)))
+    !matches!(
+        tried,
+        Err(KafkaError::ClientConfig(RD_KAFKA_CONF_UNKNOWN, ..))
+    )
 }
 
 #[cfg(test)]
@@ -131,17 +179,34 @@ mod tests {
         let path = dir.path().join("password");
         fs::write(&path, "p ss\n").unwrap();
         let mut properties = parse("sasl.password = \"old\"\nsasl.username = \"taskd\"");
-        assert!(is_secret("sasl.password") && !is_secret("sasl.username") && !is_secret("sasl.password.file"));
-        assert!(is_secret("sasl.oauthbearer.client.secret") && is_secret("sasl.oauthbearer.client.secret.file"));
+        assert!(
+            is_secret("sasl.password")
+                && !is_secret("sasl.username")
+                && !is_secret("sasl.password.file")
+        );
+        assert!(
+            is_secret("sasl.oauthbearer.client.secret")
+                && is_secret("sasl.oauthbearer.client.secret.file")
+        );
         assert!(is_secret("sasl.passwort") && !is_secret("acks") && !is_secret("compression.type"));
 
         properties.set("sasl.password.file".into(), path.to_str().unwrap().into());
         assert_eq!(resolved(&properties).unwrap()["sasl.password"], "p ss");
-        assert!(!resolved(&properties).unwrap().contains_key("sasl.password.file"));
+        assert!(
+            !resolved(&properties)
+                .unwrap()
+                .contains_key("sasl.password.file")
+        );
         assert!(mistake(&properties).is_none());
         fs::remove_file(path).unwrap();
         let (name, why) = mistake(&properties).unwrap();
-        assert_eq!((name, &*why), ("sasl.password.file", "cannot be read: No such file or directory (os error 2)"));
+        assert_eq!(
+            (name, &*why),
+            (
+                "sasl.password.file",
+                "cannot be read: No such file or directory (os error 2)"
+            )
+        );
         properties.set("sasl.password".into(), "new".into());
         assert_eq!(resolved(&properties).unwrap()["sasl.password"], "new");
     }

@@ -6,7 +6,9 @@ use std::{
 };
 
 use rdkafka::{
-    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication},
+    admin::{
+        AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+    },
     error::{KafkaError, RDKafkaErrorCode},
     metadata::Metadata,
     producer::{FutureProducer, Producer},
@@ -24,8 +26,8 @@ type Result<T> = std::result::Result<T, Failure>;
 
 /// A step of the wait for an answer. Between two steps taskd checks whether the brokers refuse it.
 const STEP: Duration = Duration::from_millis(500);
-/// The ages at which the broker may begin another segment of `events`, so that it can delete the one before. A shorter
-/// one costs files.
+/// The ages at which the broker may begin another segment of `events`, so that it can delete the
+/// one before. A shorter one costs files.
 const SEGMENTS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));
 
 /// A look at topics.
@@ -38,7 +40,8 @@ pub(super) struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Finds the wanted topics, and makes those that are missing. Answers the cluster's id, and their partitions.
+    /// Finds the wanted topics, and makes those that are missing. Answers the cluster's id, and
+    /// their partitions.
     pub(super) async fn find_or_create(
         self,
         admin: &AdminClient<ClientEvents>,
@@ -46,7 +49,12 @@ impl Look<'_> {
         retention: Duration,
     ) -> Result<(String, HashMap<Topic, u32>)> {
         let (id, found) = self.look().await?;
-        let missing: Vec<Topic> = self.wanted.iter().copied().filter(|topic| !found.contains_key(topic)).collect();
+        let missing: Vec<Topic> = self
+            .wanted
+            .iter()
+            .copied()
+            .filter(|topic| !found.contains_key(topic))
+            .collect();
         if missing.is_empty() {
             return Ok((id, found));
         }
@@ -57,23 +65,44 @@ impl Look<'_> {
     /// The cluster's id, and the topics that are ready for use, with their partitions.
     async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
         let (id, found) = self.ask(count).await?;
-        Ok((id, found.into_iter().filter_map(|(topic, count)| Some((topic, count?))).collect()))
+        Ok((
+            id,
+            found
+                .into_iter()
+                .filter_map(|(topic, count)| Some((topic, count?)))
+                .collect(),
+        ))
     }
 
     /// The topics that do not exist. Of those that exist, some may not be ready for use.
     pub(super) async fn missing(self) -> Result<Vec<Topic>> {
         let (_, found) = self.ask(is_there).await?;
-        Ok(found.into_iter().filter(|(_, is_there)| !is_there).map(|(topic, _)| topic).collect())
+        Ok(found
+            .into_iter()
+            .filter(|(_, is_there)| !is_there)
+            .map(|(topic, _)| topic)
+            .collect())
     }
 
     /// The cluster's id, and what the metadata of the brokers say of each topic.
-    async fn ask<T: Send + 'static>(self, read: fn(&Metadata, &str) -> T) -> Result<(String, Vec<(Topic, T)>)> {
-        let (configs, producer, events) = (self.configs.clone(), self.producer.clone(), self.events.clone());
+    async fn ask<T: Send + 'static>(
+        self,
+        read: fn(&Metadata, &str) -> T,
+    ) -> Result<(String, Vec<(Topic, T)>)> {
+        let (configs, producer, events) = (
+            self.configs.clone(),
+            self.producer.clone(),
+            self.events.clone(),
+        );
         let wanted = self.wanted.to_vec();
         let answer = blocking(move || {
             let id = cluster_id(&configs, &producer, &events)?;
-            // All topics: a question about a missing topic may create it with the broker's number of partitions.
-            let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(at(&configs))?;
+            // All topics: a question about a missing topic may create it with the broker's number
+            // of partitions.
+            let metadata = producer
+                .client()
+                .fetch_metadata(None, ANSWER_WITHIN)
+                .map_err(at(&configs))?;
             let read = |topic: Topic| (topic, read(&metadata, &configs.topic(topic)));
             Ok::<_, Failure>((id, wanted.into_iter().map(read).collect()))
         });
@@ -90,8 +119,13 @@ impl Look<'_> {
             }
             if Instant::now() > deadline {
                 let missing = self.wanted.iter().find(|topic| !found.contains_key(topic));
-                let topic = missing.map(|topic| self.configs.topic(*topic)).unwrap_or_default();
-                return Err(Failure::NotReady { topic, within: ANSWER_WITHIN });
+                let topic = missing
+                    .map(|topic| self.configs.topic(*topic))
+                    .unwrap_or_default();
+                return Err(Failure::NotReady {
+                    topic,
+                    within: ANSWER_WITHIN,
+                });
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -110,26 +144,40 @@ fn cluster_id(
             return Ok(id);
         }
         if let Some(reason) = events.refusal() {
-            return Err(Failure::Refused { brokers: configs.brokers.clone(), reason });
+            return Err(Failure::Refused {
+                brokers: configs.brokers.clone(),
+                reason,
+            });
         }
     }
-    Err(Failure::Away { brokers: configs.brokers.clone(), within: ANSWER_WITHIN })
+    Err(Failure::Away {
+        brokers: configs.brokers.clone(),
+        within: ANSWER_WITHIN,
+    })
 }
 
 /// The number of partitions; `None`: the topic does not exist or is not ready for use.
 pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
-    let found = metadata.topics().iter().find(|found| found.name() == name && found.error().is_none())?;
-    u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)
+    let found = metadata
+        .topics()
+        .iter()
+        .find(|found| found.name() == name && found.error().is_none())?;
+    u32::try_from(found.partitions().len())
+        .ok()
+        .filter(|count| *count > 0)
 }
 
 fn is_there(metadata: &Metadata, name: &str) -> bool {
     metadata.topics().iter().any(|found| found.name() == name) && !is_gone(metadata, name)
 }
 
-/// True if the brokers say that the topic does not exist. A topic that is not ready yet is not gone.
+/// True if the brokers say that the topic does not exist. A topic that is not ready yet is not
+/// gone.
 pub(super) fn is_gone(metadata: &Metadata, name: &str) -> bool {
     let found = metadata.topics().iter().find(|found| found.name() == name);
-    found.is_some_and(|found| found.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART))
+    found.is_some_and(|found| {
+        found.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
+    })
 }
 
 fn at(configs: &ClientConfigs) -> impl FnOnce(KafkaError) -> Failure {
@@ -138,13 +186,16 @@ fn at(configs: &ClientConfigs) -> impl FnOnce(KafkaError) -> Failure {
 }
 
 fn options() -> AdminOptions {
-    AdminOptions::new().request_timeout(Some(ANSWER_WITHIN)).operation_timeout(Some(ANSWER_WITHIN))
+    AdminOptions::new()
+        .request_timeout(Some(ANSWER_WITHIN))
+        .operation_timeout(Some(ANSWER_WITHIN))
 }
 
-/// Creates topics. The broker deletes nothing from those that taskd reads, because only taskd knows what was read.
+/// Creates topics. The broker deletes nothing from those that taskd reads, because only taskd knows
+/// what was read.
 ///
-/// `retention` is for the reports, which nobody has to read. The broker alone deletes old events, and it deletes only
-/// whole segments.
+/// `retention` is for the reports, which nobody has to read. The broker alone deletes old events,
+/// and it deletes only whole segments.
 async fn create(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,
@@ -152,21 +203,40 @@ async fn create(
     partitions: u32,
     retention: Duration,
 ) -> Result<()> {
-    let segment = retention.clamp(SEGMENTS.0, SEGMENTS.1).as_millis().to_string();
+    let segment = retention
+        .clamp(SEGMENTS.0, SEGMENTS.1)
+        .as_millis()
+        .to_string();
     let retention = retention.as_millis().to_string();
     let name = |topic: &Topic| configs.topic(*topic);
     let named: Vec<(Topic, String)> = missing.iter().map(|topic| (*topic, name(topic))).collect();
     let new = named.iter().map(|(topic, name)| {
-        // -1: the cluster's default number of replicas. A fixed number would be wrong on some clusters, and one replica
-        // loses tasks with one disk.
-        let new = NewTopic::new(name, index(topic.partitions(partitions)), TopicReplication::Fixed(-1));
+        // -1: the cluster's default number of replicas. A fixed number would be wrong on some
+        // clusters, and one replica loses tasks with one disk.
+        let new = NewTopic::new(
+            name,
+            index(topic.partitions(partitions)),
+            TopicReplication::Fixed(-1),
+        );
         let retention = if topic.is_read() { "-1" } else { &retention };
-        let new = new.set("max.message.bytes", MAX_RECORD_BYTES).set("cleanup.policy", "delete");
-        let new = new.set("retention.ms", retention).set("retention.bytes", "-1");
-        if *topic == Topic::Events { new.set("segment.ms", &segment) } else { new }
+        let new = new
+            .set("max.message.bytes", MAX_RECORD_BYTES)
+            .set("cleanup.policy", "delete");
+        let new = new
+            .set("retention.ms", retention)
+            .set("retention.bytes", "-1");
+        if *topic == Topic::Events {
+            new.set("segment.ms", &segment)
+        } else {
+            new
+        }
     });
     let new: Vec<_> = new.collect();
-    for created in admin.create_topics(&new, &options()).await.map_err(at(configs))? {
+    for created in admin
+        .create_topics(&new, &options())
+        .await
+        .map_err(at(configs))?
+    {
         match created {
             // Another process was faster.
             Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
@@ -176,20 +246,36 @@ async fn create(
     Ok(())
 }
 
-/// Warns of a retention with which the broker may delete records before taskd reads them, and of a size below that of
-/// taskd's records: a report that is larger stays in its shard, with those behind it.
+/// Warns of a retention with which the broker may delete records before taskd reads them, and of a
+/// size below that of taskd's records: a report that is larger stays in its shard, with those
+/// behind it.
 pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClient<ClientEvents>) {
-    let read: Vec<String> = Topic::ALL.into_iter().filter(|topic| topic.is_read()).map(|t| configs.topic(t)).collect();
-    let asked: Vec<_> = read.iter().map(|name| ResourceSpecifier::Topic(name)).collect();
+    let read: Vec<String> = Topic::ALL
+        .into_iter()
+        .filter(|topic| topic.is_read())
+        .map(|t| configs.topic(t))
+        .collect();
+    let asked: Vec<_> = read
+        .iter()
+        .map(|name| ResourceSpecifier::Topic(name))
+        .collect();
     let answers = match admin.describe_configs(&asked, &options()).await {
         Ok(answers) => answers,
         // A user may have the right to read and write, and not to ask.
-        Err(error) => return tracing::debug!("kafka does not say how long it keeps our topics: {error}"),
+        Err(error) => {
+            return tracing::debug!("kafka does not say how long it keeps our topics: {error}");
+        }
     };
     for (name, answer) in read.iter().zip(answers) {
         let Ok(config) = answer else { continue };
-        let value = |key: &str| config.get(key).and_then(|entry| entry.value.as_deref()).unwrap_or_default();
-        let [most, wanted] = [value("max.message.bytes"), MAX_RECORD_BYTES].map(|bytes| bytes.parse::<u64>().ok());
+        let value = |key: &str| {
+            config
+                .get(key)
+                .and_then(|entry| entry.value.as_deref())
+                .unwrap_or_default()
+        };
+        let [most, wanted] =
+            [value("max.message.bytes"), MAX_RECORD_BYTES].map(|bytes| bytes.parse::<u64>().ok());
         if most.is_some_and(|most| Some(most) < wanted) {
             tracing::warn!(
                 "kafka takes no record of more than {} bytes for {name}: set max.message.bytes={MAX_RECORD_BYTES} \
@@ -197,9 +283,14 @@ pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClien
                 value("max.message.bytes")
             );
         }
-        let by_age_or_size =
-            ["retention.ms", "retention.bytes"].into_iter().find(|key| !matches!(value(key), "-1" | ""));
-        let key = by_age_or_size.or_else(|| value("cleanup.policy").contains("compact").then_some("cleanup.policy"));
+        let by_age_or_size = ["retention.ms", "retention.bytes"]
+            .into_iter()
+            .find(|key| !matches!(value(key), "-1" | ""));
+        let key = by_age_or_size.or_else(|| {
+            value("cleanup.policy")
+                .contains("compact")
+                .then_some("cleanup.policy")
+        });
         if let Some(key) = key {
             tracing::warn!(
                 "kafka may delete records of {name} before they are read ({key} = {}): set retention.ms=-1, \
@@ -219,7 +310,11 @@ pub(super) async fn raise(
 ) -> Result<()> {
     let name = configs.topic(topic);
     let new = NewPartitions::new(&name, count as usize);
-    for raised in admin.create_partitions([&new], &options()).await.map_err(at(configs))? {
+    for raised in admin
+        .create_partitions([&new], &options())
+        .await
+        .map_err(at(configs))?
+    {
         raised.map_err(|(topic, code)| Failure::NotRaised { topic, count, code })?;
     }
     Ok(())

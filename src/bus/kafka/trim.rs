@@ -1,4 +1,5 @@
-//! Deletion of old records. The broker does not do it by itself, because it does not know what was read.
+//! Deletion of old records. The broker does not do it by itself, because it does not know what was
+//! read.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,8 @@ use crate::{
     model::millis,
 };
 
-/// The first offset that stays and the number of records to delete, by partition with such records. Blocks.
+/// The first offset that stays and the number of records to delete, by partition with such records.
+/// Blocks.
 pub(super) fn cuts(
     observer: &BaseConsumer<ClientEvents>,
     topic: Topic,
@@ -26,18 +28,25 @@ pub(super) fn cuts(
     partitions: u32,
     keep: Keep,
 ) -> Result<Vec<(u32, i64, u64)>, KafkaError> {
-    // The extents first: if all records are too old, the cut is the end as of before that question. Newer records stay.
+    // The extents first: if all records are too old, the cut is the end as of before that question.
+    // Newer records stay.
     let extents = (0..partitions).map(|partition| watermarks(observer.client(), name, partition));
     let extents = extents.collect::<Result<Vec<_>, _>>()?;
     let old = places_of_age(observer, name, partitions, keep)?;
     let committed = committed(observer, name, 0..partitions)?;
     let mut cuts = Vec::new();
-    for (((partition, committed), old), (low, high)) in committed.into_iter().zip(old).zip(extents) {
+    for (((partition, committed), old), (low, high)) in committed.into_iter().zip(old).zip(extents)
+    {
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
-        // A committed offset beyond the end belongs to a deleted topic: nothing of this one counts as read.
+        // A committed offset beyond the end belongs to a deleted topic: nothing of this one counts
+        // as read.
         let committed = if committed > high { low } else { committed };
-        let cut = if topic.is_read() { cut.min(committed) } else { cut };
+        let cut = if topic.is_read() {
+            cut.min(committed)
+        } else {
+            cut
+        };
         if let Ok(count @ 1..) = u64::try_from(cut - low) {
             cuts.push((partition, cut, count));
         }
@@ -52,7 +61,9 @@ fn places_of_age(
     partitions: u32,
     keep: Keep,
 ) -> Result<Vec<Option<i64>>, KafkaError> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let since = millis(now.saturating_sub(keep.age));
     let mut list = TopicPartitionList::new();
     for partition in 0..partitions {
@@ -79,7 +90,12 @@ pub(super) async fn delete(
     for (partition, cut, _count) in cuts {
         list.add_partition_offset(name, index(*partition), Position::Offset(*cut))?;
     }
-    let options = AdminOptions::new().request_timeout(Some(ANSWER_WITHIN)).operation_timeout(Some(ANSWER_WITHIN));
+    let options = AdminOptions::new()
+        .request_timeout(Some(ANSWER_WITHIN))
+        .operation_timeout(Some(ANSWER_WITHIN));
     let deleted = admin.delete_records(&list, &options).await?;
-    deleted.elements().iter().try_for_each(|element| element.error())
+    deleted
+        .elements()
+        .iter()
+        .try_for_each(|element| element.error())
 }

@@ -1,4 +1,5 @@
-//! A reader's own connection for commands that block. On the shared connection they would delay all other calls.
+//! A reader's own connection for commands that block. On the shared connection they would delay all
+//! other calls.
 //!
 //! In a cluster it leads to the master of the bus, and after a failover to the next one.
 
@@ -11,25 +12,34 @@ use crate::redis_pool::{Batch, Redis};
 
 /// How long a read waits in Redis for records.
 pub(super) const BLOCK: Duration = Duration::from_secs(1);
-/// The time limit of an exchange, connecting and blocking included. With it, a Redis that hangs is an error.
+/// The time limit of an exchange, connecting and blocking included. With it, a Redis that hangs is
+/// an error.
 const DEADLINE: Duration = Duration::from_secs(9);
 
 /// An exchange that answers its connection too, if the connection leads to the right server.
-type Exchange =
-    Pin<Box<dyn Future<Output = RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)>> + Send>>;
+type Exchange = Pin<
+    Box<
+        dyn Future<Output = RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)>>
+            + Send,
+    >,
+>;
 
 /// One exchange at a time; connects when there is no connection. `T` is the purpose of an exchange.
 pub(super) struct BlockingConnection<T> {
     redis: Redis,
     conn: Option<MultiplexedConnection>,
-    /// The exchange in flight. It lives here, because Redis may have counted entries as delivered when the caller's
-    /// future is dropped, and their answer must still arrive.
+    /// The exchange in flight. It lives here, because Redis may have counted entries as delivered
+    /// when the caller's future is dropped, and their answer must still arrive.
     under_way: Option<(T, Exchange)>,
 }
 
 impl<T: Copy> BlockingConnection<T> {
     pub(super) fn new(redis: Redis) -> Self {
-        Self { redis, conn: None, under_way: None }
+        Self {
+            redis,
+            conn: None,
+            under_way: None,
+        }
     }
 
     /// The answer of the exchange in flight, or else of the one that `make` begins. Cancel safe.
@@ -39,7 +49,10 @@ impl<T: Copy> BlockingConnection<T> {
     ) -> RedisResult<(T, Vec<RedisResult<Value>>)> {
         let (purpose, exchange) = self.under_way.get_or_insert_with(|| {
             let (purpose, batch) = make();
-            (purpose, Box::pin(exchange(self.redis.clone(), self.conn.take(), batch)))
+            (
+                purpose,
+                Box::pin(exchange(self.redis.clone(), self.conn.take(), batch)),
+            )
         });
         let purpose = *purpose;
         let done = exchange.await;
@@ -67,15 +80,24 @@ async fn exchange(
             None => redis.dedicated(&generation_key(&redis)).await?,
         };
         let answers = batch.run(&mut conn).await?;
-        let is_elsewhere = answers.iter().filter_map(|answer| answer.as_ref().err()).any(is_elsewhere);
+        let is_elsewhere = answers
+            .iter()
+            .filter_map(|answer| answer.as_ref().err())
+            .any(is_elsewhere);
         Ok(((!is_elsewhere).then_some(conn), answers))
     };
-    tokio::time::timeout(DEADLINE, answered).await.unwrap_or_else(|_| Err(no_answer()))
+    tokio::time::timeout(DEADLINE, answered)
+        .await
+        .unwrap_or_else(|_| Err(no_answer()))
 }
 
 /// True if the server is not the master of the bus any more, or not yet.
 fn is_elsewhere(error: &RedisError) -> bool {
-    error.is_cluster_error() || matches!(error.code(), Some("READONLY" | "UNBLOCKED" | "MASTERDOWN" | "LOADING"))
+    error.is_cluster_error()
+        || matches!(
+            error.code(),
+            Some("READONLY" | "UNBLOCKED" | "MASTERDOWN" | "LOADING")
+        )
 }
 
 fn no_answer() -> RedisError {

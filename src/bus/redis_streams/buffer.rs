@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use crate::bus::Message;
 
-/// Roughly the most bytes of one read of all partitions. Records have up to a few MiB, and a read asks by number.
+/// Roughly the most bytes of one read of all partitions. Records have up to a few MiB, and a read
+/// asks by number.
 const READ_BYTES: usize = 16 << 20;
 /// A record counts as no smaller: the next ones may be larger.
 const SMALLEST: usize = 4 << 10;
@@ -21,7 +22,11 @@ pub(super) struct Buffer {
 
 impl Buffer {
     pub(super) fn new(partitions: usize) -> Self {
-        Self { messages: VecDeque::new(), partitions: partitions.max(1), count: (FIRST / partitions.max(1)).max(1) }
+        Self {
+            messages: VecDeque::new(),
+            partitions: partitions.max(1),
+            count: (FIRST / partitions.max(1)).max(1),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -7,7 +7,8 @@ use crate::bus::Topic;
 
 /// The name of a live reader of this process.
 ///
-/// The next reader gets the name of one that ended, and with it at once its partitions or unacknowledged records.
+/// The next reader gets the name of one that ended, and with it at once its partitions or
+/// unacknowledged records.
 pub(super) struct Consumer {
     streams: Arc<Streams>,
     topic: Topic,
@@ -23,7 +24,12 @@ impl Consumer {
             free.expect("a process has fewer than 2^32 readers")
         };
         let name = format!("{process}-{number}");
-        Self { streams, topic, number, name }
+        Self {
+            streams,
+            topic,
+            number,
+            name,
+        }
     }
 }
 

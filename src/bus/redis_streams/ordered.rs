@@ -1,10 +1,11 @@
-//! Ordered reading: XREAD behind the reader's own position, of the partitions that it owns (`lua/bus_own.lua`).
+//! Ordered reading: XREAD behind the reader's own position, of the partitions that it owns
+//! (`lua/bus_own.lua`).
 //!
-//! A consumer group would not do: with one, an entry that a consumer holds may fall below the position that another
-//! consumer has committed.
+//! A consumer group would not do: with one, an entry that a consumer holds may fall below the
+//! position that another consumer has committed.
 //!
-//! A reader that is delayed for longer than [`LIVES`] may have lost a partition without knowing it. The queue refuses
-//! its records then, because the next owner has a higher epoch.
+//! A reader that is delayed for longer than [`LIVES`] may have lost a partition without knowing it.
+//! The queue refuses its records then, because the next owner has a higher epoch.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,7 +42,8 @@ pub(super) struct Ordered {
     consumer: Consumer,
     /// The partitions of this reader.
     owned: BTreeMap<u32, Own>,
-    /// Where to begin with partitions that it does not own yet, instead of behind the committed offset.
+    /// Where to begin with partitions that it does not own yet, instead of behind the committed
+    /// offset.
     begin_at: HashMap<u32, Offset>,
     next_look: Instant,
     conn: BlockingConnection<()>,
@@ -73,31 +75,52 @@ impl Ordered {
         Ok(this)
     }
 
-    /// Renews the reader's deadline, and begins with newly owned partitions behind their committed offsets.
+    /// Renews the reader's deadline, and begins with newly owned partitions behind their committed
+    /// offsets.
     ///
     /// Cancel safe: no field changes before the last answer has arrived.
     async fn look(&mut self) -> Result<()> {
-        let ours = self.streams.own(self.topic, &self.consumer.name, LIVES).await.map_err(Error::read(self.topic))?;
-        let had = |partition: &u32, tenure: u64| self.owned.get(partition).is_some_and(|own| own.tenure == tenure);
-        let new: Vec<_> = ours.iter().filter(|(partition, tenure)| !had(partition, **tenure)).collect();
+        let ours = self
+            .streams
+            .own(self.topic, &self.consumer.name, LIVES)
+            .await
+            .map_err(Error::read(self.topic))?;
+        let had = |partition: &u32, tenure: u64| {
+            self.owned
+                .get(partition)
+                .is_some_and(|own| own.tenure == tenure)
+        };
+        let new: Vec<_> = ours
+            .iter()
+            .filter(|(partition, tenure)| !had(partition, **tenure))
+            .collect();
         let mut pipe = redis::pipe();
         for (partition, _) in &new {
-            pipe.cmd("GET").arg(committed_key(&self.streams.key(self.topic, **partition)));
+            pipe.cmd("GET")
+                .arg(committed_key(&self.streams.key(self.topic, **partition)));
         }
         // Read after the positions: if it is unchanged, they belong to it.
         pipe.add_command(self.streams.ask_generation());
         let answered = pipe.query_async(&mut self.streams.redis.conn()).await;
-        let mut positions: Vec<Option<String>> = answered.map_err(Error::read::<RedisError>(self.topic))?;
-        self.streams.check_generation(positions.pop().flatten().as_deref())?;
-        let positions: Result<Vec<_>, _> = positions.iter().map(|id| position(id.as_deref())).collect();
+        let mut positions: Vec<Option<String>> =
+            answered.map_err(Error::read::<RedisError>(self.topic))?;
+        self.streams
+            .check_generation(positions.pop().flatten().as_deref())?;
+        let positions: Result<Vec<_>, _> =
+            positions.iter().map(|id| position(id.as_deref())).collect();
         let positions = positions.map_err(|e| Error::read(self.topic)(Failure::Committed(e)))?;
 
-        let new: BTreeMap<u32, Offset> = new.into_iter().map(|(partition, _)| *partition).zip(positions).collect();
+        let new: BTreeMap<u32, Offset> = new
+            .into_iter()
+            .map(|(partition, _)| *partition)
+            .zip(positions)
+            .collect();
         if !new.is_empty() || ours.len() < self.owned.len() {
             // A read in flight asks for the partitions of before.
             self.conn.reset();
-            self.buffer
-                .retain(|message| ours.contains_key(&message.partition) && !new.contains_key(&message.partition));
+            self.buffer.retain(|message| {
+                ours.contains_key(&message.partition) && !new.contains_key(&message.partition)
+            });
         }
         let own = |(partition, tenure)| {
             let position = match (new.get(&partition), self.owned.get(&partition)) {
@@ -119,19 +142,40 @@ impl Ordered {
         }
         let topic = self.topic;
         let count = self.buffer.count(max);
-        let ask = || ((), ask(&self.keys, &self.owned, count, self.streams.ask_generation()));
+        let ask = || {
+            (
+                (),
+                ask(
+                    &self.keys,
+                    &self.owned,
+                    count,
+                    self.streams.ask_generation(),
+                ),
+            )
+        };
         let ((), answers) = self.conn.exchange(ask).await.map_err(Error::read(topic))?;
         self.absorb(answers)
     }
 
     fn absorb(&mut self, answers: Vec<RedisResult<Value>>) -> Result<()> {
         let topic = self.topic;
-        let mut answers = answers.into_iter().collect::<RedisResult<Vec<_>>>().map_err(Error::read(topic))?;
-        let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
+        let mut answers = answers
+            .into_iter()
+            .collect::<RedisResult<Vec<_>>>()
+            .map_err(Error::read(topic))?;
+        let generation: Option<String> = answers
+            .pop()
+            .and_then(|value| redis::from_redis_value(value).ok());
         self.streams.check_generation(generation.as_deref())?;
-        for (key, entries) in reply::streams(answers.pop().unwrap_or(Value::Nil)).map_err(Error::read(topic))? {
-            let Some(index) = self.keys.iter().position(|k| k.as_bytes() == key) else { continue };
-            let own = u32::try_from(index).ok().and_then(|partition| self.owned.get_mut(&partition));
+        for (key, entries) in
+            reply::streams(answers.pop().unwrap_or(Value::Nil)).map_err(Error::read(topic))?
+        {
+            let Some(index) = self.keys.iter().position(|k| k.as_bytes() == key) else {
+                continue;
+            };
+            let own = u32::try_from(index)
+                .ok()
+                .and_then(|partition| self.owned.get_mut(&partition));
             if let (Some(own), Some(last)) = (own, entries.last()) {
                 own.position = last.offset;
                 self.buffer.add(messages(index, entries));
@@ -143,11 +187,15 @@ impl Ordered {
 
 /// The commands of a read.
 ///
-/// The generation comes behind the records. A Redis that lost everything during the wait has another one or none, and
-/// then the records do not follow the reader's positions.
+/// The generation comes behind the records. A Redis that lost everything during the wait has
+/// another one or none, and then the records do not follow the reader's positions.
 fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cmd) -> Batch {
     let (mut batch, mut read) = (Batch::default(), redis::cmd("XREAD"));
-    read.arg("COUNT").arg(count).arg("BLOCK").arg(LOOK_EVERY.as_millis() as u64).arg("STREAMS");
+    read.arg("COUNT")
+        .arg(count)
+        .arg("BLOCK")
+        .arg(LOOK_EVERY.as_millis() as u64)
+        .arg("STREAMS");
     for partition in owned.keys() {
         read.arg(&keys[*partition as usize]);
     }
@@ -163,8 +211,8 @@ fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cm
 impl Subscription for Ordered {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         loop {
-            // Looks even while the buffer has records: a slow reader must renew its deadline, and must notice lost
-            // partitions.
+            // Looks even while the buffer has records: a slow reader must renew its deadline, and
+            // must notice lost partitions.
             if self.next_look <= Instant::now() {
                 self.look().await?;
             }

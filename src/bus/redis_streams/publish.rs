@@ -14,13 +14,14 @@ use crate::{
     redis_pool::{Batch, Call, scripts},
 };
 
-/// The bounds of one pipeline, so that a big batch does not delay all other calls on the connection.
+/// The bounds of one pipeline, so that a big batch does not delay all other calls on the
+/// connection.
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Limits the unread records of `task-results`, all partitions together, while the database is away. That is about a
-/// million reports without a result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits,
-/// the shards' outboxes fill, and claims pause.
+/// Limits the unread records of `task-results`, all partitions together, while the database is
+/// away. That is about a million reports without a result, and as much as `high_water_bytes` allows
+/// one queue. Above it the forwarder waits, the shards' outboxes fill, and claims pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
 /// The lowest limit of one partition, however many share the whole.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
@@ -47,14 +48,24 @@ impl Bound {
             Topic::Pipeline => None,
             Topic::TaskResults => {
                 let bytes = (BACKLOG_BYTES / u64::from(partitions.max(1))).max(LEAST_BACKLOG_BYTES);
-                Some(Self { bytes, records: 0, above: "refuse" })
+                Some(Self {
+                    bytes,
+                    records: 0,
+                    above: "refuse",
+                })
             }
-            Topic::Expirations | Topic::DeadLetters => {
-                Some(Self { bytes: REPORTS_BYTES, records: REPORTS_KEPT, above: "trim" })
-            }
+            Topic::Expirations | Topic::DeadLetters => Some(Self {
+                bytes: REPORTS_BYTES,
+                records: REPORTS_KEPT,
+                above: "trim",
+            }),
             Topic::Events => {
                 let share = u64::from(partitions.max(1));
-                Some(Self { bytes: REPORTS_BYTES / share, records: (EVENTS_KEPT / share).max(1), above: "trim" })
+                Some(Self {
+                    bytes: REPORTS_BYTES / share,
+                    records: (EVENTS_KEPT / share).max(1),
+                    above: "trim",
+                })
             }
         }
     }
@@ -62,33 +73,54 @@ impl Bound {
 
 impl Streams {
     /// Publishes the records in one exchange.
-    pub(super) async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
+    pub(super) async fn publish_chunk(
+        &self,
+        topic: Topic,
+        records: &[Record],
+    ) -> Result<Vec<Offset>> {
         let mut batch = Batch::default();
         let appends = self.append(topic, records, &mut batch);
         batch.command(self.ask_generation());
         let (mut conn, mut turn) = (self.redis.conn(), None);
         if let Some(durability) = self.redis.durability() {
-            durability.ask(&mut batch, &format!("{}:{{bus}}:waited", self.redis.prefix()));
-            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(Error::publish(topic))?;
+            durability.ask(
+                &mut batch,
+                &format!("{}:{{bus}}:waited", self.redis.prefix()),
+            );
+            let (waiting, its_turn) = self
+                .redis
+                .waiting_conn()
+                .await
+                .map_err(Error::publish(topic))?;
             (conn, turn) = (waiting, Some(its_turn));
         }
         let answered = batch.run_all(&mut conn).await;
         drop(turn);
-        let mut answers = answered.map_err(|e: RedisError| Error::publish(topic)(server_words(e)))?;
+        let mut answers =
+            answered.map_err(|e: RedisError| Error::publish(topic)(server_words(e)))?;
         if let Some(durability) = self.redis.durability() {
-            durability.judge_last(&mut answers).map_err(Error::publish(topic))?;
+            durability
+                .judge_last(&mut answers)
+                .map_err(Error::publish(topic))?;
         }
-        let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
+        let generation: Option<String> = answers
+            .pop()
+            .and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;
         offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
     }
 
-    /// Adds the commands that append the records. Answers the places of the records of each command.
+    /// Adds the commands that append the records. Answers the places of the records of each
+    /// command.
     fn append(&self, topic: Topic, records: &[Record], batch: &mut Batch) -> Vec<Vec<usize>> {
         let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
             for record in records {
                 let mut append = redis::cmd("XADD");
-                append.arg(self.key(topic, record.partition)).arg("*").arg("v").arg(&record.value[..]);
+                append
+                    .arg(self.key(topic, record.partition))
+                    .arg("*")
+                    .arg("v")
+                    .arg(&record.value[..]);
                 batch.command(append);
             }
             return (0..records.len()).map(|place| vec![place]).collect();
@@ -114,7 +146,11 @@ impl Streams {
 /// The server's words about a command that failed.
 fn server_words(error: RedisError) -> Cause {
     match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => Failure::Refused { code: code.to_owned(), details: detail.to_owned() }.into(),
+        (Some(code), Some(detail)) => Failure::Refused {
+            code: code.to_owned(),
+            details: detail.to_owned(),
+        }
+        .into(),
         _ => error.into(),
     }
 }
@@ -122,8 +158,17 @@ fn server_words(error: RedisError) -> Cause {
 /// The offsets of the records, in their order.
 ///
 /// An answer is one id, or the ids of all records that its command appended.
-fn offsets(appends: &[Vec<usize>], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
-    let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
+fn offsets(
+    appends: &[Vec<usize>],
+    answers: Vec<Value>,
+    count: usize,
+) -> redis::RedisResult<Vec<Offset>> {
+    let wrong = || {
+        RedisError::from((
+            ErrorKind::UnexpectedReturnType,
+            "not the ids of what was appended",
+        ))
+    };
     let mut offsets = vec![Offset::default(); count];
     for (places, answer) in appends.iter().zip(answers) {
         let ids: Vec<String> = match answer {
@@ -140,7 +185,8 @@ fn offsets(appends: &[Vec<usize>], answers: Vec<Value>, count: usize) -> redis::
     Ok(offsets)
 }
 
-/// Splits `records` into chunks of at most [`CHUNK_RECORDS`] and [`CHUNK_BYTES`], unless one record alone is larger.
+/// Splits `records` into chunks of at most [`CHUNK_RECORDS`] and [`CHUNK_BYTES`], unless one record
+/// alone is larger.
 pub(super) fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
@@ -162,15 +208,24 @@ mod tests {
     use super::*;
 
     fn record(len: usize) -> Record {
-        Record { partition: 0, value: Bytes::from(vec![0; len]) }
+        Record {
+            partition: 0,
+            value: Bytes::from(vec![0; len]),
+        }
     }
 
     #[test]
     fn chunks_are_bounded_and_leave_nothing_out() {
         let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
         assert!(sizes(&[]).is_empty());
-        assert_eq!(sizes(&vec![record(1); CHUNK_RECORDS + 1]), [CHUNK_RECORDS, 1]);
+        assert_eq!(
+            sizes(&vec![record(1); CHUNK_RECORDS + 1]),
+            [CHUNK_RECORDS, 1]
+        );
         assert_eq!(sizes(&vec![record(CHUNK_BYTES / 2); 3]), [2, 1]);
-        assert_eq!(sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]), [1, 1, 1]);
+        assert_eq!(
+            sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]),
+            [1, 1, 1]
+        );
     }
 }

@@ -5,7 +5,8 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::model::Offset;
 
-/// An entry of a stream. Without a value it was deleted, and only a consumer's pending list still has its id.
+/// An entry of a stream. Without a value it was deleted, and only a consumer's pending list still
+/// has its id.
 pub(super) struct Entry {
     pub(super) offset: Offset,
     pub(super) value: Option<Bytes>,
@@ -20,7 +21,10 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
         Value::Array(streams) => streams.into_iter().map(pair).collect::<RedisResult<_>>()?,
         _ => return Err(unexpected()),
     };
-    streams.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
+    streams
+        .into_iter()
+        .map(|(key, list)| Ok((bytes(key)?, entries(list)?)))
+        .collect()
 }
 
 /// The answer of `bus_take_over.lua`: whether there is more, and the entries that were taken over.
@@ -45,13 +49,16 @@ fn entry(item: Value) -> RedisResult<Entry> {
         Value::Nil => None,
         fields => Some(value(array(fields)?)?),
     };
-    Ok(Entry { offset: offset(id)?, value })
+    Ok(Entry {
+        offset: offset(id)?,
+        value,
+    })
 }
 
 /// The value of field `v`.
 ///
-/// taskd did not write an entry without one. It reads as an empty record, which nobody can decode, so it goes the way
-/// of poison instead of stopping the partition.
+/// taskd did not write an entry without one. It reads as an empty record, which nobody can decode,
+/// so it goes the way of poison instead of stopping the partition.
 fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
     let mut fields = fields.into_iter();
     while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
@@ -63,7 +70,9 @@ fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
 }
 
 fn pair(value: Value) -> RedisResult<(Value, Value)> {
-    <[Value; 2]>::try_from(array(value)?).map(Into::into).map_err(|_| unexpected())
+    <[Value; 2]>::try_from(array(value)?)
+        .map(Into::into)
+        .map_err(|_| unexpected())
 }
 
 fn array(value: Value) -> RedisResult<Vec<Value>> {
@@ -82,5 +91,9 @@ fn bytes(value: Value) -> RedisResult<Vec<u8>> {
 }
 
 fn unexpected() -> RedisError {
-    (ErrorKind::UnexpectedReturnType, "not what a stream command answers").into()
+    (
+        ErrorKind::UnexpectedReturnType,
+        "not what a stream command answers",
+    )
+        .into()
 }

@@ -1,9 +1,9 @@
 //! Shared reading: one consumer group, whose entries go to any consumer that asks.
 //!
-//! A delivered entry is in its consumer's pending list until it is acknowledged. So nothing is lost when a consumer
-//! dies (others take its entries over after its deadline) or when an answer does not arrive (the reader reads its own
-//! pending list again). Acknowledged entries are deleted: the entries of the stream are those that are still to be
-//! processed.
+//! A delivered entry is in its consumer's pending list until it is acknowledged. So nothing is lost
+//! when a consumer dies (others take its entries over after its deadline) or when an answer does
+//! not arrive (the reader reads its own pending list again). Acknowledged entries are deleted: the
+//! entries of the stream are those that are still to be processed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -50,13 +50,14 @@ pub(super) struct Shared {
     topic: Topic,
     keys: Vec<String>,
     consumer: Consumer,
-    /// The offset up to which the own pending list was read again, by partition; `None`: it was read to its end.
+    /// The offset up to which the own pending list was read again, by partition; `None`: it was
+    /// read to its end.
     own: Option<Vec<Offset>>,
     /// The time after a look at the others at which this reader counts as dead.
     take_over_after: Duration,
     next_take_over: Instant,
-    /// Unacknowledged entries that are in `buffer` or were answered. When a pending list has them again, they must not
-    /// be answered twice.
+    /// Unacknowledged entries that are in `buffer` or were answered. When a pending list has them
+    /// again, they must not be answered twice.
     held: HashSet<(u32, Offset)>,
     conn: BlockingConnection<Step>,
     buffer: Buffer,
@@ -83,7 +84,9 @@ impl Shared {
             topic,
             keys,
         };
-        create_group(&this.streams, &this.keys).await.map_err(Error::read(topic))?;
+        create_group(&this.streams, &this.keys)
+            .await
+            .map_err(Error::read(topic))?;
         this.streams.note_reader(topic, &this.consumer.name);
         Ok(this)
     }
@@ -92,12 +95,23 @@ impl Shared {
     async fn fetch(&mut self, max: usize) -> Result<()> {
         let count = self.buffer.count(max);
         let ask = || {
-            let ask = Ask { keys: &self.keys, consumer: &self.consumer.name, count };
+            let ask = Ask {
+                keys: &self.keys,
+                consumer: &self.consumer.name,
+                count,
+            };
             match &self.own {
                 Some(behind) => (Step::Own, alone(ask.own(behind))),
                 None if self.next_take_over <= Instant::now() => {
                     let readers = self.streams.readers_key(self.topic);
-                    (Step::TakeOver, ask.take_over(&readers, self.take_over_after, self.streams.clock.moved_unix_ms()))
+                    (
+                        Step::TakeOver,
+                        ask.take_over(
+                            &readers,
+                            self.take_over_after,
+                            self.streams.clock.moved_unix_ms(),
+                        ),
+                    )
                 }
                 None => (Step::New, alone(ask.new_entries())),
             }
@@ -158,7 +172,8 @@ impl Shared {
         }
         if !is_more {
             self.next_take_over = Instant::now() + TAKE_OVER_EVERY.min(self.take_over_after / 2);
-            // An earlier reader of this name may have waited for entries still, and Redis gave it some.
+            // An earlier reader of this name may have waited for entries still, and Redis gave it
+            // some.
             self.read_own_again();
         }
         Ok(())
@@ -196,7 +211,8 @@ async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
     create.run(&mut streams.redis.conn()).await.map(drop)
 }
 
-/// True if Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer UNBLOCKED to a waiting read.
+/// True if Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer
+/// UNBLOCKED to a waiting read.
 fn group_is_gone(error: &RedisError) -> bool {
     matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
 }
@@ -220,7 +236,10 @@ impl Ask<'_> {
 
     fn new_entries(&self) -> Cmd {
         let mut read = self.read_group();
-        read.arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(self.keys);
+        read.arg("BLOCK")
+            .arg(BLOCK.as_millis() as u64)
+            .arg("STREAMS")
+            .arg(self.keys);
         for _ in self.keys {
             read.arg(">");
         }
@@ -229,15 +248,24 @@ impl Ask<'_> {
 
     fn read_group(&self) -> Cmd {
         let mut read = redis::cmd("XREADGROUP");
-        read.arg("GROUP").arg(GROUP).arg(self.consumer).arg("COUNT").arg(self.count);
+        read.arg("GROUP")
+            .arg(GROUP)
+            .arg(self.consumer)
+            .arg("COUNT")
+            .arg(self.count);
         read
     }
 
     fn take_over(&self, readers: &str, lives: Duration, now: Option<i64>) -> Batch {
         let mut batch = Batch::default();
         for key in self.keys {
-            let mut call = scripts::BUS_TAKE_OVER.call(&[key.as_str(), readers]).now(now);
-            call.arg(GROUP).arg(self.consumer).arg(lives.as_millis() as u64).arg(self.count.min(TAKEN_OVER));
+            let mut call = scripts::BUS_TAKE_OVER
+                .call(&[key.as_str(), readers])
+                .now(now);
+            call.arg(GROUP)
+                .arg(self.consumer)
+                .arg(lives.as_millis() as u64)
+                .arg(self.count.min(TAKEN_OVER));
             batch.script(call);
         }
         batch
@@ -271,8 +299,8 @@ impl Subscription for Shared {
         let mut pipe = redis::pipe();
         for (partition, ids) in by_partition(messages) {
             let key = self.streams.key(self.topic, partition);
-            // XDEL first: a cut in between leaves a pending id without an entry, which XAUTOCLAIM removes. The other
-            // order would leave an entry that no consumer ever gets.
+            // XDEL first: a cut in between leaves a pending id without an entry, which XAUTOCLAIM
+            // removes. The other order would leave an entry that no consumer ever gets.
             pipe.cmd("XDEL").arg(&key).arg(&ids).ignore();
             pipe.cmd("XACK").arg(&key).arg(GROUP).arg(&ids).ignore();
         }
@@ -280,7 +308,8 @@ impl Subscription for Shared {
         if let Err(error) = done {
             self.held.clear();
             self.buffer.clear();
-            // The answer of a read in flight, about a part of the own list, would count as its beginning.
+            // The answer of a read in flight, about a part of the own list, would count as its
+            // beginning.
             self.conn.reset();
             self.read_own_again();
             return Err(Error::commit(self.topic)(error));
@@ -303,7 +332,9 @@ impl Subscription for Shared {
 fn by_partition(messages: &[Message]) -> HashMap<u32, Vec<String>> {
     let mut ids: HashMap<u32, Vec<String>> = HashMap::new();
     for message in messages {
-        ids.entry(message.partition).or_default().push(message.offset.to_string());
+        ids.entry(message.partition)
+            .or_default()
+            .push(message.offset.to_string());
     }
     ids
 }

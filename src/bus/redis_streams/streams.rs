@@ -33,7 +33,12 @@ pub(super) struct Streams {
 
 impl Streams {
     /// `partitions` counts for new topics; the others keep theirs, because records are there.
-    pub(super) async fn open(redis: Redis, topic_prefix: &str, partitions: u32, clock: Clock) -> Result<Arc<Self>> {
+    pub(super) async fn open(
+        redis: Redis,
+        topic_prefix: &str,
+        partitions: u32,
+        clock: Clock,
+    ) -> Result<Arc<Self>> {
         let (generation, partitions) = begin(&redis, topic_prefix, partitions).await?;
         Ok(Arc::new(Self {
             redis,
@@ -48,22 +53,36 @@ impl Streams {
 }
 
 /// Reads what all processes must agree on, and writes it where it is missing.
-async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(String, HashMap<Topic, u32>)> {
+async fn begin(
+    redis: &Redis,
+    topic_prefix: &str,
+    partitions: u32,
+) -> Result<(String, HashMap<Topic, u32>)> {
     if partitions == 0 {
         return Err(Error::setup(Failure::NoPartitions));
     }
     let mut begin = scripts::BUS_BEGIN.call(&[generation_key(redis), partitions_key(redis)]);
     begin.arg(Uuid::new_v4().simple().to_string());
     for topic in Topic::ALL {
-        begin.arg(format!("{topic_prefix}{topic}")).arg(topic.partitions(partitions));
+        begin
+            .arg(format!("{topic_prefix}{topic}"))
+            .arg(topic.partitions(partitions));
     }
     let began = begin.run(&mut redis.conn()).await.map_err(Error::setup)?;
     let began: Vec<String> = redis::from_redis_value(began).map_err(Error::setup)?;
     let mut answers = began.into_iter();
-    let generation = answers.next().ok_or_else(|| Error::setup(Failure::NoGeneration))?;
-    let counts = Topic::ALL.into_iter().zip(answers).map(|(topic, count)| Ok((topic, count.parse()?)));
+    let generation = answers
+        .next()
+        .ok_or_else(|| Error::setup(Failure::NoGeneration))?;
+    let counts = Topic::ALL
+        .into_iter()
+        .zip(answers)
+        .map(|(topic, count)| Ok((topic, count.parse()?)));
     let counts: Result<HashMap<Topic, u32>, ParseIntError> = counts.collect();
-    Ok((generation, counts.map_err(|e| Error::setup(Failure::Partitions(e)))?))
+    Ok((
+        generation,
+        counts.map_err(|e| Error::setup(Failure::Partitions(e)))?,
+    ))
 }
 
 pub(super) fn generation_key(redis: &Redis) -> String {
@@ -86,13 +105,23 @@ pub(super) fn position(id: Option<&str>) -> Result<Offset, ParseIntError> {
 /// Entries of the partition as messages, without deleted ones.
 pub(super) fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
     let partition = u32::try_from(partition).expect("partitions are counted in u32");
-    let message = |entry: reply::Entry| Some(Message { partition, offset: entry.offset, value: entry.value? });
+    let message = |entry: reply::Entry| {
+        Some(Message {
+            partition,
+            offset: entry.offset,
+            value: entry.value?,
+        })
+    };
     entries.into_iter().filter_map(message).collect()
 }
 
 impl Streams {
     pub(super) fn key(&self, topic: Topic, partition: u32) -> String {
-        format!("{}:{{bus}}:{}{topic}:{partition}", self.redis.prefix(), self.topic_prefix)
+        format!(
+            "{}:{{bus}}:{}{topic}:{partition}",
+            self.redis.prefix(),
+            self.topic_prefix
+        )
     }
 
     /// The topic's field in the hash of partitions.
@@ -102,7 +131,9 @@ impl Streams {
 
     /// The key of each partition.
     pub(super) fn keys(&self, topic: Topic) -> Vec<String> {
-        (0..self.partitions[&topic]).map(|partition| self.key(topic, partition)).collect()
+        (0..self.partitions[&topic])
+            .map(|partition| self.key(topic, partition))
+            .collect()
     }
 
     pub(super) fn ask_generation(&self) -> Cmd {
@@ -112,11 +143,19 @@ impl Streams {
     }
 
     pub(super) fn readers_key(&self, topic: Topic) -> String {
-        format!("{}:{{bus}}:readers:{}{topic}", self.redis.prefix(), self.topic_prefix)
+        format!(
+            "{}:{{bus}}:readers:{}{topic}",
+            self.redis.prefix(),
+            self.topic_prefix
+        )
     }
 
     fn owners_key(&self, topic: Topic) -> String {
-        format!("{}:{{bus}}:owners:{}{topic}", self.redis.prefix(), self.topic_prefix)
+        format!(
+            "{}:{{bus}}:owners:{}{topic}",
+            self.redis.prefix(),
+            self.topic_prefix
+        )
     }
 
     /// Notes a reader, to release what it has at the close.
@@ -127,12 +166,20 @@ impl Streams {
     }
 
     /// Renews the deadline of an ordered reader. Answers its partitions with their tenures.
-    pub(super) async fn own(&self, topic: Topic, reader: &str, lives: Duration) -> RedisResult<BTreeMap<u32, u64>> {
+    pub(super) async fn own(
+        &self,
+        topic: Topic,
+        reader: &str,
+        lives: Duration,
+    ) -> RedisResult<BTreeMap<u32, u64>> {
         let keys = [self.readers_key(topic), self.owners_key(topic)];
         let mut call = scripts::BUS_OWN.call(&keys).now(self.clock.moved_unix_ms());
-        call.arg(reader).arg(lives.as_millis() as u64).arg(self.partitions[&topic]);
+        call.arg(reader)
+            .arg(lives.as_millis() as u64)
+            .arg(self.partitions[&topic]);
         self.note_reader(topic, reader);
-        let owned: Vec<(u32, u64)> = redis::from_redis_value(call.run(&mut self.redis.conn()).await?)?;
+        let owned: Vec<(u32, u64)> =
+            redis::from_redis_value(call.run(&mut self.redis.conn()).await?)?;
         Ok(owned.into_iter().collect())
     }
 
@@ -140,7 +187,9 @@ impl Streams {
         if found == Some(self.generation.as_str()) {
             return Ok(());
         }
-        Err(Error::Lost { generation: self.generation.clone() })
+        Err(Error::Lost {
+            generation: self.generation.clone(),
+        })
     }
 
     pub(super) async fn extents(&self, topic: Topic) -> Result<Vec<Extent>> {
@@ -152,11 +201,19 @@ impl Streams {
         batch.command(self.ask_generation());
         let answered = batch.run_all(&mut self.redis.conn()).await;
         let mut answers: Vec<Value> = answered.map_err(Error::read::<RedisError>(topic))?;
-        let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
+        let generation: Option<String> = answers
+            .pop()
+            .and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;
-        let rows = answers.into_iter().map(redis::from_redis_value).collect::<Result<Vec<ExtentRow>, _>>();
+        let rows = answers
+            .into_iter()
+            .map(redis::from_redis_value)
+            .collect::<Result<Vec<ExtentRow>, _>>();
         let rows = rows.map_err(Error::read(topic))?;
-        rows.iter().map(Extent::new).collect::<Result<_, _>>().map_err(|e| Error::read(topic)(Failure::Id(e)))
+        rows.iter()
+            .map(Extent::new)
+            .collect::<Result<_, _>>()
+            .map_err(|e| Error::read(topic)(Failure::Id(e)))
     }
 }
 
@@ -177,7 +234,10 @@ pub(super) struct Extent {
 
 impl Extent {
     fn new((last, first, deleted, committed): &ExtentRow) -> Result<Self, ParseIntError> {
-        let some = |id: &str| id.parse().map(|offset| (offset != Offset::default()).then_some(offset));
+        let some = |id: &str| {
+            id.parse()
+                .map(|offset| (offset != Offset::default()).then_some(offset))
+        };
         Ok(Self {
             last: some(last)?,
             first: first.as_deref().map_or(Ok(None), some)?,
@@ -200,7 +260,10 @@ impl Extent {
 fn before(offset: Offset) -> Offset {
     match offset.minor.checked_sub(1) {
         Some(minor) => Offset { minor, ..offset },
-        None => Offset { major: offset.major.saturating_sub(1), minor: u64::MAX },
+        None => Offset {
+            major: offset.major.saturating_sub(1),
+            minor: u64::MAX,
+        },
     }
 }
 
@@ -210,7 +273,16 @@ mod tests {
 
     #[test]
     fn the_offset_before() {
-        assert_eq!(before(Offset { major: 5, minor: 1 }), Offset { major: 5, minor: 0 });
-        assert_eq!(before(Offset { major: 5, minor: 0 }), Offset { major: 4, minor: u64::MAX });
+        assert_eq!(
+            before(Offset { major: 5, minor: 1 }),
+            Offset { major: 5, minor: 0 }
+        );
+        assert_eq!(
+            before(Offset { major: 5, minor: 0 }),
+            Offset {
+                major: 4,
+                minor: u64::MAX
+            }
+        );
     }
 }

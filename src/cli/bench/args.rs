@@ -57,7 +57,8 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency, flat, start; without one, the first four
+    /// The measurements: insert, duplicates, process, latency, flat, start; without one, the first
+    /// four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -117,7 +118,8 @@ pub(super) struct Work {
     #[arg(long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) replicas: u16,
 
-    /// In the phase process, each task fails once: the worker that gets its first attempt rejects it
+    /// In the phase process, each task fails once: the worker that gets its first attempt rejects
+    /// it
     #[arg(long)]
     pub(super) failing: bool,
 
@@ -168,13 +170,14 @@ pub(super) struct Work {
 #[derive(Args, Clone, Serialize)]
 #[command(next_help_heading = "Sizes of the phase flat")]
 pub(super) struct Flat {
-    /// Tasks that wait while workers take some of them; the first is what the others are compared with
+    /// Tasks that wait while workers take some of them; the first is what the others are compared
+    /// with
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [10_000, 1_000_000])]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000_000))]
     pub(super) waiting: Vec<u32>,
 
-    /// Tasks that workers take for a figure, and a fifth of them one a call. Fewer take less time than Redis needs to
-    /// rewrite its file
+    /// Tasks that workers take for a figure, and a fifth of them one a call. Fewer take less time
+    /// than Redis needs to rewrite its file
     #[arg(long, value_name = "N", default_value_t = 250_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) taken: u32,
 
@@ -227,10 +230,19 @@ impl Phase {
 }
 
 impl Bench {
-    /// Finds values that contradict each other; the first mistake, in one line. `is_given`: the command line has it,
-    /// not only the environment, which may be for other commands.
+    /// Finds values that contradict each other; the first mistake, in one line. `is_given`: the
+    /// command line has it, not only the environment, which may be for other commands.
     pub(in crate::cli) fn check(&self, is_given: impl Fn(&str) -> bool) -> Result<(), String> {
-        let Work { replicas, workers, batch, payload, rate, duration, queues, .. } = &self.work;
+        let Work {
+            replicas,
+            workers,
+            batch,
+            payload,
+            rate,
+            duration,
+            queues,
+            ..
+        } = &self.work;
         if replicas > workers {
             return Err(format!(
                 "--replicas {replicas} needs as many distinct workers, and --workers is {workers}: raise it"
@@ -246,19 +258,28 @@ impl Bench {
         if self.grpc.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err("flat and start measure a taskd of their own: leave out --grpc".to_owned());
         }
-        let of_a_server = ["token", "tls_ca", "client_cert"].into_iter().find(|flag| is_given(flag));
+        let of_a_server = ["token", "tls_ca", "client_cert"]
+            .into_iter()
+            .find(|flag| is_given(flag));
         if let (None, Some(flag)) = (&self.grpc, of_a_server) {
-            return Err(format!("--{} is for a taskd that runs: name it with --grpc", flag.replace('_', "-")));
+            return Err(format!(
+                "--{} is for a taskd that runs: name it with --grpc",
+                flag.replace('_', "-")
+            ));
         }
         if !self.flat.waiting.is_sorted() {
             return Err("--waiting: each number must be as large as the one before".to_owned());
         }
         if u64::from(*batch) * payload.0 > MOST_BYTES_A_CALL {
             let most = ByteSize(MOST_BYTES_A_CALL);
-            return Err(format!("--batch {batch} × --payload {payload} is more than {most} in one call: lower one"));
+            return Err(format!(
+                "--batch {batch} × --payload {payload} is more than {most} in one call: lower one"
+            ));
         }
         if self.work.samples() == 0 {
-            return Err(format!("--rate {rate} for --duration {duration} is no task at all: raise one"));
+            return Err(format!(
+                "--rate {rate} for --duration {duration} is no task at all: raise one"
+            ));
         }
         if self.work.samples() > MOST_SAMPLES {
             return Err(format!(
@@ -276,18 +297,39 @@ impl Bench {
     /// The parts of a run, each with a taskd of its own.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         let [flat, start] = [Phase::Flat, Phase::Start].map(|phase| self.wants(phase));
-        let calls = [Phase::Insert, Phase::Duplicates, Phase::Process, Phase::Latency];
+        let calls = [
+            Phase::Insert,
+            Phase::Duplicates,
+            Phase::Process,
+            Phase::Latency,
+        ];
         let calls = calls.into_iter().any(|phase| self.wants(phase));
-        let parts = [(calls, Part::Calls), (flat, Part::Flat), (start, Part::Start)];
-        parts.into_iter().filter_map(|(is_wanted, part)| is_wanted.then_some(part))
+        let parts = [
+            (calls, Part::Calls),
+            (flat, Part::Flat),
+            (start, Part::Start),
+        ];
+        parts
+            .into_iter()
+            .filter_map(|(is_wanted, part)| is_wanted.then_some(part))
     }
 
     /// The most tasks and queues of a part at a time.
     pub(super) fn room(&self, part: Part) -> (u64, u64) {
         let Self { work, flat, .. } = self;
         match part {
-            Part::Calls | Part::Start => (work.tasks.max(work.samples()).into(), work.queues.into()),
-            Part::Flat => (flat.waiting.iter().max().copied().unwrap_or_default().into(), flat.many_queues.into()),
+            Part::Calls | Part::Start => {
+                (work.tasks.max(work.samples()).into(), work.queues.into())
+            }
+            Part::Flat => (
+                flat.waiting
+                    .iter()
+                    .max()
+                    .copied()
+                    .unwrap_or_default()
+                    .into(),
+                flat.many_queues.into(),
+            ),
         }
     }
 }
@@ -301,7 +343,9 @@ impl Work {
 }
 
 fn setting(text: &str) -> Result<(String, String), &'static str> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in history=false")?;
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, as in history=false")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 

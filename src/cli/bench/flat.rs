@@ -1,4 +1,5 @@
-//! The phase flat: the same speed with many waiting tasks, workers and queues; what waiting tasks and idling cost.
+//! The phase flat: the same speed with many waiting tasks, workers and queues; what waiting tasks
+//! and idling cost.
 
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,15 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 
     let mut ten = None;
     for workers in [FEW_WORKERS, flat.many_workers] {
-        let rate = one.take(run, most, workers, 1, most / 2, taken.div_ceil(5)).await?;
-        note(run, format!("{} workers, 1 a call", HumanCount(workers.into())), rate, &mut ten);
+        let rate = one
+            .take(run, most, workers, 1, most / 2, taken.div_ceil(5))
+            .await?;
+        note(
+            run,
+            format!("{} workers, 1 a call", HumanCount(workers.into())),
+            rate,
+            &mut ten,
+        );
     }
 
     let queues = flat.many_queues;
@@ -55,8 +63,14 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let mut many = Backlog::new(run, "queues", queues);
     many.fill(run, waiting).await?;
     let workers = FEW_WORKERS.max(queues.div_ceil(QUEUES_A_CALL));
-    let rate = many.take(run, waiting, workers, batch, few / 2, taken).await?;
-    let measure = format!("{} wait in {} queues", HumanCount(waiting.into()), HumanCount(queues.into()));
+    let rate = many
+        .take(run, waiting, workers, batch, few / 2, taken)
+        .await?;
+    let measure = format!(
+        "{} wait in {} queues",
+        HumanCount(waiting.into()),
+        HumanCount(queues.into())
+    );
     note(run, measure, rate, &mut Some(first));
     one.count(run);
     many.count(run);
@@ -68,26 +82,56 @@ async fn in_front_of(run: &mut Run<'_>, backlog: &mut Backlog) -> anyhow::Result
     let (flat, work) = (&run.args.flat, &run.args.work);
     let (mut first, mut bytes) = (None, [None; 2]);
     for waiting in &flat.waiting {
-        let (before, added) = (run.server.redis_bytes(backlog.queue()).await?, waiting - backlog.waiting());
+        let (before, added) = (
+            run.server.redis_bytes(backlog.queue()).await?,
+            waiting - backlog.waiting(),
+        );
         backlog.fill(run, *waiting).await?;
         let after = run.server.redis_bytes(backlog.queue()).await?;
         if added > 0 {
             let a_task = |bytes: f64| bytes / f64::from(added) - work.payload.0 as f64;
             bytes = [after.0 - before.0, after.1 - before.1].map(|bytes| Some(a_task(bytes)));
         }
-        let rate = backlog.take(run, *waiting, FEW_WORKERS, work.batch, flat.waiting[0] / 2, flat.taken).await?;
-        note(run, format!("{} wait", HumanCount((*waiting).into())), rate, &mut first);
+        let rate = backlog
+            .take(
+                run,
+                *waiting,
+                FEW_WORKERS,
+                work.batch,
+                flat.waiting[0] / 2,
+                flat.taken,
+            )
+            .await?;
+        note(
+            run,
+            format!("{} wait", HumanCount((*waiting).into())),
+            rate,
+            &mut first,
+        );
     }
     let [all, own] = bytes;
-    run.report.figure(Phase::Flat, "a waiting task in Redis, beside its payload", "bytes", all, None);
-    run.report.figure(Phase::Flat, "the same, keys of its queue alone", "bytes", own, None);
+    run.report.figure(
+        Phase::Flat,
+        "a waiting task in Redis, beside its payload",
+        "bytes",
+        all,
+        None,
+    );
+    run.report.figure(
+        Phase::Flat,
+        "the same, keys of its queue alone",
+        "bytes",
+        own,
+        None,
+    );
     first.context("--waiting has a number")
 }
 
 /// Notes a speed beside the reference; the first one becomes the reference.
 fn note(run: &mut Run<'_>, measure: String, rate: f64, reference: &mut Option<Reference>) {
     let beside = reference.as_ref().map(|(name, rate)| (&**name, *rate));
-    run.report.figure(Phase::Flat, &measure, "tasks/s", Some(rate), beside);
+    run.report
+        .figure(Phase::Flat, &measure, "tasks/s", Some(rate), beside);
     reference.get_or_insert((measure, rate));
 }
 
@@ -98,20 +142,50 @@ async fn idle(run: &mut Run<'_>, what: &str) -> anyhow::Result<()> {
     tokio::time::sleep(QUIET.min(time)).await;
     let (before, began) = (run.server.usage().await, Instant::now());
     tokio::time::sleep(time).await;
-    let (used, seconds) = (run.server.usage().await.since(before), began.elapsed().as_secs_f64());
+    let (used, seconds) = (
+        run.server.usage().await.since(before),
+        began.elapsed().as_secs_f64(),
+    );
     for (process, cpu) in [("taskd", used.taskd), ("Redis", used.redis)] {
         let percent = cpu.map(|cpu| cpu / seconds * 100.0);
-        run.report.figure(Phase::Flat, &format!("{what}: CPU of {process}"), "% of a core", percent, None);
+        run.report.figure(
+            Phase::Flat,
+            &format!("{what}: CPU of {process}"),
+            "% of a core",
+            percent,
+            None,
+        );
     }
-    let mib = run.server.resident_bytes().map(|bytes| bytes / f64::from(1 << 20));
-    run.report.figure(Phase::Flat, &format!("{what}: memory of taskd"), "MiB", mib, None);
+    let mib = run
+        .server
+        .resident_bytes()
+        .map(|bytes| bytes / f64::from(1 << 20));
+    run.report.figure(
+        Phase::Flat,
+        &format!("{what}: memory of taskd"),
+        "MiB",
+        mib,
+        None,
+    );
     Ok(())
 }
 
 impl Backlog {
     fn new(run: &Run<'_>, what: &'static str, queues: u16) -> Self {
-        let tasks = run.tasks(what, &Work { queues, replicas: 1, ..run.args.work.clone() });
-        Self { what, tasks, inserted: 0, done: Vec::new() }
+        let tasks = run.tasks(
+            what,
+            &Work {
+                queues,
+                replicas: 1,
+                ..run.args.work.clone()
+            },
+        );
+        Self {
+            what,
+            tasks,
+            inserted: 0,
+            done: Vec::new(),
+        }
     }
 
     fn queue(&self) -> &str {
@@ -125,14 +199,21 @@ impl Backlog {
     /// Inserts tasks until so many wait, and waits until all of them can be claimed.
     async fn fill(&mut self, run: &mut Run<'_>, waiting: u32) -> anyhow::Result<()> {
         let missing = waiting.saturating_sub(self.waiting());
-        run.step(&format!("{} wait", HumanCount(waiting.into())), missing.into());
-        let work = Work { tasks: missing, ..run.args.work.clone() };
+        run.step(
+            &format!("{} wait", HumanCount(waiting.into())),
+            missing.into(),
+        );
+        let work = Work {
+            tasks: missing,
+            ..run.args.work.clone()
+        };
         insert_all(run, &work, &self.tasks, Plan::From(self.inserted)).await?;
         self.inserted += missing;
         self.settle(run).await
     }
 
-    /// Lets workers complete `taken` tasks, about `part` before the backlog is as long as before: tasks a second.
+    /// Lets workers complete `taken` tasks, about `part` before the backlog is as long as before:
+    /// tasks a second.
     async fn take(
         &mut self,
         run: &mut Run<'_>,
@@ -142,20 +223,32 @@ impl Backlog {
         part: u32,
         taken: u32,
     ) -> anyhow::Result<f64> {
-        let work = Work { workers, batch, replicas: 1, ..run.args.work.clone() };
+        let work = Work {
+            workers,
+            batch,
+            replicas: 1,
+            ..run.args.work.clone()
+        };
         let (mut done, mut took) = (0, Duration::ZERO);
         while done < taken {
             let part = part.min(taken - done);
             if self.waiting() < waiting / 2 + part {
                 self.fill(run, waiting).await?;
             }
-            run.step(&format!("{} workers", HumanCount(workers.into())), part.into());
+            run.step(
+                &format!("{} workers", HumanCount(workers.into())),
+                part.into(),
+            );
             let began = Instant::now();
             let processed = process(run, &work, &self.tasks, part, Habit::Finishes).await?;
             took += processed.last.saturating_duration_since(began);
             let before = self.done.len();
             self.done.extend(processed.credits.into_iter().flatten());
-            ensure!(self.done.len() > before, "gave up: workers got no task of {}", self.queue());
+            ensure!(
+                self.done.len() > before,
+                "gave up: workers got no task of {}",
+                self.queue()
+            );
             done += (self.done.len() - before) as u32;
             self.settle(run).await?;
         }
@@ -167,8 +260,15 @@ impl Backlog {
         let (waiting, done) = (u64::from(self.waiting()), self.done.len() as u64);
         let patience = run.args.work.give_up_after.0;
         let is_settled = |counts: &Counts| counts.queued == waiting && counts.completed == done;
-        let settled = run.server.wait_for(&self.tasks.queues, patience, is_settled).await?;
-        ensure!(settled.is_some(), "gave up: {waiting} tasks of {} do not come to wait", self.queue());
+        let settled = run
+            .server
+            .wait_for(&self.tasks.queues, patience, is_settled)
+            .await?;
+        ensure!(
+            settled.is_some(),
+            "gave up: {waiting} tasks of {} do not come to wait",
+            self.queue()
+        );
         Ok(())
     }
 
@@ -182,7 +282,10 @@ impl Backlog {
         totals.completions += all as u64;
         totals.doubled += doubled as u64;
         if doubled > 0 {
-            run.report.wrong(format!("flat, {}: {doubled} tasks were completed twice", self.what));
+            run.report.wrong(format!(
+                "flat, {}: {doubled} tasks were completed twice",
+                self.what
+            ));
         }
     }
 }

@@ -26,7 +26,10 @@ impl Http {
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;
         let look = Look::read(&self.0, &answer)?;
-        let ours = look.queues.into_iter().filter(|queue| names.contains(&queue.queue));
+        let ours = look
+            .queues
+            .into_iter()
+            .filter(|queue| names.contains(&queue.queue));
         Ok(ours.fold(Counts::default(), |sum, queue| sum + queue.counts))
     }
 
@@ -46,14 +49,23 @@ impl Http {
     pub(super) async fn version(&self) -> anyhow::Result<Option<String>> {
         let metrics = self.get("/metrics").await?;
         let metrics = String::from_utf8_lossy(&metrics);
-        let line = metrics.lines().find_map(|line| line.strip_prefix("taskd_build_info{version=\""));
-        Ok(line.and_then(|rest| rest.split('"').next()).map(str::to_owned))
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("taskd_build_info{version=\""));
+        Ok(line
+            .and_then(|rest| rest.split('"').next())
+            .map(str::to_owned))
     }
 
     async fn get(&self, path: &str) -> anyhow::Result<Bytes> {
         let (status, body) = self.0.get(path).await?;
         let said = String::from_utf8_lossy(&body);
-        ensure!(status.is_success(), "{}{path} answers {status}: {}", self.0.url, said.trim());
+        ensure!(
+            status.is_success(),
+            "{}{path} answers {status}: {}",
+            self.0.url,
+            said.trim()
+        );
         Ok(body)
     }
 }

@@ -19,7 +19,8 @@ use super::{
 };
 use crate::wire::pb::discovery_client::DiscoveryClient;
 
-/// How long the queues may stay as they are before the rest of the tasks is taken to wait in SQL for room.
+/// How long the queues may stay as they are before the rest of the tasks is taken to wait in SQL
+/// for room.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// The tasks of a phase, in order.
@@ -57,7 +58,9 @@ pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow
     report.rate(Phase::Insert, "accepted", work.tasks, began.elapsed(), None);
     check(&inserted, work.tasks, Plan::From(0), report);
     let total = u64::from(work.tasks);
-    let claimable = server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total).await?;
+    let claimable = server
+        .wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total)
+        .await?;
     let Some(claimable) = claimable else {
         let counts = server.counts(&tasks.queues).await?;
         report.note(format!(
@@ -68,7 +71,13 @@ pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow
         return Ok(());
     };
     let used = server.usage().await.since(before);
-    report.rate(Phase::Insert, "claimable", work.tasks, claimable - began, Some(used));
+    report.rate(
+        Phase::Insert,
+        "claimable",
+        work.tasks,
+        claimable - began,
+        Some(used),
+    );
     Ok(())
 }
 
@@ -78,13 +87,19 @@ pub(super) async fn known(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyh
     let inserted = insert_all(run, work, tasks, Plan::Known).await?;
     let took = began.elapsed();
     let used = run.server.usage().await.since(before);
-    run.report.rate(Phase::Duplicates, "answered", work.tasks, took, Some(used));
+    run.report
+        .rate(Phase::Duplicates, "answered", work.tasks, took, Some(used));
     check(&inserted, work.tasks, Plan::Known, run.report);
     Ok(())
 }
 
 /// Inserts the tasks of a plan, from as many callers as `work` says.
-pub(super) async fn insert_all(run: &Run<'_>, work: &Work, tasks: &Tasks, plan: Plan) -> anyhow::Result<Inserted> {
+pub(super) async fn insert_all(
+    run: &Run<'_>,
+    work: &Work,
+    tasks: &Tasks,
+    plan: Plan,
+) -> anyhow::Result<Inserted> {
     let (total, batch) = (work.tasks, u32::from(work.batch));
     let next = Arc::new(AtomicU32::new(0));
     let mut callers = JoinSet::new();
@@ -107,7 +122,9 @@ pub(super) async fn insert_all(run: &Run<'_>, work: &Work, tasks: &Tasks, plan: 
         });
     }
     let mut all = Inserted::default();
-    while let Some(inserted) = progress::next_moving(&mut callers, run.bar, work.give_up_after.0).await? {
+    while let Some(inserted) =
+        progress::next_moving(&mut callers, run.bar, work.give_up_after.0).await?
+    {
         all.add(inserted?);
     }
     Ok(all)
@@ -125,7 +142,10 @@ fn check(inserted: &Inserted, tasks: u32, plan: Plan, report: &mut Report) {
     let new = inserted.new.len() - again;
     // A call whose answer was lost may have stored its tasks.
     if new < expected as usize && inserted.errors == 0 {
-        report.wrong(format!("insert: {} of {expected} new tasks were answered DUPLICATE", expected as usize - new));
+        report.wrong(format!(
+            "insert: {} of {expected} new tasks were answered DUPLICATE",
+            expected as usize - new
+        ));
     }
 }
 
@@ -136,7 +156,8 @@ mod tests {
     #[test]
     fn one_in_ten_is_new_and_no_number_is_left_out() {
         let numbers: Vec<u32> = (0..20).map(|place| Plan::Known.number(place, 20)).collect();
-        let (known, new): (Vec<u32>, Vec<u32>) = numbers.into_iter().partition(|number| *number < 20);
+        let (known, new): (Vec<u32>, Vec<u32>) =
+            numbers.into_iter().partition(|number| *number < 20);
         assert_eq!(known.len(), 18);
         assert_eq!(new, [20, 21]);
         assert_eq!(Plan::Known.new_tasks(20), 2);

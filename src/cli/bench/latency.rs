@@ -45,44 +45,67 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     count(run, "latency", work, &tasks, total, processed).await?;
 
     // A replica alone: the next worker with the task is then the one that was waited for.
-    let work = Work { replicas: 1, ..work.clone() };
+    let work = Work {
+        replicas: 1,
+        ..work.clone()
+    };
     let tasks = run.tasks("rejected", &work);
     run.step("latency of rejected tasks", completions(total, &work));
     let processed = rejection_to_handler(run, &work, &tasks).await?;
-    count(run, "latency", &work, &tasks, total, processed).await.map(drop)
+    count(run, "latency", &work, &tasks, total, processed)
+        .await
+        .map(drop)
 }
 
 /// Inserts one task a call at the rate, and notes when each reached its workers.
-async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+async fn insert_to_handler(
+    run: &mut Run<'_>,
+    work: &Work,
+    tasks: &Tasks,
+) -> anyhow::Result<Processed> {
     let before = run.server.usage().await;
     let (sent, processed) = send_and_process(run, work, tasks, Habit::NotesTimes).await?;
     let used = run.server.usage().await.since(before);
     let (samples, report) = (work.samples(), &mut *run.report);
     let took = processed.last.saturating_duration_since(sent.start);
     report.rate(Phase::Latency, "one a call", samples, took, Some(used));
-    let handled = processed.handled.iter().filter(|(number, _)| *number < samples);
-    let handled = handled.map(|(number, at)| at.saturating_duration_since(due(sent.start, work.rate, *number)));
+    let handled = processed
+        .handled
+        .iter()
+        .filter(|(number, _)| *number < samples);
+    let handled = handled
+        .map(|(number, at)| at.saturating_duration_since(due(sent.start, work.rate, *number)));
     report.latency("insert to CREATED", sent.created);
     report.latency("insert to handler", handled.collect());
     report.latency("due to sent (bench itself)", sent.late);
     Ok(processed)
 }
 
-/// Measures the time from a rejection to the next worker with the task. Workers reject each task once.
-async fn rejection_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+/// Measures the time from a rejection to the next worker with the task. Workers reject each task
+/// once.
+async fn rejection_to_handler(
+    run: &mut Run<'_>,
+    work: &Work,
+    tasks: &Tasks,
+) -> anyhow::Result<Processed> {
     let (_, processed) = send_and_process(run, work, tasks, Habit::PassesOn).await?;
     let samples = work.samples();
     let mut rejected = vec![None; samples as usize + 1];
     for (number, at) in &processed.passed_on {
         rejected[*number as usize] = Some(*at);
     }
-    let again = processed.handled.iter().filter(|(number, _)| *number < samples);
-    let again = again.filter_map(|(number, at)| Some(at.saturating_duration_since(rejected[*number as usize]?)));
+    let again = processed
+        .handled
+        .iter()
+        .filter(|(number, _)| *number < samples);
+    let again = again
+        .filter_map(|(number, at)| Some(at.saturating_duration_since(rejected[*number as usize]?)));
     run.report.latency("rejection to handler", again.collect());
     Ok(processed)
 }
 
-/// Inserts tasks at the rate while workers wait, and one more before, so that the queue is open when the clock runs.
+/// Inserts tasks at the rate while workers wait, and one more before, so that the queue is open
+/// when the clock runs.
 async fn send_and_process(
     run: &mut Run<'_>,
     work: &Work,
@@ -90,7 +113,12 @@ async fn send_and_process(
     habit: Habit,
 ) -> anyhow::Result<(Sent, Processed)> {
     let (server, samples) = (&run.server, work.samples());
-    insert(DiscoveryClient::new(server.channel(0)), tasks, vec![samples]).await?;
+    insert(
+        DiscoveryClient::new(server.channel(0)),
+        tasks,
+        vec![samples],
+    )
+    .await?;
     let workers = process(run, work, tasks, samples + 1, habit);
     let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
     run.report.totals.repeated_calls += u64::from(sent.repeated);
@@ -103,7 +131,9 @@ async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow
     let _stop = stop.clone().drop_guard();
     let start = Instant::now() + LEAD;
     let (answers, mut answered) = mpsc::unbounded_channel();
-    let clients: Vec<_> = (0..16).map(|caller| DiscoveryClient::new(server.channel(caller))).collect();
+    let clients: Vec<_> = (0..16)
+        .map(|caller| DiscoveryClient::new(server.channel(caller)))
+        .collect();
     let (tasks, runtime) = (tasks.clone(), Handle::current());
     // A thread: the timers of the runtime know whole milliseconds only.
     let pace = move || {
@@ -117,16 +147,34 @@ async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow
             runtime.spawn(async move {
                 let sent = Instant::now();
                 let inserted = insert(client, &tasks, vec![number]).await;
-                let answer = inserted.map(|inserted| Answered { number, sent, at: Instant::now(), inserted });
+                let answer = inserted.map(|inserted| Answered {
+                    number,
+                    sent,
+                    at: Instant::now(),
+                    inserted,
+                });
                 // Nobody waits for it after a failure.
                 drop(answers.send(answer));
             });
         }
     };
-    std::thread::Builder::new().name("bench-pace".to_owned()).spawn(pace).context("cannot start a thread")?;
-    let mut sent = Sent { start, late: Vec::new(), created: Vec::new(), repeated: 0 };
+    std::thread::Builder::new()
+        .name("bench-pace".to_owned())
+        .spawn(pace)
+        .context("cannot start a thread")?;
+    let mut sent = Sent {
+        start,
+        late: Vec::new(),
+        created: Vec::new(),
+        repeated: 0,
+    };
     while let Some(answer) = answered.recv().await {
-        let Answered { number, sent: at_call, at, inserted } = answer?;
+        let Answered {
+            number,
+            sent: at_call,
+            at,
+            inserted,
+        } = answer?;
         let due = due(start, rate, number);
         sent.late.push(at_call.saturating_duration_since(due));
         sent.created.push(at.saturating_duration_since(due));

@@ -26,7 +26,12 @@ impl Verdict {
         let mut doubled = Vec::new();
         for mut credits in workers {
             credits.sort_unstable();
-            doubled.extend(credits.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]));
+            doubled.extend(
+                credits
+                    .windows(2)
+                    .filter(|pair| pair[0] == pair[1])
+                    .map(|pair| pair[0]),
+            );
             credits.dedup();
             for number in credits {
                 match counts.get_mut(number as usize) {
@@ -37,13 +42,19 @@ impl Verdict {
             }
         }
         let with = |is_wrong: &dyn Fn(u16) -> bool| {
-            (0..tasks).filter(|number| is_wrong(counts[*number as usize])).collect::<Vec<_>>()
+            (0..tasks)
+                .filter(|number| is_wrong(counts[*number as usize]))
+                .collect::<Vec<_>>()
         };
         let lost = with(&|count| count < replicas);
         doubled.extend(with(&|count| count > replicas));
         doubled.sort_unstable();
         doubled.dedup();
-        Self { lost, doubled, sql: None }
+        Self {
+            lost,
+            doubled,
+            sql: None,
+        }
     }
 
     pub(super) fn is_right(&self) -> bool {
@@ -55,7 +66,11 @@ impl Verdict {
         let mut parts = Vec::new();
         for (tasks, what) in [(&self.lost, "lost"), (&self.doubled, "completed too often")] {
             if !tasks.is_empty() {
-                let mut names: Vec<_> = tasks.iter().take(NAMED).map(|number| super::work::key(*number)).collect();
+                let mut names: Vec<_> = tasks
+                    .iter()
+                    .take(NAMED)
+                    .map(|number| super::work::key(*number))
+                    .collect();
                 if tasks.len() > NAMED {
                     names.push("…".to_owned());
                 }
@@ -63,7 +78,12 @@ impl Verdict {
             }
         }
         if let Some(counts) = &self.sql {
-            let Counts { completed, dead, cancelled, .. } = counts;
+            let Counts {
+                completed,
+                dead,
+                cancelled,
+                ..
+            } = counts;
             let open = counts.all() - completed - dead - cancelled;
             parts.push(format!(
                 "SQL shows {completed} completed, {dead} dead, {cancelled} cancelled, {open} unfinished"
@@ -86,16 +106,23 @@ mod tests {
     #[test]
     fn a_lost_and_a_doubled_task_are_named() {
         let verdict = Verdict::of(4, 2, vec![vec![0, 1, 3], vec![0, 1], vec![1, 3]]);
-        assert_eq!((verdict.lost.as_slice(), verdict.doubled.as_slice()), (&[2][..], &[1][..]));
+        assert_eq!(
+            (verdict.lost.as_slice(), verdict.doubled.as_slice()),
+            (&[2][..], &[1][..])
+        );
         let line = verdict.describe("process", "bench-1");
-        let want = "process: tasks of bench-1: 1 lost (000000002); 1 completed too often (000000001)";
+        let want =
+            "process: tasks of bench-1: 1 lost (000000002); 1 completed too often (000000001)";
         assert_eq!(line, want);
     }
 
     #[test]
     fn two_completions_by_one_worker_are_one_too_many() {
         let verdict = Verdict::of(1, 2, vec![vec![0, 0]]);
-        assert_eq!((verdict.lost.as_slice(), verdict.doubled.as_slice()), (&[0][..], &[0][..]));
+        assert_eq!(
+            (verdict.lost.as_slice(), verdict.doubled.as_slice()),
+            (&[0][..], &[0][..])
+        );
     }
 
     #[test]
@@ -105,8 +132,20 @@ mod tests {
 
     #[test]
     fn what_sql_shows_is_told() {
-        let sql = Some(Counts { completed: 8, dead: 1, pending: 1, ..Counts::default() });
-        let line = Verdict { sql, ..Verdict::default() }.describe("process", "q");
-        assert_eq!(line, "process: tasks of q: SQL shows 8 completed, 1 dead, 0 cancelled, 1 unfinished");
+        let sql = Some(Counts {
+            completed: 8,
+            dead: 1,
+            pending: 1,
+            ..Counts::default()
+        });
+        let line = Verdict {
+            sql,
+            ..Verdict::default()
+        }
+        .describe("process", "q");
+        assert_eq!(
+            line,
+            "process: tasks of q: SQL shows 8 completed, 1 dead, 0 cancelled, 1 unfinished"
+        );
     }
 }

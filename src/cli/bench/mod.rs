@@ -1,4 +1,5 @@
-//! `taskd bench`: measures a taskd through gRPC, as its users call it, and counts that no task is lost or doubled.
+//! `taskd bench`: measures a taskd through gRPC, as its users call it, and counts that no task is
+//! lost or doubled.
 
 mod args;
 mod flat;
@@ -35,7 +36,10 @@ use super::print::{print, say};
 ///
 /// `Err`: taskd could not be reached or started, or gave up.
 pub async fn run(args: Bench) -> anyhow::Result<bool> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     // A taskd that this command started ends with the future.
     tokio::select! {
         result = measure(&args) => result,
@@ -56,7 +60,14 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
                 conditions = Some(server.conditions(args).await?);
             }
             let name = format!("bench-{}", &Uuid::new_v4().simple().to_string()[..12]);
-            let mut run = Run { args, server, name, number, bar: &bar, report: &mut report };
+            let mut run = Run {
+                args,
+                server,
+                name,
+                number,
+                bar: &bar,
+                report: &mut report,
+            };
             match part {
                 Part::Calls => calls(&mut run).await?,
                 Part::Flat => flat::measure(&mut run).await?,
@@ -66,13 +77,18 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
         }
     }
     bar.finish_and_clear();
-    let Some(conditions) = conditions else { bail!("no run") };
+    let Some(conditions) = conditions else {
+        bail!("no run")
+    };
     let text = match args.json {
         true => report.json(&conditions, args).to_string(),
         false => report.text(&conditions, args),
     };
     print(&text)?;
-    report.mistakes().iter().for_each(|line| say(format_args!("taskd: {line}")));
+    report
+        .mistakes()
+        .iter()
+        .for_each(|line| say(format_args!("taskd: {line}")));
     Ok(report.mistakes().is_empty())
 }
 

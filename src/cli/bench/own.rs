@@ -1,4 +1,5 @@
-//! A taskd of the benchmark's own: a child process on embedded defaults, in a folder that is removed with it.
+//! A taskd of the benchmark's own: a child process on embedded defaults, in a folder that is
+//! removed with it.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -50,12 +51,28 @@ impl Own {
         let folder = Folder::make()?;
         let config = folder.0.join("taskd.toml");
         fs::write(&config, settings(args, part)).context("cannot write the settings of a taskd")?;
-        let token = if args.with_token { Some(make_token(&folder)?) } else { None };
+        let token = if args.with_token {
+            Some(make_token(&folder)?)
+        } else {
+            None
+        };
         let log = File::create(folder.log()).context("cannot write the log of a taskd")?;
         let mut command = taskd()?;
         command.args(["--pipelines", "all", "--log-format", "json"]);
-        command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
-        command.arg("--data-dir").arg(folder.data()).stdout(log.try_clone()?).stderr(log);
+        command
+            .args([
+                "--http-listen",
+                "127.0.0.1:0",
+                "--grpc-listen",
+                "127.0.0.1:0",
+                "--config",
+            ])
+            .arg(config);
+        command
+            .arg("--data-dir")
+            .arg(folder.data())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         for (key, value) in &args.settings {
             command.env(format!("TASKD_{}", key.to_uppercase()), value);
         }
@@ -65,7 +82,13 @@ impl Own {
         command.process_group(0);
         let started = Instant::now();
         let child = command.spawn().context("cannot start a taskd")?;
-        let mut own = Self { child, folder, addresses: Addresses::default(), started, token };
+        let mut own = Self {
+            child,
+            folder,
+            addresses: Addresses::default(),
+            started,
+            token,
+        };
         own.addresses = own.up().await?;
         Ok(own)
     }
@@ -107,16 +130,26 @@ impl Own {
         loop {
             if let Some(status) = self.child.try_wait()? {
                 let log = self.log();
-                ensure!(status.success(), "taskd ended with {status}: {}", log.lines().last().unwrap_or_default());
+                ensure!(
+                    status.success(),
+                    "taskd ended with {status}: {}",
+                    log.lines().last().unwrap_or_default()
+                );
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "taskd does not stop within {STOP:?}");
+            ensure!(
+                Instant::now() < deadline,
+                "taskd does not stop within {STOP:?}"
+            );
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
     fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?)
+        Ok(kill(
+            Pid::from_raw(i32::try_from(self.child.id())?),
+            signal,
+        )?)
     }
 
     fn log(&self) -> String {
@@ -148,7 +181,9 @@ impl Folder {
         let name = Uuid::new_v4().simple().to_string();
         let path = std::env::temp_dir().join(format!("taskd-bench-{}", &name[..8]));
         let made = DirBuilder::new().mode(0o700).create(&path);
-        made.with_context(|| format!("cannot make {}; TMPDIR names another place", path.display()))?;
+        made.with_context(|| {
+            format!("cannot make {}; TMPDIR names another place", path.display())
+        })?;
         Ok(Self(path))
     }
 
@@ -164,17 +199,26 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            say(format_args!("taskd: cannot remove {}: {error}", self.0.display()));
+            say(format_args!(
+                "taskd: cannot remove {}: {error}",
+                self.0.display()
+            ));
         }
     }
 }
 
-/// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would wait in SQL.
-/// This program, without the settings of this shell: they must not change what is measured.
+/// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would
+/// wait in SQL. This program, without the settings of this shell: they must not change what is
+/// measured.
 fn taskd() -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
+    let mut command =
+        Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
     // taskd takes the variables of OpenTelemetry for settings, too.
-    let is_setting = |name: &str| ["TASKD_", "OTEL_"].iter().any(|prefix| name.starts_with(prefix));
+    let is_setting = |name: &str| {
+        ["TASKD_", "OTEL_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
@@ -183,10 +227,19 @@ fn taskd() -> anyhow::Result<Command> {
 
 fn make_token(folder: &Folder) -> anyhow::Result<Token> {
     let mut command = taskd()?;
-    command.args(["token", "create", "bench", "--roles", "admin", "--data-dir"]).arg(folder.data());
+    command
+        .args(["token", "create", "bench", "--roles", "admin", "--data-dir"])
+        .arg(folder.data());
     let made = command.output().context("cannot make a token")?;
-    ensure!(made.status.success(), "cannot make a token: {}", String::from_utf8_lossy(&made.stderr).trim());
-    String::from_utf8(made.stdout)?.trim().parse().map_err(anyhow::Error::msg)
+    ensure!(
+        made.status.success(),
+        "cannot make a token: {}",
+        String::from_utf8_lossy(&made.stderr).trim()
+    );
+    String::from_utf8(made.stdout)?
+        .trim()
+        .parse()
+        .map_err(anyhow::Error::msg)
 }
 
 fn settings(args: &Bench, part: Part) -> String {

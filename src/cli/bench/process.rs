@@ -1,4 +1,5 @@
-//! Workers that get tasks and complete them until all are done: the phase process, and the workers of latency.
+//! Workers that get tasks and complete them until all are done: the phase process, and the workers
+//! of latency.
 
 use std::{sync::Arc, time::Instant};
 
@@ -59,7 +60,10 @@ pub(super) async fn process(
 ) -> anyhow::Result<Processed> {
     let (server, bar) = (&run.server, run.bar);
     let give_up = CancellationToken::new();
-    let ends = Ends { all_done: give_up.child_token(), give_up };
+    let ends = Ends {
+        all_done: give_up.child_token(),
+        give_up,
+    };
     let last = Arc::new(Mutex::new(Instant::now()));
     let wanted = completions(total, work);
     let mut workers = JoinSet::new();
@@ -94,7 +98,13 @@ pub(super) async fn process(
 impl Default for Processed {
     fn default() -> Self {
         let [handled, passed_on] = [(); 2].map(|()| Vec::new());
-        Self { last: Instant::now(), credits: Vec::new(), handled, passed_on, repeated: 0 }
+        Self {
+            last: Instant::now(),
+            credits: Vec::new(),
+            handled,
+            passed_on,
+            repeated: 0,
+        }
     }
 }
 
@@ -120,10 +130,17 @@ impl Working {
     fn new(mut worker: Worker, habit: Habit) -> Self {
         // At the end it would have tasks that it does not do.
         worker.asks_next &= habit != Habit::Finishes;
-        Self { worker, habit, credits: Vec::new(), handled: Vec::new(), passed_on: Vec::new() }
+        Self {
+            worker,
+            habit,
+            credits: Vec::new(),
+            handled: Vec::new(),
+            passed_on: Vec::new(),
+        }
     }
 
-    /// Works until the tokens end it. `done` counts completions, and tells whether these were the last.
+    /// Works until the tokens end it. `done` counts completions, and tells whether these were the
+    /// last.
     async fn run(mut self, ends: Ends, done: impl Fn(usize) -> bool) -> anyhow::Result<Self> {
         while let Some(tasks) = self.get(&ends.all_done).await {
             let mut tasks = tasks?;
@@ -132,12 +149,19 @@ impl Working {
                 tasks = self.pass_on(tasks).await?;
             }
             if matches!(self.habit, Habit::NotesTimes | Habit::PassesOn) {
-                self.handled.extend(tasks.iter().map(|task| (task.number, at)));
+                self.handled
+                    .extend(tasks.iter().map(|task| (task.number, at)));
             }
             if tasks.is_empty() {
                 continue;
             }
-            let Some(completed) = ends.give_up.run_until_cancelled(self.worker.complete(tasks)).await else { break };
+            let Some(completed) = ends
+                .give_up
+                .run_until_cancelled(self.worker.complete(tasks))
+                .await
+            else {
+                break;
+            };
             let completed = completed?;
             let count = completed.len();
             self.credits.extend(completed);
@@ -154,7 +178,9 @@ impl Working {
             // Given up, an answer on its way would keep its tasks leased.
             Habit::Finishes if all_done.is_cancelled() => None,
             Habit::Finishes => Some(self.worker.get().await),
-            Habit::Plain | Habit::NotesTimes | Habit::PassesOn => all_done.run_until_cancelled(self.worker.get()).await,
+            Habit::Plain | Habit::NotesTimes | Habit::PassesOn => {
+                all_done.run_until_cancelled(self.worker.get()).await
+            }
         }
     }
 
@@ -163,14 +189,16 @@ impl Working {
         let (first, rest): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.attempt == 1);
         if !first.is_empty() {
             let now = Instant::now();
-            self.passed_on.extend(first.iter().map(|task| (task.number, now)));
+            self.passed_on
+                .extend(first.iter().map(|task| (task.number, now)));
             self.worker.pass_on(&first).await?;
         }
         Ok(rest)
     }
 }
 
-/// Lets workers complete all tasks, and counts. The last completion; the time and the CPU when SQL showed all.
+/// Lets workers complete all tasks, and counts. The last completion; the time and the CPU when SQL
+/// showed all.
 pub(super) async fn complete_all(
     run: &mut Run<'_>,
     phase: &str,
@@ -186,7 +214,8 @@ pub(super) async fn complete_all(
     Ok(settled.map(|(at, usage)| (last, at, usage)))
 }
 
-/// Checks that each task was completed as often as it must be; the time and the CPU when SQL showed it.
+/// Checks that each task was completed as often as it must be; the time and the CPU when SQL showed
+/// it.
 pub(super) async fn count(
     run: &mut Run<'_>,
     phase: &str,
@@ -197,7 +226,11 @@ pub(super) async fn count(
 ) -> anyhow::Result<Option<(Instant, Usage)>> {
     let totals = &mut run.report.totals;
     totals.tasks += u64::from(total);
-    totals.completions += processed.credits.iter().map(|credits| credits.len() as u64).sum::<u64>();
+    totals.completions += processed
+        .credits
+        .iter()
+        .map(|credits| credits.len() as u64)
+        .sum::<u64>();
     totals.repeated_calls += u64::from(processed.repeated);
     match check(&run.server, work, tasks, total, processed.credits).await? {
         Ok(at) => Ok(Some((at, run.server.usage().await))),
@@ -216,7 +249,8 @@ pub(super) fn completions(tasks: u32, work: &Work) -> u64 {
     u64::from(tasks) * u64::from(work.replicas)
 }
 
-/// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or what is wrong.
+/// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or
+/// what is wrong.
 async fn check(
     server: &Server,
     work: &Work,
@@ -228,8 +262,13 @@ async fn check(
     let wanted = u64::from(total);
     let is_settled = |counts: &Counts| counts.completed == wanted && counts.all() == wanted;
     // A lost task would keep the queue unfinished for ever.
-    let settled =
-        if verdict.is_right() { server.wait_for(&tasks.queues, work.give_up_after.0, is_settled).await? } else { None };
+    let settled = if verdict.is_right() {
+        server
+            .wait_for(&tasks.queues, work.give_up_after.0, is_settled)
+            .await?
+    } else {
+        None
+    };
     if let Some(at) = settled {
         return Ok(Ok(at));
     }

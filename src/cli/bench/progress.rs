@@ -11,7 +11,8 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A bar for a number of tasks; it draws nothing if stderr is not a terminal.
 pub(super) fn bar() -> ProgressBar {
     let template = "{msg:28} {bar:30} {human_pos}/{human_len}  {per_sec}  {elapsed}";
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::no_length().with_style(style)
 }
 
@@ -31,7 +32,11 @@ pub(super) struct Stall {
 
 impl Stall {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, position: 0, since: Instant::now() }
+        Self {
+            limit,
+            position: 0,
+            since: Instant::now(),
+        }
     }
 
     pub(super) fn is_stuck(&mut self, position: u64) -> bool {

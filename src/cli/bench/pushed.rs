@@ -13,7 +13,10 @@ use crate::{
 /// How long a worker waits for a frame. Cancelled at the end of a phase.
 const WAIT: Duration = Duration::from_secs(20);
 /// Longer than any wait, so that the session lives without heartbeats.
-const TIMEOUT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+const TIMEOUT: Option<prost_types::Duration> = Some(prost_types::Duration {
+    seconds: 600,
+    nanos: 0,
+});
 
 /// An open stream.
 pub(super) struct Pushed {
@@ -27,24 +30,52 @@ pub(super) struct Pushed {
 }
 
 impl Pushed {
-    pub(super) async fn open(client: &mut TasksClient<Taskd>, open: pb::OpenSession) -> Result<Self, Status> {
+    pub(super) async fn open(
+        client: &mut TasksClient<Taskd>,
+        open: pb::OpenSession,
+    ) -> Result<Self, Status> {
         let (frames, mut sent) = mpsc::channel(16);
         let sent = futures::stream::poll_fn(move |cx| sent.poll_recv(cx));
-        let open = pb::OpenSession { timeout: TIMEOUT, ..open };
-        let mut pushed = {
-            let open = pb::WorkerFrame { open: Some(open), ..Default::default() };
-            frames.send(open).await.map_err(|_| Status::unavailable("the stream is closed"))?;
-            let taskd = client.stream_tasks(sent).await?.into_inner();
-            Self { frames, taskd, number: 0, demand: 0, tasks: Vec::new() }
+        let open = pb::OpenSession {
+            timeout: TIMEOUT,
+            ..open
         };
-        let opened = pushed.read().await?.opened.ok_or_else(|| Status::internal("the first frame is not opened"))?;
+        let mut pushed = {
+            let open = pb::WorkerFrame {
+                open: Some(open),
+                ..Default::default()
+            };
+            frames
+                .send(open)
+                .await
+                .map_err(|_| Status::unavailable("the stream is closed"))?;
+            let taskd = client.stream_tasks(sent).await?.into_inner();
+            Self {
+                frames,
+                taskd,
+                number: 0,
+                demand: 0,
+                tasks: Vec::new(),
+            }
+        };
+        let opened = pushed
+            .read()
+            .await?
+            .opened
+            .ok_or_else(|| Status::internal("the first frame is not opened"))?;
         pushed.demand += opened.granted;
         Ok(pushed)
     }
 
     async fn read(&mut self) -> Result<pb::TaskdFrame, Status> {
-        let mut frame = self.taskd.message().await?.ok_or_else(|| Status::unavailable("the stream has ended"))?;
-        self.demand = self.demand.saturating_sub(u32::try_from(frame.tasks.len()).unwrap_or(u32::MAX));
+        let mut frame = self
+            .taskd
+            .message()
+            .await?
+            .ok_or_else(|| Status::unavailable("the stream has ended"))?;
+        self.demand = self
+            .demand
+            .saturating_sub(u32::try_from(frame.tasks.len()).unwrap_or(u32::MAX));
         self.tasks.append(&mut frame.tasks);
         self.demand += frame.answer.as_ref().map_or(0, |answer| answer.granted);
         Ok(frame)
@@ -54,9 +85,17 @@ impl Pushed {
         self.number += 1;
         let number = self.number;
         let frame = pb::WorkerFrame { number, ..frame };
-        self.frames.send(frame).await.map_err(|_| Status::unavailable("the stream is closed"))?;
+        self.frames
+            .send(frame)
+            .await
+            .map_err(|_| Status::unavailable("the stream is closed"))?;
         loop {
-            if let Some(answer) = self.read().await?.answer.filter(|answer| answer.number == number) {
+            if let Some(answer) = self
+                .read()
+                .await?
+                .answer
+                .filter(|answer| answer.number == number)
+            {
                 return Ok(answer);
             }
         }
@@ -67,7 +106,11 @@ impl Pushed {
         let in_hand = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
         let want = batch.saturating_sub(self.demand).saturating_sub(in_hand);
         if want > 0 {
-            self.ask(pb::WorkerFrame { want, ..Default::default() }).await?;
+            self.ask(pb::WorkerFrame {
+                want,
+                ..Default::default()
+            })
+            .await?;
         }
         while self.tasks.is_empty() {
             match timeout(WAIT, self.read()).await {
@@ -79,14 +122,26 @@ impl Pushed {
     }
 
     /// Reports tasks as done, and wants as many.
-    pub(super) async fn complete(&mut self, completions: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Status> {
+    pub(super) async fn complete(
+        &mut self,
+        completions: Vec<pb::Completion>,
+    ) -> Result<Vec<pb::ItemResult>, Status> {
         let want = u32::try_from(completions.len()).unwrap_or(u32::MAX);
-        let answer = self.ask(pb::WorkerFrame { completions, want, ..Default::default() }).await?;
+        let answer = self
+            .ask(pb::WorkerFrame {
+                completions,
+                want,
+                ..Default::default()
+            })
+            .await?;
         Ok(answer.completions)
     }
 }
 
 /// A stream that ended for any of these may be opened again.
 pub(super) fn may_open_again(status: &Status) -> bool {
-    matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Aborted | Code::Unknown)
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::Cancelled | Code::Aborted | Code::Unknown
+    )
 }

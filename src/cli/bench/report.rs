@@ -89,10 +89,19 @@ impl Report {
         used: Option<Usage>,
     ) {
         let (tasks, seconds) = (f64::from(tasks), took.as_secs_f64());
-        let place = self.rates.iter().position(|rate| rate.phase == phase && rate.measure == measure);
+        let place = self
+            .rates
+            .iter()
+            .position(|rate| rate.phase == phase && rate.measure == measure);
         let place = place.unwrap_or_else(|| {
             let (per_second, us_per_task) = (Runs::default(), Runs::default());
-            self.rates.push(Rate { phase, measure, per_second, us_per_task, cpu_us_per_task: None });
+            self.rates.push(Rate {
+                phase,
+                measure,
+                per_second,
+                us_per_task,
+                cpu_us_per_task: None,
+            });
             self.rates.len() - 1
         });
         let rate = &mut self.rates[place];
@@ -100,9 +109,11 @@ impl Report {
         rate.us_per_task.0.push(seconds * 1e6 / tasks);
         if let Some(used) = used {
             let cpu = rate.cpu_us_per_task.get_or_insert_default();
-            for (runs, seconds) in
-                [(&mut cpu.taskd, used.taskd), (&mut cpu.redis, used.redis), (&mut cpu.bench, used.bench)]
-            {
+            for (runs, seconds) in [
+                (&mut cpu.taskd, used.taskd),
+                (&mut cpu.redis, used.redis),
+                (&mut cpu.bench, used.bench),
+            ] {
                 runs.0.extend(seconds.map(|seconds| seconds * 1e6 / tasks));
             }
         }
@@ -117,24 +128,43 @@ impl Report {
         value: Option<f64>,
         reference: Option<(&str, f64)>,
     ) {
-        let place = self.figures.iter().position(|figure| figure.measure == measure).unwrap_or_else(|| {
-            let [value, ratio] = <[Runs; 2]>::default();
-            let reference = reference.map(|(name, _)| name.to_owned());
-            self.figures.push(Figure { phase, measure: measure.to_owned(), unit, value, reference, ratio });
-            self.figures.len() - 1
-        });
+        let place = self
+            .figures
+            .iter()
+            .position(|figure| figure.measure == measure)
+            .unwrap_or_else(|| {
+                let [value, ratio] = <[Runs; 2]>::default();
+                let reference = reference.map(|(name, _)| name.to_owned());
+                self.figures.push(Figure {
+                    phase,
+                    measure: measure.to_owned(),
+                    unit,
+                    value,
+                    reference,
+                    ratio,
+                });
+                self.figures.len() - 1
+            });
         let figure = &mut self.figures[place];
         figure.value.0.extend(value);
-        figure.ratio.0.extend(value.zip(reference).map(|(value, (_, reference))| value / reference));
+        figure.ratio.0.extend(
+            value
+                .zip(reference)
+                .map(|(value, (_, reference))| value / reference),
+        );
     }
 
     /// Notes the times of one run.
     pub(super) fn latency(&mut self, measure: &'static str, mut times: Vec<Duration>) {
         times.sort_unstable();
-        let place = self.latencies.iter().position(|latency| latency.measure == measure).unwrap_or_else(|| {
-            self.latencies.push(Latency::new(measure));
-            self.latencies.len() - 1
-        });
+        let place = self
+            .latencies
+            .iter()
+            .position(|latency| latency.measure == measure)
+            .unwrap_or_else(|| {
+                self.latencies.push(Latency::new(measure));
+                self.latencies.len() - 1
+            });
         let latency = &mut self.latencies[place];
         latency.samples.0.push(times.len() as f64);
         for (runs, share) in [
@@ -144,7 +174,8 @@ impl Report {
             (&mut latency.p999, 0.999),
             (&mut latency.max, 1.0),
         ] {
-            runs.0.extend(quantile(&times, share).map(|time| time.as_secs_f64() * 1e3));
+            runs.0
+                .extend(quantile(&times, share).map(|time| time.as_secs_f64() * 1e3));
         }
     }
 
@@ -173,8 +204,22 @@ impl Report {
     }
 
     pub(super) fn text(&self, conditions: &Conditions, Bench { work, runs, .. }: &Bench) -> String {
-        let Work { tasks, payload, replicas, queues, batch, concurrency, workers, connections, .. } = work;
-        let median = if *runs > 1 { format!("; median of {runs} runs (lowest–highest)") } else { String::new() };
+        let Work {
+            tasks,
+            payload,
+            replicas,
+            queues,
+            batch,
+            concurrency,
+            workers,
+            connections,
+            ..
+        } = work;
+        let median = if *runs > 1 {
+            format!("; median of {runs} runs (lowest–highest)")
+        } else {
+            String::new()
+        };
         let mut blocks = vec![format!(
             "{}\n{}\n{}\n\n{} tasks of {payload} bytes in {queues} queue(s), NUM {replicas}, {batch} a call, \
              {concurrency} inserts in flight, {workers} workers, {connections} connections{median}",
@@ -191,7 +236,10 @@ impl Report {
         }
         if !self.latencies.is_empty() {
             let rate = HumanCount(work.rate.into());
-            blocks.push(format!("Latency at {rate} tasks/s for {}, one task a call, in ms", work.duration));
+            blocks.push(format!(
+                "Latency at {rate} tasks/s for {}, one task a call, in ms",
+                work.duration
+            ));
             blocks.push(self.latency_table().to_string());
         }
         blocks.push(self.totals.text(*replicas, self.wrong.is_empty()));
@@ -202,14 +250,20 @@ impl Report {
     fn rate_table(&self) -> Table {
         let cpu = |name: &str| format!("CPU µs, {name}");
         let header = ["phase", "", "tasks/s", "µs/task"].map(str::to_owned);
-        let mut table = table(header.into_iter().chain(["taskd", "Redis", "bench"].map(cpu)));
+        let mut table = table(
+            header
+                .into_iter()
+                .chain(["taskd", "Redis", "bench"].map(cpu)),
+        );
         for rate in &self.rates {
             let cpu = rate.cpu_us_per_task.as_ref();
-            let cpu = cpu.map(|cpu| [&cpu.taskd, &cpu.redis, &cpu.bench].map(|runs| runs.show(short)));
+            let cpu =
+                cpu.map(|cpu| [&cpu.taskd, &cpu.redis, &cpu.bench].map(|runs| runs.show(short)));
             let figures = [
                 rate.phase.as_str().to_owned(),
                 rate.measure.to_owned(),
-                rate.per_second.show(|value| HumanCount(value as u64).to_string()),
+                rate.per_second
+                    .show(|value| HumanCount(value as u64).to_string()),
                 rate.us_per_task.show(short),
             ];
             table.add_row(figures.into_iter().chain(cpu.unwrap_or_default()));
@@ -218,19 +272,55 @@ impl Report {
     }
 
     fn figure_table(&self) -> Table {
-        let mut table = table(["phase", "", "", "", "ratio", "to"].map(str::to_owned).into_iter());
-        for Figure { phase, measure, unit, value, reference, ratio } in &self.figures {
-            let ratio = if ratio.0.is_empty() { String::new() } else { ratio.show(short) };
+        let mut table = table(
+            ["phase", "", "", "", "ratio", "to"]
+                .map(str::to_owned)
+                .into_iter(),
+        );
+        for Figure {
+            phase,
+            measure,
+            unit,
+            value,
+            reference,
+            ratio,
+        } in &self.figures
+        {
+            let ratio = if ratio.0.is_empty() {
+                String::new()
+            } else {
+                ratio.show(short)
+            };
             let reference = reference.clone().unwrap_or_default();
             let (phase, value) = (phase.as_str().to_owned(), value.show(short));
-            table.add_row([phase, measure.clone(), value, (*unit).to_owned(), ratio, reference]);
+            table.add_row([
+                phase,
+                measure.clone(),
+                value,
+                (*unit).to_owned(),
+                ratio,
+                reference,
+            ]);
         }
         right(table, 2)
     }
 
     fn latency_table(&self) -> Table {
-        let mut table = table(["", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned).into_iter());
-        for Latency { measure, p50, p90, p99, p999, max, .. } in &self.latencies {
+        let mut table = table(
+            ["", "p50", "p90", "p99", "p99.9", "max"]
+                .map(str::to_owned)
+                .into_iter(),
+        );
+        for Latency {
+            measure,
+            p50,
+            p90,
+            p99,
+            p999,
+            max,
+            ..
+        } in &self.latencies
+        {
             let times = [p50, p90, p99, p999, max].map(|runs| runs.show(short));
             table.add_row(std::iter::once((*measure).to_owned()).chain(times));
         }
@@ -240,15 +330,28 @@ impl Report {
 
 impl Totals {
     fn text(&self, replicas: u16, is_right: bool) -> String {
-        let Self { tasks, completions, lost, doubled, repeated_calls } = self;
+        let Self {
+            tasks,
+            completions,
+            lost,
+            doubled,
+            repeated_calls,
+        } = self;
         let (tasks, completions) = (HumanCount(*tasks), HumanCount(*completions));
         let mut text = if is_right {
-            format!("Counted: {tasks} tasks, {completions} completions: each task exactly NUM = {replicas} times")
+            format!(
+                "Counted: {tasks} tasks, {completions} completions: each task exactly NUM = {replicas} times"
+            )
         } else {
-            format!("WRONG: {tasks} tasks, {completions} completions, {lost} lost, {doubled} completed too often")
+            format!(
+                "WRONG: {tasks} tasks, {completions} completions, {lost} lost, {doubled} completed too often"
+            )
         };
         if *repeated_calls > 0 {
-            text.push_str(&format!("; {} calls were repeated (taskd was busy or away)", HumanCount(*repeated_calls)));
+            text.push_str(&format!(
+                "; {} calls were repeated (taskd was busy or away)",
+                HumanCount(*repeated_calls)
+            ));
         }
         text
     }
@@ -257,7 +360,15 @@ impl Totals {
 impl Latency {
     fn new(measure: &'static str) -> Self {
         let [samples, p50, p90, p99, p999, max] = <[Runs; 6]>::default();
-        Self { measure, samples, p50, p90, p99, p999, max }
+        Self {
+            measure,
+            samples,
+            p50,
+            p90,
+            p99,
+            p999,
+            max,
+        }
     }
 }
 
@@ -270,11 +381,17 @@ impl Runs {
     }
 
     fn bounds(&self) -> (f64, f64) {
-        self.0.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(*value), high.max(*value)))
+        self.0
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(*value), high.max(*value))
+            })
     }
 
     fn show(&self, number: impl Fn(f64) -> String) -> String {
-        let Some(median) = self.median() else { return "unknown".to_owned() };
+        let Some(median) = self.median() else {
+            return "unknown".to_owned();
+        };
         let (low, high) = self.bounds();
         match self.0.len() {
             1 => number(median),
@@ -286,7 +403,9 @@ impl Runs {
 /// `null` if nobody knows the figure.
 impl Serialize for Runs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Some(median) = self.median() else { return serializer.serialize_none() };
+        let Some(median) = self.median() else {
+            return serializer.serialize_none();
+        };
         let (min, max) = self.bounds();
         let mut fields = serializer.serialize_struct("Runs", 4)?;
         fields.serialize_field("median", &median)?;
@@ -320,7 +439,10 @@ fn table(header: impl Iterator<Item = String>) -> Table {
 }
 
 fn right(mut table: Table, from: usize) -> Table {
-    table.column_iter_mut().skip(from).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+        .column_iter_mut()
+        .skip(from)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 
@@ -332,7 +454,10 @@ mod tests {
     fn a_quantile_is_a_time_that_was_measured() {
         let times: Vec<Duration> = (1..=1000).map(Duration::from_millis).collect();
         let at = |share| quantile(&times, share).map(|time| time.as_millis());
-        assert_eq!([0.5, 0.9, 0.99, 0.999, 1.0].map(at), [500, 900, 990, 999, 1000].map(Some));
+        assert_eq!(
+            [0.5, 0.9, 0.99, 0.999, 1.0].map(at),
+            [500, 900, 990, 999, 1000].map(Some)
+        );
         assert_eq!(quantile(&times[..1], 0.5), Some(Duration::from_millis(1)));
         assert_eq!(quantile(&[], 0.5), None);
     }
@@ -343,8 +468,15 @@ mod tests {
         assert_eq!(runs.show(short), "2.00 (1.00–3.00)");
         assert_eq!(Runs(vec![4.0, 1.0]).show(short), "2.50 (1.00–4.00)");
         let json = serde_json::to_value(&runs).expect("JSON");
-        assert_eq!(json, serde_json::json!({"median": 2.0, "min": 1.0, "max": 3.0, "runs": [3.0, 1.0, 2.0]}));
+        assert_eq!(
+            json,
+            serde_json::json!({"median": 2.0, "min": 1.0, "max": 3.0, "runs": [3.0, 1.0, 2.0]})
+        );
         assert_eq!(Runs::default().show(short), "unknown");
-        assert!(serde_json::to_value(Runs::default()).expect("JSON").is_null());
+        assert!(
+            serde_json::to_value(Runs::default())
+                .expect("JSON")
+                .is_null()
+        );
     }
 }

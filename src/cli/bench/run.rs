@@ -26,6 +26,10 @@ impl Run<'_> {
     }
 
     pub(super) fn step(&self, what: &str, total: u64) {
-        progress::step(self.bar, format!("run {} of {}: {what}", self.number, self.args.runs), total);
+        progress::step(
+            self.bar,
+            format!("run {} of {}: {what}", self.number, self.args.runs),
+            total,
+        );
     }
 }

@@ -62,10 +62,15 @@ pub(super) struct Usage {
 impl Server {
     /// Connects to the taskd that `args` name, or starts one.
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
-        let own = if args.grpc.is_none() { Some(Own::start(args, part).await?) } else { None };
+        let own = if args.grpc.is_none() {
+            Some(Own::start(args, part).await?)
+        } else {
+            None
+        };
         let (grpc, http, redis) = match (&own, &args.grpc) {
             (Some(own), _) => {
-                let [grpc, http] = [&own.addresses.grpc, &own.addresses.http].map(|at| format!("http://{at}"));
+                let [grpc, http] =
+                    [&own.addresses.grpc, &own.addresses.http].map(|at| format!("http://{at}"));
                 (grpc, http, Some(own.redis()))
             }
             (None, grpc) => {
@@ -95,7 +100,14 @@ impl Server {
             None => None,
         };
         let pid = own.as_ref().map(Own::pid).or_else(|| pid_behind(&grpc));
-        let server = Self { channels, http, pid, redis, own, ready_after };
+        let server = Self {
+            channels,
+            http,
+            pid,
+            redis,
+            own,
+            ready_after,
+        };
         // A wrong --http shows before the work.
         server.counts(&[]).await?;
         Ok(server)
@@ -110,14 +122,23 @@ impl Server {
         let is_local = self.pid.is_some();
         let (redis_version, appendfsync) = match &self.redis {
             Some(redis) => {
-                let info: String = redis::cmd("INFO").arg("server").query_async(&mut redis.clone()).await?;
-                (field(&info, "redis_version").map(str::to_owned), appendfsync(redis.clone()).await)
+                let info: String = redis::cmd("INFO")
+                    .arg("server")
+                    .query_async(&mut redis.clone())
+                    .await?;
+                (
+                    field(&info, "redis_version").map(str::to_owned),
+                    appendfsync(redis.clone()).await,
+                )
             }
             None => (None, None),
         };
         let folder = self.own.as_ref().map(Own::folder).filter(|_| is_local);
         Ok(Conditions {
-            server: args.grpc.as_deref().map_or_else(|| "own".to_owned(), without_password),
+            server: args
+                .grpc
+                .as_deref()
+                .map_or_else(|| "own".to_owned(), without_password),
             version: self.http.version().await?,
             redis_version,
             appendfsync,
@@ -131,7 +152,11 @@ impl Server {
             Some(redis) => redis_cpu_seconds(redis.clone()).await,
             None => None,
         };
-        Usage { taskd: self.pid.and_then(machine::cpu_seconds), redis, bench: machine::own_cpu_seconds() }
+        Usage {
+            taskd: self.pid.and_then(machine::cpu_seconds),
+            redis,
+            bench: machine::own_cpu_seconds(),
+        }
     }
 
     /// The resident memory of taskd.
@@ -139,14 +164,21 @@ impl Server {
         self.pid.and_then(machine::resident_bytes)
     }
 
-    /// The memory of Redis, and that of the keys of one queue, when no rewrite of its file is in progress.
+    /// The memory of Redis, and that of the keys of one queue, when no rewrite of its file is in
+    /// progress.
     pub(super) async fn redis_bytes(&self, queue: &str) -> anyhow::Result<(f64, f64)> {
-        let mut redis = self.redis.clone().context("a taskd of its own has a Redis")?;
+        let mut redis = self
+            .redis
+            .clone()
+            .context("a taskd of its own has a Redis")?;
         loop {
             let info: String = redis::cmd("INFO").query_async(&mut redis).await?;
-            let is_quiet = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].map(|name| field(&info, name));
+            let is_quiet =
+                ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].map(|name| field(&info, name));
             if is_quiet == [Some("0"); 2] {
-                let used = field(&info, "used_memory").context("INFO has used_memory")?.parse()?;
+                let used = field(&info, "used_memory")
+                    .context("INFO has used_memory")?
+                    .parse()?;
                 return Ok((used, bytes_of_keys(redis, queue).await?));
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -155,7 +187,10 @@ impl Server {
 
     /// Lets Redis lose everything.
     pub(super) async fn empty_redis(&self) -> anyhow::Result<()> {
-        let mut redis = self.redis.clone().context("a taskd of its own has a Redis")?;
+        let mut redis = self
+            .redis
+            .clone()
+            .context("a taskd of its own has a Redis")?;
         Ok(redis::cmd("FLUSHALL").exec_async(&mut redis).await?)
     }
 
@@ -163,7 +198,8 @@ impl Server {
         self.http.counts(queues).await
     }
 
-    /// Waits until `is_reached` says so of the queues; then the time of it. `None`: nothing changed for `patience`.
+    /// Waits until `is_reached` says so of the queues; then the time of it. `None`: nothing changed
+    /// for `patience`.
     pub(super) async fn wait_for(
         &self,
         queues: &[String],
@@ -202,9 +238,11 @@ impl Conditions {
             (Some(version), None) => format!("Redis {version}, appendfsync unknown"),
             (None, _) => "Redis and its durability unknown (--redis names it)".to_owned(),
         };
-        let sql = self.synchronous.map_or("SQL and its durability unknown".to_owned(), |synchronous| {
-            format!("SQLite, synchronous {synchronous}")
-        });
+        let sql = self
+            .synchronous
+            .map_or("SQL and its durability unknown".to_owned(), |synchronous| {
+                format!("SQLite, synchronous {synchronous}")
+            });
         format!("{redis}; {sql}")
     }
 
@@ -236,15 +274,22 @@ impl Usage {
 /// The default HTTP port on the host of a gRPC URL.
 fn http_beside(grpc: &str) -> anyhow::Result<String> {
     let shown = without_password(grpc);
-    let mut url = Url::parse(grpc).with_context(|| format!("--grpc {shown:?} is not a URL; write http://host:7601"))?;
-    ensure!(url.set_port(Some(HTTP_PORT)).is_ok(), "--grpc {shown:?} has no host; write http://host:7601");
+    let mut url = Url::parse(grpc)
+        .with_context(|| format!("--grpc {shown:?} is not a URL; write http://host:7601"))?;
+    ensure!(
+        url.set_port(Some(HTTP_PORT)).is_ok(),
+        "--grpc {shown:?} has no host; write http://host:7601"
+    );
     Ok(url.to_string().trim_end_matches('/').to_owned())
 }
 
 fn pid_behind(grpc: &str) -> Option<u32> {
     let url = Url::parse(grpc).ok()?;
     let host = url.host_str()?.trim_matches(['[', ']']);
-    let addresses: Vec<_> = (host, url.port_or_known_default()?).to_socket_addrs().ok()?.collect();
+    let addresses: Vec<_> = (host, url.port_or_known_default()?)
+        .to_socket_addrs()
+        .ok()?
+        .collect();
     machine::listener(&addresses)
 }
 
@@ -253,13 +298,17 @@ async fn connect_redis(url: &str) -> anyhow::Result<MultiplexedConnection> {
     let client = redis::Client::open(url).with_context(unreachable)?;
     // FLUSHALL of a million tasks takes longer than the default of half a second.
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
-    client.get_multiplexed_async_connection_with_config(&patient).await.with_context(unreachable)
+    client
+        .get_multiplexed_async_connection_with_config(&patient)
+        .await
+        .with_context(unreachable)
 }
 
 async fn appendfsync(mut redis: MultiplexedConnection) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg("append*");
-    let values: std::collections::HashMap<String, String> = get.query_async(&mut redis).await.ok()?;
+    let values: std::collections::HashMap<String, String> =
+        get.query_async(&mut redis).await.ok()?;
     match values.get("appendonly").map(String::as_str) {
         Some("no") => Some("none (no append-only file)".to_owned()),
         _ => values.get("appendfsync").cloned(),
@@ -271,12 +320,19 @@ async fn bytes_of_keys(mut redis: MultiplexedConnection, queue: &str) -> anyhow:
     let (mut cursor, mut bytes) = (0_u64, 0.0);
     loop {
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(format!("*{{{queue}:*")).arg("COUNT").arg(1000);
+        scan.arg(cursor)
+            .arg("MATCH")
+            .arg(format!("*{{{queue}:*"))
+            .arg("COUNT")
+            .arg(1000);
         let (next, keys): (u64, Vec<String>) = scan.query_async(&mut redis).await?;
         for key in keys {
             let mut usage = redis::cmd("MEMORY");
             usage.arg("USAGE").arg(key).arg("SAMPLES").arg(1000);
-            bytes += usage.query_async::<Option<f64>>(&mut redis).await?.unwrap_or_default();
+            bytes += usage
+                .query_async::<Option<f64>>(&mut redis)
+                .await?
+                .unwrap_or_default();
         }
         cursor = next;
         if cursor == 0 {
@@ -286,11 +342,17 @@ async fn bytes_of_keys(mut redis: MultiplexedConnection, queue: &str) -> anyhow:
 }
 
 async fn redis_cpu_seconds(mut redis: MultiplexedConnection) -> Option<f64> {
-    let info: String = redis::cmd("INFO").arg("cpu").query_async(&mut redis).await.ok()?;
+    let info: String = redis::cmd("INFO")
+        .arg("cpu")
+        .query_async(&mut redis)
+        .await
+        .ok()?;
     let number = |name| field(&info, name)?.parse::<f64>().ok();
     Some(number("used_cpu_user")? + number("used_cpu_sys")?)
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
 }

@@ -14,11 +14,16 @@ const WARM_UP: u32 = 1000;
 
 /// Lets every part of taskd work once.
 pub(super) async fn warm_up(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let work = Work { tasks: run.args.work.tasks.min(WARM_UP), ..run.args.work.clone() };
+    let work = Work {
+        tasks: run.args.work.tasks.min(WARM_UP),
+        ..run.args.work.clone()
+    };
     let tasks = run.tasks("warm-up", &work);
     run.step("warm-up", work.tasks.into());
     insert_all(run, &work, &tasks, Plan::From(0)).await?;
-    complete_all(run, "warm-up", &work, &tasks, work.tasks, Habit::Plain).await.map(drop)
+    complete_all(run, "warm-up", &work, &tasks, work.tasks, Habit::Plain)
+        .await
+        .map(drop)
 }
 
 /// Measures the phases on the same tasks. Phases that nobody asked for run unreported.
@@ -39,17 +44,41 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         total += Plan::Known.new_tasks(work.tasks);
     }
     if !run.args.wants(Phase::Process) {
-        return complete_all(run, "process (not measured)", work, &tasks, total, Habit::Plain).await.map(drop);
+        return complete_all(
+            run,
+            "process (not measured)",
+            work,
+            &tasks,
+            total,
+            Habit::Plain,
+        )
+        .await
+        .map(drop);
     }
     // The phase measures workers, not the way of the last tasks into the queue.
     let wanted = u64::from(total);
-    run.server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == wanted).await?;
-    let habit = if work.failing { Habit::PassesOn } else { Habit::Plain };
+    run.server
+        .wait_for(&tasks.queues, SETTLE, |counts| counts.queued == wanted)
+        .await?;
+    let habit = if work.failing {
+        Habit::PassesOn
+    } else {
+        Habit::Plain
+    };
     let (before, began) = (run.server.usage().await, Instant::now());
-    if let Some((done, at, usage)) = complete_all(run, "process", work, &tasks, total, habit).await? {
+    if let Some((done, at, usage)) =
+        complete_all(run, "process", work, &tasks, total, habit).await?
+    {
         let (done, used) = (done.saturating_duration_since(began), usage.since(before));
-        run.report.rate(Phase::Process, "completed", total, done, None);
-        run.report.rate(Phase::Process, "settled in SQL", total, at - began, Some(used));
+        run.report
+            .rate(Phase::Process, "completed", total, done, None);
+        run.report.rate(
+            Phase::Process,
+            "settled in SQL",
+            total,
+            at - began,
+            Some(used),
+        );
     }
     Ok(())
 }

@@ -15,9 +15,15 @@ use crate::{
 };
 
 /// The longest wait of a get call. Cancelled at the end of a phase.
-const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
+const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
+    seconds: 20,
+    nanos: 0,
+});
 /// Longer than any stall, so that no worker loses a lease to another.
-const LEASE: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+const LEASE: Option<prost_types::Duration> = Some(prost_types::Duration {
+    seconds: 600,
+    nanos: 0,
+});
 
 /// Tasks in queues of their own, numbered from 0.
 #[derive(Clone)]
@@ -32,11 +38,17 @@ impl Tasks {
     pub(super) fn new(name: &str, work: &Work) -> Self {
         let queues = match work.queues {
             1 => vec![name.to_owned()],
-            count => (1..=count).map(|number| format!("{name}-{number}")).collect(),
+            count => (1..=count)
+                .map(|number| format!("{name}-{number}"))
+                .collect(),
         };
         // The size has been checked.
         let payload = vec![b'x'; usize::try_from(work.payload.0).unwrap_or_default()].into();
-        Self { queues, payload, replicas: work.replicas }
+        Self {
+            queues,
+            payload,
+            replicas: work.replicas,
+        }
     }
 
     pub(super) fn task(&self, number: u32) -> pb::NewTask {
@@ -56,11 +68,16 @@ pub(super) fn key(number: u32) -> String {
 
 fn number(key: &[u8]) -> anyhow::Result<u32> {
     let number = str::from_utf8(key).ok().and_then(|key| key.parse().ok());
-    number
-        .with_context(|| format!("a worker got the task {:?}, which the benchmark did not insert", key.escape_ascii()))
+    number.with_context(|| {
+        format!(
+            "a worker got the task {:?}, which the benchmark did not insert",
+            key.escape_ascii()
+        )
+    })
 }
 
-/// Inserts tasks until each is answered: those that were new, by number, and how often a call was repeated.
+/// Inserts tasks until each is answered: those that were new, by number, and how often a call was
+/// repeated.
 pub(super) async fn insert(
     mut client: DiscoveryClient<Taskd>,
     tasks: &Tasks,
@@ -69,7 +86,10 @@ pub(super) async fn insert(
     let (mut waits, mut inserted) = (WAITS.build(), Inserted::default());
     loop {
         let tasks = numbers.iter().map(|number| tasks.task(*number)).collect();
-        let request = pb::InsertTasksRequest { tasks, ..Default::default() };
+        let request = pb::InsertTasksRequest {
+            tasks,
+            ..Default::default()
+        };
         match client.insert_tasks(request).await.map(Response::into_inner) {
             Ok(answer) => numbers = inserted.note(numbers, answer.results)?,
             Err(status) if is_transient(&status) => inserted.errors += 1,
@@ -148,16 +168,37 @@ impl Worker {
         // A worker names as many queues as a call may; the next worker names the next ones.
         let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();
         let queues = groups[usize::from(number) % groups.len()].to_vec();
-        let (client, batch, stream) = (TasksClient::new(channel), work.batch.into(), work.stream.then_some(None));
-        Self { client, name, queues, batch, stream, asks_next: work.next, next: Vec::new(), repeated: 0 }
+        let (client, batch, stream) = (
+            TasksClient::new(channel),
+            work.batch.into(),
+            work.stream.then_some(None),
+        );
+        Self {
+            client,
+            name,
+            queues,
+            batch,
+            stream,
+            asks_next: work.next,
+            next: Vec::new(),
+            repeated: 0,
+        }
     }
 
     /// The next tasks on the stream, which is opened where there is none.
     async fn pushed(&mut self) -> Result<Vec<pb::LeasedTask>, Status> {
-        let Some(stream) = &mut self.stream else { return Ok(Vec::new()) };
+        let Some(stream) = &mut self.stream else {
+            return Ok(Vec::new());
+        };
         if stream.is_none() {
             let (worker, queues, want) = (self.name.clone(), self.queues.clone(), self.batch);
-            let open = pb::OpenSession { worker, queues, want, lease_duration: LEASE, ..Default::default() };
+            let open = pb::OpenSession {
+                worker,
+                queues,
+                want,
+                lease_duration: LEASE,
+                ..Default::default()
+            };
             *stream = Some(Pushed::open(&mut self.client, open).await?);
         }
         match stream {
@@ -167,7 +208,10 @@ impl Worker {
     }
 
     /// Completes by the way that the worker has.
-    async fn report(&mut self, completions: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Status> {
+    async fn report(
+        &mut self,
+        completions: Vec<pb::Completion>,
+    ) -> Result<Vec<pb::ItemResult>, Status> {
         if let Some(Some(stream)) = &mut self.stream {
             return stream.complete(completions).await;
         }
@@ -177,7 +221,11 @@ impl Worker {
             lease_duration: LEASE,
             ..Default::default()
         });
-        let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions, next };
+        let request = pb::CompleteTasksRequest {
+            worker: self.name.clone(),
+            completions,
+            next,
+        };
         let answer = self.client.complete_tasks(request).await?.into_inner();
         self.next.extend(answer.tasks);
         Ok(answer.results)
@@ -198,7 +246,10 @@ impl Worker {
                 lease_duration: LEASE,
                 ..Default::default()
             };
-            self.client.get_tasks(request).await.map(|answer| answer.into_inner().tasks)
+            self.client
+                .get_tasks(request)
+                .await
+                .map(|answer| answer.into_inner().tasks)
         };
         let tasks = match tasks {
             Ok(tasks) => tasks,
@@ -206,7 +257,12 @@ impl Worker {
         };
         let leased = |task: pb::LeasedTask| {
             let number = number(&task.key)?;
-            Ok(Leased { number, attempt: task.attempt, id: task.id, token: task.lease_token })
+            Ok(Leased {
+                number,
+                attempt: task.attempt,
+                id: task.id,
+                token: task.lease_token,
+            })
         };
         tasks.into_iter().map(leased).collect()
     }
@@ -234,9 +290,14 @@ impl Worker {
                 match result.status() {
                     pb::ItemStatus::Ok => done.push(task.number),
                     pb::ItemStatus::TryLater => again.push(task),
-                    // Another worker does this replica, or did it; the ledger tells whether the count is right.
+                    // Another worker does this replica, or did it; the ledger tells whether the
+                    // count is right.
                     pb::ItemStatus::LeaseLost | pb::ItemStatus::AlreadyCompleted => {}
-                    other => bail!("taskd answered a completion with {}: {}", other.as_str_name(), result.error),
+                    other => bail!(
+                        "taskd answered a completion with {}: {}",
+                        other.as_str_name(),
+                        result.error
+                    ),
                 }
             }
             tasks = again;
@@ -255,9 +316,21 @@ impl Worker {
             not_started: false,
         };
         let rejections = tasks.iter().map(rejection).collect();
-        let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections };
-        let answer = self.client.reject_tasks(request).await.context("taskd did not take a rejection")?.into_inner();
-        match answer.results.iter().find(|result| result.status() != pb::ItemStatus::Ok) {
+        let request = pb::RejectTasksRequest {
+            worker: self.name.clone(),
+            rejections,
+        };
+        let answer = self
+            .client
+            .reject_tasks(request)
+            .await
+            .context("taskd did not take a rejection")?
+            .into_inner();
+        match answer
+            .results
+            .iter()
+            .find(|result| result.status() != pb::ItemStatus::Ok)
+        {
             None => Ok(()),
             Some(other) => bail!("taskd answered a rejection with {other:?}"),
         }
@@ -266,7 +339,10 @@ impl Worker {
     /// Waits a moment after an error that may pass.
     async fn failed(&mut self, call: &str, status: &Status) -> anyhow::Result<()> {
         // Another stream is opened; until then reports go by calls.
-        let is_stream = self.stream.as_mut().is_some_and(|stream| stream.take().is_some());
+        let is_stream = self
+            .stream
+            .as_mut()
+            .is_some_and(|stream| stream.take().is_some());
         if !(is_transient(status) || is_stream && may_open_again(status)) {
             bail!("taskd did not take a {call}: {}", status.message());
         }

@@ -66,7 +66,8 @@ struct Filter {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Letters of this kind: tasks that failed, discovered tasks without room, poison records, refused inserts
+    /// Letters of this kind: tasks that failed, discovered tasks without room, poison records,
+    /// refused inserts
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Option<Kind>,
 
@@ -170,10 +171,16 @@ pub async fn run(args: Dead) -> anyhow::Result<bool> {
         What::List(args) => list(&args).await.map(|()| true),
         What::Show(args) => show(&args).await.map(|()| true),
         What::Retry(args) => {
-            change(&args, "sent again", async |client, request| client.retry_dead_letters(request).await).await
+            change(&args, "sent again", async |client, request| {
+                client.retry_dead_letters(request).await
+            })
+            .await
         }
         What::Purge(args) => {
-            change(&args, "purged", async |client, request| client.purge_dead_letters(request).await).await
+            change(&args, "purged", async |client, request| {
+                client.purge_dead_letters(request).await
+            })
+            .await
         }
     }
 }
@@ -185,8 +192,16 @@ async fn connect(server: &Server) -> anyhow::Result<Client> {
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     let page = async |limit, cursor| {
-        let request = pb::ListDeadLettersRequest { filter: Some(args.filter.message()), limit, cursor };
-        let page = client.clone().list_dead_letters(request).await?.into_inner();
+        let request = pb::ListDeadLettersRequest {
+            filter: Some(args.filter.message()),
+            limit,
+            cursor,
+        };
+        let page = client
+            .clone()
+            .list_dead_letters(request)
+            .await?
+            .into_inner();
         Ok((page.letters, page.cursor))
     };
     pages(args.limit, args.json, page, show::json, show::table).await
@@ -194,8 +209,12 @@ async fn list(args: &List) -> anyhow::Result<()> {
 
 async fn show(args: &Show) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
-    let request = pb::GetDeadLetterRequest { id: args.id.clone() };
-    let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await).await?.into_inner();
+    let request = pb::GetDeadLetterRequest {
+        id: args.id.clone(),
+    };
+    let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await)
+        .await?
+        .into_inner();
     print(format_args!("{:#}", show::json(&letter)))?;
     Ok(())
 }
@@ -222,29 +241,47 @@ async fn change(
     }
     let client = connect(&args.server).await?;
     let mut requests: Vec<pb::ChangeDeadLettersRequest> = Vec::new();
-    let request =
-        pb::ChangeDeadLettersRequest { dry_run: args.dry_run, yes: args.yes, limit: AT_ONCE, ..Default::default() };
+    let request = pb::ChangeDeadLettersRequest {
+        dry_run: args.dry_run,
+        yes: args.yes,
+        limit: AT_ONCE,
+        ..Default::default()
+    };
     if by_filter {
-        requests.push(pb::ChangeDeadLettersRequest { filter: Some(args.filter.message()), ..request });
+        requests.push(pb::ChangeDeadLettersRequest {
+            filter: Some(args.filter.message()),
+            ..request
+        });
     } else {
         let some = args.ids.chunks(AT_ONCE as usize);
-        requests.extend(some.map(|ids| pb::ChangeDeadLettersRequest { ids: ids.to_vec(), ..request.clone() }));
+        requests.extend(some.map(|ids| pb::ChangeDeadLettersRequest {
+            ids: ids.to_vec(),
+            ..request.clone()
+        }));
     }
     let (mut total, bar) = (Total::default(), progress_bar());
     for mut request in requests {
         loop {
-            let (answer, is_repeat) = repeatedly(async || call(&mut client.clone(), request.clone()).await).await?;
+            let (answer, is_repeat) =
+                repeatedly(async || call(&mut client.clone(), request.clone()).await).await?;
             let answer = answer.into_inner();
             total.matched += answer.matched;
             total.changed += answer.changed;
             total.failed += answer.failed.len() as u64;
-            let lines = answer.failed.iter().map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
+            let lines = answer
+                .failed
+                .iter()
+                .map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
             bar.suspend(|| lines.for_each(say));
             // A letter goes when its task is sent again or it is purged.
             if is_repeat && !by_filter && !args.dry_run && !answer.failed.is_empty() {
                 bar.suspend(|| say_perhaps_changed(answer.failed.len() as u64));
             }
-            bar.set_message(format!("{} letters, {} {done}", HumanCount(total.matched), HumanCount(total.changed)));
+            bar.set_message(format!(
+                "{} letters, {} {done}",
+                HumanCount(total.matched),
+                HumanCount(total.changed)
+            ));
             bar.tick();
             request.cursor = answer.cursor;
             if request.cursor.is_empty() {
@@ -253,18 +290,33 @@ async fn change(
         }
     }
     bar.finish_and_clear();
-    let Total { matched, changed, failed } = total;
+    let Total {
+        matched,
+        changed,
+        failed,
+    } = total;
     if args.json {
-        print(json!({ "matched": matched, "changed": changed, "failed": failed, "dry_run": args.dry_run }))?;
+        print(
+            json!({ "matched": matched, "changed": changed, "failed": failed, "dry_run": args.dry_run }),
+        )?;
     } else if args.dry_run {
-        print(format_args!("{} letters would be {done}", HumanCount(matched)))?;
+        print(format_args!(
+            "{} letters would be {done}",
+            HumanCount(matched)
+        ))?;
     } else {
         // An id without a letter matches nothing.
         let all = matched.max(changed + failed);
-        print(format_args!("{} of {} letters {done}", HumanCount(changed), HumanCount(all)))?;
+        print(format_args!(
+            "{} of {} letters {done}",
+            HumanCount(changed),
+            HumanCount(all)
+        ))?;
     }
     if let (0, Some(reason)) = (matched, &args.filter.reason) {
-        say(format_args!("no reason begins with {reason:?}; `taskd dead list` shows the reasons"));
+        say(format_args!(
+            "no reason begins with {reason:?}; `taskd dead list` shows the reasons"
+        ));
     }
     Ok(failed == 0)
 }

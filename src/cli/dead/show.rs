@@ -18,7 +18,15 @@ fn at(letter: &pb::Letter) -> String {
 }
 
 pub(super) fn table(letters: &[pb::Letter]) -> String {
-    let mut table = print::table(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "FAILURES", "REASON"]);
+    let mut table = print::table([
+        "ID",
+        "AT",
+        "KIND",
+        "QUEUE",
+        "KEY OR PLACE",
+        "FAILURES",
+        "REASON",
+    ]);
     for letter in letters {
         let what = match &letter.task {
             Some(task) => cell(&String::from_utf8_lossy(&task.key)),
@@ -26,7 +34,15 @@ pub(super) fn table(letters: &[pb::Letter]) -> String {
         };
         let reason = cell(&letter.reason);
         let attempts = letter.attempts.to_string();
-        table.add_row([&letter.id, &at(letter), kind(letter), &letter.queue, &what, &attempts, &reason]);
+        table.add_row([
+            &letter.id,
+            &at(letter),
+            kind(letter),
+            &letter.queue,
+            &what,
+            &attempts,
+            &reason,
+        ]);
     }
     table.to_string()
 }
@@ -37,7 +53,10 @@ fn bytes(name: &str, bytes: &[u8], encoding: i32, object: &mut Map<String, Value
     match std::str::from_utf8(bytes) {
         Ok("") => {}
         Ok(text) if encoding == json => {
-            object.insert(name.into(), serde_json::from_str(text).unwrap_or_else(|_| text.into()));
+            object.insert(
+                name.into(),
+                serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+            );
         }
         Ok(text) => drop(object.insert(name.into(), text.into())),
         Err(_) => drop(object.insert(format!("{name}_base64"), BASE64.encode(bytes).into())),
@@ -118,20 +137,47 @@ mod tests {
             priority: pb::Priority::Low.into(),
             ..Default::default()
         };
-        let letter = pb::Letter { kind: 1, attempts: 2, task: Some(task), ..Default::default() };
+        let letter = pb::Letter {
+            kind: 1,
+            attempts: 2,
+            task: Some(task),
+            ..Default::default()
+        };
         let shown = json(&letter);
-        assert_eq!((&shown["kind"], &shown["key"], &shown["payload"]["a"]), (&json!("task"), &json!("k"), &json!(1)));
         assert_eq!(
-            (&shown["replicas"], &shown["priority"], &shown["payload_encoding"]),
+            (&shown["kind"], &shown["key"], &shown["payload"]["a"]),
+            (&json!("task"), &json!("k"), &json!(1))
+        );
+        assert_eq!(
+            (
+                &shown["replicas"],
+                &shown["priority"],
+                &shown["payload_encoding"]
+            ),
             (&json!(3), &json!("low"), &json!("json"))
         );
         assert!(shown.get("max_attempts").is_none(), "the queue's own");
-        let record = pb::Letter { kind: 3, topic: "pipeline".into(), value: vec![0xff].into(), ..Default::default() };
+        let record = pb::Letter {
+            kind: 3,
+            topic: "pipeline".into(),
+            value: vec![0xff].into(),
+            ..Default::default()
+        };
         assert_eq!(json(&record)["value_base64"], "/w==");
         assert!(table(&[letter, record]).contains("pipeline/0"));
-        let task = Some(pb::NewTask { key: "k\x1b[31m".into(), ..Default::default() });
-        let hostile = pb::Letter { task, reason: "no\x07".into(), ..Default::default() };
+        let task = Some(pb::NewTask {
+            key: "k\x1b[31m".into(),
+            ..Default::default()
+        });
+        let hostile = pb::Letter {
+            task,
+            reason: "no\x07".into(),
+            ..Default::default()
+        };
         let shown = table(&[hostile]);
-        assert!(shown.contains("k\\u{1b}[31m") && shown.contains("no\\u{7}"), "{shown}");
+        assert!(
+            shown.contains("k\\u{1b}[31m") && shown.contains("no\\u{7}"),
+            "{shown}"
+        );
     }
 }

@@ -86,11 +86,13 @@ pub struct Insert {
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
 
-    /// Backoff of each task whose line does not say, in JSON: {"kind": "exponential", "initial": "1s"}
+    /// Backoff of each task whose line does not say, in JSON: {"kind": "exponential", "initial":
+    /// "1s"}
     #[arg(long, value_name = "JSON", value_parser = json::backoff::read)]
     backoff: Option<NewBackoff>,
 
-    /// Deadline of each task whose line has none, in RFC 3339: it is dead if it is not completed by then
+    /// Deadline of each task whose line has none, in RFC 3339: it is dead if it is not completed by
+    /// then
     #[arg(long, value_name = "TIME", value_parser = deadline, conflicts_with = "finish_within")]
     deadline: Option<i64>,
 
@@ -98,7 +100,8 @@ pub struct Insert {
     #[arg(long, value_name = "TIME")]
     finish_within: Option<Time>,
 
-    /// Give each task whose line has none the idempotency key NAME:LINE, so that the file may be sent again
+    /// Give each task whose line has none the idempotency key NAME:LINE, so that the file may be
+    /// sent again
     #[arg(long, value_name = "NAME")]
     idempotency: Option<String>,
 
@@ -114,7 +117,8 @@ pub struct Insert {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     give_up_after: Time,
 
-    /// Wait so long for the ends of the tasks of each batch, and print a JSON line for each: status and results
+    /// Wait so long for the ends of the tasks of each batch, and print a JSON line for each: status
+    /// and results
     #[arg(long, value_name = "TIME")]
     wait: Option<Time>,
 
@@ -132,16 +136,21 @@ enum Format {
 
 /// Inserts all lines and prints the summary.
 ///
-/// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until then is printed.
+/// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until
+/// then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     check(&args)?;
-    let client = DiscoveryClient::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let client = DiscoveryClient::new(args.server.connect().await?)
+        .max_decoding_message_size(MAX_ANSWER_BYTES);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
     let address = args.server.shown();
     let progress = Progress::new(&address, Time(patience), &bar);
-    let (mut signals, stop) = (Signals::listen().context("cannot listen for signals")?, CancellationToken::new());
+    let (mut signals, stop) = (
+        Signals::listen().context("cannot listen for signals")?,
+        CancellationToken::new(),
+    );
     let mut sending = std::pin::pin!(send_all(&args, client, input, &progress, &stop));
     let sent = tokio::select! {
         sent = &mut sending => sent,
@@ -152,7 +161,11 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     };
     bar.finish_and_clear();
     let summary = progress.summary();
-    let shown = if args.json { serde_json::to_string(&summary)? } else { table(&summary) };
+    let shown = if args.json {
+        serde_json::to_string(&summary)?
+    } else {
+        table(&summary)
+    };
     let written = match args.wait {
         Some(_) => {
             say(shown);
@@ -165,9 +178,13 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     Ok(summary)
 }
 
-/// Checks the flags that are for all lines: taskd would tell of a wrong one at each line. Its limits may be stricter.
+/// Checks the flags that are for all lines: taskd would tell of a wrong one at each line. Its
+/// limits may be stricter.
 fn check(args: &Insert) -> anyhow::Result<()> {
-    let rules = TaskRules { max_replicas: MAX_REPLICAS, ..Settings::default().task_rules("default") };
+    let rules = TaskRules {
+        max_replicas: MAX_REPLICAS,
+        ..Settings::default().task_rules("default")
+    };
     let task = NewTask {
         queue: args.queue.clone().unwrap_or_else(|| "default".to_owned()),
         key: Bytes::from_static(b"key"),
@@ -175,7 +192,11 @@ fn check(args: &Insert) -> anyhow::Result<()> {
         backoff: args.backoff,
         deadline_unix_ms: args.deadline,
         finish_within: args.finish_within.map(|Time(within)| within),
-        idempotency_key: args.idempotency.as_ref().map(|name| format!("{name}:1")).unwrap_or_default(),
+        idempotency_key: args
+            .idempotency
+            .as_ref()
+            .map(|name| format!("{name}:1"))
+            .unwrap_or_default(),
         ..Default::default()
     };
     match validate::check(&task, &rules, now_unix_ms()) {
@@ -201,10 +222,15 @@ async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>,
 /// A progress bar; it draws nothing if stderr is not a terminal.
 fn progress_bar(size: Option<u64>) -> ProgressBar {
     let (bar, template) = match size {
-        Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes}  {msg}  {eta} left"),
+        Some(size) => (
+            ProgressBar::new(size),
+            "{bar:30} {bytes}/{total_bytes}  {msg}  {eta} left",
+        ),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes}  {msg}"),
     };
-    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    bar.with_style(
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
 }
 
 async fn send_all(
@@ -214,8 +240,10 @@ async fn send_all(
     progress: &Progress<'_>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| progress.read(chunk.len()));
-    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES, drop)).take_until(stop.cancelled());
+    let chunks = ReaderStream::with_capacity(input, READ_BYTES)
+        .inspect_ok(|chunk| progress.read(chunk.len()));
+    let batches =
+        batches(args, Lines::new(chunks, MAX_LINE_BYTES, drop)).take_until(stop.cancelled());
     let sent = batches.map(|batch| send(client.clone(), args, batch, progress, stop));
     let sent = sent.buffer_unordered(args.in_flight.into());
     let mut sent = std::pin::pin!(sent);
@@ -232,16 +260,32 @@ async fn send_all(
 }
 
 /// Batches of lines, with their format: the given one, or that of the first line.
-fn batches<S>(args: &Insert, lines: Lines<S>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
+fn batches<S>(
+    args: &Insert,
+    lines: Lines<S>,
+) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
 where
     S: Stream<Item = std::io::Result<Bytes>> + Unpin,
 {
-    let most = if args.wait.is_some() { MOST_AWAITED } else { usize::MAX };
+    let most = if args.wait.is_some() {
+        MOST_AWAITED
+    } else {
+        usize::MAX
+    };
     let (size, format) = (usize::from(args.batch).min(most), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
-        let batch = lines.next_batch(size).await.context("cannot read the input")?;
-        let Some(first) = batch.first() else { return Ok(None) };
-        let format = if format == Format::Auto { format_of(first)? } else { format };
+        let batch = lines
+            .next_batch(size)
+            .await
+            .context("cannot read the input")?;
+        let Some(first) = batch.first() else {
+            return Ok(None);
+        };
+        let format = if format == Format::Auto {
+            format_of(first)?
+        } else {
+            format
+        };
         Ok(Some(((format, batch), (lines, format))))
     })
 }
@@ -250,7 +294,9 @@ fn format_of(line: &Line) -> anyhow::Result<Format> {
     let text = line.text.as_deref().unwrap_or_default();
     match text {
         [0x1f, 0x8b, ..] => {
-            bail!("the input is compressed with gzip: unpack it (zcat FILE | taskd insert -), or say --format keys")
+            bail!(
+                "the input is compressed with gzip: unpack it (zcat FILE | taskd insert -), or say --format keys"
+            )
         }
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => bail!(
             "the input is UTF-16: convert it (iconv -f UTF-16 -t UTF-8 FILE | taskd insert -), or say --format keys"
@@ -291,7 +337,13 @@ async fn send(
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // Sending again is safe, even if the answer was lost: a stored task is then a duplicate.
-        match client.insert_tasks(pb::InsertTasksRequest { tasks, ..Default::default() }).await {
+        match client
+            .insert_tasks(pb::InsertTasksRequest {
+                tasks,
+                ..Default::default()
+            })
+            .await
+        {
             Ok(response) => {
                 let (sent, results) = (rest.len(), response.into_inner().results);
                 if args.wait.is_some() {
@@ -304,7 +356,11 @@ async fn send(
             }
             Err(status) if is_transient(&status) => progress.failed(&status),
             Err(status) => {
-                bail!("taskd at {} did not take the lines from {first}: {}", args.server.shown(), client::said(&status))
+                bail!(
+                    "taskd at {} did not take the lines from {first}: {}",
+                    args.server.shown(),
+                    client::said(&status)
+                )
             }
         }
         if !rest.is_empty() {
@@ -323,7 +379,10 @@ async fn send(
 fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, String> {
     let text = line.text.as_ref().map_err(ToString::to_string)?;
     let mut task = match format {
-        Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
+        Format::Keys => pb::NewTask {
+            key: text.clone(),
+            ..Default::default()
+        },
         Format::Ndjson | Format::Auto => json::insert::new_task(text)?.into(),
     };
     if task.queue.is_empty() {
@@ -333,7 +392,9 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     task.backoff = task.backoff.or_else(|| args.backoff.map(Into::into));
     if task.deadline.is_none() && task.finish_within.is_none() {
         task.deadline = args.deadline.map(timestamp);
-        task.finish_within = args.finish_within.and_then(|Time(within)| within.try_into().ok());
+        task.finish_within = args
+            .finish_within
+            .and_then(|Time(within)| within.try_into().ok());
     }
     if let (true, Some(name)) = (task.idempotency_key.is_empty(), &args.idempotency) {
         task.idempotency_key = format!("{name}:{}", line.number);

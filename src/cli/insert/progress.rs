@@ -1,4 +1,5 @@
-//! The progress of the lines, and whether taskd still answers: for the bar, for stderr and for the summary.
+//! The progress of the lines, and whether taskd still answers: for the bar, for stderr and for the
+//! summary.
 
 use std::{
     cell::RefCell,
@@ -65,8 +66,20 @@ pub(super) struct Waiting<'a>(&'a Progress<'a>);
 impl<'a> Progress<'a> {
     pub(super) fn new(server: &'a str, give_up_after: Time, bar: &'a ProgressBar) -> Self {
         let started = Instant::now();
-        let state = State { summary: Summary::default(), waiting: 0, since: started, why: String::new(), told: None };
-        Self { server, give_up_after, bar, started, state: state.into() }
+        let state = State {
+            summary: Summary::default(),
+            waiting: 0,
+            since: started,
+            why: String::new(),
+            told: None,
+        };
+        Self {
+            server,
+            give_up_after,
+            bar,
+            started,
+            state: state.into(),
+        }
     }
 
     pub(super) fn read(&self, bytes: usize) {
@@ -98,7 +111,9 @@ impl<'a> Progress<'a> {
                     again.push((number, task));
                     self.state.borrow_mut().why = result.error;
                 }
-                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => self.rejected(number, &result.error),
+                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => {
+                    self.rejected(number, &result.error)
+                }
             }
         }
         if again.len() < all {
@@ -168,7 +183,11 @@ impl<'a> Progress<'a> {
     fn tell(&self) {
         let mut state = self.state.borrow_mut();
         state.told = Some(Instant::now());
-        self.say(&format!("waiting for taskd at {}: {}", self.server, state.why()));
+        self.say(&format!(
+            "waiting for taskd at {}: {}",
+            self.server,
+            state.why()
+        ));
     }
 
     pub(super) fn heard(&self) {
@@ -179,8 +198,16 @@ impl<'a> Progress<'a> {
             self.say("taskd is back");
         }
         drop(state);
-        let Summary { lines, lines_per_second, .. } = self.summary();
-        self.bar.set_message(format!("{} lines, {}/s", HumanCount(lines), HumanCount(lines_per_second as u64)));
+        let Summary {
+            lines,
+            lines_per_second,
+            ..
+        } = self.summary();
+        self.bar.set_message(format!(
+            "{} lines, {}/s",
+            HumanCount(lines),
+            HumanCount(lines_per_second as u64)
+        ));
     }
 
     /// Prints a line on stderr, even without a bar.
@@ -191,7 +218,11 @@ impl<'a> Progress<'a> {
 
 impl State {
     fn why(&self) -> &str {
-        if self.why.is_empty() { "no answer" } else { &self.why }
+        if self.why.is_empty() {
+            "no answer"
+        } else {
+            &self.why
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM during `taskd insert`: the first one ends the reading, another one ends the process.
+//! SIGINT and SIGTERM during `taskd insert`: the first one ends the reading, another one ends the
+//! process.
 
 use std::{
     future::Future,
@@ -14,7 +15,8 @@ use tokio::{
 
 /// How long to wait for the answers to what is on its way.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
-/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its group.
+/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its
+/// group.
 const SAME: Duration = Duration::from_millis(500);
 
 /// A signal ended the insert.
@@ -29,7 +31,11 @@ impl Stopped {
     }
 
     fn name(&self) -> &'static str {
-        if self.0 == SignalKind::interrupt() { "SIGINT" } else { "SIGTERM" }
+        if self.0 == SignalKind::interrupt() {
+            "SIGINT"
+        } else {
+            "SIGTERM"
+        }
     }
 }
 
@@ -41,7 +47,10 @@ pub(super) struct Signals {
 impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
         let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
-        Ok(Self { interrupt: interrupt?, terminate: terminate? })
+        Ok(Self {
+            interrupt: interrupt?,
+            terminate: terminate?,
+        })
     }
 
     /// Waits for a signal.
@@ -53,7 +62,10 @@ impl Signals {
     }
 
     /// Waits for the answers to what is on its way. Another signal ends the process.
-    pub(super) async fn last(&mut self, answers: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    pub(super) async fn last(
+        &mut self,
+        answers: impl Future<Output = anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
         let first = Instant::now();
         let again = async {
             loop {

@@ -31,11 +31,33 @@ const MOST_IN_VAIN: u32 = 7;
 
 const UNKNOWN: &str = "taskd does not say what became of the tasks";
 
-/// The tasks that taskd has stored, as later calls name them: a deadline that passes meanwhile is no mistake of theirs.
-pub(super) fn stored(sent: &[(u64, pb::NewTask)], results: &[pb::InsertResult]) -> Vec<(u64, pb::NewTask)> {
-    let is_stored = |status| matches!(status, pb::InsertStatus::Created | pb::InsertStatus::Duplicate);
-    let stored = sent.iter().zip(results).filter(|(_, result)| is_stored(result.status()));
-    stored.map(|((number, task), _)| (*number, pb::NewTask { deadline: None, ..task.clone() })).collect()
+/// The tasks that taskd has stored, as later calls name them: a deadline that passes meanwhile is
+/// no mistake of theirs.
+pub(super) fn stored(
+    sent: &[(u64, pb::NewTask)],
+    results: &[pb::InsertResult],
+) -> Vec<(u64, pb::NewTask)> {
+    let is_stored = |status| {
+        matches!(
+            status,
+            pb::InsertStatus::Created | pb::InsertStatus::Duplicate
+        )
+    };
+    let stored = sent
+        .iter()
+        .zip(results)
+        .filter(|(_, result)| is_stored(result.status()));
+    stored
+        .map(|((number, task), _)| {
+            (
+                *number,
+                pb::NewTask {
+                    deadline: None,
+                    ..task.clone()
+                },
+            )
+        })
+        .collect()
 }
 
 /// A task that needs a further call.
@@ -46,16 +68,25 @@ struct Open {
     completed: Option<String>,
 }
 
-/// Waits for tasks that taskd has, by their lines, and prints each when it is final, or when the time is over.
+/// Waits for tasks that taskd has, by their lines, and prints each when it is final, or when the
+/// time is over.
 ///
-/// An insert of a task that is there is answered `DUPLICATE`, and waits for it as the first one did.
+/// An insert of a task that is there is answered `DUPLICATE`, and waits for it as the first one
+/// did.
 pub(super) async fn wait(
     mut client: DiscoveryClient<Taskd>,
     tasks: Vec<(u64, pb::NewTask)>,
     until: Instant,
     progress: &Progress<'_>,
 ) -> anyhow::Result<()> {
-    let mut open: Vec<Open> = tasks.into_iter().map(|(number, task)| Open { number, task, completed: None }).collect();
+    let mut open: Vec<Open> = tasks
+        .into_iter()
+        .map(|(number, task)| Open {
+            number,
+            task,
+            completed: None,
+        })
+        .collect();
     let (mut waits, mut in_vain) = (WAITS.build(), 0);
     while !open.is_empty() {
         if in_vain > MOST_IN_VAIN {
@@ -65,19 +96,36 @@ pub(super) async fn wait(
         let tasks = open.iter().map(|one| one.task.clone()).collect();
         let wait = prost_types::Duration::try_from(left.min(OF_A_CALL)).ok();
         let asked = Instant::now();
-        match client.insert_tasks(pb::InsertTasksRequest { tasks, wait, max_bytes: u64::MAX }).await {
+        match client
+            .insert_tasks(pb::InsertTasksRequest {
+                tasks,
+                wait,
+                max_bytes: u64::MAX,
+            })
+            .await
+        {
             Ok(answer) => {
                 progress.heard();
                 let before = open.len();
-                open = still_open(open.into_iter().zip(answer.into_inner().results), left.is_zero(), progress)?;
+                open = still_open(
+                    open.into_iter().zip(answer.into_inner().results),
+                    left.is_zero(),
+                    progress,
+                )?;
                 let brought = open.len() < before;
                 // While tasks are unfinished, there is time for the results of others.
-                in_vain = if brought || open.iter().any(|one| one.completed.is_none()) { 0 } else { in_vain + 1 };
+                in_vain = if brought || open.iter().any(|one| one.completed.is_none()) {
+                    0
+                } else {
+                    in_vain + 1
+                };
                 if !brought {
-                    // The results of one task may be too large for an answer: those of the others come without it.
+                    // The results of one task may be too large for an answer: those of the others
+                    // come without it.
                     open.rotate_left(1);
                 }
-                // taskd may answer early with what it knows: it had no place for a watch, or the task was removed.
+                // taskd may answer early with what it knows: it had no place for a watch, or the
+                // task was removed.
                 if asked.elapsed() > SOON || brought {
                     waits = WAITS.build();
                 }
@@ -101,7 +149,8 @@ pub(super) async fn wait(
     Ok(())
 }
 
-/// Prints the tasks that need no further call. Completed tasks whose results had no room in the answer stay.
+/// Prints the tasks that need no further call. Completed tasks whose results had no room in the
+/// answer stay.
 fn still_open(
     answers: impl Iterator<Item = (Open, pb::InsertResult)>,
     is_over: bool,
@@ -109,7 +158,11 @@ fn still_open(
 ) -> anyhow::Result<Vec<Open>> {
     let (mut still, mut seen) = (Vec::new(), HashSet::new());
     for (one, result) in answers {
-        let Open { number, task, completed } = one;
+        let Open {
+            number,
+            task,
+            completed,
+        } = one;
         let status = task_status(result.task_status);
         // An answer without a status (SQL is away, say) takes nothing back.
         let completed = match status {
@@ -120,13 +173,21 @@ fn still_open(
         let is_first = result.id.is_empty() || seen.insert(result.id.clone());
         let is_rejected = result.status() == pb::InsertStatus::Rejected;
         if completed.is_some() && is_first && result.results.is_empty() {
-            still.push(Open { number, task, completed });
+            still.push(Open {
+                number,
+                task,
+                completed,
+            });
             continue;
         } else if is_rejected {
             // taskd had stored it.
             progress.say(&format!("line {number}: {}", result.error));
         } else if !is_over && !status.is_some_and(TaskStatus::is_final) {
-            still.push(Open { number, task, completed: None });
+            still.push(Open {
+                number,
+                task,
+                completed: None,
+            });
             continue;
         }
         tell(number, &task, &result.id, status, &result.results)?;
@@ -137,9 +198,16 @@ fn still_open(
 
 /// Prints completed tasks without their results.
 fn give_up(open: &[Open], progress: &Progress<'_>) -> anyhow::Result<()> {
-    for Open { number, task, completed } in open {
+    for Open {
+        number,
+        task,
+        completed,
+    } in open
+    {
         let id = completed.as_deref().unwrap_or_default();
-        progress.say(&format!("line {number}: taskd left out the results; GET /v1/tasks/{id}/results has them"));
+        progress.say(&format!(
+            "line {number}: taskd left out the results; GET /v1/tasks/{id}/results has them"
+        ));
         tell(*number, task, id, Some(TaskStatus::Completed), &[])?;
         progress.ended(true);
     }
@@ -168,7 +236,9 @@ fn tell(
 /// JSON as JSON, text as text, bytes in base64.
 fn shown(result: &pb::TaskResult) -> Value {
     let text = std::str::from_utf8(&result.result);
-    let json = text.ok().and_then(|text| serde_json::from_str::<&RawValue>(text).ok());
+    let json = text
+        .ok()
+        .and_then(|text| serde_json::from_str::<&RawValue>(text).ok());
     match (result.result_encoding(), json, text) {
         (pb::Encoding::Json, Some(json), _) => json!({"worker": result.worker, "result": json}),
         (pb::Encoding::Text, _, Ok(text)) => json!({"worker": result.worker, "result": text}),

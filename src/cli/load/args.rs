@@ -44,7 +44,8 @@ pub struct Load {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) concurrency: u16,
 
-    /// How soon a worker gets the tasks that another one lost, or that were on their way when taskd was killed
+    /// How soon a worker gets the tasks that another one lost, or that were on their way when taskd
+    /// was killed
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(super) lease: Time,
 
@@ -95,7 +96,12 @@ fn payload(text: &str) -> Result<ByteSize, String> {
 /// `10%` or `0.5%`, in tenths of a percent.
 fn share(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is no share; write 10% or 0.5%");
-    let percent: f64 = text.strip_suffix('%').unwrap_or(text).trim().parse().map_err(|_| wrong())?;
+    let percent: f64 = text
+        .strip_suffix('%')
+        .unwrap_or(text)
+        .trim()
+        .parse()
+        .map_err(|_| wrong())?;
     if !(0.0..=100.0).contains(&percent) {
         return Err(wrong());
     }
@@ -108,7 +114,14 @@ mod tests {
 
     #[test]
     fn a_share_is_a_percentage() {
-        assert_eq!(["10%", "0.5%", "100"].map(share), [Ok(100), Ok(5), Ok(1000)]);
-        assert!(["101%", "x", "NaN%"].iter().all(|text| share(text).is_err()));
+        assert_eq!(
+            ["10%", "0.5%", "100"].map(share),
+            [Ok(100), Ok(5), Ok(1000)]
+        );
+        assert!(
+            ["101%", "x", "NaN%"]
+                .iter()
+                .all(|text| share(text).is_err())
+        );
     }
 }

@@ -80,16 +80,22 @@ impl Ledger {
             self.strange.fetch_add(1, Relaxed);
             return None;
         };
-        let waited = u32::try_from(self.now().saturating_sub(entry.sent.load(Relaxed)).max(1)).unwrap_or(u32::MAX);
+        let waited = u32::try_from(self.now().saturating_sub(entry.sent.load(Relaxed)).max(1))
+            .unwrap_or(u32::MAX);
         // Only the first attempt counts.
-        entry.waited.compare_exchange(0, waited, Relaxed, Relaxed).ok();
+        entry
+            .waited
+            .compare_exchange(0, waited, Relaxed, Relaxed)
+            .ok();
         number
     }
 
     /// Counts the end of an attempt, as taskd has answered it.
     pub(super) fn reported(&self, key: &str, ended: Ended, is_dead: bool) {
         let number = key.parse::<u32>().ok();
-        let Some(entry) = number.and_then(|number| self.tasks.get(number as usize)) else { return };
+        let Some(entry) = number.and_then(|number| self.tasks.get(number as usize)) else {
+            return;
+        };
         let (all, one) = match ended {
             Ended::Completed => (&self.completed, &entry.completed),
             Ended::Rejected if is_dead => (&self.died, &entry.died),
@@ -149,8 +155,14 @@ impl Ledger {
 
     /// From the insert call to the handler, in order.
     pub(super) fn waits(&self) -> Vec<Duration> {
-        let waits = self.tasks.iter().map(|entry| entry.waited.load(Relaxed)).filter(|waited| *waited > 0);
-        let mut waits: Vec<_> = waits.map(|waited| Duration::from_micros(waited.into())).collect();
+        let waits = self
+            .tasks
+            .iter()
+            .map(|entry| entry.waited.load(Relaxed))
+            .filter(|waited| *waited > 0);
+        let mut waits: Vec<_> = waits
+            .map(|waited| Duration::from_micros(waited.into()))
+            .collect();
         waits.sort_unstable();
         waits
     }
@@ -165,15 +177,25 @@ mod tests {
         let ledger = Ledger::new(4);
         (0..3).for_each(|number| ledger.inserted(number, InsertedAs::Created));
         ledger.inserted(3, InsertedAs::Duplicate);
-        for (key, ended, is_dead) in
-            [("0", Ended::Completed, false), ("1", Ended::Rejected, false), ("1", Ended::Rejected, true)]
-        {
+        for (key, ended, is_dead) in [
+            ("0", Ended::Completed, false),
+            ("1", Ended::Rejected, false),
+            ("1", Ended::Rejected, true),
+        ] {
             ledger.reported(key, ended, is_dead);
         }
         assert_eq!(ledger.wrong(), (vec![2], vec![]));
         ledger.reported("0", Ended::Completed, false);
         assert_eq!(ledger.wrong(), (vec![2], vec![0]));
-        assert_eq!((ledger.created(), ledger.duplicates(), ledger.ended(), ledger.failed()), (3, 1, 3, 1));
+        assert_eq!(
+            (
+                ledger.created(),
+                ledger.duplicates(),
+                ledger.ended(),
+                ledger.failed()
+            ),
+            (3, 1, 3, 1)
+        );
         assert_eq!(ledger.started("9"), None);
         assert_eq!(ledger.strange.load(Relaxed), 1);
     }

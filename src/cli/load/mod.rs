@@ -1,4 +1,5 @@
-//! `taskd load`: made-up work at a rate, workers for it, and a comparison of what was asked for with what happened.
+//! `taskd load`: made-up work at a rate, workers for it, and a comparison of what was asked for
+//! with what happened.
 
 mod args;
 mod ledger;
@@ -51,19 +52,30 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     for first in (0..args.workers).step_by(WORKERS_A_CONNECTION.into()) {
         let client = args.server.another_client()?;
         for number in first..args.workers.min(first + WORKERS_A_CONNECTION) {
-            let worker = work::worker(number, &queue, args.concurrency, &ledger).lease(args.lease.0);
+            let worker =
+                work::worker(number, &queue, args.concurrency, &ledger).lease(args.lease.0);
             stops.push(worker.stop());
             let (client, plan, ledger) = (client.clone(), plan.clone(), ledger.clone());
             workers.spawn(async move { work::run(worker, &client, plan, ledger).await });
         }
     }
-    let mut books = Books { operator: OperatorClient::new(args.server.connect_to_any().await?), queue: queue.clone() };
+    let mut books = Books {
+        operator: OperatorClient::new(args.server.connect_to_any().await?),
+        queue: queue.clone(),
+    };
     let bar = bar(plan.new_tasks());
     let began = Instant::now();
     let worked = async {
         send(&client, &plan, &queue, &ledger, began).await?;
         let sent = began.elapsed();
-        wait_for_ends(&mut books, &ledger, u64::from(plan.new_tasks()), &bar, args.give_up_after.0).await?;
+        wait_for_ends(
+            &mut books,
+            &ledger,
+            u64::from(plan.new_tasks()),
+            &bar,
+            args.give_up_after.0,
+        )
+        .await?;
         Ok::<_, anyhow::Error>(sent)
     };
     let sent = tokio::select! {
@@ -78,10 +90,19 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
         ended?.map_err(|error| refused(&error))?;
     }
     bar.finish_and_clear();
-    let books = books.settled(u64::from(plan.new_tasks()), args.give_up_after.0).await?;
+    let books = books
+        .settled(u64::from(plan.new_tasks()), args.give_up_after.0)
+        .await?;
     let report = Report::new(&args, &queue, &plan, &ledger, books.as_ref(), sent, took);
-    print(if args.json { serde_json::to_string(&report)? } else { report.table() })?;
-    report.wrong.iter().for_each(|line| say(format_args!("taskd: {line}")));
+    print(if args.json {
+        serde_json::to_string(&report)?
+    } else {
+        report.table()
+    })?;
+    report
+        .wrong
+        .iter()
+        .for_each(|line| say(format_args!("taskd: {line}")));
     Ok(report.wrong.is_empty())
 }
 
@@ -121,7 +142,8 @@ async fn send(
     Ok(())
 }
 
-/// Until all `tasks` have ended, also those whose insert was answered by nobody, or nothing has ended for so long.
+/// Until all `tasks` have ended, also those whose insert was answered by nobody, or nothing has
+/// ended for so long.
 async fn wait_for_ends(
     books: &mut Books,
     ledger: &Ledger,
@@ -139,10 +161,15 @@ async fn wait_for_ends(
         if ended > before {
             (before, since) = (ended, Instant::now());
         }
-        // While taskd is killed, the answer to a rejection may be lost: then only SQL knows of the end.
+        // While taskd is killed, the answer to a rejection may be lost: then only SQL knows of the
+        // end.
         if since.elapsed() > ASK_AFTER && asked.elapsed() > ASK_AFTER {
             asked = Instant::now();
-            if books.look().await?.is_some_and(|books| books.completed + books.dead >= tasks) {
+            if books
+                .look()
+                .await?
+                .is_some_and(|books| books.completed + books.dead >= tasks)
+            {
                 return Ok(());
             }
         }
@@ -159,19 +186,35 @@ struct Books {
 impl Books {
     /// `None`: taskd does not answer now, or this caller may not read.
     async fn look(&mut self) -> anyhow::Result<Option<QueueBooks>> {
-        match self.operator.get_books(GetBooksRequest { queue: self.queue.clone() }).await {
+        match self
+            .operator
+            .get_books(GetBooksRequest {
+                queue: self.queue.clone(),
+            })
+            .await
+        {
             Ok(answer) => Ok(answer.into_inner().queues.into_iter().next()),
-            Err(status) if is_transient(&status) || status.code() == Code::PermissionDenied => Ok(None),
+            Err(status) if is_transient(&status) || status.code() == Code::PermissionDenied => {
+                Ok(None)
+            }
             Err(status) => anyhow::bail!("{}", said(&status)),
         }
     }
 
     /// The books as soon as `tasks` have ended in SQL; those of the end if they do not in time.
-    async fn settled(&mut self, tasks: u64, patience: Duration) -> anyhow::Result<Option<QueueBooks>> {
+    async fn settled(
+        &mut self,
+        tasks: u64,
+        patience: Duration,
+    ) -> anyhow::Result<Option<QueueBooks>> {
         let deadline = Instant::now() + patience.min(LONGEST_SETTLE);
         loop {
             let books = self.look().await?;
-            if books.as_ref().is_some_and(|books| books.completed + books.dead >= tasks) || Instant::now() > deadline {
+            if books
+                .as_ref()
+                .is_some_and(|books| books.completed + books.dead >= tasks)
+                || Instant::now() > deadline
+            {
                 return Ok(books);
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -180,6 +223,9 @@ impl Books {
 }
 
 fn bar(tasks: u32) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} ended  {per_sec}  {elapsed}");
-    ProgressBar::new(tasks.into()).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let style = ProgressStyle::with_template(
+        "{bar:30} {human_pos}/{human_len} ended  {per_sec}  {elapsed}",
+    );
+    ProgressBar::new(tasks.into())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -47,7 +47,10 @@ impl Plan {
             "--rate and --duration make {count} tasks; 1 to {MOST_TASKS} are possible"
         );
         let kinds = args.failing + args.dying + args.slow;
-        ensure!(kinds <= WHOLE, "--failing, --dying and --slow are more than 100% together");
+        ensure!(
+            kinds <= WHOLE,
+            "--failing, --dying and --slow are more than 100% together"
+        );
         ensure!(args.duplicates < WHOLE, "--duplicates leaves no new task");
         Ok(Self {
             count: u32::try_from(count)?,
@@ -75,7 +78,8 @@ impl Plan {
     /// The end of an insert that begins with the task `next`.
     pub(super) fn end_of_call(&self, next: u32, elapsed: Duration) -> u32 {
         let most = (MOST_BYTES_AT_ONCE / self.payload.len().max(1)).clamp(1, MOST_AT_ONCE);
-        self.due(elapsed).min(next.saturating_add(u32::try_from(most).unwrap_or(u32::MAX)))
+        self.due(elapsed)
+            .min(next.saturating_add(u32::try_from(most).unwrap_or(u32::MAX)))
     }
 
     pub(super) fn is_duplicate(&self, number: u32) -> bool {
@@ -135,16 +139,32 @@ mod tests {
 
     fn plan(count: u32) -> Plan {
         let (slow_time, payload) = (Duration::ZERO, Bytes::new());
-        Plan { count, rate: 100, duplicates: 100, failing: 50, dying: 10, slow: 20, slow_time, payload }
+        Plan {
+            count,
+            rate: 100,
+            duplicates: 100,
+            failing: 50,
+            dying: 10,
+            slow: 20,
+            slow_time,
+            payload,
+        }
     }
 
     #[test]
     fn shares_are_exact() {
         let plan = plan(10_000);
         assert_eq!(plan.new_tasks(), 9001, "a tenth, but not the first of all");
-        let kinds = [Kind::Failing, Kind::Dying, Kind::Slow, Kind::Plain].map(|kind| plan.of_kind(kind));
+        let kinds =
+            [Kind::Failing, Kind::Dying, Kind::Slow, Kind::Plain].map(|kind| plan.of_kind(kind));
         assert_eq!(kinds.iter().sum::<u32>(), 9001);
-        assert!(kinds.iter().zip([450, 90, 180]).all(|(has, wants)| has.abs_diff(wants) <= wants / 2), "{kinds:?}");
+        assert!(
+            kinds
+                .iter()
+                .zip([450, 90, 180])
+                .all(|(has, wants)| has.abs_diff(wants) <= wants / 2),
+            "{kinds:?}"
+        );
     }
 
     #[test]
@@ -167,8 +187,14 @@ mod tests {
     fn an_insert_takes_so_many_tasks_and_so_many_bytes_of_what_is_due() {
         let late = Duration::from_secs(1_000_000);
         let ends = [0, 100, 1 << 20, 16 << 20, 100 << 20].map(|bytes| {
-            let plan = Plan { payload: Bytes::from(vec![0; bytes]), ..plan(1_000_000) };
-            (plan.end_of_call(7, late) - 7, plan.end_of_call(999_999, late))
+            let plan = Plan {
+                payload: Bytes::from(vec![0; bytes]),
+                ..plan(1_000_000)
+            };
+            (
+                plan.end_of_call(7, late) - 7,
+                plan.end_of_call(999_999, late),
+            )
         });
         assert_eq!(ends, [5000, 5000, 16, 1, 1].map(|tasks| (tasks, 1_000_000)));
         assert_eq!(plan(1000).end_of_call(1, Duration::from_millis(10)), 2);

@@ -93,7 +93,9 @@ impl<'a> Report<'a> {
         let waits = ledger.waits();
         let at = |share: f64| {
             let place = (waits.len() as f64 * share) as usize;
-            waits.get(place.min(waits.len().saturating_sub(1))).map_or(0.0, |wait| wait.as_secs_f64() * 1000.0)
+            waits
+                .get(place.min(waits.len().saturating_sub(1)))
+                .map_or(0.0, |wait| wait.as_secs_f64() * 1000.0)
         };
         let mut report = Self {
             queue,
@@ -104,7 +106,12 @@ impl<'a> Report<'a> {
             sent_per_second: f64::from(plan.count()) / sent.as_secs_f64(),
             ended_per_second: ledger.ended() as f64 / took.as_secs_f64(),
             seconds: took.as_secs_f64(),
-            latency_ms: Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) },
+            latency_ms: Latency {
+                p50: at(0.5),
+                p90: at(0.9),
+                p99: at(0.99),
+                max: at(1.0),
+            },
             lost_leases: ledger.lost(),
             failed_calls: ledger.away.load(Relaxed),
             wrong: Vec::new(),
@@ -117,13 +124,20 @@ impl<'a> Report<'a> {
         let mut wrong = Vec::new();
         let (lost, doubled) = ledger.wrong();
         // An answer that was lost hides an end from this process, and not from SQL.
-        let is_settled = self.books.is_some_and(|books| books.completed + books.died >= self.asked.new);
+        let is_settled = self
+            .books
+            .is_some_and(|books| books.completed + books.died >= self.asked.new);
         let lost = if is_settled { Vec::new() } else { lost };
         for (tasks, what) in [(lost, "have not ended"), (doubled, "ended twice")] {
             if !tasks.is_empty() {
                 let names: Vec<_> = tasks.iter().take(NAMED).map(ToString::to_string).collect();
                 let more = if tasks.len() > NAMED { ", …" } else { "" };
-                wrong.push(format!("{} tasks of {} {what}: {}{more}", tasks.len(), self.queue, names.join(", ")));
+                wrong.push(format!(
+                    "{} tasks of {} {what}: {}{more}",
+                    tasks.len(),
+                    self.queue,
+                    names.join(", ")
+                ));
             }
         }
         let strange = ledger.strange.load(Relaxed);
@@ -135,13 +149,28 @@ impl<'a> Report<'a> {
                 wrong.push(format!("{what}: {asked} asked for, {has} happened"));
             }
         };
-        let Counts { new, duplicates, completed, died, failed_once } = self.asked;
-        compare("inserts", new + duplicates, self.happened.new + self.happened.duplicates);
-        // A lease that expired starts an attempt more, and a repeated call may be answered in another way.
+        let Counts {
+            new,
+            duplicates,
+            completed,
+            died,
+            failed_once,
+        } = self.asked;
+        compare(
+            "inserts",
+            new + duplicates,
+            self.happened.new + self.happened.duplicates,
+        );
+        // A lease that expired starts an attempt more, and a repeated call may be answered in
+        // another way.
         if self.failed_calls == 0 && self.lost_leases == 0 {
             compare("completed tasks", completed, self.happened.completed);
             compare("dead tasks", died, self.happened.died);
-            compare("failed first attempts", failed_once.unwrap_or(0), self.happened.failed_once.unwrap_or(0));
+            compare(
+                "failed first attempts",
+                failed_once.unwrap_or(0),
+                self.happened.failed_once.unwrap_or(0),
+            );
         }
         match &self.books {
             Some(books) => {
@@ -157,7 +186,11 @@ impl<'a> Report<'a> {
     pub(super) fn table(&self) -> String {
         let mut table = print::table(["", "asked for", "happened", "in SQL"]);
         let count = |count: u64| HumanCount(count).to_string();
-        let books = |of: Count| self.books.as_ref().map_or(String::new(), |books| count(of(books)));
+        let books = |of: Count| {
+            self.books
+                .as_ref()
+                .map_or(String::new(), |books| count(of(books)))
+        };
         let rows: [(&str, Count); 4] = [
             ("new tasks", |counts| counts.new),
             ("duplicates", |counts| counts.duplicates),
@@ -165,11 +198,24 @@ impl<'a> Report<'a> {
             ("died", |counts| counts.died),
         ];
         for (name, of) in rows {
-            table.add_row([name.to_owned(), count(of(&self.asked)), count(of(&self.happened)), books(of)]);
+            table.add_row([
+                name.to_owned(),
+                count(of(&self.asked)),
+                count(of(&self.happened)),
+                books(of),
+            ]);
         }
         let failed = |counts: &Counts| count(counts.failed_once.unwrap_or(0));
-        table.add_row(["failed once".to_owned(), failed(&self.asked), failed(&self.happened), String::new()]);
-        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        table.add_row([
+            "failed once".to_owned(),
+            failed(&self.asked),
+            failed(&self.happened),
+            String::new(),
+        ]);
+        table
+            .column_iter_mut()
+            .skip(1)
+            .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let Latency { p50, p90, p99, max } = self.latency_ms;
         format!(
             "{table}\n\n{} workers; {:.0} tasks/s sent, {:.0}/s ended, {:.1} s\n\

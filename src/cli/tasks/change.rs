@@ -1,4 +1,5 @@
-//! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter by a job.
+//! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter
+//! by a job.
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -153,7 +154,10 @@ impl Verb {
     fn is_as_if_repeated(&self, refusal: pb::ItemStatus) -> bool {
         match self {
             // The task goes on, or is completed by now.
-            Self::Retry => matches!(refusal, pb::ItemStatus::Invalid | pb::ItemStatus::AlreadyCompleted),
+            Self::Retry => matches!(
+                refusal,
+                pb::ItemStatus::Invalid | pb::ItemStatus::AlreadyCompleted
+            ),
             Self::Cancel => refusal == pb::ItemStatus::Cancelled,
             Self::Update(_) | Self::Requeue(_) => false,
         }
@@ -167,28 +171,71 @@ struct Client {
 }
 
 impl Client {
-    async fn call(&self, verb: &Verb, request: pb::RetryTasksRequest) -> Result<pb::RetryTasksResponse, Status> {
+    async fn call(
+        &self,
+        verb: &Verb,
+        request: pb::RetryTasksRequest,
+    ) -> Result<pb::RetryTasksResponse, Status> {
         let (mut operator, mut discovery) = (self.operator.clone(), self.discovery.clone());
-        let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
+        let pb::RetryTasksRequest {
+            ids,
+            filter,
+            dry_run,
+            yes,
+        } = request;
         Ok(match verb {
             Verb::Retry => {
-                let request = pb::RetryTasksRequest { ids, filter, dry_run, yes };
+                let request = pb::RetryTasksRequest {
+                    ids,
+                    filter,
+                    dry_run,
+                    yes,
+                };
                 operator.retry_tasks(request).await?.into_inner()
             }
             Verb::Update(values) => {
-                let request = pb::ChangeTasksRequest { ids, filter, dry_run, yes, ..values.clone() };
+                let request = pb::ChangeTasksRequest {
+                    ids,
+                    filter,
+                    dry_run,
+                    yes,
+                    ..values.clone()
+                };
                 let answer = operator.change_tasks(request).await?.into_inner();
-                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
+                pb::RetryTasksResponse {
+                    results: answer.results,
+                    count: answer.count,
+                    job: answer.job,
+                }
             }
             Verb::Requeue(whom) => {
-                let request = pb::RequeueTasksRequest { ids, filter, dry_run, yes, ..whom.clone() };
+                let request = pb::RequeueTasksRequest {
+                    ids,
+                    filter,
+                    dry_run,
+                    yes,
+                    ..whom.clone()
+                };
                 let answer = operator.requeue_tasks(request).await?.into_inner();
-                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
+                pb::RetryTasksResponse {
+                    results: answer.results,
+                    count: answer.count,
+                    job: answer.job,
+                }
             }
             Verb::Cancel => {
-                let request = pb::CancelTasksRequest { ids, filter, dry_run, yes };
+                let request = pb::CancelTasksRequest {
+                    ids,
+                    filter,
+                    dry_run,
+                    yes,
+                };
                 let answer = discovery.cancel_tasks(request).await?.into_inner();
-                pb::RetryTasksResponse { results: answer.results, count: answer.count, job: answer.job }
+                pb::RetryTasksResponse {
+                    results: answer.results,
+                    count: answer.count,
+                    job: answer.job,
+                }
             }
         })
     }
@@ -212,43 +259,73 @@ pub(super) async fn requeue(args: &Requeue) -> anyhow::Result<bool> {
 
 async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
     if args.ids.is_empty() && args.filter.queue.is_none() {
-        let what = if matches!(verb, Verb::Retry) { "--status dead" } else { "--key-prefix TEXT" };
+        let what = if matches!(verb, Verb::Retry) {
+            "--status dead"
+        } else {
+            "--key-prefix TEXT"
+        };
         bail!("name the ids of tasks, or a queue and what is meant in it: --queue NAME {what}");
     }
     if args.ids.is_empty() && !args.dry_run && !args.yes {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
     }
     let connection = args.server.connect().await?;
-    let (operator, discovery) = (Operator::new(connection.clone()), DiscoveryClient::new(connection));
-    let client = Client { operator, discovery };
+    let (operator, discovery) = (
+        Operator::new(connection.clone()),
+        DiscoveryClient::new(connection),
+    );
+    let client = Client {
+        operator,
+        discovery,
+    };
     if !args.ids.is_empty() {
         return by_ids(args, verb, &client).await;
     }
     let filter = Some(args.filter.message());
     let (dry_run, yes) = (args.dry_run, args.yes);
-    let request = pb::RetryTasksRequest { filter, dry_run, yes, ..Default::default() };
+    let request = pb::RetryTasksRequest {
+        filter,
+        dry_run,
+        yes,
+        ..Default::default()
+    };
     if args.dry_run {
         let answer = patiently(async || client.call(verb, request.clone()).await).await?;
         count(args, verb, &answer.count.unwrap_or_default())?;
         return Ok(true);
     }
     // Once: a call that broke off may have started its job.
-    let answer = client.call(verb, request).await.map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
+    let answer = client
+        .call(verb, request)
+        .await
+        .map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
     let job = answer.job.context("taskd has started no job")?;
     if args.detach {
-        print(if args.json { jobs::json(&job).to_string() } else { job.id })?;
+        print(if args.json {
+            jobs::json(&job).to_string()
+        } else {
+            job.id
+        })?;
         return Ok(true);
     }
     jobs::watch(&client.operator, job, args.json).await
 }
 
 fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()> {
-    let pb::TaskCount { matched, looked_at, at_least } = count;
+    let pb::TaskCount {
+        matched,
+        looked_at,
+        at_least,
+    } = count;
     if args.json {
         print(json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }))?;
     } else {
         let more = if *at_least { "at least " } else { "" };
-        print(format_args!("{more}{} tasks would be {}", HumanCount(*matched), verb.done()))?;
+        print(format_args!(
+            "{more}{} tasks would be {}",
+            HumanCount(*matched),
+            verb.done()
+        ))?;
     }
     Ok(())
 }
@@ -256,8 +333,13 @@ fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()
 async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<bool> {
     let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
     for ids in args.ids.chunks(AT_ONCE) {
-        let request = pb::RetryTasksRequest { ids: ids.to_vec(), dry_run: args.dry_run, ..Default::default() };
-        let (answer, is_repeat) = repeatedly(async || client.call(verb, request.clone()).await).await?;
+        let request = pb::RetryTasksRequest {
+            ids: ids.to_vec(),
+            dry_run: args.dry_run,
+            ..Default::default()
+        };
+        let (answer, is_repeat) =
+            repeatedly(async || client.call(verb, request.clone()).await).await?;
         matched += answer.count.map_or(0, |count| count.matched);
         let mut changed_before = 0;
         for result in answer.results {
@@ -268,7 +350,11 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
             failed += 1;
             changed_before += u64::from(is_repeat && verb.is_as_if_repeated(result.status()));
             let unknown = "there is no such task, or it finished so long ago that it was removed";
-            let why = if result.error.is_empty() { unknown } else { &result.error };
+            let why = if result.error.is_empty() {
+                unknown
+            } else {
+                &result.error
+            };
             say(printable(&format!("{}: {why}", result.id)));
         }
         if changed_before > 0 {
@@ -276,11 +362,24 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
         }
     }
     if args.dry_run {
-        count(args, verb, &pb::TaskCount { matched, looked_at: args.ids.len() as u64, at_least: false })?;
+        count(
+            args,
+            verb,
+            &pb::TaskCount {
+                matched,
+                looked_at: args.ids.len() as u64,
+                at_least: false,
+            },
+        )?;
     } else if args.json {
         print(json!({ "changed": changed, "failed": failed }))?;
     } else {
-        print(format_args!("{} of {} tasks {}", HumanCount(changed), HumanCount(changed + failed), verb.done()))?;
+        print(format_args!(
+            "{} of {} tasks {}",
+            HumanCount(changed),
+            HumanCount(changed + failed),
+            verb.done()
+        ))?;
     }
     Ok(failed == 0)
 }

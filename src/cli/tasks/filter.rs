@@ -52,7 +52,9 @@ fn statuses(text: &str) -> Result<Statuses, String> {
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is no header; write NAME=VALUE"))?;
+    let (name, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} is no header; write NAME=VALUE"))?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
@@ -61,7 +63,9 @@ impl Filter {
         let statuses = self.status.iter().flat_map(|statuses| &statuses.0);
         pb::TaskFilter {
             queue: self.queue.clone().unwrap_or_default(),
-            statuses: statuses.map(|status| pb::TaskStatus::from(*status).into()).collect(),
+            statuses: statuses
+                .map(|status| pb::TaskStatus::from(*status).into())
+                .collect(),
             key: self.key.clone().unwrap_or_default().into(),
             key_prefix: self.key_prefix.clone().unwrap_or_default().into(),
             headers: self.header.iter().cloned().collect(),

@@ -1,5 +1,5 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them again, cancels,
-//! changes and requeues them.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them
+//! again, cancels, changes and requeues them.
 
 mod change;
 mod filter;
@@ -50,7 +50,8 @@ enum What {
     Retry(change::Retry),
     /// Cancel unfinished tasks: those of the ids, or all of the filter
     Cancel(change::Cancel),
-    /// Give unfinished tasks another priority, or another number of workers: those of the ids, or all of the filter
+    /// Give unfinished tasks another priority, or another number of workers: those of the ids, or
+    /// all of the filter
     Change(change::Update),
     /// Offer unfinished tasks anew: those of the ids, or all of the filter
     Requeue(change::Requeue),
@@ -85,9 +86,14 @@ pub async fn run(args: Tasks) -> anyhow::Result<bool> {
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {
-    let client = Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let client =
+        Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
     let page = async |limit, cursor| {
-        let request = pb::ListTasksRequest { filter: Some(args.filter.message()), limit, cursor };
+        let request = pb::ListTasksRequest {
+            filter: Some(args.filter.message()),
+            limit,
+            cursor,
+        };
         let page = client.clone().list_tasks(request).await?.into_inner();
         Ok((page.tasks, page.cursor))
     };

@@ -14,13 +14,34 @@ fn status(task: &pb::Task) -> &'static str {
 }
 
 pub(super) fn table(tasks: &[pb::Task]) -> String {
-    let mut table = print::table(["ID", "CREATED", "QUEUE", "KEY", "STATUS", "COMPLETED", "FAILURES", "REASON"]);
+    let mut table = print::table([
+        "ID",
+        "CREATED",
+        "QUEUE",
+        "KEY",
+        "STATUS",
+        "COMPLETED",
+        "FAILURES",
+        "REASON",
+    ]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
-        let (key, reason) = (cell(&String::from_utf8_lossy(&task.key)), cell(&task.reason));
+        let (key, reason) = (
+            cell(&String::from_utf8_lossy(&task.key)),
+            cell(&task.reason),
+        );
         let completed = format!("{} of {}", task.completed, task.replicas);
         let attempts = task.attempts.to_string();
-        table.add_row([&task.id, &created, &task.queue, &key, status(task), &completed, &attempts, &reason]);
+        table.add_row([
+            &task.id,
+            &created,
+            &task.queue,
+            &key,
+            status(task),
+            &completed,
+            &attempts,
+            &reason,
+        ]);
     }
     table.to_string()
 }
@@ -40,7 +61,10 @@ pub(super) fn json(task: &pb::Task) -> Value {
     set("completed", task.completed.into());
     set("leased", task.leased.into());
     set("attempts", task.attempts.into());
-    set("priority", Priority::from_number(task.priority.into()).as_str().into());
+    set(
+        "priority",
+        Priority::from_number(task.priority.into()).as_str().into(),
+    );
     let times = [
         ("created_at", task.created_at),
         ("updated_at", task.updated_at),
@@ -77,9 +101,15 @@ mod tests {
             ..Default::default()
         };
         let shown = json(&task);
-        assert_eq!((&shown["status"], &shown["priority"]), (&json!("DEAD"), &json!("low")));
+        assert_eq!(
+            (&shown["status"], &shown["priority"]),
+            (&json!("DEAD"), &json!("low"))
+        );
         assert!(shown.get("key_base64").is_some() && shown.get("not_before").is_none());
         let table = table(&[task]);
-        assert!(table.contains("0 of 2") && table.contains("\\u{1b}") && !table.contains('\u{1b}'), "{table}");
+        assert!(
+            table.contains("0 of 2") && table.contains("\\u{1b}") && !table.contains('\u{1b}'),
+            "{table}"
+        );
     }
 }

@@ -8,8 +8,8 @@ const WORKERS: &str = "taskd_tasks_call_duration_seconds_bucket{";
 /// The calls, in the order in which they are shown.
 pub(super) const CALLS: [&str; 5] = ["insert", "get", "complete", "reject", "extend"];
 
-/// The calls by name and by the bound of what they took, in microseconds. A count includes those of lower bounds; calls
-/// above all bounds have the bound `u64::MAX`.
+/// The calls by name and by the bound of what they took, in microseconds. A count includes those of
+/// lower bounds; calls above all bounds have the bound `u64::MAX`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls(BTreeMap<&'static str, BTreeMap<u64, u64>>);
 
@@ -27,10 +27,17 @@ impl Calls {
     pub(super) fn read(text: &str) -> Self {
         let mut calls = Self::default();
         for line in text.lines() {
-            let Some((name, labels)) = named(line) else { continue };
-            let bound = labels.split("le=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let Some((name, labels)) = named(line) else {
+                continue;
+            };
+            let bound = labels
+                .split("le=\"")
+                .nth(1)
+                .and_then(|rest| rest.split('"').next());
             let count = line.rsplit(' ').next().and_then(|count| count.parse().ok());
-            let (Some(bound), Some(count)) = (bound.and_then(micros), count) else { continue };
+            let (Some(bound), Some(count)) = (bound.and_then(micros), count) else {
+                continue;
+            };
             // A histogram with more labels has a bound more than once.
             let counted: u64 = count;
             *calls.0.entry(name).or_default().entry(bound).or_default() += counted;
@@ -43,16 +50,30 @@ impl Calls {
         let now = self.0.get(name)?;
         let was = before.and_then(|before| before.0.get(name));
         let more = |bound: &u64, count: &u64| {
-            count.saturating_sub(was.and_then(|was| was.get(bound)).copied().unwrap_or_default())
+            count.saturating_sub(
+                was.and_then(|was| was.get(bound))
+                    .copied()
+                    .unwrap_or_default(),
+            )
         };
-        let counts: Vec<(u64, u64)> = now.iter().map(|(bound, count)| (*bound, more(bound, count))).collect();
-        let calls = counts.last().map(|(_, count)| *count).filter(|calls| *calls > 0)?;
+        let counts: Vec<(u64, u64)> = now
+            .iter()
+            .map(|(bound, count)| (*bound, more(bound, count)))
+            .collect();
+        let calls = counts
+            .last()
+            .map(|(_, count)| *count)
+            .filter(|calls| *calls > 0)?;
         let quantile = |share: f64| {
             let rank = ((calls as f64 * share).ceil() as u64).max(1);
             let (bound, _) = counts.iter().find(|(_, count)| *count >= rank)?;
             (*bound != u64::MAX).then(|| Duration::from_micros(*bound))
         };
-        Some(Latency { calls, median: quantile(0.5), p99: quantile(0.99) })
+        Some(Latency {
+            calls,
+            median: quantile(0.5),
+            p99: quantile(0.99),
+        })
     }
 }
 
@@ -62,7 +83,9 @@ fn named(line: &str) -> Option<(&'static str, &str)> {
         return Some((CALLS[0], labels));
     }
     let labels = line.strip_prefix(WORKERS)?;
-    let name = CALLS.into_iter().find(|name| labels.contains(&format!("method=\"{name}\"")))?;
+    let name = CALLS
+        .into_iter()
+        .find(|name| labels.contains(&format!("method=\"{name}\"")))?;
     Some((name, labels))
 }
 
@@ -71,7 +94,9 @@ fn micros(bound: &str) -> Option<u64> {
         return Some(u64::MAX);
     }
     let seconds: f64 = bound.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok().and_then(|bound| u64::try_from(bound.as_micros()).ok())
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .and_then(|bound| u64::try_from(bound.as_micros()).ok())
 }
 
 #[cfg(test)]
@@ -79,9 +104,15 @@ mod tests {
     use super::*;
 
     fn text(counts: [u64; 3]) -> String {
-        let bucket = |bound: &str, count| format!("{WORKERS}method=\"get\",le=\"{bound}\"}} {count}\n");
+        let bucket =
+            |bound: &str, count| format!("{WORKERS}method=\"get\",le=\"{bound}\"}} {count}\n");
         let [low, high, all] = counts;
-        format!("# TYPE x histogram\n{}{}{}other 1\n", bucket("0.001", low), bucket("0.25", high), bucket("+Inf", all))
+        format!(
+            "# TYPE x histogram\n{}{}{}other 1\n",
+            bucket("0.001", low),
+            bucket("0.25", high),
+            bucket("+Inf", all)
+        )
     }
 
     #[test]
@@ -90,7 +121,14 @@ mod tests {
         let now = Calls::read(&text([160, 198, 200]));
         let latency = now.since(Some(&before), "get").unwrap();
         let millis = |millis| Some(Duration::from_millis(millis));
-        assert_eq!(latency, Latency { calls: 100, median: millis(1), p99: None });
+        assert_eq!(
+            latency,
+            Latency {
+                calls: 100,
+                median: millis(1),
+                p99: None
+            }
+        );
         assert_eq!(now.since(None, "get").unwrap().p99, millis(250));
         assert_eq!(now.since(Some(&now), "get"), None, "no calls meanwhile");
         assert_eq!(now.since(None, "insert"), None);
@@ -100,7 +138,13 @@ mod tests {
 
     #[test]
     fn what_is_no_bucket_is_left_out() {
-        for text in ["", "\n\n", INSERT, "taskd_discovery_insert_duration_seconds_bucket{le=\"x\"} y", "{le=\""] {
+        for text in [
+            "",
+            "\n\n",
+            INSERT,
+            "taskd_discovery_insert_duration_seconds_bucket{le=\"x\"} y",
+            "{le=\"",
+        ] {
             assert!(Calls::read(text).0.is_empty(), "{text:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! `taskd top`: the busiest queues of a running taskd and the latencies of its calls, on a whole screen.
+//! `taskd top`: the busiest queues of a running taskd and the latencies of its calls, on a whole
+//! screen.
 
 mod latency;
 mod screen;
@@ -53,18 +54,35 @@ pub struct Top {
 
 async fn look(server: &HttpPort) -> anyhow::Result<Seen> {
     let (queues, metrics) = tokio::join!(get(server, "/v1/queues"), get(server, "/metrics"));
-    let calls = metrics.map(|text| Calls::read(&String::from_utf8_lossy(&text))).map_err(|error| error.to_string());
-    Ok(Seen { queues: Look::read(server, &queues?)?, calls })
+    let calls = metrics
+        .map(|text| Calls::read(&String::from_utf8_lossy(&text)))
+        .map_err(|error| error.to_string());
+    Ok(Seen {
+        queues: Look::read(server, &queues?)?,
+        calls,
+    })
 }
 
 pub(super) async fn run(args: Top) -> anyhow::Result<()> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-    ensure!(is_terminal, "top needs a terminal for its input and output; `taskd stats` writes JSON without one");
+    ensure!(
+        is_terminal,
+        "top needs a terminal for its input and output; `taskd stats` writes JSON without one"
+    );
     let server = args.server.port()?;
-    let mut view = View::new(&server.url, args.every.0.max(Duration::from_millis(100)), args.sort);
+    let mut view = View::new(
+        &server.url,
+        args.every.0.max(Duration::from_millis(100)),
+        args.sort,
+    );
     // A wrong address or token is a line of error, and no screen.
     view.see(look(&server).await?);
-    let mut ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let mut ends = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ]
+    .map(signal);
     let mut screen = Screen::open().context("cannot set up the terminal")?;
     let mut keys = screen::keys().context("cannot read the keys")?;
     let (pause, mut paused) = watch::channel(false);
@@ -81,7 +99,10 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
     tokio::pin!(looker);
     loop {
         // A terminal that went away is no failure.
-        if screen.draw(|width, height| view.lines(width, height)).is_err() {
+        if screen
+            .draw(|width, height| view.lines(width, height))
+            .is_err()
+        {
             return Ok(());
         }
         tokio::select! {

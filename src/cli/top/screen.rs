@@ -6,7 +6,9 @@ use std::{
 };
 
 use futures::future;
-use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
+use nix::sys::termios::{
+    LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
+};
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{signal::unix::Signal, sync::mpsc};
 
@@ -33,9 +35,10 @@ impl Screen {
     pub(super) fn open() -> io::Result<Self> {
         let saved = tcgetattr(io::stdin().as_fd())?;
         let mut raw = saved.clone();
-        // Keys come at once and are not shown. Ctrl-C still is a signal; Ctrl-Z and Ctrl-\ would leave the terminal as
-        // it is.
-        raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+        // Keys come at once and are not shown. Ctrl-C still is a signal; Ctrl-Z and Ctrl-\ would
+        // leave the terminal as it is.
+        raw.local_flags
+            .remove(LocalFlags::ICANON | LocalFlags::ECHO);
         raw.control_chars[SpecialCharacterIndices::VSUSP as usize] = 0;
         raw.control_chars[SpecialCharacterIndices::VQUIT as usize] = 0;
         tcsetattr(io::stdin().as_fd(), SetArg::TCSADRAIN, &raw)?;
@@ -45,8 +48,12 @@ impl Screen {
     }
 
     /// Draws the lines that fit.
-    pub(super) fn draw(&mut self, lines: impl FnOnce(usize, usize) -> Vec<String>) -> io::Result<()> {
-        let (width, height) = terminal_size().map_or(USUAL, |(Width(width), Height(height))| (width, height));
+    pub(super) fn draw(
+        &mut self,
+        lines: impl FnOnce(usize, usize) -> Vec<String>,
+    ) -> io::Result<()> {
+        let (width, height) =
+            terminal_size().map_or(USUAL, |(Width(width), Height(height))| (width, height));
         let (width, height) = (usize::from(width.max(1)), usize::from(height.max(1)));
         let mut text = HOME.to_owned();
         for (index, line) in lines(width, height).iter().take(height).enumerate() {
@@ -75,7 +82,8 @@ fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The keys, until the input ends. A thread reads them: one of the runtime would hold up the end of the process.
+/// The keys, until the input ends. A thread reads them: one of the runtime would hold up the end of
+/// the process.
 pub(super) fn keys() -> io::Result<mpsc::Receiver<u8>> {
     let (sender, keys) = mpsc::channel(KEYS);
     let read = move || {
@@ -86,13 +94,18 @@ pub(super) fn keys() -> io::Result<mpsc::Receiver<u8>> {
             }
         }
     };
-    std::thread::Builder::new().name("keys".to_owned()).spawn(read)?;
+    std::thread::Builder::new()
+        .name("keys".to_owned())
+        .spawn(read)?;
     Ok(keys)
 }
 
 /// Ends with the first of the signals. One that cannot be had does not come.
 pub(super) async fn any(signals: &mut [io::Result<Signal>]) {
-    let each = signals.iter_mut().filter_map(|signal| signal.as_mut().ok()).map(|signal| Box::pin(signal.recv()));
+    let each = signals
+        .iter_mut()
+        .filter_map(|signal| signal.as_mut().ok())
+        .map(|signal| Box::pin(signal.recv()));
     let each: Vec<_> = each.collect();
     if each.is_empty() {
         return future::pending().await;

@@ -45,12 +45,18 @@ impl Key {
     ];
 
     fn next(self) -> Self {
-        let at = Self::ALL.iter().position(|(key, _)| *key == self).unwrap_or_default();
+        let at = Self::ALL
+            .iter()
+            .position(|(key, _)| *key == self)
+            .unwrap_or_default();
         Self::ALL[(at + 1) % Self::ALL.len()].0
     }
 
     fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(key, _)| *key == self).map_or("", |(_, name)| name)
+        Self::ALL
+            .iter()
+            .find(|(key, _)| *key == self)
+            .map_or("", |(_, name)| name)
     }
 }
 
@@ -81,7 +87,15 @@ pub(super) struct View {
 
 impl View {
     pub(super) fn new(url: &str, every: Duration, sort: Key) -> Self {
-        Self { url: url.to_owned(), every, sort, is_paused: false, now: None, before: None, failure: None }
+        Self {
+            url: url.to_owned(),
+            every,
+            sort,
+            is_paused: false,
+            now: None,
+            before: None,
+            failure: None,
+        }
     }
 
     pub(super) fn see(&mut self, seen: Seen) {
@@ -101,9 +115,16 @@ impl View {
     /// The lines for a screen of this size. None is wider, and there are no more.
     pub(super) fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let every = Time(self.every);
-        let state = if self.is_paused { "paused".to_owned() } else { format!("every {every}") };
+        let state = if self.is_paused {
+            "paused".to_owned()
+        } else {
+            format!("every {every}")
+        };
         let sort = self.sort.name();
-        let mut lines = vec![format!("taskd top  {}  {state}, by {sort}   s sort  p pause  q quit", self.url)];
+        let mut lines = vec![format!(
+            "taskd top  {}  {state}, by {sort}   s sort  p pause  q quit",
+            self.url
+        )];
         lines.push(self.failure.clone().unwrap_or_default());
         if let Some(now) = &self.now {
             lines.extend(self.calls(now));
@@ -119,18 +140,33 @@ impl View {
             Ok(calls) => calls,
             Err(why) => return vec![format!("no latencies: {why}")],
         };
-        let Some(before) = &self.before else { return vec!["calls: after the next look".to_owned()] };
+        let Some(before) = &self.before else {
+            return vec!["calls: after the next look".to_owned()];
+        };
         let elapsed = now.queues.at - before.queues.at;
-        let mut lines = vec![format!("{:<10}{:>NUMBER$}{:>NUMBER$}{:>NUMBER$}", "call", "calls/s", "p50 <", "p99 <")];
+        let mut lines = vec![format!(
+            "{:<10}{:>NUMBER$}{:>NUMBER$}{:>NUMBER$}",
+            "call", "calls/s", "p50 <", "p99 <"
+        )];
         for name in CALLS {
             let latency = calls.since(before.calls.as_ref().ok(), name);
-            let rate = number(per_second(latency.as_ref().map_or(0, |latency| latency.calls), elapsed));
+            let rate = number(per_second(
+                latency.as_ref().map_or(0, |latency| latency.calls),
+                elapsed,
+            ));
             let bound = |of: fn(&Latency) -> Option<Duration>| match &latency {
-                Some(latency) => of(latency).map_or("more".to_owned(), |bound| format!("{bound:?}")),
+                Some(latency) => {
+                    of(latency).map_or("more".to_owned(), |bound| format!("{bound:?}"))
+                }
                 None => "-".to_owned(),
             };
-            let (median, p99) = (bound(|latency| latency.median), bound(|latency| latency.p99));
-            lines.push(format!("{name:<10}{rate:>NUMBER$}{median:>NUMBER$}{p99:>NUMBER$}"));
+            let (median, p99) = (
+                bound(|latency| latency.median),
+                bound(|latency| latency.p99),
+            );
+            lines.push(format!(
+                "{name:<10}{rate:>NUMBER$}{median:>NUMBER$}{p99:>NUMBER$}"
+            ));
         }
         lines
     }
@@ -161,7 +197,10 @@ impl View {
         let name = width.saturating_sub(NUMBER * NUMBERS).max(NAME);
         let row = |cells: [String; NUMBERS + 1]| {
             let [first, others @ ..] = cells;
-            let others: String = others.iter().map(|cell| format!("{cell:>NUMBER$}")).collect();
+            let others: String = others
+                .iter()
+                .map(|cell| format!("{cell:>NUMBER$}"))
+                .collect();
             format!("{:<name$}{others}", cut(&first, name))
         };
         let mut lines = vec![row(Key::ALL.map(|(_, name)| name.to_owned()))];
@@ -221,27 +260,55 @@ mod tests {
     use crate::cli::queues::Counts;
 
     fn queue(name: &str, queued: u64, dead: u64) -> Queue {
-        let counts = Counts { queued, dead, ..Counts::default() };
-        Queue { queue: name.to_owned(), counts, oldest_waiting_ms: Some(61_000), ..Queue::default() }
+        let counts = Counts {
+            queued,
+            dead,
+            ..Counts::default()
+        };
+        Queue {
+            queue: name.to_owned(),
+            counts,
+            oldest_waiting_ms: Some(61_000),
+            ..Queue::default()
+        }
     }
 
     fn seen(at: Instant, queues: Vec<Queue>) -> Seen {
-        Seen { queues: Look { at, queues }, calls: Ok(Calls::default()) }
+        Seen {
+            queues: Look { at, queues },
+            calls: Ok(Calls::default()),
+        }
     }
 
     fn names(lines: &[String]) -> Vec<&str> {
-        let header = lines.iter().position(|line| line.starts_with("queue ")).unwrap();
-        lines[header + 1..].iter().map(|line| line.split(' ').next().unwrap()).collect()
+        let header = lines
+            .iter()
+            .position(|line| line.starts_with("queue "))
+            .unwrap();
+        lines[header + 1..]
+            .iter()
+            .map(|line| line.split(' ').next().unwrap())
+            .collect()
     }
 
     #[test]
     fn queues_are_sorted_by_the_key() {
         let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
         let at = Instant::now();
-        view.see(seen(at, vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 5, 1)]));
-        view.see(seen(at + Duration::from_secs(1), vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 9, 1)]));
+        view.see(seen(
+            at,
+            vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 5, 1)],
+        ));
+        view.see(seen(
+            at + Duration::from_secs(1),
+            vec![queue("a", 1, 9), queue("b", 5, 0), queue("c", 9, 1)],
+        ));
         assert_eq!(names(&view.lines(80, 24)), ["c", "b", "a"]);
-        for (key, want) in [(Key::Dead, ["a", "c", "b"]), (Key::Queue, ["a", "b", "c"]), (Key::In, ["c", "a", "b"])] {
+        for (key, want) in [
+            (Key::Dead, ["a", "c", "b"]),
+            (Key::Queue, ["a", "b", "c"]),
+            (Key::In, ["c", "a", "b"]),
+        ] {
             view.sort = key;
             assert_eq!(names(&view.lines(80, 24)), want, "{key:?}");
         }
@@ -254,12 +321,28 @@ mod tests {
     #[test]
     fn a_paused_queue_is_marked() {
         let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
-        let paused = |name: &str| Queue { paused: true, ..queue(name, 1, 0) };
-        let unread = Queue { unread_shards: 1, ..paused("c") };
-        view.see(seen(Instant::now(), vec![paused("a"), paused(&"x".repeat(60)), queue("b", 1, 0), unread]));
+        let paused = |name: &str| Queue {
+            paused: true,
+            ..queue(name, 1, 0)
+        };
+        let unread = Queue {
+            unread_shards: 1,
+            ..paused("c")
+        };
+        view.see(seen(
+            Instant::now(),
+            vec![
+                paused("a"),
+                paused(&"x".repeat(60)),
+                queue("b", 1, 0),
+                unread,
+            ],
+        ));
         let lines = view.lines(80, 24).join("\n");
         assert!(
-            lines.contains("\na (paused)  ") && lines.contains("xxx… (paused)") && !lines.contains("b ("),
+            lines.contains("\na (paused)  ")
+                && lines.contains("xxx… (paused)")
+                && !lines.contains("b ("),
             "{lines}"
         );
         assert!(lines.contains("\nc (unread)  "), "{lines}");
@@ -268,17 +351,25 @@ mod tests {
     #[test]
     fn no_screen_is_too_small() {
         let mut view = View::new("http://127.0.0.1:7600", Duration::from_secs(1), Key::Queued);
-        let queues: Vec<_> = (0..100).map(|n| queue(&format!("{n}-{}", "x".repeat(60)), n, 0)).collect();
+        let queues: Vec<_> = (0..100)
+            .map(|n| queue(&format!("{n}-{}", "x".repeat(60)), n, 0))
+            .collect();
         view.see(seen(Instant::now(), queues));
         view.fail("a reason ".repeat(30));
         for (width, height) in [(1, 1), (10, 3), (80, 24), (200, 60)] {
             let lines = view.lines(width, height);
             assert!(lines.len() <= height, "{width} x {height}");
-            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width} x {height}: {lines:?}");
+            assert!(
+                lines.iter().all(|line| line.chars().count() <= width),
+                "{width} x {height}: {lines:?}"
+            );
         }
         let lines = view.lines(80, 24);
         assert_eq!(lines.last().unwrap(), "… and 82 more", "{lines:#?}");
-        assert!(lines[0].ends_with("q quit"), "80 columns have the keys: {lines:#?}");
+        assert!(
+            lines[0].ends_with("q quit"),
+            "80 columns have the keys: {lines:#?}"
+        );
     }
 
     #[test]
@@ -294,6 +385,9 @@ mod tests {
         ] {
             assert_eq!(number(value), want);
         }
-        assert_eq!([1_000, 7_199_000, 86_400_000, 999_999_999_999].map(age), ["1s", "119m", "24h", "11574d"]);
+        assert_eq!(
+            [1_000, 7_199_000, 86_400_000, 999_999_999_999].map(age),
+            ["1s", "119m", "24h", "11574d"]
+        );
     }
 }

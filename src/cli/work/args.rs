@@ -71,8 +71,8 @@ pub struct Work {
     #[arg(long)]
     pub(super) poll: bool,
 
-    /// How long the leases are; if this worker is silent for half of that (10m at most), others get its tasks; with
-    /// --poll for all of it
+    /// How long the leases are; if this worker is silent for half of that (10m at most), others get
+    /// its tasks; with --poll for all of it
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     pub(super) lease: Time,
 
@@ -99,7 +99,11 @@ pub struct Work {
     pub(super) checks: Checks,
 
     /// The command, after --
-    #[arg(last = true, value_name = "CMD", required_unless_present = "http_check")]
+    #[arg(
+        last = true,
+        value_name = "CMD",
+        required_unless_present = "http_check"
+    )]
     pub(super) command: Vec<OsString>,
 }
 
@@ -108,21 +112,42 @@ pub struct Work {
 #[command(group = clap::ArgGroup::new("discovers").multiple(true))]
 pub(super) struct Commands {
     /// Exit code of a command that means: do not try this task again
-    #[arg(long, value_name = "CODE", default_value_t = 65, conflicts_with = "http_check")]
+    #[arg(
+        long,
+        value_name = "CODE",
+        default_value_t = 65,
+        conflicts_with = "http_check"
+    )]
     #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub(super) dead_code: u8,
 
-    /// Exit code of a command that means: not now. No failure counts, and the task comes again later
-    #[arg(long, value_name = "CODE", default_value_t = 75, conflicts_with = "http_check")]
+    /// Exit code of a command that means: not now. No failure counts, and the task comes again
+    /// later
+    #[arg(
+        long,
+        value_name = "CODE",
+        default_value_t = 75,
+        conflicts_with = "http_check"
+    )]
     #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub(super) put_off_code: u8,
 
     /// How much later, unless the last line of stdout is a time
-    #[arg(long, value_name = "TIME", default_value = "10s", conflicts_with = "http_check")]
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "10s",
+        conflicts_with = "http_check"
+    )]
     pub(super) put_off: Time,
 
     /// The most that a command may write to stdout
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", conflicts_with = "http_check")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1MiB",
+        conflicts_with = "http_check"
+    )]
     pub(super) max_output: ByteSize,
 
     /// The result is JSON; anything else on stdout fails the attempt
@@ -134,7 +159,12 @@ pub(super) struct Commands {
     pub(super) discover_fd: bool,
 
     /// Take discovered tasks from the lines of stdout that begin so
-    #[arg(long, value_name = "PREFIX", conflicts_with = "http_check", group = "discovers")]
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        conflicts_with = "http_check",
+        group = "discovers"
+    )]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(super) discover_prefix: Option<String>,
 
@@ -157,7 +187,12 @@ pub(super) struct Checks {
     pub(super) per_host: u16,
 
     /// How long to wait between two requests to one host
-    #[arg(long, value_name = "TIME", default_value = "0s", conflicts_with = "command")]
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "0s",
+        conflicts_with = "command"
+    )]
     pub(super) host_delay: Time,
 
     /// How long a connection and each answer may take
@@ -165,7 +200,12 @@ pub(super) struct Checks {
     pub(super) answer_timeout: Time,
 
     /// How much of an answer is read
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", conflicts_with = "command")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1MiB",
+        conflicts_with = "command"
+    )]
     pub(super) max_body: ByteSize,
 
     /// Redirects to follow
@@ -173,7 +213,8 @@ pub(super) struct Checks {
     #[arg(conflicts_with = "command")]
     pub(super) redirects: u8,
 
-    /// Name of the check for the servers; add a page or an address at which its owner can be reached
+    /// Name of the check for the servers; add a page or an address at which its owner can be
+    /// reached
     #[arg(long, value_name = "TEXT", default_value = concat!("taskd/", env!("CARGO_PKG_VERSION"), " (http-check)"))]
     #[arg(conflicts_with = "command")]
     pub(super) user_agent: String,
@@ -183,29 +224,47 @@ impl Work {
     /// The name of the worker.
     pub(super) fn name(&self) -> String {
         self.name.clone().unwrap_or_else(|| {
-            let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
-            format!("{}-{}", host.as_deref().unwrap_or("work"), std::process::id())
+            let host = nix::unistd::gethostname()
+                .ok()
+                .and_then(|host| host.into_string().ok());
+            format!(
+                "{}-{}",
+                host.as_deref().unwrap_or("work"),
+                std::process::id()
+            )
         })
     }
 }
 
 /// taskd would refuse each completion with a wrong one, and the tasks would die.
 fn queue(text: &str) -> Result<String, String> {
-    QueueName::new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    QueueName::new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
 }
 
 fn worker(text: &str) -> Result<String, String> {
-    WorkerName::new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    WorkerName::new(text)
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
 }
 
 fn lease(text: &str) -> Result<Time, String> {
     let lease: Time = text.parse()?;
-    if lease.0 < SHORTEST_LEASE { Err(format!("must be at least {}", Time(SHORTEST_LEASE))) } else { Ok(lease) }
+    if lease.0 < SHORTEST_LEASE {
+        Err(format!("must be at least {}", Time(SHORTEST_LEASE)))
+    } else {
+        Ok(lease)
+    }
 }
 
 fn above_zero(text: &str) -> Result<Time, String> {
     let time: Time = text.parse()?;
-    if time.0.is_zero() { Err("must be more than 0s".to_owned()) } else { Ok(time) }
+    if time.0.is_zero() {
+        Err("must be more than 0s".to_owned())
+    } else {
+        Ok(time)
+    }
 }
 
 #[cfg(test)]
@@ -215,7 +274,10 @@ mod tests {
     use crate::cli::{Refusal, parse};
 
     fn refusal(args: &[&str]) -> String {
-        let all = ["taskd", "work", "--queue", "q"].iter().chain(args).map(OsString::from);
+        let all = ["taskd", "work", "--queue", "q"]
+            .iter()
+            .chain(args)
+            .map(OsString::from);
         match parse(all) {
             Err(Refusal::Usage(line)) => line,
             Ok(_) | Err(_) => panic!("{args:?} should be refused"),
@@ -225,19 +287,40 @@ mod tests {
     #[test]
     fn what_would_do_harm_or_nothing_is_refused() {
         let cases: [(&[&str], &str); 14] = [
-            (&["--queue", "a b", "--", "true"], "queue \"a b\" contains ' '"),
+            (
+                &["--queue", "a b", "--", "true"],
+                "queue \"a b\" contains ' '",
+            ),
             (&["--name", "a\nb", "--", "true"], "'--name <NAME>'"),
-            (&["--discover-fd", "--discover-queue", "a b", "--", "true"], "queue \"a b\" contains ' '"),
+            (
+                &["--discover-fd", "--discover-queue", "a b", "--", "true"],
+                "queue \"a b\" contains ' '",
+            ),
             (&["--discover-queue", "ab", "--", "true"], "--discover-fd"),
-            (&["--discover-prefix", "", "--", "true"], "'--discover-prefix <PREFIX>'"),
+            (
+                &["--discover-prefix", "", "--", "true"],
+                "'--discover-prefix <PREFIX>'",
+            ),
             (&["--timeout", "0s", "--", "true"], "must be more than 0s"),
             (&["--lease", "1ms", "--", "true"], "must be at least 300ms"),
             (&["--dead-code", "0", "--", "true"], "must be 1 to 255"),
             (&["--head", "--", "true"], "'--head' cannot be used with"),
-            (&["--per-host", "2", "--", "true"], "'--per-host <N>' cannot be used with"),
-            (&["--user-agent", "me", "--", "true"], "'--user-agent <TEXT>' cannot be used with"),
-            (&["--http-check", "--answer-timeout", "0s"], "must be more than 0s"),
-            (&["--http-check", "--dead-code", "1"], "'--dead-code <CODE>'"),
+            (
+                &["--per-host", "2", "--", "true"],
+                "'--per-host <N>' cannot be used with",
+            ),
+            (
+                &["--user-agent", "me", "--", "true"],
+                "'--user-agent <TEXT>' cannot be used with",
+            ),
+            (
+                &["--http-check", "--answer-timeout", "0s"],
+                "must be more than 0s",
+            ),
+            (
+                &["--http-check", "--dead-code", "1"],
+                "'--dead-code <CODE>'",
+            ),
             (&["--http-check", "--discover-fd"], "'--discover-fd'"),
         ];
         for (args, want) in cases {
@@ -248,7 +331,23 @@ mod tests {
 
     #[test]
     fn both_ways_of_discovery_go_together() {
-        let args = ["--discover-fd", "--discover-prefix", "NEW ", "--discover-queue", "found", "--", "true"];
-        assert!(parse(["taskd", "work", "--queue", "q"].iter().chain(&args).map(OsString::from)).is_ok());
+        let args = [
+            "--discover-fd",
+            "--discover-prefix",
+            "NEW ",
+            "--discover-queue",
+            "found",
+            "--",
+            "true",
+        ];
+        assert!(
+            parse(
+                ["taskd", "work", "--queue", "q"]
+                    .iter()
+                    .chain(&args)
+                    .map(OsString::from)
+            )
+            .is_ok()
+        );
     }
 }

@@ -12,12 +12,23 @@ pub(super) enum Excess {
 /// All of the output, if it has at most `most` bytes.
 pub(super) async fn all(output: impl AsyncRead + Unpin, most: u64) -> Result<Vec<u8>, Excess> {
     let mut bytes = Vec::new();
-    output.take(most.saturating_add(1)).read_to_end(&mut bytes).await.map_err(Excess::Unreadable)?;
-    if bytes.len() as u64 > most { Err(Excess::TooMuch) } else { Ok(bytes) }
+    output
+        .take(most.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .await
+        .map_err(Excess::Unreadable)?;
+    if bytes.len() as u64 > most {
+        Err(Excess::TooMuch)
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// The last `most` bytes of the output, however long it is.
-pub(super) async fn tail(mut output: impl AsyncRead + Unpin, most: usize) -> std::io::Result<Vec<u8>> {
+pub(super) async fn tail(
+    mut output: impl AsyncRead + Unpin,
+    most: usize,
+) -> std::io::Result<Vec<u8>> {
     let (mut tail, mut part) = (Vec::new(), [0; 8192]);
     loop {
         let read = output.read(&mut part).await?;

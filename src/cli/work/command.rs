@@ -1,4 +1,5 @@
-//! A command for a task: started without a shell, fed, watched, and killed with all that it started.
+//! A command for a task: started without a shell, fed, watched, and killed with all that it
+//! started.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -39,7 +40,8 @@ use super::{
 };
 use crate::{cli::print::say, config::Time};
 
-/// Between the polite signal and the last one; and how long a process that was left behind may hold an output open.
+/// Between the polite signal and the last one; and how long a process that was left behind may hold
+/// an output open.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
 /// A command has a process group of its own in less than this.
 const START: Duration = Duration::from_secs(1);
@@ -74,7 +76,9 @@ impl Plan {
         look_for(command.first().context("no command is given")?)?;
         let wants = &args.commands;
         Ok(Self {
-            has_file: command.iter().any(|part| contains(part.as_bytes(), b"{file}")),
+            has_file: command
+                .iter()
+                .any(|part| contains(part.as_bytes(), b"{file}")),
             command,
             timeout: args.timeout.0,
             dead_code: wants.dead_code,
@@ -97,21 +101,37 @@ impl Plan {
     /// The command did not start. If no task is to blame, this one goes back at no cost.
     fn failed_to_start(&self, error: &io::Error) -> Failure {
         let failure = Failure::new(format!("cannot start the command: {error}"));
-        let Some(program) = self.command.first().filter(|program| !is_of_task(program)) else { return failure };
+        let Some(program) = self.command.first().filter(|program| !is_of_task(program)) else {
+            return failure;
+        };
         let advice = match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
             Errno::ENOEXEC => "a script needs a first line such as #!/bin/sh",
-            Errno::ENOENT => "it is gone, or the program that its first line (#!) names is not there",
-            Errno::EACCES => "this user may not run it, or the program that its first line (#!) names",
+            Errno::ENOENT => {
+                "it is gone, or the program that its first line (#!) names is not there"
+            }
+            Errno::EACCES => {
+                "this user may not run it, or the program that its first line (#!) names"
+            }
             // The arguments of this task are too long, or the system is short of something.
             _ => return failure,
         };
-        self.unusable.set(format!("cannot start {}: {error}; {advice}", program.display())).ok();
+        self.unusable
+            .set(format!(
+                "cannot start {}: {error}; {advice}",
+                program.display()
+            ))
+            .ok();
         failure.not_started()
     }
 }
 
 /// Runs the command of a task. A command that starts for no task ends the worker.
-pub(super) async fn run(plan: Arc<Plan>, stop: Stop, show: Arc<Show>, task: Task) -> Result<Done, Failure> {
+pub(super) async fn run(
+    plan: Arc<Plan>,
+    stop: Stop,
+    show: Arc<Show>,
+    task: Task,
+) -> Result<Done, Failure> {
     let done = work(&plan, &show, &task).await;
     if plan.unusable().is_some() {
         stop.drain();
@@ -123,7 +143,11 @@ async fn work(plan: &Plan, show: &Show, task: &Task) -> Result<Done, Failure> {
     if task.key_bytes().contains(&0) {
         return Err(Failure::new("the key has a zero byte, which no command takes").never_again());
     }
-    let file = if plan.has_file { Some(PayloadFile::write(&task.payload)?) } else { None };
+    let file = if plan.has_file {
+        Some(PayloadFile::write(&task.payload)?)
+    } else {
+        None
+    };
     let file = file.as_ref().map(|file| file.0.as_path());
     let mut ended = run_once(plan, task, file).await?;
     if ended.met_a_signal_at_its_start() {
@@ -143,12 +167,17 @@ struct Ended {
 }
 
 impl Ended {
-    /// True if a signal to the group of taskd itself may have ended it. A terminal sends SIGINT to the whole group, to
-    /// which a command belongs until it has one of its own.
+    /// True if a signal to the group of taskd itself may have ended it. A terminal sends SIGINT to
+    /// the whole group, to which a command belongs until it has one of its own.
     fn met_a_signal_at_its_start(&self) -> bool {
-        let ended_by = self.status.signal().and_then(|signal| Signal::try_from(signal).ok());
+        let ended_by = self
+            .status
+            .signal()
+            .and_then(|signal| Signal::try_from(signal).ok());
         let is_silent = self.stdout.is_empty() && self.stderr.is_empty() && self.named.is_empty();
-        matches!(ended_by, Some(Signal::SIGINT | Signal::SIGTERM)) && is_silent && self.after < START
+        matches!(ended_by, Some(Signal::SIGINT | Signal::SIGTERM))
+            && is_silent
+            && self.after < START
     }
 }
 
@@ -159,7 +188,9 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
     // From here on all ways out end the group.
     let group = Group(pid.map(Pid::from_raw));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (Some(stdout), Some(stderr)) = (stdout, stderr) else { return Err(Failure::new("the command has no output")) };
+    let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
+        return Err(Failure::new("the command has no output"));
+    };
     let mut outputs = pin!(async {
         let fed = async {
             if let Some(stdin) = stdin {
@@ -169,16 +200,22 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
         };
         let named = async {
             match found {
-                Some(found) => {
-                    capture::all(found, FOUND_BYTES).await.map_err(|why| excess(&why, "discovered", FOUND_BYTES))
-                }
+                Some(found) => capture::all(found, FOUND_BYTES)
+                    .await
+                    .map_err(|why| excess(&why, "discovered", FOUND_BYTES)),
                 None => Ok(Vec::new()),
             }
         };
         let stdout = async {
-            capture::all(stdout, plan.max_output).await.map_err(|why| excess(&why, "stdout", plan.max_output))
+            capture::all(stdout, plan.max_output)
+                .await
+                .map_err(|why| excess(&why, "stdout", plan.max_output))
         };
-        let stderr = async { capture::tail(stderr, REASON_BYTES).await.map_err(Failure::from) };
+        let stderr = async {
+            capture::tail(stderr, REASON_BYTES)
+                .await
+                .map_err(Failure::from)
+        };
         let ((), stdout, stderr, named) = tokio::try_join!(fed, stdout, stderr, named)?;
         Ok::<_, Failure>((stdout, stderr, named))
     });
@@ -198,7 +235,10 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
         Err(_) => {
             group.signal(Signal::SIGTERM);
             timeout(KILL_AFTER, child.wait()).await.ok();
-            return Err(Failure::new(format!("it took longer than {}", humantime::format_duration(plan.timeout))));
+            return Err(Failure::new(format!(
+                "it took longer than {}",
+                humantime::format_duration(plan.timeout)
+            )));
         }
     };
     let after = started.elapsed();
@@ -207,16 +247,28 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
         // A process that the command left behind may hold an output open.
         None => match timeout(KILL_AFTER, &mut outputs).await {
             Ok(output) => output?,
-            Err(_) => return Err(Failure::new("a process that it left behind keeps its output open")),
+            Err(_) => {
+                return Err(Failure::new(
+                    "a process that it left behind keeps its output open",
+                ));
+            }
         },
     };
-    Ok(Ended { status, stdout, stderr, named, after })
+    Ok(Ended {
+        status,
+        stdout,
+        stderr,
+        named,
+        after,
+    })
 }
 
 fn excess(excess: &Excess, which: &str, most: u64) -> Failure {
     match excess {
         Excess::TooMuch => Failure::new(format!("it wrote more than {most} bytes ({which})")),
-        Excess::Unreadable(error) => Failure::new(format!("its output ({which}) cannot be read: {error}")),
+        Excess::Unreadable(error) => {
+            Failure::new(format!("its output ({which}) cannot be read: {error}"))
+        }
     }
 }
 
@@ -227,26 +279,46 @@ fn start(
 ) -> Result<(tokio::process::Child, Option<pipe::Receiver>), Failure> {
     let mut parts = plan.command.iter().map(|part| fill(part, task, file));
     let mut command = Command::new(parts.next().unwrap_or_default());
-    command.args(parts).env_remove("TASKD_TOKEN").envs(environment(task));
-    command.stdin(if file.is_some() { Stdio::null() } else { Stdio::piped() });
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
+    command
+        .args(parts)
+        .env_remove("TASKD_TOKEN")
+        .envs(environment(task));
+    command.stdin(if file.is_some() {
+        Stdio::null()
+    } else {
+        Stdio::piped()
+    });
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
     let found = if plan.has_found {
         let (reader, writer): (PipeReader, _) = std::io::pipe()?;
-        let mapping = FdMapping { parent_fd: OwnedFd::from(writer), child_fd: FOUND_FD };
+        let mapping = FdMapping {
+            parent_fd: OwnedFd::from(writer),
+            child_fd: FOUND_FD,
+        };
         command.fd_mappings(vec![mapping])?;
         Some(pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?)
     } else {
         None
     };
-    let child = command.spawn().map_err(|error| plan.failed_to_start(&error))?;
-    // The command dies here, and with it this end of the pipe: otherwise nobody would see the end of the other.
+    let child = command
+        .spawn()
+        .map_err(|error| plan.failed_to_start(&error))?;
+    // The command dies here, and with it this end of the pipe: otherwise nobody would see the end
+    // of the other.
     Ok((child, found))
 }
 
-/// The argument with the values of the task in place of their names. One pass: a key may have the name of another.
+/// The argument with the values of the task in place of their names. One pass: a key may have the
+/// name of another.
 fn fill(part: &OsStr, task: &Task, file: Option<&Path>) -> OsString {
     let attempt = task.attempt().to_string();
-    let file = file.map(|file| file.as_os_str().as_bytes()).unwrap_or_default();
+    let file = file
+        .map(|file| file.as_os_str().as_bytes())
+        .unwrap_or_default();
     let values: [(&[u8], &[u8]); 5] = [
         (b"{key}", task.key_bytes()),
         (b"{id}", task.id().as_bytes()),
@@ -274,22 +346,37 @@ fn environment(task: &Task) -> Vec<(OsString, OsString)> {
     let text = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
     let mut all = vec![
         text("TASKD_ID", task.id()),
-        (OsString::from("TASKD_KEY"), OsStr::from_bytes(task.key_bytes()).to_owned()),
+        (
+            OsString::from("TASKD_KEY"),
+            OsStr::from_bytes(task.key_bytes()).to_owned(),
+        ),
         text("TASKD_QUEUE", task.queue()),
         text("TASKD_ATTEMPT", &task.attempt().to_string()),
         text("TRACEPARENT", task.traceparent()),
     ];
     // A variable with a zero byte would keep the command from starting.
-    let headers = task.headers().iter().filter(|(_, value)| !value.contains('\0'));
+    let headers = task
+        .headers()
+        .iter()
+        .filter(|(_, value)| !value.contains('\0'));
     all.extend(headers.map(|(name, value)| {
-        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let name: String = name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+            .collect();
         text(&format!("TASKD_HEADER_{}", name.to_uppercase()), value)
     }));
     all
 }
 
 fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, Failure> {
-    let Ended { status, stdout, stderr, named, .. } = ended;
+    let Ended {
+        status,
+        stdout,
+        stderr,
+        named,
+        ..
+    } = ended;
     if !status.success() {
         let said = String::from_utf8_lossy(stderr);
         let said = said.trim();
@@ -297,12 +384,20 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
             Some(code) => format!("exit code {code}"),
             None => status.to_string(),
         };
-        let failure = Failure::new(if said.is_empty() { how } else { format!("{how}: {said}") });
+        let failure = Failure::new(if said.is_empty() {
+            how
+        } else {
+            format!("{how}: {said}")
+        });
         let is_code = |code: u8| status.code() == Some(code.into());
         return Err(if is_code(plan.dead_code) {
             failure.never_again()
         } else if is_code(plan.put_off_code) {
-            failure.put_off(asked_wait(stdout).unwrap_or(plan.put_off).max(SHORTEST_WAIT))
+            failure.put_off(
+                asked_wait(stdout)
+                    .unwrap_or(plan.put_off)
+                    .max(SHORTEST_WAIT),
+            )
         } else {
             failure
         });
@@ -358,7 +453,11 @@ struct PayloadFile(PathBuf);
 impl PayloadFile {
     fn write(payload: &[u8]) -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("taskd-work-{}", Uuid::new_v4().simple()));
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
         let written = Self(path);
         file.write_all(payload)?;
         Ok(written)
@@ -368,7 +467,10 @@ impl PayloadFile {
 impl Drop for PayloadFile {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.0) {
-            say(format_args!("taskd: cannot remove {}: {error}", self.0.display()));
+            say(format_args!(
+                "taskd: cannot remove {}: {error}",
+                self.0.display()
+            ));
         }
     }
 }
@@ -376,19 +478,29 @@ impl Drop for PayloadFile {
 /// `Err`: the program cannot be started, as far as one can see.
 fn look_for(program: &OsStr) -> anyhow::Result<()> {
     let is_file = |path: &Path| path.metadata().is_ok_and(|file| file.is_file());
-    let may_run = |path: &Path| path.metadata().is_ok_and(|file| file.permissions().mode() & 0o111 != 0);
+    let may_run = |path: &Path| {
+        path.metadata()
+            .is_ok_and(|file| file.permissions().mode() & 0o111 != 0)
+    };
     let path = Path::new(program);
     let is_there = if is_of_task(program) {
         true
     } else if program.as_bytes().contains(&b'/') {
-        ensure!(!is_file(path) || may_run(path), "{0} is not executable: chmod +x {0}", path.display());
+        ensure!(
+            !is_file(path) || may_run(path),
+            "{0} is not executable: chmod +x {0}",
+            path.display()
+        );
         is_file(path)
     } else {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         let mut paths = std::env::split_paths(&folders).map(|folder| folder.join(program));
         paths.any(|path| is_file(&path) && may_run(&path))
     };
-    ensure!(is_there, "there is no command {program:?}; taskd work runs a program, not a line of a shell");
+    ensure!(
+        is_there,
+        "there is no command {program:?}; taskd work runs a program, not a line of a shell"
+    );
     Ok(())
 }
 

@@ -14,7 +14,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Reads lines: each is a key of `queue`, or a task in JSON. A line that is wrong costs only itself.
+    /// Reads lines: each is a key of `queue`, or a task in JSON. A line that is wrong costs only
+    /// itself.
     pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, queue: &str) -> Self {
         let mut found = Self::default();
         for (number, line) in lines.enumerate() {
@@ -39,8 +40,14 @@ impl Found {
     pub(super) fn complaint(&self) -> Option<String> {
         match self.wrong {
             0 => None,
-            1 => Some(format!("1 discovered task is not stored: {}", self.first_wrong)),
-            wrong => Some(format!("{wrong} discovered tasks are not stored; the first: {}", self.first_wrong)),
+            1 => Some(format!(
+                "1 discovered task is not stored: {}",
+                self.first_wrong
+            )),
+            wrong => Some(format!(
+                "{wrong} discovered tasks are not stored; the first: {}",
+                self.first_wrong
+            )),
         }
     }
 }
@@ -58,7 +65,9 @@ fn task(line: &[u8], queue: &str) -> Result<NewTask, String> {
 
 /// The result, and the lines that begin with `prefix`, without it.
 pub(super) fn split<'a>(stdout: &'a [u8], prefix: Option<&str>) -> (Vec<u8>, Vec<&'a [u8]>) {
-    let Some(prefix) = prefix else { return (stdout.to_vec(), Vec::new()) };
+    let Some(prefix) = prefix else {
+        return (stdout.to_vec(), Vec::new());
+    };
     let (mut result, mut found) = (Vec::with_capacity(stdout.len()), Vec::new());
     for line in stdout.split_inclusive(|byte| *byte == b'\n') {
         match line.strip_prefix(prefix.as_bytes()) {
@@ -75,22 +84,45 @@ mod tests {
 
     #[test]
     fn lines_are_keys_or_tasks_and_a_wrong_one_costs_only_itself() {
-        let lines = [&b"http://a/"[..], b"", b"{]", b"b\r", br#"{"queue":"other","key":"c"}"#, br#"{"key":"d"}"#];
+        let lines = [
+            &b"http://a/"[..],
+            b"",
+            b"{]",
+            b"b\r",
+            br#"{"queue":"other","key":"c"}"#,
+            br#"{"key":"d"}"#,
+        ];
         let found = Found::read(lines.into_iter(), "q");
         let want = [("q", "http://a/"), ("q", "b"), ("other", "c"), ("q", "d")];
-        assert_eq!(found.tasks, want.map(|(queue, key)| NewTask::new(queue, key)));
+        assert_eq!(
+            found.tasks,
+            want.map(|(queue, key)| NewTask::new(queue, key))
+        );
         let said = found.complaint().unwrap();
-        assert!(said.starts_with("1 discovered task is not stored: line 3: "), "{said}");
+        assert!(
+            said.starts_with("1 discovered task is not stored: line 3: "),
+            "{said}"
+        );
         let found = Found::read([&b"{]"[..], b"{}{", b"a"].into_iter(), "q");
         let said = found.complaint().unwrap();
-        assert!(said.starts_with("2 discovered tasks are not stored; the first: line 1: "), "{said}");
-        assert!(Found::read([&b"a"[..]].into_iter(), "q").complaint().is_none());
+        assert!(
+            said.starts_with("2 discovered tasks are not stored; the first: line 1: "),
+            "{said}"
+        );
+        assert!(
+            Found::read([&b"a"[..]].into_iter(), "q")
+                .complaint()
+                .is_none()
+        );
     }
 
     #[test]
     fn a_prefix_takes_lines_out_of_the_result() {
         let (result, found) = split(b"one\nNEW a\ntwo\nNEW b", Some("NEW "));
-        assert_eq!((result.as_slice(), found), (&b"one\ntwo\n"[..], vec![&b"a"[..], b"b"]));
+        assert_eq!(
+            (result.as_slice(), found),
+            (&b"one\ntwo\n"[..], vec![&b"a"[..], b"b"])
+        );
         assert_eq!(split(b"NEW a\n", None).0, b"NEW a\n");
     }
 }

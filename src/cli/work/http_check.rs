@@ -1,4 +1,5 @@
-//! The ready worker that asks for each key as a URL. The answer of the server, whatever its status, is the result.
+//! The ready worker that asks for each key as a URL. The answer of the server, whatever its status,
+//! is the result.
 
 mod gate;
 mod hop;
@@ -45,7 +46,8 @@ struct Checked<'a> {
     /// The last of the redirects.
     final_url: &'a str,
     redirects: &'a [Redirect],
-    /// From the first request to the end of the last answer, without the waits for other requests to a host.
+    /// From the first request to the end of the last answer, without the waits for other requests
+    /// to a host.
     seconds: f64,
     /// To the head of the last answer.
     first_byte_seconds: f64,
@@ -79,15 +81,25 @@ impl Checker {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let user_agent = HeaderValue::from_bytes(checks.user_agent.as_bytes());
-        ensure!(user_agent.is_ok(), "--user-agent {:?} is no value of a header", checks.user_agent);
-        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        ensure!(
+            user_agent.is_ok(),
+            "--user-agent {:?} is no value of a header",
+            checks.user_agent
+        );
+        let tls = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
         Ok(Self {
             is_head: checks.head,
             redirects: checks.redirects,
             answer_timeout: checks.answer_timeout.0,
             timeout,
             gates: Gates::new(checks.per_host.into(), checks.host_delay.0),
-            hop: Hop { tls: Arc::new(tls), user_agent: user_agent?, most_bytes: checks.max_body.0 },
+            hop: Hop {
+                tls: Arc::new(tls),
+                user_agent: user_agent?,
+                most_bytes: checks.max_body.0,
+            },
             put_offs: PutOffs::default(),
         })
     }
@@ -102,25 +114,42 @@ impl Checker {
     ) -> Result<Answer, Failure> {
         let came = Instant::now();
         let patience = self.timeout.saturating_sub(spent.waiting);
-        let Ok(_place) = timeout(patience, self.gates.enter(url.host_str().unwrap_or_default())).await else {
-            let why = format!("{url}: no turn at its host within {}", format_duration(self.timeout));
+        let Ok(_place) = timeout(
+            patience,
+            self.gates.enter(url.host_str().unwrap_or_default()),
+        )
+        .await
+        else {
+            let why = format!(
+                "{url}: no turn at its host within {}",
+                format_duration(self.timeout)
+            );
             return Err(Failure::new(why).not_started());
         };
         let began = Instant::now();
         spent.waiting += began - came;
         let left = self.timeout.saturating_sub(spent.asking);
-        let answer = timeout(left.min(self.answer_timeout), self.hop.ask(url, method, sent_by)).await;
+        let answer = timeout(
+            left.min(self.answer_timeout),
+            self.hop.ask(url, method, sent_by),
+        )
+        .await;
         spent.asking += began.elapsed();
         match answer {
             Ok(answer) => answer.map_err(|why| Failure::new(format!("{url}: {why}"))),
-            Err(_) if left <= self.answer_timeout => {
-                Err(Failure::new(format!("it took longer than {}", format_duration(self.timeout))))
-            }
-            Err(_) => Err(Failure::new(format!("{url}: no answer within {:?}", self.answer_timeout))),
+            Err(_) if left <= self.answer_timeout => Err(Failure::new(format!(
+                "it took longer than {}",
+                format_duration(self.timeout)
+            ))),
+            Err(_) => Err(Failure::new(format!(
+                "{url}: no answer within {:?}",
+                self.answer_timeout
+            ))),
         }
     }
 
-    /// The host asks to wait: the check is put off, at no cost. A host that asks for it again and again fails attempts.
+    /// The host asks to wait: the check is put off, at no cost. A host that asks for it again and
+    /// again fails attempts.
     fn put_off(&self, task: &str, failure: Failure, asked: Duration) -> Failure {
         match self.put_offs.next(task, asked) {
             Some(wait) => failure.put_off(wait),
@@ -131,12 +160,19 @@ impl Checker {
     async fn follow(&self, task: &str, first: Url) -> Result<Done, Failure> {
         // A site outside must not make the check ask servers inside.
         let mut sent_by = None;
-        let mut method = if self.is_head { Method::HEAD } else { Method::GET };
+        let mut method = if self.is_head {
+            Method::HEAD
+        } else {
+            Method::GET
+        };
         let (mut url, mut redirects, mut spent) = (first.clone(), Vec::new(), Spent::default());
         loop {
             let answer = self.ask(&url, &method, sent_by, &mut spent).await?;
             if method == Method::HEAD
-                && matches!(answer.status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
+                && matches!(
+                    answer.status,
+                    StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
+                )
             {
                 method = Method::GET;
                 continue;
@@ -147,11 +183,20 @@ impl Checker {
             }
             if let Some(target) = answer.redirect() {
                 let to = url.join(&target).ok().filter(is_http);
-                let to = to.ok_or_else(|| Failure::new(format!("{url}: a redirect to {target:?}")).never_again())?;
+                let to = to.ok_or_else(|| {
+                    Failure::new(format!("{url}: a redirect to {target:?}")).never_again()
+                })?;
                 if redirects.len() == usize::from(self.redirects) {
-                    return Err(Failure::new(format!("{first}: more than {} redirects", self.redirects)).never_again());
+                    return Err(Failure::new(format!(
+                        "{first}: more than {} redirects",
+                        self.redirects
+                    ))
+                    .never_again());
                 }
-                redirects.push(Redirect { status: answer.status.as_u16(), to: to.to_string() });
+                redirects.push(Redirect {
+                    status: answer.status.as_u16(),
+                    to: to.to_string(),
+                });
                 url = to;
                 sent_by = Some(answer.server.ip()).filter(|ip| !is_of_own_network(*ip));
                 continue;
@@ -180,7 +225,8 @@ impl Checker {
 pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done, Failure> {
     let key = task.key();
     let url = Url::parse(&key).ok().filter(is_http);
-    let url = url.ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
+    let url = url
+        .ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
     checker.follow(task.id(), url).await
 }
 

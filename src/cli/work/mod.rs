@@ -1,4 +1,5 @@
-//! `taskd work`: a worker without a line of code: a command for each task, or a check of the task's URL.
+//! `taskd work`: a worker without a line of code: a command for each task, or a check of the task's
+//! URL.
 
 mod args;
 mod capture;
@@ -72,16 +73,24 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     match (summary.unreported, gave_up) {
         (0, None) => Ok(()),
         (0, Some(why)) => bail!("taskd did not answer for a minute: {why}"),
-        (1, _) => bail!("1 task is finished, and taskd did not answer its report: another worker may do it again"),
+        (1, _) => bail!(
+            "1 task is finished, and taskd did not answer its report: another worker may do it again"
+        ),
         (tasks, _) => {
-            bail!("{tasks} tasks are finished, and taskd did not answer their reports: others may do them again")
+            bail!(
+                "{tasks} tasks are finished, and taskd did not answer their reports: others may do them again"
+            )
         }
     }
 }
 
 fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
     // The handler has a time-out of its own, and says more. A check may wait as long for its host.
-    let waiting = if args.http_check { args.timeout.0 } else { Duration::ZERO };
+    let waiting = if args.http_check {
+        args.timeout.0
+    } else {
+        Duration::ZERO
+    };
     let limit = args.timeout.0 + waiting + command::KILL_AFTER * 4;
     let worker = Worker::new(name, args.queues.clone())
         .concurrency(args.concurrency.into())
@@ -106,13 +115,19 @@ enum Handler {
 impl Handler {
     fn new(args: &Work) -> anyhow::Result<Self> {
         if args.http_check {
-            let checker = Checker::new(&args.checks, args.timeout.0).context("cannot check URLs")?;
+            let checker =
+                Checker::new(&args.checks, args.timeout.0).context("cannot check URLs")?;
             return Ok(Self::HttpCheck(Arc::new(checker)));
         }
         Ok(Self::Command(Arc::new(Plan::new(args)?)))
     }
 
-    async fn work(&self, worker: Worker, client: &Client, show: &Arc<Show>) -> Result<taskd_client::Summary, Error> {
+    async fn work(
+        &self,
+        worker: Worker,
+        client: &Client,
+        show: &Arc<Show>,
+    ) -> Result<taskd_client::Summary, Error> {
         match self {
             Self::Command(plan) => {
                 let (plan, stop, show) = (plan.clone(), worker.stop(), show.clone());
@@ -121,7 +136,9 @@ impl Handler {
             }
             Self::HttpCheck(checker) => {
                 let checker = checker.clone();
-                worker.run(client, move |task| http_check::check(checker.clone(), task)).await
+                worker
+                    .run(client, move |task| http_check::check(checker.clone(), task))
+                    .await
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The way of a worker's lines to the terminal or the pipe: a thread writes them, so that the worker waits for no
-//! reader.
+//! The way of a worker's lines to the terminal or the pipe: a thread writes them, so that the
+//! worker waits for no reader.
 
 use std::{
     io,
@@ -72,8 +72,14 @@ impl Output {
                 counted.fetch_add(is_line.into(), Relaxed);
             }
         };
-        thread::Builder::new().name("output".to_owned()).spawn(write_all)?;
-        Ok(Self { queue: Some(Queue { said, done }).into(), lines: AtomicU64::new(0), written })
+        thread::Builder::new()
+            .name("output".to_owned())
+            .spawn(write_all)?;
+        Ok(Self {
+            queue: Some(Queue { said, done }).into(),
+            lines: AtomicU64::new(0),
+            written,
+        })
     }
 
     /// Does not block.
@@ -90,7 +96,9 @@ impl Output {
         if missing > 0 {
             // Stderr may be the same terminal.
             let told = tokio::task::spawn_blocking(move || {
-                say(format_args!("taskd: nobody read {missing} lines of this worker in time, so they are missing"));
+                say(format_args!(
+                    "taskd: nobody read {missing} lines of this worker in time, so they are missing"
+                ));
             });
             timeout(LAST_LINES, told).await.ok();
         }
@@ -130,7 +138,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Says more lines than may wait to a writer that goes on when the sender is dropped; with the lines that it wrote.
+    /// Says more lines than may wait to a writer that goes on when the sender is dropped; with the
+    /// lines that it wrote.
     fn stalled() -> (Output, usize, mpsc::Sender<()>, Arc<Mutex<Vec<String>>>) {
         let (sender, goes_on) = mpsc::channel();
         let (all, written) = (MOST_WAITING + 100, Arc::<Mutex<Vec<String>>>::default());
@@ -154,8 +163,17 @@ mod tests {
         drop(sender);
         let missing = usize::try_from(output.missing(PATIENCE).await).unwrap();
         let written = written.lock().unwrap();
-        assert!(written.len() >= MOST_WAITING && written.len() + missing == all, "{} {missing}", written.len());
-        assert!(written.iter().enumerate().all(|(number, line)| *line == number.to_string()));
+        assert!(
+            written.len() >= MOST_WAITING && written.len() + missing == all,
+            "{} {missing}",
+            written.len()
+        );
+        assert!(
+            written
+                .iter()
+                .enumerate()
+                .all(|(number, line)| *line == number.to_string())
+        );
     }
 
     #[tokio::test]

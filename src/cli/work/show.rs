@@ -16,7 +16,8 @@ use crate::cli::{ask::printable, patience::progress_bar};
 
 /// How often to tell that taskd does not answer.
 const TELL_EVERY: Duration = Duration::from_secs(10);
-/// How long to wait for taskd, without an answer. If no call fails for so long, taskd is there again.
+/// How long to wait for taskd, without an answer. If no call fails for so long, taskd is there
+/// again.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
@@ -51,17 +52,33 @@ struct Away {
 impl Show {
     pub(super) fn new(is_json: bool) -> io::Result<Self> {
         let is_json = is_json || !io::stdout().is_terminal();
-        let bar = (!is_json).then(progress_bar).inspect(|bar| bar.enable_steady_tick(Duration::from_millis(100)));
+        let bar = (!is_json)
+            .then(progress_bar)
+            .inspect(|bar| bar.enable_steady_tick(Duration::from_millis(100)));
         let (running, completed, failed, given_back, lost, told) = (0, 0, 0, 0, 0, None);
-        let state = State { running, completed, failed, given_back, lost, told, at: Instant::now(), away: None };
-        Ok(Self { is_json, output: Output::new(bar)?, state: state.into() })
+        let state = State {
+            running,
+            completed,
+            failed,
+            given_back,
+            lost,
+            told,
+            at: Instant::now(),
+            away: None,
+        };
+        Ok(Self {
+            is_json,
+            output: Output::new(bar)?,
+            state: state.into(),
+        })
     }
 
     pub(super) fn up(&self, worker: &str) {
         if self.is_json {
             self.line(&json!({"event": "up", "worker": worker}));
         } else {
-            self.output.say(Said::Bar(format!("{worker} waits for tasks")));
+            self.output
+                .say(Said::Bar(format!("{worker} waits for tasks")));
         }
     }
 
@@ -73,7 +90,12 @@ impl Show {
                 (state.at, state.away) = (Instant::now(), None);
                 self.draw(&state, &task.key());
             }
-            Event::Ended { task, ended, reason, took } => {
+            Event::Ended {
+                task,
+                ended,
+                reason,
+                took,
+            } => {
                 state.running -= u64::from(took.is_some());
                 (state.at, state.away) = (Instant::now(), None);
                 let (count, status) = match ended {
@@ -90,7 +112,8 @@ impl Show {
                         "seconds": took.unwrap_or_default().as_secs_f64(),
                     }));
                 } else if *ended != Ended::Completed {
-                    let above = format!("{} {status}: {}", printable(&task.key()), printable(reason));
+                    let above =
+                        format!("{} {status}: {}", printable(&task.key()), printable(reason));
                     self.output.say(Said::Above(above));
                 }
                 self.draw(&state, &task.key());
@@ -106,7 +129,9 @@ impl Show {
             }
             Event::Draining(0) => self.say("draining", "takes no more tasks"),
             Event::Draining(tasks) => {
-                let what = format!("takes no more tasks, and finishes {tasks}; a second Ctrl-C ends them at once");
+                let what = format!(
+                    "takes no more tasks, and finishes {tasks}; a second Ctrl-C ends them at once"
+                );
                 self.say("draining", &what);
             }
             _ => {}
@@ -120,11 +145,16 @@ impl Show {
                 "event": "not_stored", "id": task.id(), "queue": task.queue(), "key": task.key(), "reason": reason,
             }));
         } else {
-            self.output.say(Said::Above(format!("{}: {}", printable(&task.key()), printable(reason))));
+            self.output.say(Said::Above(format!(
+                "{}: {}",
+                printable(&task.key()),
+                printable(reason)
+            )));
         }
     }
 
-    /// Until no task has run for so long, and taskd answers. `Err`: why it did not answer for a minute.
+    /// Until no task has run for so long, and taskd answers. `Err`: why it did not answer for a
+    /// minute.
     pub(super) async fn idle(
         &self,
         time: Duration,
@@ -147,7 +177,14 @@ impl Show {
     /// The last word; without a summary after an error.
     pub(super) async fn finish(&self, summary: Option<&Summary>) {
         self.output.say(Said::Finish);
-        if let Some(Summary { completed, rejected, given_back, lost, .. }) = summary {
+        if let Some(Summary {
+            completed,
+            rejected,
+            given_back,
+            lost,
+            ..
+        }) = summary
+        {
             if self.is_json {
                 self.line(&json!({
                     "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back,
@@ -166,18 +203,29 @@ impl Show {
         if self.is_json {
             return;
         }
-        let State { running, completed, failed, given_back, lost, .. } = state;
+        let State {
+            running,
+            completed,
+            failed,
+            given_back,
+            lost,
+            ..
+        } = state;
         let (completed, failed) = (HumanCount(*completed), HumanCount(*failed));
         let key: String = printable(key).chars().take(60).collect();
-        let ends = format!("{completed} completed  {failed} rejected  {given_back} given back  {lost} lost");
-        self.output.say(Said::Bar(format!("{running} running  {ends}  {key}")));
+        let ends = format!(
+            "{completed} completed  {failed} rejected  {given_back} given back  {lost} lost"
+        );
+        self.output
+            .say(Said::Bar(format!("{running} running  {ends}  {key}")));
     }
 
     fn say(&self, event: &str, what: &str) {
         if self.is_json {
             self.line(&json!({"event": event, "message": what}));
         } else {
-            self.output.say(Said::Above(format!("taskd: {}", printable(what))));
+            self.output
+                .say(Said::Above(format!("taskd: {}", printable(what))));
         }
     }
 
@@ -192,15 +240,23 @@ impl Show {
 
 impl State {
     fn fails(&mut self, error: &Error, now: Instant) {
-        let before = self.away.take().filter(|away| now - away.last < GIVE_UP_AFTER);
+        let before = self
+            .away
+            .take()
+            .filter(|away| now - away.last < GIVE_UP_AFTER);
         let first = before.map_or(now, |away| away.first);
-        self.away = Some(Away { first, last: now, why: error.to_string() });
+        self.away = Some(Away {
+            first,
+            last: now,
+            why: error.to_string(),
+        });
     }
 
     /// Why calls have failed for too long.
     fn gives_up(&self, now: Instant) -> Option<String> {
         let away = self.away.as_ref()?;
-        (now - away.first >= GIVE_UP_AFTER && now - away.last < GIVE_UP_AFTER).then(|| away.why.clone())
+        (now - away.first >= GIVE_UP_AFTER && now - away.last < GIVE_UP_AFTER)
+            .then(|| away.why.clone())
     }
 
     /// True if no task has run for so long while no call failed.
@@ -222,7 +278,10 @@ mod tests {
         let (mut state, error) = (show.state(), Error::Options("away".to_owned()));
         let began = state.at;
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!([2, 3].map(|seconds| state.is_idle(TIME, after(seconds))), [false, true]);
+        assert_eq!(
+            [2, 3].map(|seconds| state.is_idle(TIME, after(seconds))),
+            [false, true]
+        );
         // The report of a task that runs no more gets no answer.
         state.running = 1;
         for seconds in (2..62).step_by(10) {
@@ -236,6 +295,9 @@ mod tests {
         state.fails(&error, after(112));
         assert_eq!(state.gives_up(after(112)), None);
         state.running = 0;
-        assert_eq!([114, 115].map(|seconds| state.is_idle(TIME, after(seconds))), [false, true]);
+        assert_eq!(
+            [114, 115].map(|seconds| state.is_idle(TIME, after(seconds))),
+            [false, true]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! gRPC while taskd waits for servers: each call is refused with what is missing, and no service is healthy.
+//! gRPC while taskd waits for servers: each call is refused with what is missing, and no service is
+//! healthy.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use tonic::{Status, body::Body, service::Routes};
 use tonic_health::ServingStatus;
 
 use super::{
-    DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, WHOLE, may_stay_at, others::Others, set_health,
+    DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, WHOLE, may_stay_at, others::Others,
+    set_health,
 };
 use crate::{
     ingress::{
@@ -52,15 +54,31 @@ pub(in crate::ingress) async fn refuse(
     stop: CancellationToken,
 ) {
     let (reporter, health) = tonic_health::server::health_reporter();
-    set_health(&reporter, &[DISCOVERY, TASKS, OPERATOR, WHOLE], ServingStatus::NotServing).await;
-    let others = Others::new(Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN)));
+    set_health(
+        &reporter,
+        &[DISCOVERY, TASKS, OPERATOR, WHOLE],
+        ServingStatus::NotServing,
+    )
+    .await;
+    let others = Others::new(Routes::new(
+        health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN),
+    ));
     let answering = Answering {
         protocol: Protocol::Grpc,
         tls,
-        handlers: Refusing { others: Arc::new(others), why },
+        handlers: Refusing {
+            others: Arc::new(others),
+            why,
+        },
         budget,
         pace: |_| Some(PACE),
-        stay: |head| if may_stay_at(head.uri.path()) { Stay::Small } else { Stay::No },
+        stay: |head| {
+            if may_stay_at(head.uri.path()) {
+                Stay::Small
+            } else {
+                Stay::No
+            }
+        },
         max_message: None,
         wrap: |cut| Box::new(Status::from(cut)),
         stop,

@@ -13,9 +13,15 @@ use crate::{
 
 #[tonic::async_trait]
 impl Operator for Service {
-    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
+    async fn get_books(
+        &self,
+        request: Request<pb::GetBooksRequest>,
+    ) -> Result<Response<pb::Books>, Status> {
         let (caller, request) = open(request);
-        self.within(&caller, self.0.api.books(&caller, &request.queue).await?.into())
+        self.within(
+            &caller,
+            self.0.api.books(&caller, &request.queue).await?.into(),
+        )
     }
 
     async fn retry_tasks(
@@ -23,29 +29,57 @@ impl Operator for Service {
         request: Request<pb::RetryTasksRequest>,
     ) -> Result<Response<pb::RetryTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let changed = self.0.api.retry_tasks(&caller, ChangeTasks::try_from(request)).await?;
+        let changed = self
+            .0
+            .api
+            .retry_tasks(&caller, ChangeTasks::try_from(request))
+            .await?;
         Ok(Response::new(changed.into()))
     }
 
-    async fn list_jobs(&self, request: Request<pb::ListJobsRequest>) -> Result<Response<pb::ListJobsResponse>, Status> {
+    async fn list_jobs(
+        &self,
+        request: Request<pb::ListJobsRequest>,
+    ) -> Result<Response<pb::ListJobsResponse>, Status> {
         let (caller, pb::ListJobsRequest { limit, before }) = open(request);
         let jobs = self.0.api.jobs(&caller, Some(&before), limit).await?;
-        self.within(&caller, pb::ListJobsResponse { jobs: results(jobs) })
+        self.within(
+            &caller,
+            pb::ListJobsResponse {
+                jobs: results(jobs),
+            },
+        )
     }
 
-    async fn get_job(&self, request: Request<pb::GetJobRequest>) -> Result<Response<pb::Job>, Status> {
+    async fn get_job(
+        &self,
+        request: Request<pb::GetJobRequest>,
+    ) -> Result<Response<pb::Job>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.job(&caller, &request.id).await?.into()))
+        Ok(Response::new(
+            self.0.api.job(&caller, &request.id).await?.into(),
+        ))
     }
 
-    async fn stop_job(&self, request: Request<pb::StopJobRequest>) -> Result<Response<pb::Job>, Status> {
+    async fn stop_job(
+        &self,
+        request: Request<pb::StopJobRequest>,
+    ) -> Result<Response<pb::Job>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.stop_job(&caller, &request.id).await?.into()))
+        Ok(Response::new(
+            self.0.api.stop_job(&caller, &request.id).await?.into(),
+        ))
     }
 
-    async fn fsck(&self, request: Request<pb::FsckRequest>) -> Result<Response<pb::FsckResponse>, Status> {
+    async fn fsck(
+        &self,
+        request: Request<pb::FsckRequest>,
+    ) -> Result<Response<pb::FsckResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(&caller, self.0.api.fsck(&caller, request.into()).await?.into())
+        self.within(
+            &caller,
+            self.0.api.fsck(&caller, request.into()).await?.into(),
+        )
     }
 
     async fn list_dead_letters(
@@ -53,7 +87,14 @@ impl Operator for Service {
         request: Request<pb::ListDeadLettersRequest>,
     ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
         let (caller, request) = open(request);
-        self.within(&caller, self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
+        self.within(
+            &caller,
+            self.0
+                .api
+                .letters(&caller, LetterPages::try_from(request))
+                .await?
+                .into(),
+        )
     }
 
     async fn get_dead_letter(
@@ -61,7 +102,10 @@ impl Operator for Service {
         request: Request<pb::GetDeadLetterRequest>,
     ) -> Result<Response<pb::Letter>, Status> {
         let (caller, request) = open(request);
-        self.within(&caller, self.0.api.letter(&caller, &request.id).await?.into())
+        self.within(
+            &caller,
+            self.0.api.letter(&caller, &request.id).await?.into(),
+        )
     }
 
     async fn retry_dead_letters(
@@ -69,7 +113,11 @@ impl Operator for Service {
         request: Request<pb::ChangeDeadLettersRequest>,
     ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
         let (caller, request) = open(request);
-        let changed = self.0.api.retry_letters(&caller, ChangeLetters::try_from(request)).await?;
+        let changed = self
+            .0
+            .api
+            .retry_letters(&caller, ChangeLetters::try_from(request))
+            .await?;
         Ok(Response::new(changed.into()))
     }
 
@@ -78,16 +126,25 @@ impl Operator for Service {
         request: Request<pb::ChangeDeadLettersRequest>,
     ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
         let (caller, request) = open(request);
-        let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
+        let changed = self
+            .0
+            .api
+            .purge_letters(&caller, ChangeLetters::try_from(request))
+            .await?;
         Ok(Response::new(changed.into()))
     }
 
-    async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
+    async fn list_acts(
+        &self,
+        request: Request<pb::ListActsRequest>,
+    ) -> Result<Response<pb::ListActsResponse>, Status> {
         let (caller, request) = open(request);
         let before = Some(&request.before[..]);
         self.within(
             &caller,
-            pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, request.limit).await?) },
+            pb::ListActsResponse {
+                acts: results(self.0.api.acts(&caller, before, request.limit).await?),
+            },
         )
     }
 
@@ -97,7 +154,13 @@ impl Operator for Service {
     ) -> Result<Response<pb::ChangeTasksResponse>, Status> {
         let (caller, request) = open(request);
         let (tasks, update) = changes::update(request);
-        Ok(Response::new(self.0.api.update_tasks(&caller, tasks, update).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .update_tasks(&caller, tasks, update)
+                .await?
+                .into(),
+        ))
     }
 
     async fn requeue_tasks(
@@ -106,7 +169,13 @@ impl Operator for Service {
     ) -> Result<Response<pb::RequeueTasksResponse>, Status> {
         let (caller, request) = open(request);
         let (tasks, requeue) = changes::requeue(request);
-        Ok(Response::new(self.0.api.requeue_tasks(&caller, tasks, requeue).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .requeue_tasks(&caller, tasks, requeue)
+                .await?
+                .into(),
+        ))
     }
 
     async fn pause_queue(

@@ -24,13 +24,22 @@ pub(super) struct Others {
 
 impl Others {
     pub(super) fn new(handlers: Routes) -> Self {
-        Self { handlers: handlers.into_axum_router(), staying: OfProcess::default() }
+        Self {
+            handlers: handlers.into_axum_router(),
+            staying: OfProcess::default(),
+        }
     }
 
     /// Answers a call. Its place is taken until its answer ends.
     pub(super) async fn answer(&self, request: Request<Counted>) -> Response<Body> {
-        let connection: &OfConnection = request.extensions().get().expect("each call that may stay has its connection");
-        let place = match self.staying.admit(connection, is_probe(request.uri().path())) {
+        let connection: &OfConnection = request
+            .extensions()
+            .get()
+            .expect("each call that may stay has its connection");
+        let place = match self
+            .staying
+            .admit(connection, is_probe(request.uri().path()))
+        {
             Ok(place) => place,
             Err(why) => return Status::resource_exhausted(why).into_http(),
         };

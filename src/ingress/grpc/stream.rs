@@ -1,5 +1,5 @@
-//! `StreamTasks`: the frames of a session. Each frame has its room of the budget, and each frame with tasks its leases,
-//! until the connection has written it.
+//! `StreamTasks`: the frames of a session. Each frame has its room of the budget, and each frame
+//! with tasks its leases, until the connection has written it.
 
 use std::{
     future::Future,
@@ -23,8 +23,12 @@ use crate::{
 /// The frames of taskd that may wait for the connection.
 const WAITING: usize = 8;
 
-/// Serves a stream, in a task of its own: a client that is slow to read must not keep its frames from being read.
-pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>) -> Result<Response<Frames>, Status> {
+/// Serves a stream, in a task of its own: a client that is slow to read must not keep its frames
+/// from being read.
+pub(super) fn serve(
+    state: &State,
+    request: Request<Streaming<pb::WorkerFrame>>,
+) -> Result<Response<Frames>, Status> {
     let (_, mut extensions, frames) = request.into_parts();
     let caller: Caller = extensions.remove().expect("each call was authenticated");
     let share: Share = extensions.remove().expect("each request has a share");
@@ -39,24 +43,35 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
     let broken = Arc::<Mutex<Option<Status>>>::default();
     let why = Arc::clone(&broken);
     let frames = frames.map(move |frame| match frame {
-        Ok(frame) => Ok(Received { frame: frame.into(), room: Box::new(share.part()) }),
+        Ok(frame) => Ok(Received {
+            frame: frame.into(),
+            room: Box::new(share.part()),
+        }),
         Err(status) => {
             *broken.lock() = Some(status);
             Err(())
         }
     });
     let served = async move {
-        let status = api.stream(caller, frames, out, room).await.map_err(|end| match (end, why.lock().take()) {
-            (StreamEnd::Broken, Some(status)) => status,
-            (end, _) => end.into(),
+        let status = api.stream(caller, frames, out, room).await.map_err(|end| {
+            match (end, why.lock().take()) {
+                (StreamEnd::Broken, Some(status)) => status,
+                (end, _) => end.into(),
+            }
         });
         // A client that has gone does not hear of it.
         drop(say_end.send(status));
     };
     let inspector = grpc_codec::inspector().expect("each call is inspected");
-    state.api.spawn_stream(grpc_codec::inspected(inspector, served))?;
+    state
+        .api
+        .spawn_stream(grpc_codec::inspected(inspector, served))?;
     let loading = Loading::default();
-    let mut response = Response::new(Frames { sent, end: Some(end), loading: loading.clone() });
+    let mut response = Response::new(Frames {
+        sent,
+        end: Some(end),
+        loading: loading.clone(),
+    });
     response.extensions_mut().insert(loading);
     Ok(response)
 }
@@ -73,18 +88,27 @@ impl Stream for Frames {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(sent) = ready!(self.sent.poll_recv(cx)) {
-            let Sent { frame, deliveries, room, .. } = *sent;
+            let Sent {
+                frame,
+                deliveries,
+                room,
+                ..
+            } = *sent;
             // The encoder takes the frame now, and the piece of the body that has it comes next.
             self.loading.load(deliveries, room);
             return Poll::Ready(Some(Ok(frame.into())));
         }
-        let Some(end) = &mut self.end else { return Poll::Ready(None) };
+        let Some(end) = &mut self.end else {
+            return Poll::Ready(None);
+        };
         let end = ready!(Pin::new(end).poll(cx));
         self.end = None;
         match end {
             Ok(Ok(())) => Poll::Ready(None),
             Ok(Err(status)) => Poll::Ready(Some(Err(status))),
-            Err(_) => Poll::Ready(Some(Err(Status::internal("the stream ended without a word")))),
+            Err(_) => Poll::Ready(Some(Err(Status::internal(
+                "the stream ended without a word",
+            )))),
         }
     }
 }

@@ -21,12 +21,23 @@ const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 #[tonic::async_trait]
 impl Tasks for Service {
-    async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
+    async fn get_tasks(
+        &self,
+        request: Request<pb::GetTasksRequest>,
+    ) -> Result<Response<pb::GetTasksResponse>, Status> {
         give_room_back(&request);
         let (caller, request) = open(request);
         let is_default = request.max_bytes == 0;
-        let Leases { tasks, deliveries } = self.0.api.get(&caller, GetTasks::try_from(request)).await?;
-        self.leased(&caller, pb::GetTasksResponse { tasks: results(tasks) }, deliveries, is_default)
+        let Leases { tasks, deliveries } =
+            self.0.api.get(&caller, GetTasks::try_from(request)).await?;
+        self.leased(
+            &caller,
+            pb::GetTasksResponse {
+                tasks: results(tasks),
+            },
+            deliveries,
+            is_default,
+        )
     }
 
     async fn complete_tasks(
@@ -36,19 +47,32 @@ impl Tasks for Service {
         let (caller, mut request) = open(request);
         let Some(next) = request.next.take() else {
             let answers = self.0.api.complete(&caller, request.into()).await?;
-            return Ok(Response::new(pb::CompleteTasksResponse { results: results(answers), tasks: Vec::new() }));
+            return Ok(Response::new(pb::CompleteTasksResponse {
+                results: results(answers),
+                tasks: Vec::new(),
+            }));
         };
         let is_default = next.max_bytes == 0;
         let next = GetTasks::try_from(next);
-        let (answers, Leases { tasks, deliveries }) =
-            self.0.api.complete_and_get(&caller, request.into(), next).await?;
-        let plain = pb::CompleteTasksResponse { results: results(answers), tasks: Vec::new() };
+        let (answers, Leases { tasks, deliveries }) = self
+            .0
+            .api
+            .complete_and_get(&caller, request.into(), next)
+            .await?;
+        let plain = pb::CompleteTasksResponse {
+            results: results(answers),
+            tasks: Vec::new(),
+        };
         if tasks.is_empty() {
             return Ok(Response::new(plain));
         }
-        let answer = pb::CompleteTasksResponse { tasks: results(tasks), ..plain.clone() };
+        let answer = pb::CompleteTasksResponse {
+            tasks: results(tasks),
+            ..plain.clone()
+        };
         // Without room for the tasks their leases go back. The reports are taken.
-        self.leased(&caller, answer, deliveries, is_default).or_else(|_no_room| Ok(Response::new(plain)))
+        self.leased(&caller, answer, deliveries, is_default)
+            .or_else(|_no_room| Ok(Response::new(plain)))
     }
 
     async fn reject_tasks(
@@ -57,7 +81,9 @@ impl Tasks for Service {
     ) -> Result<Response<pb::RejectTasksResponse>, Status> {
         let (caller, request) = open(request);
         let answers = self.0.api.reject(&caller, request.into()).await?;
-        Ok(Response::new(pb::RejectTasksResponse { results: results(answers) }))
+        Ok(Response::new(pb::RejectTasksResponse {
+            results: results(answers),
+        }))
     }
 
     async fn extend_tasks(
@@ -66,12 +92,17 @@ impl Tasks for Service {
     ) -> Result<Response<pb::ExtendTasksResponse>, Status> {
         let (caller, request) = open(request);
         let answers = self.0.api.extend(&caller, request.into()).await?;
-        Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
+        Ok(Response::new(pb::ExtendTasksResponse {
+            results: results(answers),
+        }))
     }
 
     type StreamTasksStream = Frames;
 
-    async fn stream_tasks(&self, request: Request<Streaming<pb::WorkerFrame>>) -> Result<Response<Frames>, Status> {
+    async fn stream_tasks(
+        &self,
+        request: Request<Streaming<pb::WorkerFrame>>,
+    ) -> Result<Response<Frames>, Status> {
         stream::serve(&self.0, request)
     }
 
@@ -80,7 +111,13 @@ impl Tasks for Service {
         request: Request<pb::OpenSessionRequest>,
     ) -> Result<Response<pb::OpenSessionResponse>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.open_session(&caller, OpenSession::try_from(request)).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .open_session(&caller, OpenSession::try_from(request))
+                .await?
+                .into(),
+        ))
     }
 
     async fn want_tasks(
@@ -89,17 +126,37 @@ impl Tasks for Service {
     ) -> Result<Response<pb::WantTasksResponse>, Status> {
         give_room_back(&request);
         let (caller, request) = open(request);
-        let room = |bytes| self.0.budget.answer(&caller.access, bytes).map_err(|no_room| no_room.to_string());
-        let (next, room) = self.0.api.want_tasks(&caller, WantTasks::try_from(request), room).await?;
-        let SharedTasks { leases: Leases { tasks, deliveries }, granted, pending } = next;
+        let room = |bytes| {
+            self.0
+                .budget
+                .answer(&caller.access, bytes)
+                .map_err(|no_room| no_room.to_string())
+        };
+        let (next, room) = self
+            .0
+            .api
+            .want_tasks(&caller, WantTasks::try_from(request), room)
+            .await?;
+        let SharedTasks {
+            leases: Leases { tasks, deliveries },
+            granted,
+            pending,
+        } = next;
         let (tasks, demand, in_hand) = (results(tasks), pending.demand, pending.in_hand);
-        let mut response = Response::new(pb::WantTasksResponse { tasks, granted, demand, in_hand });
+        let mut response = Response::new(pb::WantTasksResponse {
+            tasks,
+            granted,
+            demand,
+            in_hand,
+        });
         if let Some(room) = room {
             // The session's book has the tasks, so their answer goes out.
             room.become_answer(response.get_ref().encoded_len());
             response.extensions_mut().insert(room);
         }
-        response.extensions_mut().insert(Deliveries::from(deliveries));
+        response
+            .extensions_mut()
+            .insert(Deliveries::from(deliveries));
         Ok(response)
     }
 
@@ -109,7 +166,10 @@ impl Tasks for Service {
     ) -> Result<Response<pb::SurrenderTasksResponse>, Status> {
         let (caller, request) = open(request);
         let (surrendered, in_hand) = self.0.api.surrender_tasks(&caller, request.into()).await?;
-        Ok(Response::new(pb::SurrenderTasksResponse { surrendered, in_hand }))
+        Ok(Response::new(pb::SurrenderTasksResponse {
+            surrendered,
+            in_hand,
+        }))
     }
 
     async fn get_pending_count(
@@ -117,7 +177,13 @@ impl Tasks for Service {
         request: Request<pb::GetPendingCountRequest>,
     ) -> Result<Response<pb::GetPendingCountResponse>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.pending_count(&caller, request.into()).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .pending_count(&caller, request.into())
+                .await?
+                .into(),
+        ))
     }
 
     async fn report_tasks(
@@ -125,7 +191,13 @@ impl Tasks for Service {
         request: Request<pb::ReportTasksRequest>,
     ) -> Result<Response<pb::ReportTasksResponse>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.report_tasks(&caller, request.into()).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .report_tasks(&caller, request.into())
+                .await?
+                .into(),
+        ))
     }
 
     async fn close_session(
@@ -133,13 +205,23 @@ impl Tasks for Service {
         request: Request<pb::CloseSessionRequest>,
     ) -> Result<Response<pb::CloseSessionResponse>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.close_session(&caller, request.into()).await?.into()))
+        Ok(Response::new(
+            self.0
+                .api
+                .close_session(&caller, request.into())
+                .await?
+                .into(),
+        ))
     }
 }
 
 /// Gives back the room of a call that may wait: its message is decoded, and has names only.
 fn give_room_back<T>(request: &Request<T>) {
-    request.extensions().get::<Share>().expect("each request has a share").become_answer(0);
+    request
+        .extensions()
+        .get::<Share>()
+        .expect("each request has a share")
+        .become_answer(0);
 }
 
 impl Service {
@@ -156,7 +238,9 @@ impl Service {
         if is_default && bytes > TAKEN_BY_DEFAULT {
             metrics::grpc_oversized_answer();
         }
-        response.extensions_mut().insert(Deliveries::from(deliveries));
+        response
+            .extensions_mut()
+            .insert(Deliveries::from(deliveries));
         Ok(response)
     }
 }

@@ -12,14 +12,15 @@ use crate::{
     wire::pb,
 };
 
-/// The bytes of results in an answer, unless the caller asks for another number: every client takes 4 MiB.
+/// The bytes of results in an answer, unless the caller asks for another number: every client takes
+/// 4 MiB.
 const RESULT_BYTES: usize = (3 << 20) + (512 << 10);
 /// The bytes beside them: ids, errors, and the names of workers.
 const BESIDE: usize = 512 << 10;
 
 impl Service {
-    /// Inserts, and waits for the ends of the tasks where the request says so. The room of the request's parts returns
-    /// before the wait.
+    /// Inserts, and waits for the ends of the tasks where the request says so. The room of the
+    /// request's parts returns before the wait.
     pub(super) async fn insert(
         &self,
         caller: &Caller,
@@ -30,19 +31,37 @@ impl Service {
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let Some(wait) = wait.map_err(Status::invalid_argument)? else {
             let answers = self.0.api.insert(caller, tasks).await?;
-            return Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }));
+            return Ok(Response::new(pb::InsertTasksResponse {
+                results: results(answers),
+            }));
         };
         let bytes = tasks.len() * WAITING_TASK;
-        let (stored, room) = (|| share.become_answer(bytes), |bytes| self.0.budget.answer(&caller.access, bytes).ok());
-        let max_bytes = if max_bytes == 0 { RESULT_BYTES } else { usize::try_from(max_bytes).unwrap_or(usize::MAX) };
-        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, max_bytes, stored, room).await?;
-        let mut answer = pb::InsertTasksResponse { results: results(awaited) };
+        let (stored, room) = (
+            || share.become_answer(bytes),
+            |bytes| self.0.budget.answer(&caller.access, bytes).ok(),
+        );
+        let max_bytes = if max_bytes == 0 {
+            RESULT_BYTES
+        } else {
+            usize::try_from(max_bytes).unwrap_or(usize::MAX)
+        };
+        let (awaited, room) = self
+            .0
+            .api
+            .insert_and_wait(caller, tasks, wait, max_bytes, stored, room)
+            .await?;
+        let mut answer = pb::InsertTasksResponse {
+            results: results(awaited),
+        };
         drop(room);
         let bytes = cut(&mut answer, max_bytes.saturating_add(BESIDE));
         let room = self.0.budget.answer(&caller.access, bytes);
         if room.is_err() {
             // The tasks are stored: the caller hears so.
-            answer.results.iter_mut().for_each(|one| one.results.clear());
+            answer
+                .results
+                .iter_mut()
+                .for_each(|one| one.results.clear());
         }
         let mut response = Response::new(answer);
         if let Ok(room) = room {
@@ -52,8 +71,8 @@ impl Service {
     }
 }
 
-/// Removes the last results of an answer that is longer than `most`: many small ones take more beside them. Answers the
-/// length.
+/// Removes the last results of an answer that is longer than `most`: many small ones take more
+/// beside them. Answers the length.
 fn cut(answer: &mut pb::InsertTasksResponse, most: usize) -> usize {
     let mut bytes = answer.encoded_len();
     for one in answer.results.iter_mut().rev() {
@@ -73,9 +92,18 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_too_long_loses_its_last_results() {
-        let result = pb::TaskResult { worker: "w".repeat(100), ..Default::default() };
-        let one = pb::InsertResult { id: "i".into(), results: vec![result; 10], ..Default::default() };
-        let mut answer = pb::InsertTasksResponse { results: vec![one; 3] };
+        let result = pb::TaskResult {
+            worker: "w".repeat(100),
+            ..Default::default()
+        };
+        let one = pb::InsertResult {
+            id: "i".into(),
+            results: vec![result; 10],
+            ..Default::default()
+        };
+        let mut answer = pb::InsertTasksResponse {
+            results: vec![one; 3],
+        };
         let whole = answer.encoded_len();
         assert_eq!(cut(&mut answer, whole), whole);
         cut(&mut answer, whole / 2);

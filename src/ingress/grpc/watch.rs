@@ -20,7 +20,10 @@ pub(super) fn events(watching: Watching) -> Events {
         loop {
             let next = match watching.next().await? {
                 Watched::Event(event) => Ok(event.into()),
-                Watched::Gap => Ok(pb::TaskEvent { gap: true, ..Default::default() }),
+                Watched::Gap => Ok(pb::TaskEvent {
+                    gap: true,
+                    ..Default::default()
+                }),
                 // HTTP/2 has pings of its own.
                 Watched::Beat => continue,
                 Watched::End(end) => Err(status(end)),

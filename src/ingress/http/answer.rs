@@ -1,4 +1,5 @@
-//! Answers that may be large. Each takes its room of the budget before its memory, until it is written.
+//! Answers that may be large. Each takes its room of the budget before its memory, until it is
+//! written.
 
 use std::{collections::HashMap, io};
 
@@ -33,8 +34,8 @@ use crate::{
 
 pub(super) type Answer = Result<Response, Problem>;
 
-/// The bytes of payloads or results from which on an answer is written piece by piece. In JSON they may be six times as
-/// many.
+/// The bytes of payloads or results from which on an answer is written piece by piece. In JSON they
+/// may be six times as many.
 pub(super) const LARGE: usize = 1 << 20;
 
 pub(super) fn item_answers(answers: Vec<ItemAnswer>) -> Answer {
@@ -80,9 +81,17 @@ pub(super) fn within(call: &Call, answer: &impl Serialize) -> Answer {
 
 pub(super) fn within_budget(budget: &Budget, access: &Access, answer: &impl Serialize) -> Answer {
     let room = budget.answer(access, 0).map_err(Excess::from)?;
-    let mut written = Counted { text: Vec::new(), room, most: budget.most_of_answer(), counted: 0, no_room: None };
+    let mut written = Counted {
+        text: Vec::new(),
+        room,
+        most: budget.most_of_answer(),
+        counted: 0,
+        no_room: None,
+    };
     if let Err(error) = serde_json::to_writer(&mut written, answer) {
-        return Err(written.no_room.map_or_else(|| unwritten(&error), |no_room| Excess::from(no_room).into()));
+        return Err(written
+            .no_room
+            .map_or_else(|| unwritten(&error), |no_room| Excess::from(no_room).into()));
     }
     let mut response = ([(header::CONTENT_TYPE, "application/json")], written.text).into_response();
     response.extensions_mut().insert(written.room);
@@ -99,7 +108,8 @@ pub(super) fn list_within<T: Serialize>(
     within(call, &HashMap::from([(name, entries)]))
 }
 
-/// An object whose list is written entry by entry, while the client reads. `room` is that of the largest page.
+/// An object whose list is written entry by entry, while the client reads. `room` is that of the
+/// largest page.
 pub(super) fn streamed<T: Send + 'static>(
     head: Entry,
     name: &str,
@@ -114,11 +124,14 @@ pub(super) fn streamed<T: Send + 'static>(
 }
 
 /// The pages of what is in memory already.
-pub(super) fn one_page<T: Send>(entries: Vec<T>) -> impl Stream<Item = Result<Vec<T>, api::Error>> + Send + Unpin {
+pub(super) fn one_page<T: Send>(
+    entries: Vec<T>,
+) -> impl Stream<Item = Result<Vec<T>, api::Error>> + Send + Unpin {
     stream::iter([Ok(entries)])
 }
 
-/// An answer with leases, which its connection confirms or gives back. `head` begins it, and `write` writes all of it.
+/// An answer with leases, which its connection confirms or gives back. `head` begins it, and
+/// `write` writes all of it.
 pub(super) fn leased(
     call: &Call,
     leased: Leases,
@@ -128,7 +141,11 @@ pub(super) fn leased(
     let Leases { tasks, deliveries } = leased;
     // The room comes before the JSON.
     let bytes = tasks.iter().map(LeasedTask::weight).sum();
-    let room = call.state.budget.answer(&call.caller.access, bytes).map_err(Excess::from)?;
+    let room = call
+        .state
+        .budget
+        .answer(&call.caller.access, bytes)
+        .map_err(Excess::from)?;
     let mut answer = if bytes > LARGE {
         streamed(head(), "tasks", one_page(tasks), work::large, room)
     } else {
@@ -140,11 +157,17 @@ pub(super) fn leased(
     Ok(answer)
 }
 
-pub(super) fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> Answer {
+pub(super) fn list<T: Serialize>(
+    name: &'static str,
+    entries: impl IntoIterator<Item = T>,
+) -> Answer {
     let text = json::list(name, entries).map_err(|error| unwritten(&error))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 fn unwritten(error: &serde_json::Error) -> Problem {
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write the answer: {error}"))
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("cannot write the answer: {error}"),
+    )
 }

@@ -31,9 +31,19 @@ impl FromRequest<State> for Call {
 
     async fn from_request(request: Request, state: &State) -> Result<Self, Infallible> {
         let (mut head, body) = request.into_parts();
-        let caller = head.extensions.remove().expect("each call was authenticated");
+        let caller = head
+            .extensions
+            .remove()
+            .expect("each call was authenticated");
         let share = head.extensions.remove().expect("each request has a share");
-        Ok(Self { state: state.clone(), caller, share, headers: head.headers, uri: head.uri, body })
+        Ok(Self {
+            state: state.clone(),
+            caller,
+            share,
+            headers: head.headers,
+            uri: head.uri,
+            body,
+        })
     }
 }
 
@@ -44,12 +54,16 @@ impl Call {
 
     /// The fields of the query.
     pub(super) fn fields<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        let fields = Query::try_from_uri(&self.uri).map_err(|error| Problem::bad_request(error.body_text()))?;
+        let fields = Query::try_from_uri(&self.uri)
+            .map_err(|error| Problem::bad_request(error.body_text()))?;
         Ok(fields.0)
     }
 
     /// Reads a body that is small once it is read.
-    pub(super) async fn json<T>(&mut self, read: impl FnOnce(&Bytes) -> Result<T, Unread>) -> Result<T, Problem> {
+    pub(super) async fn json<T>(
+        &mut self,
+        read: impl FnOnce(&Bytes) -> Result<T, Unread>,
+    ) -> Result<T, Problem> {
         Ok(read(&self.text(JSON).await?)?)
     }
 
@@ -61,7 +75,8 @@ impl Call {
         self.counted_or(JSON, read).await
     }
 
-    /// Reads as [`Self::counted`] does, where the body may have other types: `expected` names them all.
+    /// Reads as [`Self::counted`] does, where the body may have other types: `expected` names them
+    /// all.
     pub(super) async fn counted_or<T>(
         &mut self,
         expected: &str,
@@ -75,6 +90,12 @@ impl Call {
     }
 
     async fn text(&mut self, expected: &str) -> Result<Bytes, Problem> {
-        json_body(&self.state, &self.headers, mem::take(&mut self.body), expected).await
+        json_body(
+            &self.state,
+            &self.headers,
+            mem::take(&mut self.body),
+            expected,
+        )
+        .await
     }
 }

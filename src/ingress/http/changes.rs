@@ -17,12 +17,24 @@ pub(super) async fn retry_tasks(mut call: Call) -> Answer {
 
 pub(super) async fn update_tasks(mut call: Call) -> Answer {
     let (request, update) = call.counted(json::changes::update).await?;
-    changed(&call.state.api.update_tasks(&call.caller, request, update).await?)
+    changed(
+        &call
+            .state
+            .api
+            .update_tasks(&call.caller, request, update)
+            .await?,
+    )
 }
 
 pub(super) async fn requeue_tasks(mut call: Call) -> Answer {
     let (request, requeue) = call.counted(json::changes::requeue).await?;
-    changed(&call.state.api.requeue_tasks(&call.caller, request, requeue).await?)
+    changed(
+        &call
+            .state
+            .api
+            .requeue_tasks(&call.caller, request, requeue)
+            .await?,
+    )
 }
 
 fn changed(changed: &TasksChanged) -> Answer {
@@ -34,15 +46,29 @@ pub(super) async fn cancel_task(Id(id): Id, call: Call) -> Answer {
     Ok(Json(json::work::ItemAnswer::from(&answer)).into_response())
 }
 
-/// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart: a name is the whole segment for it.
+/// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart: a name is the
+/// whole segment for it.
 pub(super) async fn pause_or_resume(Id(asked): Id, call: Call) -> Answer {
     let (queue, changed, paused) = match asked.rsplit_once(':') {
-        Some((queue, "pause")) => (queue, call.state.api.pause_queue(&call.caller, queue).await?, true),
-        Some((queue, "resume")) => (queue, call.state.api.resume_queue(&call.caller, queue).await?, false),
+        Some((queue, "pause")) => (
+            queue,
+            call.state.api.pause_queue(&call.caller, queue).await?,
+            true,
+        ),
+        Some((queue, "resume")) => (
+            queue,
+            call.state.api.resume_queue(&call.caller, queue).await?,
+            false,
+        ),
         _ => {
             let why = "a queue takes POST /v1/queues/NAME:pause and /v1/queues/NAME:resume";
             return Err(Problem::new(StatusCode::NOT_FOUND, why));
         }
     };
-    Ok(Json(json::changes::Pausing { queue, paused, changed }).into_response())
+    Ok(Json(json::changes::Pausing {
+        queue,
+        paused,
+        changed,
+    })
+    .into_response())
 }

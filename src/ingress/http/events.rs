@@ -34,7 +34,8 @@ use crate::{
 /// The wait of a browser before it connects again.
 const RETRY: &str = "retry: 1000\n\n";
 
-/// The last event that the caller has seen: browsers send it in a header, others may name it in the query.
+/// The last event that the caller has seen: browsers send it in a header, others may name it in the
+/// query.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Deserialize)]
@@ -53,20 +54,40 @@ struct OfQueue {
 pub(super) async fn watch_task(Id(id): Id, call: Call) -> Answer {
     let OfTask { last_event_id } = call.fields()?;
     let last = last_event(&call.headers, last_event_id)?;
-    let watching = call.state.api.watch_task(&call.caller, &id, last.as_deref()).await?;
+    let watching = call
+        .state
+        .api
+        .watch_task(&call.caller, &id, last.as_deref())
+        .await?;
     // A browser that gets 204 does not come again.
-    Ok(if watching.is_over() { StatusCode::NO_CONTENT.into_response() } else { events(watching) })
+    Ok(if watching.is_over() {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        events(watching)
+    })
 }
 
 pub(super) async fn watch_queue(call: Call) -> Answer {
-    let OfQueue { queue, last_event_id } = call.fields()?;
+    let OfQueue {
+        queue,
+        last_event_id,
+    } = call.fields()?;
     let last = last_event(&call.headers, last_event_id)?;
-    Ok(events(call.state.api.watch_queue(&call.caller, &queue, last.as_deref()).await?))
+    Ok(events(
+        call.state
+            .api
+            .watch_queue(&call.caller, &queue, last.as_deref())
+            .await?,
+    ))
 }
 
 fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<String>, Problem> {
-    let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(of_query) };
-    let text = value.to_str().map_err(|_| Problem::bad_request("the header Last-Event-ID is no text"))?;
+    let Some(value) = headers.get(LAST_EVENT_ID) else {
+        return Ok(of_query);
+    };
+    let text = value
+        .to_str()
+        .map_err(|_| Problem::bad_request("the header Last-Event-ID is no text"))?;
     Ok(Some(text.to_owned()))
 }
 
@@ -86,47 +107,91 @@ fn events(watching: Watching) -> Response {
 }
 
 fn written(next: Watched) -> Bytes {
-    let text = |value: Result<String, _>| value.unwrap_or_else(|error: serde_json::Error| error.to_string());
+    let text = |value: Result<String, _>| {
+        value.unwrap_or_else(|error: serde_json::Error| error.to_string())
+    };
     let text = match next {
         Watched::Event(event) => {
-            let (id, data) = (event.event_id(), text(serde_json::to_string(&Event::from(&event))));
+            let (id, data) = (
+                event.event_id(),
+                text(serde_json::to_string(&Event::from(&event))),
+            );
             format!("id: {id}\nevent: status\ndata: {data}\n\n")
         }
         Watched::Gap => "event: gap\ndata: {}\n\n".to_owned(),
         Watched::Beat => ": beat\n\n".to_owned(),
-        Watched::End(end) => format!("event: end\ndata: {}\n\n", text(serde_json::to_string(&End::from(end)))),
+        Watched::End(end) => format!(
+            "event: end\ndata: {}\n\n",
+            text(serde_json::to_string(&End::from(end)))
+        ),
     };
     text.into()
 }
 
-/// Inserts, and answers when the tasks are final or the wait is over. The room of the request's parts returns before
-/// the wait.
+/// Inserts, and answers when the tasks are final or the wait is over. The room of the request's
+/// parts returns before the wait.
 pub(super) async fn insert_and_wait(call: Call, asked: NewTasks, wait: Duration) -> Answer {
-    let Call { state, caller, share, .. } = call;
+    let Call {
+        state,
+        caller,
+        share,
+        ..
+    } = call;
     let NewTasks { tasks, is_single } = asked;
     let bytes = tasks.len() * WAITING_TASK;
-    let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(&caller.access, bytes).ok());
-    let (mut awaited, room) = state.api.insert_and_wait(&caller, tasks, wait, usize::MAX, stored, room).await?;
-    let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
+    let (stored, room) = (
+        || share.become_answer(bytes),
+        |bytes| state.budget.answer(&caller.access, bytes).ok(),
+    );
+    let (mut awaited, room) = state
+        .api
+        .insert_and_wait(&caller, tasks, wait, usize::MAX, stored, room)
+        .await?;
+    let is_rejected = is_single
+        && awaited
+            .iter()
+            .all(|one| one.answer.status == InsertStatus::Rejected);
     let results = awaited.iter().flat_map(|one| &one.results);
-    let bytes: usize = results.map(|result| result.result.len() + result.worker.len()).sum();
+    let bytes: usize = results
+        .map(|result| result.result.len() + result.worker.len())
+        .sum();
     let answer = match room {
-        Some(room) if bytes > LARGE => {
-            streamed(Entry::new(&serde_json::json!({})), "results", one_page(awaited), json::events::large, room)
-        }
+        Some(room) if bytes > LARGE => streamed(
+            Entry::new(&serde_json::json!({})),
+            "results",
+            one_page(awaited),
+            json::events::large,
+            room,
+        ),
         room => {
-            let results = || awaited.iter().map(json::events::AwaitedTask::from).collect::<Vec<_>>();
-            let answer = within_budget(&state.budget, &caller.access, &HashMap::from([("results", results())]));
+            let results = || {
+                awaited
+                    .iter()
+                    .map(json::events::AwaitedTask::from)
+                    .collect::<Vec<_>>()
+            };
+            let answer = within_budget(
+                &state.budget,
+                &caller.access,
+                &HashMap::from([("results", results())]),
+            );
             drop(room);
             match answer {
                 Ok(answer) => answer,
                 // The tasks are stored: the caller hears so.
                 Err(_) => {
                     awaited.iter_mut().for_each(|one| one.results.clear());
-                    list("results", awaited.iter().map(json::events::AwaitedTask::from))?
+                    list(
+                        "results",
+                        awaited.iter().map(json::events::AwaitedTask::from),
+                    )?
                 }
             }
         }
     };
-    Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
+    Ok(if is_rejected {
+        (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response()
+    } else {
+        answer
+    })
 }

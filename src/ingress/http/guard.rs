@@ -1,10 +1,10 @@
 //! Keeps web pages out.
 //!
-//! taskd may ask for no token, so a page in a browser on the same machine must not reach it. A page has two ways to a
-//! port of its visitor's machine. Its own name may point there (DNS rebinding): the request then carries a name that is
-//! not taskd's. Or it sends a request to taskd's address: the browser then names the page's site. The page controls
-//! neither. gRPC refuses what has not the content type of gRPC: a page may send that type only where taskd agrees, and
-//! taskd never does.
+//! taskd may ask for no token, so a page in a browser on the same machine must not reach it. A page
+//! has two ways to a port of its visitor's machine. Its own name may point there (DNS rebinding):
+//! the request then carries a name that is not taskd's. Or it sends a request to taskd's address:
+//! the browser then names the page's site. The page controls neither. gRPC refuses what has not the
+//! content type of gRPC: a page may send that type only where taskd agrees, and taskd never does.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +29,9 @@ pub(super) struct Guard {
 
 impl Guard {
     pub(super) fn new(settings: &Settings) -> Self {
-        Self { allowed: settings.allowed_hosts.clone().into() }
+        Self {
+            allowed: settings.allowed_hosts.clone().into(),
+        }
     }
 
     pub(super) fn check(&self, head: &request::Parts) -> Result<(), Problem> {
@@ -44,15 +46,22 @@ impl Guard {
             }
         }
         if is_of_another_site(head) {
-            return Err(Problem::new(StatusCode::FORBIDDEN, "requests from pages of other sites are not taken"));
+            return Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "requests from pages of other sites are not taken",
+            ));
         }
         Ok(())
     }
 
-    /// True for IP addresses, localhost and allowed names. A page can only have one of them if it is served from there.
+    /// True for IP addresses, localhost and allowed names. A page can only have one of them if it
+    /// is served from there.
     fn is_ours(&self, name: &str) -> bool {
         let is_address = name.parse::<Ipv4Addr>().is_ok()
-            || name.strip_prefix('[').and_then(|name| name.strip_suffix(']')?.parse::<Ipv6Addr>().ok()).is_some();
+            || name
+                .strip_prefix('[')
+                .and_then(|name| name.strip_suffix(']')?.parse::<Ipv6Addr>().ok())
+                .is_some();
         let is_local = name == "localhost" || name.ends_with(".localhost");
         let is_allowed = |allowed: &String| match allowed.strip_prefix('.') {
             Some(domain) => name == domain || name.ends_with(allowed.as_str()),
@@ -62,19 +71,29 @@ impl Guard {
     }
 }
 
-/// Refuses a body in another transfer encoding than `chunked`, once (RFC 9112, 6.1): the body that hyper hands on has
-/// lost its outer encoding only.
+/// Refuses a body in another transfer encoding than `chunked`, once (RFC 9112, 6.1): the body that
+/// hyper hands on has lost its outer encoding only.
 fn check_transfer_encoding(headers: &HeaderMap) -> Result<(), Problem> {
     let mut chunked = false;
     for value in headers.get_all(header::TRANSFER_ENCODING) {
         let value = String::from_utf8_lossy(value.as_bytes());
-        for encoding in value.split(',').map(str::trim).filter(|encoding| !encoding.is_empty()) {
+        for encoding in value
+            .split(',')
+            .map(str::trim)
+            .filter(|encoding| !encoding.is_empty())
+        {
             if !encoding.eq_ignore_ascii_case("chunked") {
-                let why = format!("transfer encoding {:?} is not understood; use chunked", shorten(encoding, ECHO));
+                let why = format!(
+                    "transfer encoding {:?} is not understood; use chunked",
+                    shorten(encoding, ECHO)
+                );
                 return Err(Problem::new(StatusCode::NOT_IMPLEMENTED, why).and_close());
             }
             if chunked {
-                return Err(Problem::bad_request("the transfer encoding chunked is given twice").and_close());
+                return Err(
+                    Problem::bad_request("the transfer encoding chunked is given twice")
+                        .and_close(),
+                );
             }
             chunked = true;
         }
@@ -93,7 +112,9 @@ fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
         (None, None) if head.version == Version::HTTP_10 => {}
         (None, None) => return Err(wrong("the header Host is missing")),
         (Some(host), None) => {
-            let authority = Authority::try_from(host.as_bytes()).ok().filter(|host| !host.as_str().contains('@'));
+            let authority = Authority::try_from(host.as_bytes())
+                .ok()
+                .filter(|host| !host.as_str().contains('@'));
             authorities.push(authority.ok_or_else(|| wrong("the header Host names no host"))?);
         }
     }
@@ -101,8 +122,8 @@ fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
     Ok(authorities.into_iter().map(name).collect())
 }
 
-/// True for a request that a browser sends for another site. A link may still lead to a route that only reads: the
-/// other site does not see the answer.
+/// True for a request that a browser sends for another site. A link may still lead to a route that
+/// only reads: the other site does not see the answer.
 fn is_of_another_site(head: &request::Parts) -> bool {
     let value = |name: &str| text(&head.headers, name);
     let reads = matches!(head.method, Method::GET | Method::HEAD);
@@ -123,7 +144,11 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-pub(super) async fn check(Extract(guard): Extract<Guard>, request: Request, next: Next) -> Response {
+pub(super) async fn check(
+    Extract(guard): Extract<Guard>,
+    request: Request,
+    next: Next,
+) -> Response {
     let (head, body) = request.into_parts();
     match guard.check(&head) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
@@ -141,7 +166,10 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (head, ()) = request.body(()).unwrap().into_parts();
-        let settings = Settings { allowed_hosts: vec!["taskd".into(), ".example.org".into()], ..Settings::default() };
+        let settings = Settings {
+            allowed_hosts: vec!["taskd".into(), ".example.org".into()],
+            ..Settings::default()
+        };
         match Guard::new(&settings).check(&head) {
             Ok(()) => 200,
             Err(problem) => problem.into_response().status().as_u16(),
@@ -169,11 +197,23 @@ mod tests {
             ("a b", 400),
             ("user@localhost", 400),
         ] {
-            assert_eq!(verdict("GET", "/v1/queues", &[("host", host)]), want, "{host:?}");
+            assert_eq!(
+                verdict("GET", "/v1/queues", &[("host", host)]),
+                want,
+                "{host:?}"
+            );
         }
         assert_eq!(verdict("GET", "/", &[]), 400, "none");
-        assert_eq!(verdict("GET", "/", &[("host", "localhost"), ("host", "localhost")]), 400, "two");
-        assert_eq!(verdict("GET", "http://evil.example/", &[("host", "localhost")]), 421, "the target counts, too");
+        assert_eq!(
+            verdict("GET", "/", &[("host", "localhost"), ("host", "localhost")]),
+            400,
+            "two"
+        );
+        assert_eq!(
+            verdict("GET", "http://evil.example/", &[("host", "localhost")]),
+            421,
+            "the target counts, too"
+        );
     }
 
     #[test]
@@ -188,24 +228,57 @@ mod tests {
             (&["gzip", "chunked"], 501),
         ] {
             let mut headers = vec![("host", "localhost")];
-            headers.extend(encodings.iter().map(|encoding| ("transfer-encoding", *encoding)));
-            assert_eq!(verdict("POST", "/v1/tasks", &headers), want, "{encodings:?}");
+            headers.extend(
+                encodings
+                    .iter()
+                    .map(|encoding| ("transfer-encoding", *encoding)),
+            );
+            assert_eq!(
+                verdict("POST", "/v1/tasks", &headers),
+                want,
+                "{encodings:?}"
+            );
         }
     }
 
     #[test]
     fn pages_of_other_sites_are_not_served() {
         let from = |method, headers: &[(&str, &str)]| {
-            verdict(method, "/v1/tasks", &[headers, &[("host", "localhost:7600")]].concat())
+            verdict(
+                method,
+                "/v1/tasks",
+                &[headers, &[("host", "localhost:7600")]].concat(),
+            )
         };
         for (method, headers, want) in [
             ("POST", &[("sec-fetch-site", "cross-site")][..], 403),
             ("POST", &[("sec-fetch-site", "same-site")], 403),
             ("POST", &[("sec-fetch-site", "same-origin")], 200),
             ("POST", &[("sec-fetch-site", "none")], 200),
-            ("GET", &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")], 403),
-            ("GET", &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")], 200),
-            ("POST", &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")], 403),
+            (
+                "GET",
+                &[
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "no-cors"),
+                ],
+                403,
+            ),
+            (
+                "GET",
+                &[
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                ],
+                200,
+            ),
+            (
+                "POST",
+                &[
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                ],
+                403,
+            ),
             ("POST", &[("origin", "https://evil.example")], 403),
             ("POST", &[("origin", "null")], 403),
             ("POST", &[("origin", "http://localhost:7600")], 200),

@@ -12,7 +12,11 @@ use super::{
 
 pub(super) async fn get_jobs(call: Call) -> Answer {
     let Page { before, limit } = call.fields()?;
-    let jobs = call.state.api.jobs(&call.caller, before.as_deref(), limit).await?;
+    let jobs = call
+        .state
+        .api
+        .jobs(&call.caller, before.as_deref(), limit)
+        .await?;
     list_within(&call, "jobs", jobs.iter().map(json::jobs::Job::from))
 }
 
@@ -23,7 +27,9 @@ pub(super) async fn get_job(Id(id): Id, call: Call) -> Answer {
 
 pub(super) async fn stop_job(Id(path): Id, call: Call) -> Answer {
     let Some(id) = path.strip_suffix(":stop") else {
-        return Err(Problem::bad_request("a job takes POST with :stop behind its id, and nothing else"));
+        return Err(Problem::bad_request(
+            "a job takes POST with :stop behind its id, and nothing else",
+        ));
     };
     let job = call.state.api.stop_job(&call.caller, id).await?;
     Ok(Json(json::jobs::Job::from(&job)).into_response())

@@ -10,7 +10,11 @@ use super::{
 };
 
 pub(super) async fn get_letters(call: Call) -> Answer {
-    let page = call.state.api.letters(&call.caller, json::letters::pages_of_query(call.query())).await?;
+    let page = call
+        .state
+        .api
+        .letters(&call.caller, json::letters::pages_of_query(call.query()))
+        .await?;
     within(&call, &json::letters::Page::from(&page))
 }
 

@@ -1,5 +1,5 @@
-//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of `api`, and writes
-//! JSON.
+//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of
+//! `api`, and writes JSON.
 
 mod answer;
 mod call;
@@ -75,8 +75,14 @@ pub async fn serve(listener: TcpListener, state: State) {
         wrap: |cut| Box::new(cut),
         stop,
     };
-    let door =
-        Door { name: "HTTP", answering, max_connections, strangers_stay, is_valid, without_room: Some(without_room) };
+    let door = Door {
+        name: "HTTP",
+        answering,
+        max_connections,
+        strangers_stay,
+        is_valid,
+        without_room: Some(without_room),
+    };
     listener::serve(listener, door).await;
 }
 
@@ -89,15 +95,30 @@ struct Route {
 }
 
 fn get<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route { method: Method::GET, path, role, handler: routing::get(handler) }
+    Route {
+        method: Method::GET,
+        path,
+        role,
+        handler: routing::get(handler),
+    }
 }
 
 fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route { method: Method::POST, path, role, handler: routing::post(handler) }
+    Route {
+        method: Method::POST,
+        path,
+        role,
+        handler: routing::post(handler),
+    }
 }
 
 fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route { method: Method::DELETE, path, role, handler: routing::delete(handler) }
+    Route {
+        method: Method::DELETE,
+        path,
+        role,
+        handler: routing::delete(handler),
+    }
 }
 
 fn table() -> Vec<Route> {
@@ -120,7 +141,11 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:extend", Role::Work, extend_tasks),
         post("/v1/sessions:open", Role::Work, sessions::open_session),
         post("/v1/sessions:want", Role::Work, sessions::want_tasks),
-        post("/v1/sessions:surrender", Role::Work, sessions::surrender_tasks),
+        post(
+            "/v1/sessions:surrender",
+            Role::Work,
+            sessions::surrender_tasks,
+        ),
         post("/v1/sessions:pending", Role::Work, sessions::pending_count),
         post("/v1/sessions:report", Role::Work, sessions::report_tasks),
         post("/v1/sessions:close", Role::Work, sessions::close_session),
@@ -136,8 +161,16 @@ fn table() -> Vec<Route> {
         get("/v1/acts", Role::Admin, reading::get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
-        post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
-        post("/v1/dead-letters:purge", Role::Admin, letters::purge_letters),
+        post(
+            "/v1/dead-letters:retry",
+            Role::Admin,
+            letters::retry_letters,
+        ),
+        post(
+            "/v1/dead-letters:purge",
+            Role::Admin,
+            letters::purge_letters,
+        ),
         get("/metrics", Role::Read, render_metrics),
     ]
 }
@@ -155,17 +188,34 @@ struct Entry {
 
 /// The routes that ask for a role: method, path, and the role that a caller needs.
 pub fn routes() -> Vec<(Method, &'static str, Role)> {
-    table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
+    table()
+        .into_iter()
+        .map(|route| (route.method, route.path, route.role))
+        .collect()
 }
 
 fn router(state: State) -> Router {
     let guard = guard::Guard::new(&state.settings);
     let known_names = guard.clone();
     let auth = state.settings.auth;
-    let route = |router: Router<State>, Route { method, path, role, handler }: Route| {
+    let route = |router: Router<State>,
+                 Route {
+                     method,
+                     path,
+                     role,
+                     handler,
+                 }: Route| {
         let parameters = openapi::known_parameters(&method, path).into();
-        let entry = Entry { api: Arc::clone(&state.api), route: format!("{method} {path}").into(), role, parameters };
-        router.route(path, handler.route_layer(middleware::from_fn_with_state(entry, admit)))
+        let entry = Entry {
+            api: Arc::clone(&state.api),
+            route: format!("{method} {path}").into(),
+            role,
+            parameters,
+        };
+        router.route(
+            path,
+            handler.route_layer(middleware::from_fn_with_state(entry, admit)),
+        )
     };
     table()
         .into_iter()
@@ -183,12 +233,17 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-/// Asks for the token of a call, and refuses a query with parameters that the route does not know: a request must not
-/// do something else than it says.
+/// Asks for the token of a call, and refuses a query with parameters that the route does not know:
+/// a request must not do something else than it says.
 async fn admit(Extract(entry): Extract<Entry>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
-    let client: Client = *head.extensions.get().expect("the connection gives each request its client");
-    if let Err(error) = authenticate(&entry.api, &head.headers, &mut head.extensions, entry.role).await {
+    let client: Client = *head
+        .extensions
+        .get()
+        .expect("the connection gives each request its client");
+    if let Err(error) =
+        authenticate(&entry.api, &head.headers, &mut head.extensions, entry.role).await
+    {
         let refused = Problem::from(error).into_response();
         log_refusal(&refused, &client, None, &entry.route);
         return refused;
@@ -196,7 +251,10 @@ async fn admit(Extract(entry): Extract<Entry>, request: Request, next: Next) -> 
     if let Err(why) = json::query::check(head.uri.query().unwrap_or_default(), &entry.parameters) {
         return Problem::bad_request(why).into_response();
     }
-    let access = head.extensions.get().map(|caller: &Caller| caller.access.clone());
+    let access = head
+        .extensions
+        .get()
+        .map(|caller: &Caller| caller.access.clone());
     let answer = next.run(Request::from_parts(head, body)).await;
     log_refusal(&answer, &client, access.as_ref(), &entry.route);
     answer
@@ -211,20 +269,30 @@ fn log_refusal(answer: &Response, client: &Client, access: Option<&Access>, rout
 /// Browsers take an answer as what it says it is, and keep none.
 async fn secure(mut answer: Response) -> Response {
     let headers = answer.headers_mut();
-    headers.entry(header::X_CONTENT_TYPE_OPTIONS).or_insert(HeaderValue::from_static("nosniff"));
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers
+        .entry(header::X_CONTENT_TYPE_OPTIONS)
+        .or_insert(HeaderValue::from_static("nosniff"));
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
     answer
 }
 
 /// Says what this is, and where to go. It names nothing that only a token may see.
 async fn index() -> String {
-    let route = |Route { method, path, role, .. }: Route| {
+    let route = |Route {
+                     method, path, role, ..
+                 }: Route| {
         let verbs = match path {
             "/v1/jobs/{id}" if method == Method::POST => ":stop",
             "/v1/queues/{queue}" => ":pause, :resume",
             _ => "",
         };
-        format!("  {:<6} {:<34} for the role {role}\n", method.as_str(), [path, verbs].concat())
+        format!(
+            "  {:<6} {:<34} for the role {role}\n",
+            method.as_str(),
+            [path, verbs].concat()
+        )
     };
     let routes: String = table().into_iter().map(route).collect();
     format!(
@@ -241,7 +309,9 @@ async fn index() -> String {
 /// The routes of connections beyond the limit. They answer probes and refuse all others.
 fn full(state: State, max_connections: usize) -> Router {
     let refuse = move || async move {
-        let why = format!("{max_connections} connections are open, and there may be no more; try again later");
+        let why = format!(
+            "{max_connections} connections are open, and there may be no more; try again later"
+        );
         Problem::later(StatusCode::SERVICE_UNAVAILABLE, why).and_close()
     };
     let guard = guard::Guard::new(&state.settings);
@@ -252,7 +322,9 @@ async fn insert_tasks(mut call: Call) -> Answer {
     let wait = json::events::wait(call.query()).map_err(Problem::bad_request)?;
     if request::is_ndjson(&call.headers)? {
         if wait.is_some() {
-            return Err(Problem::bad_request("wait is for tasks in JSON, not for lines of any number"));
+            return Err(Problem::bad_request(
+                "wait is for tasks in JSON, not for lines of any number",
+            ));
         }
         idempotency::refuse(&call.headers)?;
         return ndjson::insert(call).await;
@@ -260,14 +332,24 @@ async fn insert_tasks(mut call: Call) -> Answer {
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
     let mut asked = call.counted_or(expected, json::insert::new_tasks).await?;
     idempotency::adopt(&call.headers, &mut asked)?;
-    traced::adopt(&mut asked.tasks, traced::caller_context(&call.headers).as_deref());
+    traced::adopt(
+        &mut asked.tasks,
+        traced::caller_context(&call.headers).as_deref(),
+    );
     if let Some(wait) = wait {
         return events::insert_and_wait(call, asked, wait).await;
     }
     let answers = call.state.api.insert(&call.caller, asked.tasks).await?;
-    let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
+    let is_rejected = asked.is_single
+        && answers
+            .iter()
+            .all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;
-    Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
+    Ok(if is_rejected {
+        (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response()
+    } else {
+        answer
+    })
 }
 
 async fn get_tasks(mut call: Call) -> Answer {
@@ -276,13 +358,25 @@ async fn get_tasks(mut call: Call) -> Answer {
     call.share.become_answer(0);
     let leases = call.state.api.get(&call.caller, Ok(request)).await?;
     let head = || json::large::Entry::new(&serde_json::json!({}));
-    leased(&call, leases, head, |tasks| list_within(&call, "tasks", tasks.iter().map(json::work::LeasedTask::from)))
+    leased(&call, leases, head, |tasks| {
+        list_within(
+            &call,
+            "tasks",
+            tasks.iter().map(json::work::LeasedTask::from),
+        )
+    })
 }
 
 async fn complete_tasks(mut call: Call) -> Answer {
     let (batch, next) = call.counted(json::work::completions).await?;
-    let Call { state: State { api, .. }, caller, .. } = &call;
-    let Some(next) = next else { return item_answers(api.complete(caller, batch).await?) };
+    let Call {
+        state: State { api, .. },
+        caller,
+        ..
+    } = &call;
+    let Some(next) = next else {
+        return item_answers(api.complete(caller, batch).await?);
+    };
     let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
     // Without room for the tasks their leases go back. The reports are taken.
     let head = || json::work::Completed::before_tasks(&answers);
@@ -302,28 +396,48 @@ async fn extend_tasks(mut call: Call) -> Answer {
 }
 
 async fn render_metrics(call: Call) -> Answer {
-    let Call { state, caller, headers, .. } = &call;
+    let Call {
+        state,
+        caller,
+        headers,
+        ..
+    } = &call;
     state.api.may_read_metrics(caller)?;
     metrics::requests_held(state.budget.held());
     metrics::waiting_calls(state.api.waits.held());
     metrics::process();
-    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accepted = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
     let (kind, text) = match accepted.contains("application/openmetrics-text") {
         true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
-        false => ("text/plain; version=0.0.4; charset=utf-8", state.metrics.render()),
+        false => (
+            "text/plain; version=0.0.4; charset=utf-8",
+            state.metrics.render(),
+        ),
     };
-    let room = state.budget.small_answer(&caller.access, text.len()).map_err(Excess::from)?;
+    let room = state
+        .budget
+        .small_answer(&caller.access, text.len())
+        .map_err(Excess::from)?;
     let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, format!("there is no {method} {}", uri.path()))
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        format!("there is no {method} {}", uri.path()),
+    )
 }
 
 async fn wrong_method(request: Request) -> Problem {
-    let why =
-        format!("{} does not take {}; the header Allow says what it takes", request.uri().path(), request.method());
+    let why = format!(
+        "{} does not take {}; the header Allow says what it takes",
+        request.uri().path(),
+        request.method()
+    );
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }

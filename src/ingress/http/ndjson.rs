@@ -1,8 +1,9 @@
-//! Tasks as lines, of any number: read, stored and answered in batches, while the client still sends.
+//! Tasks as lines, of any number: read, stored and answered in batches, while the client still
+//! sends.
 //!
-//! The connection itself is the back pressure: taskd reads the next batch when the client has taken earlier answers, so
-//! a client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all
-//! requests.
+//! The connection itself is the back pressure: taskd reads the next batch when the client has taken
+//! earlier answers, so a client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which
+//! count against the budget of all requests.
 
 use std::{
     io,
@@ -53,22 +54,36 @@ use crate::{
 const BATCH: usize = 1000;
 /// The batches at work at a time: taskd reads lines while SQL stores earlier ones.
 const IN_FLIGHT: usize = 3;
-/// The silence after which a client counts as gone. A client that sends a part of a line, or a blank one, is not
-/// silent.
+/// The silence after which a client counts as gone. A client that sends a part of a line, or a
+/// blank one, is not silent.
 const IDLE: Duration = Duration::from_secs(60);
-/// The time in which a line must end after its first byte. It is that of any other body. Lines of any number may take
-/// any time.
+/// The time in which a line must end after its first byte. It is that of any other body. Lines of
+/// any number may take any time.
 const LINE_TIME: Duration = Duration::from_secs(120);
 
 /// Answers each line with a line, in order.
 ///
-/// A busy store refuses the first batch and with it the request (429). Later batches wait for the store; when it stays
-/// busy, taskd answers their lines `TRY_LATER`.
+/// A busy store refuses the first batch and with it the request (429). Later batches wait for the
+/// store; when it stays busy, taskd answers their lines `TRY_LATER`.
 pub(super) async fn insert(call: Call) -> Answer {
-    let Call { state, caller, share, headers, body, .. } = call;
+    let Call {
+        state,
+        caller,
+        share,
+        headers,
+        body,
+        ..
+    } = call;
     state.api.can_insert()?;
-    let waiting = Waiting { _wait: state.api.wait(&caller)?, revoked: state.api.revoked(&caller) };
-    let inserter = Inserter { api: Arc::clone(&state.api), caller, context: traced::caller_context(&headers) };
+    let waiting = Waiting {
+        _wait: state.api.wait(&caller)?,
+        revoked: state.api.revoked(&caller),
+    };
+    let inserter = Inserter {
+        api: Arc::clone(&state.api),
+        caller,
+        context: traced::caller_context(&headers),
+    };
     let mut source = Source::new(&state, share, body, waiting);
     let first = match source.next().await {
         Read::Lines(mut batch) => {
@@ -111,7 +126,12 @@ impl From<Refused> for Problem {
 }
 
 /// The answers to the first batch, which has some already, and to the batches behind it.
-fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationToken) -> impl Stream<Item = Bytes> {
+fn answers(
+    inserter: Inserter,
+    first: Batch,
+    source: Source,
+    stop: CancellationToken,
+) -> impl Stream<Item = Bytes> {
     let failed = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&failed);
     let reads = stream::unfold(Some(source), move |source| {
@@ -150,7 +170,10 @@ fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationT
             batch.into_lines()
         }
     };
-    stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
+    stream::once(std::future::ready(Ok(first)))
+        .chain(reads)
+        .map(answer)
+        .buffered(IN_FLIGHT)
 }
 
 /// The chunks of a body, with errors that a reader can carry.
@@ -189,7 +212,15 @@ enum Read {
 impl Source {
     fn new(state: &State, share: Share, body: Body, waiting: Waiting) -> Self {
         let chunks = body.into_data_stream().map_err(io::Error::other);
-        Self { waiting: Some(waiting), ..Self::of(chunks, Arc::clone(&state.settings), share, state.stop.clone()) }
+        Self {
+            waiting: Some(waiting),
+            ..Self::of(
+                chunks,
+                Arc::clone(&state.settings),
+                share,
+                state.stop.clone(),
+            )
+        }
     }
 
     fn of(
@@ -200,16 +231,37 @@ impl Source {
     ) -> Self {
         let heard = Arc::new(Mutex::new(Instant::now()));
         let hearing = Arc::clone(&heard);
-        let chunks = chunks.inspect(move |_| *hearing.lock() = Instant::now()).boxed();
+        let chunks = chunks
+            .inspect(move |_| *hearing.lock() = Instant::now())
+            .boxed();
         let dropped = share.clone();
         let dropped = move |bytes| dropped.shrink(bytes);
         let lines = Lines::new(chunks, settings.limits.max_request_bytes, dropped);
         let begun = lines.begun();
-        Self { lines, heard, begun, idle: IDLE, line_time: LINE_TIME, share, settings, stop, waiting: None }
+        Self {
+            lines,
+            heard,
+            begun,
+            idle: IDLE,
+            line_time: LINE_TIME,
+            share,
+            settings,
+            stop,
+            waiting: None,
+        }
     }
 
     async fn next(&mut self) -> Read {
-        let Self { lines, heard, begun, idle, line_time, stop, waiting, .. } = &mut *self;
+        let Self {
+            lines,
+            heard,
+            begun,
+            idle,
+            line_time,
+            stop,
+            waiting,
+            ..
+        } = &mut *self;
         // While taskd was busy it did not listen.
         let now = Instant::now();
         *heard.lock() = now;
@@ -237,8 +289,17 @@ impl Source {
 
     fn batch(&mut self, lines: Vec<Line>) -> Batch {
         let answers = vec![InsertAnswer::try_later(String::new()); lines.len()];
-        let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed(), parts: 0 };
-        Batch { lines, answers, room, settings: Arc::clone(&self.settings) }
+        let room = Room {
+            share: self.share.clone(),
+            bytes: self.lines.take_consumed(),
+            parts: 0,
+        };
+        Batch {
+            lines,
+            answers,
+            room,
+            settings: Arc::clone(&self.settings),
+        }
     }
 }
 
@@ -257,9 +318,14 @@ async fn revoked(waiting: &mut Option<Waiting>) -> api::Error {
     }
 }
 
-/// Ends when no part of a body has come for `idle`, or when a line has not ended within `line_time`. A part may be less
-/// than a line, or a blank one.
-async fn late(heard: &Mutex<Instant>, idle: Duration, begun: &Mutex<Option<Instant>>, line_time: Duration) -> Cut {
+/// Ends when no part of a body has come for `idle`, or when a line has not ended within
+/// `line_time`. A part may be less than a line, or a blank one.
+async fn late(
+    heard: &Mutex<Instant>,
+    idle: Duration,
+    begun: &Mutex<Option<Instant>>,
+    line_time: Duration,
+) -> Cut {
     loop {
         let silent = *heard.lock() + idle;
         let line = begun.lock().map(|begun| begun + line_time);
@@ -294,7 +360,9 @@ struct Room {
 
 impl Room {
     fn become_answers(&mut self, bytes: usize) {
-        self.bytes = self.share.change(self.bytes + std::mem::take(&mut self.parts), bytes);
+        self.bytes = self
+            .share
+            .change(self.bytes + std::mem::take(&mut self.parts), bytes);
     }
 }
 
@@ -324,7 +392,9 @@ impl Batch {
     /// Stores the lines that have no answer, as far as there is room. On `Err` nothing was stored.
     async fn store(&mut self, inserter: &Inserter) -> Result<(), Refused> {
         self.room.share.shrink(std::mem::take(&mut self.room.parts));
-        let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.answers[*place])).collect();
+        let open: Vec<usize> = (0..self.lines.len())
+            .filter(|place| is_open(&self.answers[*place]))
+            .collect();
         let mut tally = Tally::new(&self.settings, &self.room.share, self.room.bytes);
         let mut items = Vec::with_capacity(open.len());
         for place in &open {
@@ -344,8 +414,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines anew, which is cheaper
-    /// than a copy.
+    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines
+    /// anew, which is cheaper than a copy.
     async fn store_patiently(&mut self, inserter: &Inserter, stop: &CancellationToken) {
         let mut waits = ExponentialBuilder::default()
             .with_jitter()
@@ -358,14 +428,19 @@ impl Batch {
                 let open = self.answers.iter_mut().filter(|answer| is_open(answer));
                 open.for_each(|answer| answer.error = error.to_string());
                 // The token was revoked: no wait helps.
-                if matches!(&error, Refused::Api(error) if error.kind() == api::Kind::Unauthenticated) {
+                if matches!(&error, Refused::Api(error) if error.kind() == api::Kind::Unauthenticated)
+                {
                     return;
                 }
             } else if self.is_answered() {
                 return;
             }
             let Some(wait) = waits.next() else { return };
-            if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+            if stop
+                .run_until_cancelled(tokio::time::sleep(wait))
+                .await
+                .is_none()
+            {
                 return;
             }
         }
@@ -374,8 +449,13 @@ impl Batch {
     fn into_lines(self) -> Bytes {
         let (mut lines, mut room) = (Vec::with_capacity(self.answers.len() * 80), self.room);
         for (line, mut answer) in self.lines.iter().zip(self.answers) {
-            if matches!(answer.status, InsertStatus::Rejected | InsertStatus::TryLater) {
-                answer.error.insert_str(0, &format!("line {}: ", line.number));
+            if matches!(
+                answer.status,
+                InsertStatus::Rejected | InsertStatus::TryLater
+            ) {
+                answer
+                    .error
+                    .insert_str(0, &format!("line {}: ", line.number));
             }
             lines.extend(line_of(&answer));
         }
@@ -415,7 +495,12 @@ mod tests {
         const LONG: Duration = Duration::from_secs(3600);
         let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(8);
         let (settings, share) = (Arc::new(Settings::default()), Budget::new(1 << 20).share());
-        let mut source = Source::of(ReceiverStream::new(receiver), settings, share, CancellationToken::new());
+        let mut source = Source::of(
+            ReceiverStream::new(receiver),
+            settings,
+            share,
+            CancellationToken::new(),
+        );
         source.idle = LONG;
         let heard = Arc::clone(&source.heard);
         let mut next = Box::pin(source.next());
@@ -427,11 +512,16 @@ mod tests {
             if part.starts_with(' ') {
                 break;
             }
-            assert!(poll!(&mut next).is_pending() && *heard.lock() >= begun, "{part:?}");
+            assert!(
+                poll!(&mut next).is_pending() && *heard.lock() >= begun,
+                "{part:?}"
+            );
         }
         assert!(matches!(next.await, Read::Lines(batch) if batch.lines.len() == 1));
         source.idle = Duration::ZERO;
-        assert!(matches!(source.next().await, Read::Cut(why) if why.detail().contains("was not here after 0ns")));
+        assert!(
+            matches!(source.next().await, Read::Cut(why) if why.detail().contains("was not here after 0ns"))
+        );
     }
 
     #[tokio::test]
@@ -450,7 +540,12 @@ mod tests {
     async fn a_line_that_does_not_end_is_cut_however_often_a_part_of_it_comes() {
         let heard = Mutex::new(Instant::now() + Duration::from_secs(3600));
         let begun = Mutex::new(Some(Instant::now()));
-        let line = late(&heard, Duration::from_secs(3600), &begun, Duration::from_millis(10));
+        let line = late(
+            &heard,
+            Duration::from_secs(3600),
+            &begun,
+            Duration::from_millis(10),
+        );
         assert!(matches!(line.await, Cut::LongLine(_)));
     }
 }

@@ -15,22 +15,24 @@ use serde::Serialize;
 use super::{super::State, guard::Guard};
 use crate::runtime::{self, Servers};
 
-/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
-/// news. Only callers that the guard lets in get the details of `/readyz`.
+/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and
+/// repeated 503s are no news. Only callers that the guard lets in get the details of `/readyz`.
 pub(super) fn routes(guard: Guard) -> Router<State> {
     let readyz = move |state: Extract<State>, request: Request| {
         let (head, _) = request.into_parts();
         let shows_details = guard.check(&head).is_ok();
         async move { readyz(&state, shows_details) }
     };
-    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
 }
 
 /// How the process does.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Readiness {
-    /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises, and calls that do not need
-    /// it go on), or the reason why the process is not ready.
+    /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises, and
+    /// calls that do not need it go on), or the reason why the process is not ready.
     status: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     stalled: Vec<StalledLoop>,
@@ -80,7 +82,10 @@ fn readyz(state: &State, shows_details: bool) -> Response {
         .progress
         .stalled(state.settings.stall_after)
         .into_iter()
-        .map(|(name, age)| StalledLoop { name, age: format!("{}s", age.as_secs()) })
+        .map(|(name, age)| StalledLoop {
+            name,
+            age: format!("{}s", age.as_secs()),
+        })
         .collect();
     let shortage = state.gates.shortage();
     let is_full = shortage.as_ref().is_some_and(|shortage| shortage.is_full);
@@ -91,7 +96,8 @@ fn readyz(state: &State, shows_details: bool) -> Response {
         (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
         (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
         (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
-        // Calls that need only the other servers go on, and no other process has the server that is away.
+        // Calls that need only the other servers go on, and no other process has the server that is
+        // away.
         (false, true, false) if is_degraded => (StatusCode::OK, "degraded"),
         (false, true, false) => (StatusCode::OK, "ready"),
     };
@@ -109,22 +115,46 @@ fn readyz(state: &State, shows_details: bool) -> Response {
     // Workers go on, and an insert may find room: the process is ready all the same.
     let database = state.gates.full_database(Instant::now());
     let memory = shortage.map(|shortage| shortage.why);
-    (code, Json(Readiness { status, stalled, memory, database, away, unsafe_settings })).into_response()
+    (
+        code,
+        Json(Readiness {
+            status,
+            stalled,
+            memory,
+            database,
+            away,
+            unsafe_settings,
+        }),
+    )
+        .into_response()
 }
 
 fn away(servers: &Servers) -> Vec<AwayServer> {
     let mut shown = Vec::new();
     for away in servers.away() {
         let age = format!("{}s", away.since.elapsed().as_secs());
-        shown.push(AwayServer { server: away.server.as_str(), age, why: away.why });
+        shown.push(AwayServer {
+            server: away.server.as_str(),
+            age,
+            why: away.why,
+        });
     }
     shown
 }
 
 fn unsafe_settings(servers: &Servers) -> Vec<UnsafeSetting> {
     let mut shown = Vec::new();
-    for runtime::UnsafeSetting { server, setting, why } in servers.unsafe_settings() {
-        shown.push(UnsafeSetting { server, setting, why });
+    for runtime::UnsafeSetting {
+        server,
+        setting,
+        why,
+    } in servers.unsafe_settings()
+    {
+        shown.push(UnsafeSetting {
+            server,
+            setting,
+            why,
+        });
     }
     shown
 }

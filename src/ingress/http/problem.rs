@@ -39,7 +39,13 @@ pub(super) struct Details<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), place: None, retry_after: false, close: false }
+        Self {
+            status,
+            detail: detail.into(),
+            place: None,
+            retry_after: false,
+            close: false,
+        }
     }
 
     pub(super) fn bad_request(detail: impl Into<String>) -> Self {
@@ -52,12 +58,18 @@ impl Problem {
 
     /// Closes the connection behind the answer.
     pub(super) fn and_close(self) -> Self {
-        Self { close: true, ..self }
+        Self {
+            close: true,
+            ..self
+        }
     }
 
     /// A problem with the header `Retry-After`.
     pub(super) fn later(status: StatusCode, error: impl ToString) -> Self {
-        Self { retry_after: true, ..Self::new(status, error.to_string()) }
+        Self {
+            retry_after: true,
+            ..Self::new(status, error.to_string())
+        }
     }
 }
 
@@ -79,9 +91,14 @@ impl From<api::Error> for Problem {
 impl From<Unread> for Problem {
     fn from(unread: Unread) -> Self {
         match unread {
-            Unread::Malformed { detail, line, column } => {
-                Self { place: Some((line, column)), ..Self::bad_request(detail) }
-            }
+            Unread::Malformed {
+                detail,
+                line,
+                column,
+            } => Self {
+                place: Some((line, column)),
+                ..Self::bad_request(detail)
+            },
             Unread::Invalid(why) => Self::bad_request(why),
             Unread::Excess(excess) => excess.into(),
         }
@@ -92,7 +109,9 @@ impl From<Excess> for Problem {
     fn from(excess: Excess) -> Self {
         match excess {
             Excess::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, excess),
-            Excess::Tasks(_) | Excess::Memory(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, excess.to_string()),
+            Excess::Tasks(_) | Excess::Memory(_) => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, excess.to_string())
+            }
             Excess::Items(_) | Excess::Discovered | Excess::Queues(_) | Excess::Filter(..) => {
                 Self::bad_request(excess.to_string())
             }
@@ -116,7 +135,10 @@ impl IntoResponse for Problem {
         };
         let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -15,7 +15,11 @@ use super::{
 };
 
 pub(super) async fn list_tasks(call: Call) -> Answer {
-    let list = call.state.api.list_tasks(&call.caller, json::search::pages_of_query(call.query())).await?;
+    let list = call
+        .state
+        .api
+        .list_tasks(&call.caller, json::search::pages_of_query(call.query()))
+        .await?;
     within(&call, &json::search::List::from(&list))
 }
 
@@ -33,12 +37,20 @@ pub(super) async fn get_task(Id(id): Id, call: Call) -> Answer {
 
 pub(super) async fn get_results(Id(id): Id, call: Call) -> Answer {
     let mut pages = call.state.api.results(&call.caller, &id).await?;
-    // The room comes before the results: they may have 100 MiB. It is that of a page, because the next one is read when
-    // the client has taken the one before.
-    let room = call.state.budget.answer(&call.caller.access, pages.largest()).map_err(Excess::from)?;
+    // The room comes before the results: they may have 100 MiB. It is that of a page, because the
+    // next one is read when the client has taken the one before.
+    let room = call
+        .state
+        .budget
+        .answer(&call.caller.access, pages.largest())
+        .map_err(Excess::from)?;
     let first = pages.next().await?.unwrap_or_default();
     if pages.bytes() <= LARGE && pages.is_over() {
-        let answer = list_within(&call, "results", first.iter().map(json::read::TaskResult::from))?;
+        let answer = list_within(
+            &call,
+            "results",
+            first.iter().map(json::read::TaskResult::from),
+        )?;
         drop((first, room));
         return Ok(answer);
     }
@@ -47,7 +59,13 @@ pub(super) async fn get_results(Id(id): Id, call: Call) -> Answer {
         Some((page, pages))
     });
     let pages = stream::iter([Ok(first)]).chain(rest).boxed();
-    Ok(streamed(Entry::new(&json!({})), "results", pages, json::read::large, room))
+    Ok(streamed(
+        Entry::new(&json!({})),
+        "results",
+        pages,
+        json::read::large,
+        room,
+    ))
 }
 
 pub(super) async fn explain_task(call: Call) -> Answer {
@@ -69,7 +87,11 @@ pub(super) async fn get_books(call: Call) -> Answer {
 
 pub(super) async fn get_dump(call: Call) -> Answer {
     let (queue, shard, limit) = json::fsck::dump(call.query())?;
-    let shards = call.state.api.dump(&call.caller, &queue, shard, limit).await?;
+    let shards = call
+        .state
+        .api
+        .dump(&call.caller, &queue, shard, limit)
+        .await?;
     within(&call, &json::fsck::Dump::new(&queue, shards))
 }
 
@@ -81,6 +103,10 @@ pub(super) async fn fsck(mut call: Call) -> Answer {
 
 pub(super) async fn get_acts(call: Call) -> Answer {
     let Page { before, limit } = call.fields()?;
-    let acts = call.state.api.acts(&call.caller, before.as_deref(), limit).await?;
+    let acts = call
+        .state
+        .api
+        .acts(&call.caller, before.as_deref(), limit)
+        .await?;
     list_within(&call, "acts", acts.iter().map(json::read::Act::from))
 }

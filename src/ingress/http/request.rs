@@ -22,7 +22,10 @@ use super::{
 use crate::api::{ECHO, shorten};
 
 /// The pace of a body that is not NDJSON.
-const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
+const PACE: Pace = Pace {
+    silence: Duration::from_secs(30),
+    whole: Duration::from_secs(120),
+};
 
 /// The most bytes that are allocated before the first of them is here.
 const FIRST_BYTES: usize = 64 << 10;
@@ -34,8 +37,12 @@ pub(super) fn pace(head: &request::Parts) -> Option<Pace> {
 }
 
 pub(super) fn is_ndjson(headers: &HeaderMap) -> Result<bool, Problem> {
-    const NDJSON: [&str; 4] =
-        ["application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonl"];
+    const NDJSON: [&str; 4] = [
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl",
+        "application/x-jsonl",
+    ];
     Ok(NDJSON.contains(&content_type(headers)?.as_str()))
 }
 
@@ -45,17 +52,27 @@ fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
         let encoding = String::from_utf8_lossy(value.as_bytes());
         if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
             let encoding = shorten(&encoding, ECHO);
-            let why = format!("content encoding {encoding:?} is not understood; send the body as it is");
+            let why =
+                format!("content encoding {encoding:?} is not understood; send the body as it is");
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
     }
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    Ok(kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    Ok(kind
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase())
 }
 
 /// Reads a JSON body, and refuses every other type.
 ///
-/// Browsers send the other types to any address without asking: a web page must not insert tasks here.
+/// Browsers send the other types to any address without asking: a web page must not insert tasks
+/// here.
 pub(super) async fn json_body(
     state: &State,
     headers: &HeaderMap,
@@ -78,15 +95,20 @@ pub(super) async fn json_body(
 /// Reads a body of at most `limit` bytes.
 async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Problem> {
     let too_large = || {
-        let why = format!("the body has more than {limit} bytes (max_request_bytes); send less at once, or NDJSON");
+        let why = format!(
+            "the body has more than {limit} bytes (max_request_bytes); send less at once, or NDJSON"
+        );
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
     };
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    // A head may announce bytes that never come, and address space may have a limit. So the buffer doubles as they do.
+    // A head may announce bytes that never come, and address space may have a limit. So the buffer
+    // doubles as they do.
     let mut text = BytesMut::with_capacity(announced.unwrap_or_default().min(FIRST_BYTES));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(cut)?;
@@ -110,7 +132,10 @@ pub(super) fn cut(error: axum::Error) -> Problem {
 
 /// Unwraps taskd's error from axum's error that a reader of lines has wrapped.
 pub(super) fn cut_line(error: io::Error) -> Problem {
-    match error.into_inner().map(|inner| inner.downcast::<axum::Error>()) {
+    match error
+        .into_inner()
+        .map(|inner| inner.downcast::<axum::Error>())
+    {
         Some(Ok(error)) => cut(*error),
         Some(Err(error)) => Problem::bad_request(format!("the body broke off: {error}")),
         None => Problem::bad_request("the body broke off"),
@@ -122,7 +147,9 @@ impl From<Cut> for Problem {
         match cut {
             Cut::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, cut).and_close(),
             Cut::Stopping => Self::later(StatusCode::SERVICE_UNAVAILABLE, cut).and_close(),
-            Cut::Late(_) | Cut::LongLine(_) => Self::new(StatusCode::REQUEST_TIMEOUT, cut.to_string()).and_close(),
+            Cut::Late(_) | Cut::LongLine(_) => {
+                Self::new(StatusCode::REQUEST_TIMEOUT, cut.to_string()).and_close()
+            }
             Cut::Broken(_) => Self::bad_request(cut.to_string()),
         }
     }
@@ -130,7 +157,8 @@ impl From<Cut> for Problem {
 
 pub(super) const JSON: &str = "application/json";
 
-/// The text in the place of an id in the path; if it cannot be read, the reason, which is no id either.
+/// The text in the place of an id in the path; if it cannot be read, the reason, which is no id
+/// either.
 pub(super) struct Id(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -138,7 +166,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(head: &mut request::Parts, state: &S) -> Result<Self, Infallible> {
         let path = Path::from_request_parts(head, state).await;
-        Ok(Self(path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)))
+        Ok(Self(path.map_or_else(
+            |rejection| rejection.body_text(),
+            |Path(text)| text,
+        )))
     }
 }
 

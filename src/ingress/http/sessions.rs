@@ -20,14 +20,29 @@ pub(super) async fn want_tasks(mut call: Call) -> Answer {
     let want = call.json(json::sessions::want_tasks).await?;
     // The call may wait, and its body is gone.
     call.share.become_answer(0);
-    let room = |bytes| call.state.budget.answer(&call.caller.access, bytes).map_err(|no_room| no_room.to_string());
-    let (mut wanted, room) = call.state.api.want_tasks(&call.caller, Ok(want), room).await?;
+    let room = |bytes| {
+        call.state
+            .budget
+            .answer(&call.caller.access, bytes)
+            .map_err(|no_room| no_room.to_string())
+    };
+    let (mut wanted, room) = call
+        .state
+        .api
+        .want_tasks(&call.caller, Ok(want), room)
+        .await?;
     let deliveries = std::mem::take(&mut wanted.leases.deliveries);
     let bytes: usize = wanted.leases.tasks.iter().map(LeasedTask::weight).sum();
     let mut answer = match room {
         Some(room) if bytes > LARGE => {
             let head = json::sessions::before_tasks(&wanted);
-            streamed(head, "tasks", one_page(wanted.leases.tasks), json::work::large, room)
+            streamed(
+                head,
+                "tasks",
+                one_page(wanted.leases.tasks),
+                json::work::large,
+                room,
+            )
         }
         room => {
             let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
@@ -46,8 +61,16 @@ pub(super) async fn want_tasks(mut call: Call) -> Answer {
 
 pub(super) async fn surrender_tasks(mut call: Call) -> Answer {
     let session = call.json(json::sessions::session_call).await?;
-    let (surrendered, in_hand) = call.state.api.surrender_tasks(&call.caller, session).await?;
-    Ok(Json(json::sessions::Surrendered { surrendered, in_hand }).into_response())
+    let (surrendered, in_hand) = call
+        .state
+        .api
+        .surrender_tasks(&call.caller, session)
+        .await?;
+    Ok(Json(json::sessions::Surrendered {
+        surrendered,
+        in_hand,
+    })
+    .into_response())
 }
 
 pub(super) async fn pending_count(mut call: Call) -> Answer {

@@ -1,5 +1,5 @@
-//! The ways in while taskd waits for servers: they tell probes and callers what is missing, instead of letting them
-//! hang.
+//! The ways in while taskd waits for servers: they tell probes and callers what is missing, instead
+//! of letting them hang.
 
 use std::sync::Arc;
 
@@ -61,7 +61,14 @@ impl Waiting {
         server.spawn_once(listener::serve(http, door));
         let asked = what.subscribe();
         let why = move || why(*asked.borrow());
-        server.spawn_once(grpc::refuse(grpc, tls, budget, MAX_CONNECTIONS, why, server.stop_token()));
+        server.spawn_once(grpc::refuse(
+            grpc,
+            tls,
+            budget,
+            MAX_CONNECTIONS,
+            why,
+            server.stop_token(),
+        ));
         Self { what, server }
     }
 
@@ -87,7 +94,10 @@ fn router(what: watch::Receiver<&'static str>) -> Router {
         let why = why(*what.borrow());
         async move { refuse(why) }
     };
-    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz)).fallback(fallback)
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .fallback(fallback)
 }
 
 fn why(what: &str) -> String {

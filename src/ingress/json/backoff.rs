@@ -8,11 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use super::{item, text::Time};
 use crate::model::{self, BackoffKind};
 
-/// The waits of a task between its attempts, in place of those of its queue. Without a `kind`, these stay.
+/// The waits of a task between its attempts, in place of those of its queue. Without a `kind`,
+/// these stay.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a backoff")]
 pub(super) struct Backoff {
-    /// Constant: always `initial`. Linear: `initial` more after each failure. Exponential: twice as long after each.
+    /// Constant: always `initial`. Linear: `initial` more after each failure. Exponential: twice as
+    /// long after each.
     kind: Option<Kind>,
     /// The wait after the first failure.
     initial: Option<Time>,
@@ -21,7 +23,8 @@ pub(super) struct Backoff {
     /// The share by which a wait may be longer or shorter. A fifth by default.
     #[schemars(range(min = 0, max = 1))]
     jitter: Option<f64>,
-    /// The task is dead when its next attempt would begin later than this after its insert, or after `not_before`.
+    /// The task is dead when its next attempt would begin later than this after its insert, or
+    /// after `not_before`.
     give_up_after: Option<Time>,
 }
 
@@ -32,7 +35,9 @@ impl FromStr for Kind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = BackoffKind::OWN.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(text));
+        let known = BackoffKind::OWN
+            .into_iter()
+            .find(|known| known.as_str().eq_ignore_ascii_case(text));
         let unknown = || format!("unknown kind {text:?}; expected constant, linear or exponential");
         known.map(Self).ok_or_else(unknown)
     }
@@ -40,7 +45,9 @@ impl FromStr for Kind {
 
 impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Cow::<'de, str>::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        Cow::<'de, str>::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 
@@ -83,7 +90,8 @@ pub(super) struct OwnBackoff {
 
 impl From<&model::NewBackoff> for OwnBackoff {
     fn from(backoff: &model::NewBackoff) -> Self {
-        let time = |time: Option<Duration>| time.map(|time| humantime::format_duration(time).to_string());
+        let time =
+            |time: Option<Duration>| time.map(|time| humantime::format_duration(time).to_string());
         Self {
             kind: (backoff.kind != BackoffKind::Queue).then(|| backoff.kind.as_str()),
             initial: time(backoff.initial),

@@ -14,7 +14,11 @@ use crate::{
 /// Reads the query: `queue=…`, or nothing.
 pub(in crate::ingress) fn queue_of_query(text: &str) -> Result<String, Unread> {
     let parameters = query::parameters(text).map_err(Unread::Invalid)?;
-    Ok(parameters.into_iter().find(|(name, _)| name == "queue").map(|(_, queue)| queue).unwrap_or_default())
+    Ok(parameters
+        .into_iter()
+        .find(|(name, _)| name == "queue")
+        .map(|(_, queue)| queue)
+        .unwrap_or_default())
 }
 
 /// The tasks that came in and went out, and the place of the rest, by queue.
@@ -104,7 +108,10 @@ impl<'a> From<&'a model::Books> for Books<'a> {
     fn from(books: &'a model::Books) -> Self {
         Self {
             at: to_rfc_3339(books.at_unix_ms),
-            bus: books.bus.map(|bus| Bus { pipeline: bus.pipeline, task_results: bus.task_results }),
+            bus: books.bus.map(|bus| Bus {
+                pipeline: bus.pipeline,
+                task_results: bus.task_results,
+            }),
             rejected_elsewhere: books.rejected_elsewhere,
             queues: books.queues.iter().map(Into::into).collect(),
         }
@@ -117,11 +124,24 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
         Self {
             queue: of.queue.as_str(),
             state: of.state,
-            came_in: In { stored: of.stored(), duplicates: of.duplicates, rejected: of.rejected },
-            out: Out { completed: of.completed, dead: of.dead, cancelled: of.cancelled },
+            came_in: In {
+                stored: of.stored(),
+                duplicates: of.duplicates,
+                rejected: of.rejected,
+            },
+            out: Out {
+                completed: of.completed,
+                dead: of.dead,
+                cancelled: of.cancelled,
+            },
             held: Held {
                 total: held.total,
-                sql: Sql { fresh: held.fresh, parked: held.parked, scheduled: held.scheduled, missing: held.missing },
+                sql: Sql {
+                    fresh: held.fresh,
+                    parked: held.parked,
+                    scheduled: held.scheduled,
+                    missing: held.missing,
+                },
                 between: held.between,
                 redis: Redis {
                     live: held.live(),

@@ -29,7 +29,12 @@ pub(in crate::ingress) struct Event<'a> {
 
 impl<'a> From<&'a TaskEvent> for Event<'a> {
     fn from(event: &'a TaskEvent) -> Self {
-        Self { id: event.id, queue: event.queue.as_str(), status: event.status, at: to_rfc_3339(event.at_unix_ms) }
+        Self {
+            id: event.id,
+            queue: event.queue.as_str(),
+            status: event.status,
+            at: to_rfc_3339(event.at_unix_ms),
+        }
     }
 }
 
@@ -42,14 +47,19 @@ pub(in crate::ingress) struct End {
 
 impl From<WatchEnd> for End {
     fn from(end: WatchEnd) -> Self {
-        Self { reason: end.as_str(), detail: end.says() }
+        Self {
+            reason: end.as_str(),
+            detail: end.says(),
+        }
     }
 }
 
 /// Reads the query of an insert: how long it waits.
 pub(in crate::ingress) fn wait(text: &str) -> Result<Option<Duration>, String> {
     let parameters = query::parameters(text)?;
-    let Some((_, value)) = parameters.into_iter().find(|(name, _)| name == "wait") else { return Ok(None) };
+    let Some((_, value)) = parameters.into_iter().find(|(name, _)| name == "wait") else {
+        return Ok(None);
+    };
     let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
     Ok(Some(duration))
 }
@@ -79,7 +89,15 @@ pub(in crate::ingress) fn large(mut awaited: model::AwaitedTask) -> Entry {
 
 impl<'a> From<&'a model::AwaitedTask> for AwaitedTask<'a> {
     fn from(awaited: &'a model::AwaitedTask) -> Self {
-        let model::AwaitedTask { answer, status, results } = awaited;
-        Self { answer, task_status: *status, results: results.iter().map(Into::into).collect() }
+        let model::AwaitedTask {
+            answer,
+            status,
+            results,
+        } = awaited;
+        Self {
+            answer,
+            task_status: *status,
+            results: results.iter().map(Into::into).collect(),
+        }
     }
 }

@@ -102,13 +102,21 @@ impl<'a> From<&'a model::Explanation> for Explanation<'a> {
 impl<'a> From<&'a model::LeaseView> for Lease<'a> {
     fn from(lease: &'a model::LeaseView) -> Self {
         let lease_expires_at = lease.expires_unix_ms.map(to_rfc_3339);
-        Self { worker: &lease.worker, lease_expires_at, delivered: lease.is_delivered }
+        Self {
+            worker: &lease.worker,
+            lease_expires_at,
+            delivered: lease.is_delivered,
+        }
     }
 }
 
 impl<'a> From<&'a model::Failure> for Failure<'a> {
     fn from(failure: &'a model::Failure) -> Self {
-        Self { at: to_rfc_3339(failure.at_unix_ms), worker: &failure.worker, reason: &failure.reason }
+        Self {
+            at: to_rfc_3339(failure.at_unix_ms),
+            worker: &failure.worker,
+            reason: &failure.reason,
+        }
     }
 }
 
@@ -131,7 +139,10 @@ mod tests {
     #[test]
     fn a_question_is_read_from_the_query() {
         let read = question("queue=q&key=https%3A%2F%2Fa%2F%3Fb+c&worker=w").unwrap();
-        assert_eq!((&read.queue[..], &read.key[..], &read.worker[..]), ("q", &b"https://a/?b c"[..], "w"));
+        assert_eq!(
+            (&read.queue[..], &read.key[..], &read.worker[..]),
+            ("q", &b"https://a/?b c"[..], "w")
+        );
         assert_eq!(question("").unwrap(), ExplainTask::default());
         let refused = question("id=1&id=2").unwrap_err().to_string();
         assert_eq!(refused, "the parameter \"id\" is given twice");

@@ -19,8 +19,16 @@ pub(in crate::ingress) struct Request {
 }
 
 pub(in crate::ingress) fn request(body: &Bytes) -> Result<model::Fsck, Unread> {
-    let Request { queue, repair, cursor } = object(body)?;
-    Ok(model::Fsck { queue, repair, cursor })
+    let Request {
+        queue,
+        repair,
+        cursor,
+    } = object(body)?;
+    Ok(model::Fsck {
+        queue,
+        repair,
+        cursor,
+    })
 }
 
 /// Reads which shards to dump: `queue=…`, and `shard=…`, `limit=…`.
@@ -58,7 +66,13 @@ struct DumpedShard {
 
 impl<'a> Dump<'a> {
     pub(in crate::ingress) fn new(queue: &'a str, shards: Vec<(u32, Option<Value>)>) -> Self {
-        Self { queue, shards: shards.into_iter().map(|(shard, holds)| DumpedShard { shard, holds }).collect() }
+        Self {
+            queue,
+            shards: shards
+                .into_iter()
+                .map(|(shard, holds)| DumpedShard { shard, holds })
+                .collect(),
+        }
     }
 }
 
@@ -107,7 +121,15 @@ struct Find<'a> {
 
 impl<'a> From<&'a model::FsckPage> for Page<'a> {
     fn from(page: &'a model::FsckPage) -> Self {
-        let model::FsckPage { finds, more, unchecked, unchecked_shards, shards, tasks, cursor } = page;
+        let model::FsckPage {
+            finds,
+            more,
+            unchecked,
+            unchecked_shards,
+            shards,
+            tasks,
+            cursor,
+        } = page;
         let unchecked_shard = |(shard, says): (&'a ShardId, &'a String)| UncheckedShard {
             queue: shard.queue.as_str(),
             shard: shard.number,
@@ -127,8 +149,23 @@ impl<'a> From<&'a model::FsckPage> for Page<'a> {
 
 impl<'a> From<&'a model::Find> for Find<'a> {
     fn from(find: &'a model::Find) -> Self {
-        let model::Find { kind, queue, shard, task, says, mended } = find;
+        let model::Find {
+            kind,
+            queue,
+            shard,
+            task,
+            says,
+            mended,
+        } = find;
         let task = task.map(|id| id.to_string());
-        Self { kind: *kind, queue, shard: *shard, task, says, repair: kind.mend(), mended: *mended }
+        Self {
+            kind: *kind,
+            queue,
+            shard: *shard,
+            task,
+            says,
+            repair: kind.mend(),
+            mended: *mended,
+        }
     }
 }

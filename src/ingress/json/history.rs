@@ -41,7 +41,11 @@ pub(in crate::ingress) struct TaskFile<'a> {
 
 impl<'a> From<&'a model::TaskFile> for TaskFile<'a> {
     fn from(file: &'a model::TaskFile) -> Self {
-        let Shown { value, base64, encoding } = Shown::of(&file.payload, file.payload_encoding);
+        let Shown {
+            value,
+            base64,
+            encoding,
+        } = Shown::of(&file.payload, file.payload_encoding);
         Self {
             task: (&file.task).into(),
             payload: value,
@@ -108,7 +112,12 @@ struct Act<'a> {
 
 impl<'a> From<&'a model::Act> for Act<'a> {
     fn from(act: &'a model::Act) -> Self {
-        Self { id: act.id, at: to_rfc_3339(act.at_unix_ms()), who: &act.who, what: &act.what }
+        Self {
+            id: act.id,
+            at: to_rfc_3339(act.at_unix_ms()),
+            who: &act.who,
+            what: &act.what,
+        }
     }
 }
 

@@ -60,8 +60,8 @@ pub(in crate::ingress) struct NewTask<'a> {
     #[schemars(length(max = 256))]
     traceparent: String,
     #[serde(default)]
-    /// An insert that is sent again with the same one is answered as the first time, for the queue's
-    /// `idempotency_window`. Not for discovered tasks.
+    /// An insert that is sent again with the same one is answered as the first time, for the
+    /// queue's `idempotency_window`. Not for discovered tasks.
     #[schemars(length(max = 256))]
     idempotency_key: String,
 }
@@ -101,15 +101,24 @@ pub(in crate::ingress) struct NewTasks {
 }
 
 /// Reads one task or an array of them.
-pub(in crate::ingress) fn new_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Result<NewTasks, Unread> {
+pub(in crate::ingress) fn new_tasks(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<NewTasks, Unread> {
     if first_byte(body) != Some(b'[') {
         let item: &RawValue = serde_json::from_slice(body).map_err(perhaps_lines)?;
         let task = part(body, item.get(), tally)?;
-        return Ok(NewTasks { tasks: vec![task], is_single: true });
+        return Ok(NewTasks {
+            tasks: vec![task],
+            is_single: true,
+        });
     }
     let items = entries(body, tally)?;
     let tasks = items.into_iter().map(|item| part(body, item.get(), tally));
-    Ok(NewTasks { tasks: tasks.collect::<Result<_, _>>()?, is_single: false })
+    Ok(NewTasks {
+        tasks: tasks.collect::<Result<_, _>>()?,
+        is_single: false,
+    })
 }
 
 /// The entries of an array, up to the limit.
@@ -140,7 +149,10 @@ fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValu
     }
 
     let (mut excess, mut reader) = (None, serde_json::Deserializer::from_slice(body));
-    let list = reader.deserialize_seq(Entries { tally, excess: &mut excess });
+    let list = reader.deserialize_seq(Entries {
+        tally,
+        excess: &mut excess,
+    });
     match (list, excess) {
         (_, Some(excess)) => Err(excess.into()),
         (list, None) => {
@@ -157,13 +169,19 @@ fn perhaps_lines(error: serde_json::Error) -> Unread {
     if let Unread::Malformed { detail, .. } = &mut unread
         && detail.ends_with("trailing characters")
     {
-        *detail += "; several tasks? send an array, or lines with Content-Type: application/x-ndjson";
+        *detail +=
+            "; several tasks? send an array, or lines with Content-Type: application/x-ndjson";
     }
     unread
 }
 
-/// Reads a task that is a part of `body`, and counts it. An outer error is that of the whole request.
-pub(super) fn part(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<model::NewTask, String>, Excess> {
+/// Reads a task that is a part of `body`, and counts it. An outer error is that of the whole
+/// request.
+pub(super) fn part(
+    body: &Bytes,
+    text: &str,
+    tally: &mut Tally<'_>,
+) -> Result<Result<model::NewTask, String>, Excess> {
     counted(task_within(body, text), tally)
 }
 
@@ -181,7 +199,8 @@ fn counted(
 /// Reads a task from a part of `body`.
 fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
     let task: NewTask<'_> = item(text, "a task")?;
-    let (payload, payload_encoding) = value::read(body, "payload", task.payload, task.payload_base64)?;
+    let (payload, payload_encoding) =
+        value::read(body, "payload", task.payload, task.payload_base64)?;
     Ok(model::NewTask {
         payload,
         payload_encoding,
@@ -268,7 +287,11 @@ mod tests {
         ];
         for (text, payload, encoding) in cases {
             let task = read(text).unwrap();
-            assert_eq!((&task.payload[..], task.payload_encoding), (payload, encoding), "{text}");
+            assert_eq!(
+                (&task.payload[..], task.payload_encoding),
+                (payload, encoding),
+                "{text}"
+            );
         }
     }
 
@@ -288,20 +311,59 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_task_is_named() {
         let cases = [
-            (r#"{"pirority":"high"}"#, "unknown field `pirority`, expected one of `queue`, `key`, `payload`"),
-            (r#"{"priority":"urgent"}"#, "priority: unknown priority \"urgent\"; expected high, medium or low"),
-            (r#"{"delay":"soon"}"#, "delay: \"soon\" is not a duration; write \"250ms\""),
-            (r#"{"delay":30}"#, "delay: invalid type: integer `30`, expected a string"),
-            (r#"{"headers":{"a":1}}"#, "headers.a: invalid type: integer `1`, expected a string"),
-            (r#"{"deadline":"tomorrow"}"#, "deadline: \"tomorrow\" is not a time; write it as RFC 3339"),
-            (r#"{"not_before":"tomorrow"}"#, "not_before: \"tomorrow\" is not a time; write it as RFC 3339"),
-            (r#"{"payload":1,"payload_base64":"AA=="}"#, "payload and payload_base64 are both given"),
+            (
+                r#"{"pirority":"high"}"#,
+                "unknown field `pirority`, expected one of `queue`, `key`, `payload`",
+            ),
+            (
+                r#"{"priority":"urgent"}"#,
+                "priority: unknown priority \"urgent\"; expected high, medium or low",
+            ),
+            (
+                r#"{"delay":"soon"}"#,
+                "delay: \"soon\" is not a duration; write \"250ms\"",
+            ),
+            (
+                r#"{"delay":30}"#,
+                "delay: invalid type: integer `30`, expected a string",
+            ),
+            (
+                r#"{"headers":{"a":1}}"#,
+                "headers.a: invalid type: integer `1`, expected a string",
+            ),
+            (
+                r#"{"deadline":"tomorrow"}"#,
+                "deadline: \"tomorrow\" is not a time; write it as RFC 3339",
+            ),
+            (
+                r#"{"not_before":"tomorrow"}"#,
+                "not_before: \"tomorrow\" is not a time; write it as RFC 3339",
+            ),
+            (
+                r#"{"payload":1,"payload_base64":"AA=="}"#,
+                "payload and payload_base64 are both given",
+            ),
             (r#"{"payload_base64":"%"}"#, "payload_base64 is not base64"),
-            (r#"{"payload":"\ud800"}"#, "payload: an escape is half of a character"),
-            (r#"{"payload":"\udc00!"}"#, "payload: an escape is half of a character"),
-            (r#"{"key":"\ud800"}"#, "not JSON at column 15: an escape is half of a character"),
-            (r#"{"replicas":-1}"#, "replicas: invalid value: integer `-1`, expected no negative number"),
-            (r#"{"backoff":{"kind":"wild"}}"#, "backoff.kind: unknown kind \"wild\"; expected constant, linear or"),
+            (
+                r#"{"payload":"\ud800"}"#,
+                "payload: an escape is half of a character",
+            ),
+            (
+                r#"{"payload":"\udc00!"}"#,
+                "payload: an escape is half of a character",
+            ),
+            (
+                r#"{"key":"\ud800"}"#,
+                "not JSON at column 15: an escape is half of a character",
+            ),
+            (
+                r#"{"replicas":-1}"#,
+                "replicas: invalid value: integer `-1`, expected no negative number",
+            ),
+            (
+                r#"{"backoff":{"kind":"wild"}}"#,
+                "backoff.kind: unknown kind \"wild\"; expected constant, linear or",
+            ),
             (r#"["q","k"]"#, "expected a task: a JSON object"),
             (r#"{"queue":"q""#, "not JSON at column 12: EOF"),
             ("", "not JSON at column 0: EOF"),
@@ -321,7 +383,11 @@ mod tests {
         let tasks = read("[{\"queue\":\"q\"},{\"que\":1},7]").unwrap();
         assert!(!tasks.is_single);
         assert!(tasks.tasks[0].is_ok() && tasks.tasks[1].is_err() && tasks.tasks[2].is_err());
-        let Unread::Malformed { line, column, detail } = read("[{\"queue\":\"q\"},\n{\"queue\" \"q\"}]").unwrap_err()
+        let Unread::Malformed {
+            line,
+            column,
+            detail,
+        } = read("[{\"queue\":\"q\"},\n{\"queue\" \"q\"}]").unwrap_err()
         else {
             panic!("not JSON")
         };
@@ -332,28 +398,59 @@ mod tests {
             "not JSON: trailing characters; several tasks? \
              send an array, or lines with Content-Type: application/x-ndjson"
         );
-        assert!(read("[{}] []").unwrap_err().to_string().starts_with("not JSON: trailing characters"));
+        assert!(
+            read("[{}] []")
+                .unwrap_err()
+                .to_string()
+                .starts_with("not JSON: trailing characters")
+        );
     }
 
     #[test]
     fn too_many_tasks_or_headers_are_not_read_to_their_end() {
         let body = Bytes::from(format!("[{}0]", "0,".repeat(2 << 20)));
-        assert_eq!(read_all(&body).unwrap_err(), Unread::Excess(Excess::Tasks(20_000)));
-        let headers = |count: usize| (0..count).map(|n| format!("\"{n}\":\"\"")).collect::<Vec<_>>().join(",");
-        let task = |count| format!("{{\"queue\":\"q\",\"key\":\"k\",\"headers\":{{{}}}}}", headers(count));
+        assert_eq!(
+            read_all(&body).unwrap_err(),
+            Unread::Excess(Excess::Tasks(20_000))
+        );
+        let headers = |count: usize| {
+            (0..count)
+                .map(|n| format!("\"{n}\":\"\""))
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        let task = |count| {
+            format!(
+                "{{\"queue\":\"q\",\"key\":\"k\",\"headers\":{{{}}}}}",
+                headers(count)
+            )
+        };
         let error = new_task(&Bytes::from(task(1001))).unwrap_err();
         assert_eq!(error, "headers: more than 1000 headers");
         let body = Bytes::from(format!("[{}]", vec![task(1000); 400].join(",")));
         let error = read_all(&body).unwrap_err().to_string();
-        assert!(error.contains("bytes of memory; send fewer at once"), "{error}");
+        assert!(
+            error.contains("bytes of memory; send fewer at once"),
+            "{error}"
+        );
     }
 
     #[test]
     fn answers_leave_out_what_is_empty() {
         let id: TaskId = "01890a5d-ac96-774b-bcce-b302099a8057".parse().unwrap();
-        let created = InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() };
-        assert_eq!(shown(created), json!({"status": "CREATED", "id": id.to_string()}));
+        let created = InsertAnswer {
+            status: InsertStatus::Created,
+            id: Some(id),
+            error: String::new(),
+        };
+        assert_eq!(
+            shown(created),
+            json!({"status": "CREATED", "id": id.to_string()})
+        );
         let rejected = InsertAnswer::rejected("why".into());
-        assert_eq!(shown(rejected), json!({"status": "REJECTED", "error": "why"}));
+        assert_eq!(
+            shown(rejected),
+            json!({"status": "REJECTED", "error": "why"})
+        );
     }
 }

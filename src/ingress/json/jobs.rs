@@ -22,7 +22,11 @@ pub(super) const MAX_IDS: usize = 1000;
 
 /// Tasks by id, or by filter with `dry_run` or `yes`.
 #[derive(Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "an object with ids or a filter"
+)]
 #[schemars(rename = "ChangeTasks")]
 pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
@@ -33,8 +37,16 @@ pub(in crate::ingress) struct Change {
 }
 
 /// Reads which tasks to change.
-pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<Result<ChangeTasks, String>, Unread> {
-    let Change { ids, filter, dry_run, yes } = object(body)?;
+pub(in crate::ingress) fn change(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Result<ChangeTasks, String>, Unread> {
+    let Change {
+        ids,
+        filter,
+        dry_run,
+        yes,
+    } = object(body)?;
     chosen(ids, filter, dry_run, yes, tally)
 }
 
@@ -58,19 +70,37 @@ pub(super) fn chosen(
 #[serde(untagged)]
 #[schemars(rename = "TasksChanged")]
 pub(in crate::ingress) enum Changed<'a> {
-    Items { results: Vec<ItemAnswer<'a>> },
-    Counted { matched: u64, looked_at: u64, at_least: bool },
-    Started { job: Box<Job<'a>> },
+    Items {
+        results: Vec<ItemAnswer<'a>>,
+    },
+    Counted {
+        matched: u64,
+        looked_at: u64,
+        at_least: bool,
+    },
+    Started {
+        job: Box<Job<'a>>,
+    },
 }
 
 impl<'a> From<&'a TasksChanged> for Changed<'a> {
     fn from(changed: &'a TasksChanged) -> Self {
         match changed {
-            TasksChanged::Items(answers) => Self::Items { results: answers.iter().map(Into::into).collect() },
-            TasksChanged::Counted(TaskCount { matched, looked_at, at_least }) => {
-                Self::Counted { matched: *matched, looked_at: *looked_at, at_least: *at_least }
-            }
-            TasksChanged::Started(job) => Self::Started { job: Box::new((&**job).into()) },
+            TasksChanged::Items(answers) => Self::Items {
+                results: answers.iter().map(Into::into).collect(),
+            },
+            TasksChanged::Counted(TaskCount {
+                matched,
+                looked_at,
+                at_least,
+            }) => Self::Counted {
+                matched: *matched,
+                looked_at: *looked_at,
+                at_least: *at_least,
+            },
+            TasksChanged::Started(job) => Self::Started {
+                job: Box::new((&**job).into()),
+            },
         }
     }
 }
@@ -132,7 +162,14 @@ mod tests {
     fn a_change_names_ids_or_a_filter() {
         let read = |text: &'static str| change(&Bytes::from(text), &mut tally(&share())).unwrap();
         let ids = ChosenTasks::Ids(vec!["x".into()]);
-        assert_eq!(read(r#"{"ids":["x"]}"#), Ok(ChangeTasks { chosen: ids, dry_run: false, yes: false }));
+        assert_eq!(
+            read(r#"{"ids":["x"]}"#),
+            Ok(ChangeTasks {
+                chosen: ids,
+                dry_run: false,
+                yes: false
+            })
+        );
         let filter = TaskFilter {
             queue: QueueName::new("q").ok(),
             statuses: vec![TaskStatus::Dead],
@@ -144,9 +181,23 @@ mod tests {
         let text = r#"{"filter":{"queue":"q","status":"dead","key_prefix":"a","headers":{"h":"v"},
                        "since":"1970-01-01T00:00:01Z"},"dry_run":true}"#;
         let chosen = ChosenTasks::Filter(Box::new(filter));
-        assert_eq!(read(text), Ok(ChangeTasks { chosen, dry_run: true, yes: false }));
+        assert_eq!(
+            read(text),
+            Ok(ChangeTasks {
+                chosen,
+                dry_run: true,
+                yes: false
+            })
+        );
         assert_eq!(read("{}").unwrap_err(), "name tasks by ids or by a filter");
-        assert_eq!(read(r#"{"ids":["x"],"filter":{}}"#).unwrap_err(), "ids and a filter are both given; use one");
-        assert!(read(r#"{"filter":{"since":"monday"}}"#).unwrap_err().contains("\"monday\" is not a time"));
+        assert_eq!(
+            read(r#"{"ids":["x"],"filter":{}}"#).unwrap_err(),
+            "ids and a filter are both given; use one"
+        );
+        assert!(
+            read(r#"{"filter":{"since":"monday"}}"#)
+                .unwrap_err()
+                .contains("\"monday\" is not a time")
+        );
     }
 }

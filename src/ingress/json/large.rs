@@ -1,7 +1,7 @@
 //! Large answers as JSON that is written piece by piece, while the client reads.
 //!
-//! In JSON a byte of a text may take six, so a whole answer may take far more memory than its payloads. Here only one
-//! piece of it exists at a time.
+//! In JSON a byte of a text may take six, so a whole answer may take far more memory than its
+//! payloads. Here only one piece of it exists at a time.
 
 use std::{collections::VecDeque, vec};
 
@@ -18,7 +18,8 @@ const PIECE: usize = 64 << 10;
 /// The bytes of a value that are written at a time. As base64 they need no padding.
 const CHUNK: usize = 12 << 10;
 
-/// A payload or a result that is written piece by piece. The kinds are those of [`Shown`](super::value::Shown).
+/// A payload or a result that is written piece by piece. The kinds are those of
+/// [`Shown`](super::value::Shown).
 pub(in crate::ingress) enum Large {
     Nothing,
     Json(Bytes),
@@ -31,13 +32,19 @@ impl Large {
         if bytes.is_empty() {
             return Self::Nothing;
         }
-        let Ok(text) = std::str::from_utf8(&bytes) else { return Self::Base64(bytes) };
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            return Self::Base64(bytes);
+        };
         match encoding {
             Encoding::Bytes => Self::Base64(bytes),
             Encoding::Text => Self::Text(bytes),
             Encoding::Json | Encoding::Unknown => {
                 let is_json = serde_json::from_str::<&RawValue>(text).is_ok();
-                if is_json { Self::Json(bytes) } else { Self::Text(bytes) }
+                if is_json {
+                    Self::Json(bytes)
+                } else {
+                    Self::Text(bytes)
+                }
             }
         }
     }
@@ -75,7 +82,8 @@ impl Part {
             Self::AsItIs(bytes) => piece.extend_from_slice(&bytes.split_to(length)),
             Self::Escaped(bytes) => {
                 let chunk = bytes.split_to(length);
-                let quoted = serde_json::to_vec(&String::from_utf8_lossy(&chunk)).expect("text is JSON");
+                let quoted =
+                    serde_json::to_vec(&String::from_utf8_lossy(&chunk)).expect("text is JSON");
                 piece.extend_from_slice(&quoted[1..quoted.len() - 1]);
             }
             Self::Base64(bytes) => {
@@ -101,7 +109,10 @@ impl Entry {
         let closing = text.pop();
         debug_assert_eq!(closing, Some(b'}'), "an object");
         let has_fields = text.len() > 1;
-        Self { parts: [Part::AsItIs(text.into())].into(), has_fields }
+        Self {
+            parts: [Part::AsItIs(text.into())].into(),
+            has_fields,
+        }
     }
 
     fn text(&mut self, text: impl Into<Bytes>) {
@@ -156,7 +167,9 @@ impl Entry {
 
     /// Moves the next bytes into `piece`. False: there are none.
     fn write(&mut self, piece: &mut Vec<u8>) -> bool {
-        let Some(part) = self.parts.front_mut() else { return false };
+        let Some(part) = self.parts.front_mut() else {
+            return false;
+        };
         if !part.write(piece) {
             self.parts.pop_front();
         }
@@ -164,8 +177,8 @@ impl Entry {
     }
 }
 
-/// An object whose last field is a list: its entries come in pages, and each becomes JSON when the one before it has
-/// left.
+/// An object whose last field is a list: its entries come in pages, and each becomes JSON when the
+/// one before it has left.
 struct List<P, T> {
     pages: P,
     page: vec::IntoIter<T>,
@@ -201,8 +214,8 @@ impl<T, E, P: Stream<Item = Result<Vec<T>, E>> + Unpin> List<P, T> {
     }
 }
 
-/// Writes `head`, which is an object without its end, and after its fields the list `name` of all pages. After an error
-/// of a page the text breaks off.
+/// Writes `head`, which is an object without its end, and after its fields the list `name` of all
+/// pages. After an error of a page the text breaks off.
 pub(in crate::ingress) fn list<T, E, P>(
     mut head: Entry,
     name: &str,
@@ -215,7 +228,14 @@ where
     P: Stream<Item = Result<Vec<T>, E>> + Send + Unpin,
 {
     head.name(name, "[");
-    let list = List { pages, page: Vec::new().into_iter(), entry, at_hand: head, is_first: true, is_over: false };
+    let list = List {
+        pages,
+        page: Vec::new().into_iter(),
+        entry,
+        at_hand: head,
+        is_first: true,
+        is_over: false,
+    };
     stream::unfold(Some(list), async |list| {
         let mut list = list?;
         match list.next().await {
@@ -243,7 +263,10 @@ mod tests {
 
     async fn written(head: Value, values: Vec<Vec<(Bytes, Encoding)>>) -> (Value, usize) {
         let pages = stream::iter(values.into_iter().map(Ok::<_, Infallible>));
-        let pieces: Vec<Bytes> = list(Entry::new(&head), "list", pages, entry).try_collect().await.unwrap();
+        let pieces: Vec<Bytes> = list(Entry::new(&head), "list", pages, entry)
+            .try_collect()
+            .await
+            .unwrap();
         let largest = pieces.iter().map(Bytes::len).max().unwrap();
         (serde_json::from_slice(&pieces.concat()).unwrap(), largest)
     }
@@ -257,7 +280,10 @@ mod tests {
             (long("x\"\\\n\t\u{7f}é€𝄞"), Encoding::Text),
             (long("€"), Encoding::Text),
             (long("𝄞x"), Encoding::Unknown),
-            (Bytes::from(format!("[\"{}\"]", "ö".repeat(50_000))), Encoding::Json),
+            (
+                Bytes::from(format!("[\"{}\"]", "ö".repeat(50_000))),
+                Encoding::Json,
+            ),
             (Bytes::from_static(b"{\"a\":  1.50}"), Encoding::Unknown),
             (long("not JSON"), Encoding::Json),
             (long("bytes"), Encoding::Bytes),
@@ -296,7 +322,9 @@ mod tests {
     #[tokio::test]
     async fn a_page_that_cannot_be_read_breaks_the_answer_off() {
         let pages = stream::iter([Ok(vec![(Bytes::from("x"), Encoding::Text)]), Err("gone")]);
-        let pieces: Vec<_> = list(Entry::new(&json!({})), "list", pages, entry).collect().await;
+        let pieces: Vec<_> = list(Entry::new(&json!({})), "list", pages, entry)
+            .collect()
+            .await;
         assert_eq!(pieces, [Err("gone")]);
     }
 }

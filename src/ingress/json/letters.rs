@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     model::{
-        self, ChangeLetters, ChosenLetters, LetterFilter, LetterKind, LetterPages, LettersChanged, Priority, QueueName,
-        StoredLetter, TaskId,
+        self, ChangeLetters, ChosenLetters, LetterFilter, LetterKind, LetterPages, LettersChanged,
+        Priority, QueueName, StoredLetter, TaskId,
     },
     wire::time::to_rfc_3339,
 };
@@ -26,7 +26,9 @@ const MAX_IDS: usize = 1000;
 
 /// The kinds that a filter takes.
 fn kinds() -> Vec<&'static str> {
-    iter::once("").chain(LetterKind::ALL.map(LetterKind::as_str)).collect()
+    iter::once("")
+        .chain(LetterKind::ALL.map(LetterKind::as_str))
+        .collect()
 }
 
 /// Which letters; `{}` chooses all.
@@ -48,7 +50,11 @@ struct Filter {
 
 /// Letters by id, or by filter with `dry_run` or `yes`.
 #[derive(Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "an object with ids or a filter"
+)]
 #[schemars(rename = "ChangeLetters")]
 pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
@@ -66,8 +72,14 @@ pub(in crate::ingress) struct Change {
 impl Filter {
     fn read(self) -> Result<LetterFilter, String> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
-        let time = |text: Option<String>| text.and_then(given).map(|text| text.parse::<Instant>()).transpose();
-        let queue = given(self.queue).map(|queue| QueueName::new(&queue)).transpose();
+        let time = |text: Option<String>| {
+            text.and_then(given)
+                .map(|text| text.parse::<Instant>())
+                .transpose()
+        };
+        let queue = given(self.queue)
+            .map(|queue| QueueName::new(&queue))
+            .transpose();
         Ok(LetterFilter {
             queue: queue.map_err(|error| error.to_string())?,
             kind: given(self.kind).map(|kind| kind.parse()).transpose()?,
@@ -79,8 +91,16 @@ impl Filter {
 }
 
 fn pages(filter: Filter, limit: u32, cursor: &str) -> Result<LetterPages, String> {
-    let after = if cursor.is_empty() { None } else { Some(cursor.parse()?) };
-    Ok(LetterPages { filter: filter.read()?, limit, after })
+    let after = if cursor.is_empty() {
+        None
+    } else {
+        Some(cursor.parse()?)
+    };
+    Ok(LetterPages {
+        filter: filter.read()?,
+        limit,
+        after,
+    })
 }
 
 /// Reads the query of a list.
@@ -97,7 +117,11 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<LetterPages, Stri
             "since" => filter.since = Some(value),
             "until" => filter.until = Some(value),
             "reason" => filter.reason = value,
-            "limit" => limit = value.parse().map_err(|_| query::not_a_number(&name, &value))?,
+            "limit" => {
+                limit = value
+                    .parse()
+                    .map_err(|_| query::not_a_number(&name, &value))?
+            }
             "cursor" => cursor = value,
             // The route has refused others.
             _ => {}
@@ -107,14 +131,30 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<LetterPages, Stri
 }
 
 /// Reads which letters to change.
-pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<Result<ChangeLetters, String>, Unread> {
-    let Change { ids, filter, dry_run, yes, limit, cursor } = object(body)?;
+pub(in crate::ingress) fn change(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Result<ChangeLetters, String>, Unread> {
+    let Change {
+        ids,
+        filter,
+        dry_run,
+        yes,
+        limit,
+        cursor,
+    } = object(body)?;
     for _ in &ids.0 {
         tally.item()?;
     }
-    let by_filter = filter.map(|Nested(filter)| pages(filter, limit, &cursor)).transpose();
+    let by_filter = filter
+        .map(|Nested(filter)| pages(filter, limit, &cursor))
+        .transpose();
     let chosen = by_filter.and_then(|pages| ChosenLetters::new(ids.0, pages));
-    Ok(chosen.map(|chosen| ChangeLetters { chosen, dry_run, yes }))
+    Ok(chosen.map(|chosen| ChangeLetters {
+        chosen,
+        dry_run,
+        yes,
+    }))
 }
 
 /// Letters without payloads.
@@ -129,7 +169,10 @@ pub(in crate::ingress) struct Page<'a> {
 
 impl<'a> From<&'a model::LetterPage> for Page<'a> {
     fn from(page: &'a model::LetterPage) -> Self {
-        Self { letters: page.letters.iter().map(Letter::brief).collect(), cursor: page.next.map(|at| at.to_string()) }
+        Self {
+            letters: page.letters.iter().map(Letter::brief).collect(),
+            cursor: page.next.map(|at| at.to_string()),
+        }
     }
 }
 
@@ -223,7 +266,12 @@ impl<'a> Letter<'a> {
             attempts: (*kind == model::LetterKind::Task).then_some(letter.attempts),
             history: letter.history.iter().map(attempt).collect(),
             parent_id: letter.parent_id.map(|id| id.to_string()),
-            record: (!topic.is_empty()).then_some(Record { topic, partition, offset, value_base64: None }),
+            record: (!topic.is_empty()).then_some(Record {
+                topic,
+                partition,
+                offset,
+                value_base64: None,
+            }),
             task: None,
         }
     }
@@ -238,7 +286,11 @@ impl<'a> From<&'a StoredLetter> for Letter<'a> {
             record.value_base64 = Some(BASE64.encode(&letter.value));
         }
         shown.task = letter.task.as_ref().map(|task| {
-            let Shown { value, base64, encoding } = Shown::of(&task.payload, task.payload_encoding);
+            let Shown {
+                value,
+                base64,
+                encoding,
+            } = Shown::of(&task.payload, task.payload_encoding);
             Task {
                 payload: value,
                 payload_base64: base64,
@@ -275,9 +327,25 @@ pub(in crate::ingress) struct Changed<'a> {
 
 impl<'a> From<&'a LettersChanged> for Changed<'a> {
     fn from(changed: &'a LettersChanged) -> Self {
-        let LettersChanged { matched, changed: count, failed, next } = changed;
-        let failed = failed.iter().map(|(id, error)| Failure { id: id.to_string(), error }).collect();
-        Self { matched: *matched, changed: *count, failed, cursor: next.map(|at| at.to_string()) }
+        let LettersChanged {
+            matched,
+            changed: count,
+            failed,
+            next,
+        } = changed;
+        let failed = failed
+            .iter()
+            .map(|(id, error)| Failure {
+                id: id.to_string(),
+                error,
+            })
+            .collect();
+        Self {
+            matched: *matched,
+            changed: *count,
+            failed,
+            cursor: next.map(|at| at.to_string()),
+        }
     }
 }
 
@@ -302,29 +370,60 @@ mod tests {
             until_unix_ms: Some(2_000),
             reason: String::new(),
         };
-        assert_eq!(pages, LetterPages { filter: filter.clone(), limit: 7, after: None });
+        assert_eq!(
+            pages,
+            LetterPages {
+                filter: filter.clone(),
+                limit: 7,
+                after: None
+            }
+        );
         let body = Bytes::from_static(
             br#"{"filter":{"queue":"q","kind":"record","since":"1970-01-01T00:00:01Z",
                 "until":"1970-01-01T00:00:02Z"},"dry_run":true,"limit":7}"#,
         );
         let read = change(&body, &mut tally(&share())).unwrap().unwrap();
-        assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(pages), dry_run: true, yes: false });
+        assert_eq!(
+            read,
+            ChangeLetters {
+                chosen: ChosenLetters::Pages(pages),
+                dry_run: true,
+                yes: false
+            }
+        );
     }
 
     #[test]
     fn empty_texts_choose_all() {
-        let all = LetterPages { filter: LetterFilter::default(), limit: 0, after: None };
-        assert_eq!(pages_of_query("queue=&kind=&since=&until=&reason=&limit=&cursor="), Ok(all.clone()));
+        let all = LetterPages {
+            filter: LetterFilter::default(),
+            limit: 0,
+            after: None,
+        };
+        assert_eq!(
+            pages_of_query("queue=&kind=&since=&until=&reason=&limit=&cursor="),
+            Ok(all.clone())
+        );
         let body = Bytes::from_static(br#"{"filter":{"since":"","until":null},"yes":true}"#);
         let read = change(&body, &mut tally(&share())).unwrap().unwrap();
-        assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(all), dry_run: false, yes: true });
+        assert_eq!(
+            read,
+            ChangeLetters {
+                chosen: ChosenLetters::Pages(all),
+                dry_run: false,
+                yes: true
+            }
+        );
     }
 
     #[test]
     fn a_wrong_query_is_named() {
         for (text, why) in [
             ("queue=a&queue=b", "\"queue\" is given twice"),
-            ("kind=dead", "unknown kind \"dead\"; expected task, discovered, record, refused"),
+            (
+                "kind=dead",
+                "unknown kind \"dead\"; expected task, discovered, record, refused",
+            ),
             ("since=monday", "\"monday\" is not a time"),
             ("limit=x", "limit \"x\" is not a whole number"),
             ("cursor=x", "the cursor is not one of an earlier answer"),
@@ -337,16 +436,43 @@ mod tests {
 
     #[test]
     fn a_list_leaves_out_what_a_letter_shows() {
-        let task = NewTask { key: "k".into(), payload: "p".into(), ..Default::default() };
-        let letter = DeadLetter { queue: "q".into(), task: Some(task), attempts: 3, ..Default::default() };
-        let stored = StoredLetter { id: TaskId::new(), kind: LetterKind::Task, letter };
+        let task = NewTask {
+            key: "k".into(),
+            payload: "p".into(),
+            ..Default::default()
+        };
+        let letter = DeadLetter {
+            queue: "q".into(),
+            task: Some(task),
+            attempts: 3,
+            ..Default::default()
+        };
+        let stored = StoredLetter {
+            id: TaskId::new(),
+            kind: LetterKind::Task,
+            letter,
+        };
         let brief = shown(Letter::brief(&stored));
-        assert_eq!((&brief["key"], &brief["attempts"], brief.get("payload")), (&json!("k"), &json!(3), None));
+        assert_eq!(
+            (&brief["key"], &brief["attempts"], brief.get("payload")),
+            (&json!("k"), &json!(3), None)
+        );
         assert_eq!(shown(Letter::from(&stored))["payload"], "p");
-        let letter = DeadLetter { topic: "pipeline".into(), value: "v".into(), ..Default::default() };
-        let stored = StoredLetter { id: TaskId::new(), kind: LetterKind::Record, letter };
+        let letter = DeadLetter {
+            topic: "pipeline".into(),
+            value: "v".into(),
+            ..Default::default()
+        };
+        let stored = StoredLetter {
+            id: TaskId::new(),
+            kind: LetterKind::Record,
+            letter,
+        };
         let whole = shown(Letter::from(&stored));
-        assert_eq!((&whole["partition"], &whole["value_base64"]), (&json!(0), &json!("dg==")));
+        assert_eq!(
+            (&whole["partition"], &whole["value_base64"]),
+            (&json!(0), &json!("dg=="))
+        );
         assert!(whole.get("attempts").is_none() && whole.get("queue").is_none());
     }
 }

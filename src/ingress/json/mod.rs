@@ -1,8 +1,8 @@
 //! The JSON of the HTTP API, and of the files that `taskd insert` reads.
 //!
-//! Its names are the proto's, in snake_case; durations are `"30s"`, times RFC 3339. A payload is a slice of the body,
-//! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry
-//! does not spoil the others.
+//! Its names are the proto's, in snake_case; durations are `"30s"`, times RFC 3339. A payload is a
+//! slice of the body, not a copy. The reader counts a list before it reads the entries, and reads
+//! each entry on its own: a wrong entry does not spoil the others.
 
 pub mod backoff;
 pub(super) mod books;
@@ -44,7 +44,11 @@ use crate::{
 pub enum Unread {
     /// The text is wrong.
     #[error("{detail}")]
-    Malformed { detail: String, line: usize, column: usize },
+    Malformed {
+        detail: String,
+        line: usize,
+        column: usize,
+    },
     /// A part that all items need is wrong: the worker's name.
     #[error("{0}")]
     Invalid(String),
@@ -54,9 +58,16 @@ pub enum Unread {
 
 impl From<serde_json::Error> for Unread {
     fn from(error: serde_json::Error) -> Self {
-        let detail =
-            if error.is_data() { without_place(&error) } else { format!("not JSON: {}", without_place(&error)) };
-        Self::Malformed { detail, line: error.line(), column: error.column() }
+        let detail = if error.is_data() {
+            without_place(&error)
+        } else {
+            format!("not JSON: {}", without_place(&error))
+        };
+        Self::Malformed {
+            detail,
+            line: error.line(),
+            column: error.column(),
+        }
     }
 }
 
@@ -80,7 +91,10 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
                 f.write_str("a list")
             }
 
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            fn visit_seq<A: de::SeqAccess<'de>>(
+                self,
+                mut entries: A,
+            ) -> Result<Self::Value, A::Error> {
                 let mut list = Vec::new();
                 while let Some(entry) = entries.next_element()? {
                     if list.len() == N {
@@ -96,7 +110,9 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
 }
 
 /// Reads a map of at most `N` headers. One more is an error, and is not kept.
-fn headers<'de, D: Deserializer<'de>, const N: usize>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
+fn headers<'de, D: Deserializer<'de>, const N: usize>(
+    deserializer: D,
+) -> Result<HashMap<String, String>, D::Error> {
     struct Headers<const N: usize>;
 
     impl<'de, const N: usize> de::Visitor<'de> for Headers<N> {
@@ -110,7 +126,10 @@ fn headers<'de, D: Deserializer<'de>, const N: usize>(deserializer: D) -> Result
             let mut headers = HashMap::new();
             while let Some((name, value)) = entries.next_entry::<String, _>()? {
                 if headers.contains_key(&name) {
-                    return Err(de::Error::custom(format_args!("duplicate field `{}`", shorten(&name, ECHO))));
+                    return Err(de::Error::custom(format_args!(
+                        "duplicate field `{}`",
+                        shorten(&name, ECHO)
+                    )));
                 }
                 headers.insert(name, value);
                 if headers.len() > N {
@@ -152,7 +171,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Nested<T> {
         impl<'de, D: Deserializer<'de>> Deserializer<'de> for OfObjects<D> {
             type Error = D::Error;
 
-            fn deserialize_any<V: de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+            fn deserialize_any<V: de::Visitor<'de>>(
+                self,
+                visitor: V,
+            ) -> Result<V::Value, D::Error> {
                 self.0.deserialize_map(visitor)
             }
 
@@ -170,12 +192,20 @@ fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
     if first_byte(body).is_some_and(|byte| byte != b'{') {
         // Syntax first: text that is no JSON gets that answer.
         let _: &RawValue = serde_json::from_slice(body)?;
-        return Err(Unread::Malformed { detail: "expected a JSON object".into(), line: 1, column: 1 });
+        return Err(Unread::Malformed {
+            detail: "expected a JSON object".into(),
+            line: 1,
+            column: 1,
+        });
     }
     serde_json::from_slice(body).map_err(|error| match error.is_data() {
         true => {
             let detail = in_its_field::<T>(body, &error);
-            Unread::Malformed { detail, line: error.line(), column: error.column() }
+            Unread::Malformed {
+                detail,
+                line: error.line(),
+                column: error.column(),
+            }
         }
         false => error.into(),
     })
@@ -190,22 +220,30 @@ fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> 
         if error.is_data() {
             in_its_field::<T>(text.as_bytes(), &error)
         } else {
-            format!("not JSON at column {}: {}", error.column(), without_place(&error))
+            format!(
+                "not JSON at column {}: {}",
+                error.column(),
+                without_place(&error)
+            )
         }
     })
 }
 
-/// The error with the path of its field. serde does not say the path, so a slower reader reads the text again.
+/// The error with the path of its field. serde does not say the path, so a slower reader reads the
+/// text again.
 fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
     let message = without_place(error);
-    match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text)) {
+    match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text))
+    {
         Err(again) => shorten(&in_field(again.path(), &message), MESSAGE).into_owned(),
         Ok(_) => message,
     }
 }
 
 fn first_byte(text: &[u8]) -> Option<u8> {
-    text.iter().copied().find(|byte| !byte.is_ascii_whitespace())
+    text.iter()
+        .copied()
+        .find(|byte| !byte.is_ascii_whitespace())
 }
 
 fn utf8(text: &[u8]) -> Result<&str, String> {
@@ -226,7 +264,10 @@ fn without_place(error: &serde_json::Error) -> String {
 }
 
 /// `{"results": […]}`, or another list under its name.
-pub fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> serde_json::Result<Vec<u8>> {
+pub fn list<T: Serialize>(
+    name: &'static str,
+    entries: impl IntoIterator<Item = T>,
+) -> serde_json::Result<Vec<u8>> {
     let entries: Vec<T> = entries.into_iter().collect();
     serde_json::to_vec(&HashMap::from([(name, entries)]))
 }
@@ -244,7 +285,9 @@ struct Key<'a> {
 impl<'a> From<&'a Bytes> for Key<'a> {
     fn from(bytes: &'a Bytes) -> Self {
         let key = String::from_utf8_lossy(bytes);
-        let key_base64 = std::str::from_utf8(bytes).is_err().then(|| BASE64.encode(bytes));
+        let key_base64 = std::str::from_utf8(bytes)
+            .is_err()
+            .then(|| BASE64.encode(bytes));
         Self { key, key_base64 }
     }
 }
@@ -287,12 +330,21 @@ mod tests {
     /// Reads a body. An error is that of the request, or the first one of its parts.
     type Read = fn(&Bytes) -> Result<(), String>;
 
-    fn first_error<T, E: ToString>(parts: impl IntoIterator<Item = Result<T, E>>) -> Result<(), String> {
-        parts.into_iter().find_map(Result::err).map_or(Ok(()), |error| Err(error.to_string()))
+    fn first_error<T, E: ToString>(
+        parts: impl IntoIterator<Item = Result<T, E>>,
+    ) -> Result<(), String> {
+        parts
+            .into_iter()
+            .find_map(Result::err)
+            .map_or(Ok(()), |error| Err(error.to_string()))
     }
 
     fn items<T>(parts: Vec<Result<T, crate::model::ItemAnswer>>) -> Result<(), String> {
-        first_error(parts.into_iter().map(|item| item.map_err(|answer| answer.error)))
+        first_error(
+            parts
+                .into_iter()
+                .map(|item| item.map_err(|answer| answer.error)),
+        )
     }
 
     /// A discovered task that cannot be read costs no completion; its answer says what is wrong.
@@ -312,63 +364,115 @@ mod tests {
     /// Every body of the API, with each object that it may have.
     fn bodies() -> Vec<(Value, Read)> {
         let backoff = json!({"kind": "linear", "initial": "1s", "maximum": "9s", "jitter": 0.1, "give_up_after": "1h"});
-        let task =
-            json!({"queue": "q", "key": "k", "payload": {"a": {"b": 1}}, "headers": {"h": "v"}, "backoff": backoff});
+        let task = json!({"queue": "q", "key": "k", "payload": {"a": {"b": 1}}, "headers": {"h": "v"}, "backoff": backoff});
         let get = json!({"worker": "w", "queues": ["q"], "max_tasks": 1});
         let lease = json!({"id": "1", "lease_token": "t"});
-        let completion = json!({"id": "1", "lease_token": "t", "result": {"r": 1}, "discovered": [task]});
+        let completion =
+            json!({"id": "1", "lease_token": "t", "result": {"r": 1}, "discovered": [task]});
         let extension = json!({"id": "1", "lease_token": "t", "by": "1m"});
         let filter = json!({"queue": "q", "headers": {"h": "v"}});
-        let with = |list: &str, items: &Value| json!({"worker": "w", "session": "s", list: [items]});
+        let with =
+            |list: &str, items: &Value| json!({"worker": "w", "session": "s", list: [items]});
         let of_worker = |list: &str, items: &Value| json!({"worker": "w", list: [items]});
         let session = json!({"worker": "w", "session": "s"});
         let completing = json!({"worker": "w", "completions": [completion], "next": get});
         vec![
             (task.clone(), |body| insert::new_task(body).map(drop)),
             (json!([task]), |body| {
-                let tasks = insert::new_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                let tasks = insert::new_tasks(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?;
                 first_error(tasks.tasks)
             }),
-            (get, |body| work::get_tasks(body).map(drop).map_err(|error| error.to_string())),
+            (get, |body| {
+                work::get_tasks(body)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            }),
             (completing, |body| {
-                completions(work::completions(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.items)
+                completions(
+                    work::completions(body, &mut tally(&share()))
+                        .map_err(|error| error.to_string())?
+                        .0
+                        .items,
+                )
             }),
             (of_worker("rejections", &lease), |body| {
-                items(work::rejections(body, &mut tally(&share())).map_err(|error| error.to_string())?.items)
+                items(
+                    work::rejections(body, &mut tally(&share()))
+                        .map_err(|error| error.to_string())?
+                        .items,
+                )
             }),
             (of_worker("extensions", &extension), |body| {
-                items(work::extensions(body, &mut tally(&share())).map_err(|error| error.to_string())?.items)
+                items(
+                    work::extensions(body, &mut tally(&share()))
+                        .map_err(|error| error.to_string())?
+                        .items,
+                )
             }),
             (json!({"worker": "w", "queues": ["q"]}), |body| {
-                sessions::open_session(body).map(drop).map_err(|error| error.to_string())
+                sessions::open_session(body)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
             }),
-            (session.clone(), |body| sessions::want_tasks(body).map(drop).map_err(|error| error.to_string())),
-            (session, |body| sessions::session_call(body).map(drop).map_err(|error| error.to_string())),
+            (session.clone(), |body| {
+                sessions::want_tasks(body)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            }),
+            (session, |body| {
+                sessions::session_call(body)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            }),
             (with("completions", &completion), |body| {
-                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                let report = sessions::report_tasks(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?;
                 completions(report.completions)
             }),
             (with("rejections", &lease), |body| {
-                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                let report = sessions::report_tasks(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?;
                 items(report.rejections)
             }),
             (with("extensions", &extension), |body| {
-                let report = sessions::report_tasks(body, &mut tally(&share())).map_err(|error| error.to_string())?;
+                let report = sessions::report_tasks(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?;
                 items(report.extensions)
             }),
             (json!({"filter": filter, "dry_run": true}), |body| {
-                jobs::change(body, &mut tally(&share())).map_err(|error| error.to_string())?.map(drop)
+                jobs::change(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?
+                    .map(drop)
             }),
-            (json!({"filter": filter, "dry_run": true, "priority": "high"}), |body| {
-                changes::update(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.map(drop)
-            }),
-            (json!({"filter": filter, "dry_run": true, "to": "w"}), |body| {
-                changes::requeue(body, &mut tally(&share())).map_err(|error| error.to_string())?.0.map(drop)
-            }),
+            (
+                json!({"filter": filter, "dry_run": true, "priority": "high"}),
+                |body| {
+                    changes::update(body, &mut tally(&share()))
+                        .map_err(|error| error.to_string())?
+                        .0
+                        .map(drop)
+                },
+            ),
+            (
+                json!({"filter": filter, "dry_run": true, "to": "w"}),
+                |body| {
+                    changes::requeue(body, &mut tally(&share()))
+                        .map_err(|error| error.to_string())?
+                        .0
+                        .map(drop)
+                },
+            ),
             (json!({"filter": {"queue": "q"}, "dry_run": true}), |body| {
-                letters::change(body, &mut tally(&share())).map_err(|error| error.to_string())?.map(drop)
+                letters::change(body, &mut tally(&share()))
+                    .map_err(|error| error.to_string())?
+                    .map(drop)
             }),
-            (json!({"queue": "q"}), |body| fsck::request(body).map(drop).map_err(|error| error.to_string())),
+            (json!({"queue": "q"}), |body| {
+                fsck::request(body)
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            }),
         ]
     }
 
@@ -376,7 +480,10 @@ mod tests {
     fn objects(value: &Value, at: String, found: &mut Vec<String>) {
         match value {
             Value::Object(members) => {
-                for (name, value) in members.iter().filter(|(name, _)| !["payload", "result"].contains(&&***name)) {
+                for (name, value) in members
+                    .iter()
+                    .filter(|(name, _)| !["payload", "result"].contains(&&***name))
+                {
                     objects(value, format!("{at}/{name}"), found);
                 }
                 found.push(at);
@@ -402,14 +509,26 @@ mod tests {
                 for values in [true, false] {
                     let mut wrong = body.clone();
                     let object = wrong.pointer_mut(&place).unwrap();
-                    let members = object.as_object().unwrap().values().cloned().collect::<Vec<_>>();
+                    let members = object
+                        .as_object()
+                        .unwrap()
+                        .values()
+                        .cloned()
+                        .collect::<Vec<_>>();
                     *object = json!(if values { members } else { Vec::new() });
-                    let error = read(&Bytes::from(wrong.to_string())).expect_err(&wrong.to_string());
-                    assert!(error.contains("expected a"), "{error:?} should say what is expected: {wrong}");
+                    let error =
+                        read(&Bytes::from(wrong.to_string())).expect_err(&wrong.to_string());
+                    assert!(
+                        error.contains("expected a"),
+                        "{error:?} should say what is expected: {wrong}"
+                    );
                     tried += 1;
                 }
             }
-            let array = json!(body.as_object().map(|members| members.values().collect::<Vec<_>>()));
+            let array = json!(
+                body.as_object()
+                    .map(|members| members.values().collect::<Vec<_>>())
+            );
             if array.is_array() {
                 read(&Bytes::from(array.to_string())).expect_err(&array.to_string());
             }
@@ -427,11 +546,22 @@ mod tests {
                 // The first name of the object comes again at its end.
                 let mut marked = body.clone();
                 let object = marked.pointer_mut(&place).unwrap().as_object_mut().unwrap();
-                let (name, value) = object.iter().next().map(|(name, value)| (name.clone(), value.clone())).unwrap();
+                let (name, value) = object
+                    .iter()
+                    .next()
+                    .map(|(name, value)| (name.clone(), value.clone()))
+                    .unwrap();
                 object.insert("~".into(), json!(null));
-                let twice = marked.to_string().replacen("\"~\":null", &format!("{}:{value}", json!(name)), 1);
+                let twice = marked.to_string().replacen(
+                    "\"~\":null",
+                    &format!("{}:{value}", json!(name)),
+                    1,
+                );
                 let error = read(&Bytes::from(twice.clone())).expect_err(&twice);
-                assert!(error.contains(&format!("duplicate field `{name}`")), "{error}: {twice}");
+                assert!(
+                    error.contains(&format!("duplicate field `{name}`")),
+                    "{error}: {twice}"
+                );
                 tried += 1;
             }
         }
@@ -440,7 +570,11 @@ mod tests {
 
     #[test]
     fn a_list_ends_before_it_is_too_long() {
-        let read = |text| serde_json::from_str::<AtMost<u8, 2>>(text).map(|list| list.0).map_err(|e| without_place(&e));
+        let read = |text| {
+            serde_json::from_str::<AtMost<u8, 2>>(text)
+                .map(|list| list.0)
+                .map_err(|e| without_place(&e))
+        };
         assert_eq!(read("[1,2]").unwrap(), [1, 2]);
         assert_eq!(read("[1,2,3").unwrap_err(), "more than 2 entries");
         assert_eq!(list("results", [1, 2]).unwrap(), br#"{"results":[1,2]}"#);

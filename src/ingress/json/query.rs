@@ -1,4 +1,5 @@
-//! The query of a URL. Each parameter is known to its route and given once, so that a request does what it says.
+//! The query of a URL. Each parameter is known to its route and given once, so that a request does
+//! what it says.
 
 use std::collections::HashSet;
 
@@ -17,7 +18,10 @@ pub(in crate::ingress) fn parameters(query: &str) -> Result<Vec<(String, String)
         let name = text(name)?;
         let value = text(value)?;
         if !seen.insert(name.clone()) {
-            return Err(format!("the parameter {:?} is given twice", shorten(&name, ECHO)));
+            return Err(format!(
+                "the parameter {:?} is given twice",
+                shorten(&name, ECHO)
+            ));
         }
         parameters.push((name, value));
     }
@@ -27,7 +31,9 @@ pub(in crate::ingress) fn parameters(query: &str) -> Result<Vec<(String, String)
 /// Refuses a query with a parameter that the route does not know.
 pub(in crate::ingress) fn check(query: &str, known: &[&str]) -> Result<(), String> {
     for (name, _) in parameters(query)? {
-        let is_header = name.strip_prefix(HEADER).is_some_and(|header| !header.is_empty());
+        let is_header = name
+            .strip_prefix(HEADER)
+            .is_some_and(|header| !header.is_empty());
         if known.contains(&&*name) || is_header && known.contains(&HEADERS) {
             continue;
         }
@@ -36,7 +42,10 @@ pub(in crate::ingress) fn check(query: &str, known: &[&str]) -> Result<(), Strin
             [one] => format!("expected {one}"),
             several => format!("expected one of {}", several.join(", ")),
         };
-        return Err(format!("unknown parameter {:?}; {expected}", shorten(&name, ECHO)));
+        return Err(format!(
+            "unknown parameter {:?}; {expected}",
+            shorten(&name, ECHO)
+        ));
     }
     Ok(())
 }
@@ -50,7 +59,8 @@ pub(super) fn header(name: &str) -> Option<&str> {
     name.strip_prefix(HEADER)
 }
 
-/// Decodes a name or a value. Bytes that are not UTF-8 are refused rather than replaced: they would choose other tasks.
+/// Decodes a name or a value. Bytes that are not UTF-8 are refused rather than replaced: they would
+/// choose other tasks.
 fn text(encoded: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded.bytes();
@@ -59,7 +69,8 @@ fn text(encoded: &str) -> Result<String, String> {
             b'+' => bytes.push(b' '),
             b'%' => {
                 let mut ahead = rest.clone();
-                let digits = [ahead.next(), ahead.next()].map(|digit| char::from(digit?).to_digit(16));
+                let digits =
+                    [ahead.next(), ahead.next()].map(|digit| char::from(digit?).to_digit(16));
                 match digits {
                     [Some(high), Some(low)] => {
                         bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
@@ -72,7 +83,12 @@ fn text(encoded: &str) -> Result<String, String> {
             other => bytes.push(other),
         }
     }
-    String::from_utf8(bytes).map_err(|_| format!("the query has {:?}, which is not UTF-8", shorten(encoded, ECHO)))
+    String::from_utf8(bytes).map_err(|_| {
+        format!(
+            "the query has {:?}, which is not UTF-8",
+            shorten(encoded, ECHO)
+        )
+    })
 }
 
 #[cfg(test)]
@@ -81,9 +97,20 @@ mod tests {
 
     #[test]
     fn parameters_are_decoded() {
-        let read = parameters("key=https%3A%2F%2Fa%2F%3Fb+c&e=%c3%a9&&n&p=100%&q=%zz&r=a=b").unwrap();
-        let read: Vec<_> = read.iter().map(|(name, value)| (&name[..], &value[..])).collect();
-        let want = [("key", "https://a/?b c"), ("e", "é"), ("n", ""), ("p", "100%"), ("q", "%zz"), ("r", "a=b")];
+        let read =
+            parameters("key=https%3A%2F%2Fa%2F%3Fb+c&e=%c3%a9&&n&p=100%&q=%zz&r=a=b").unwrap();
+        let read: Vec<_> = read
+            .iter()
+            .map(|(name, value)| (&name[..], &value[..]))
+            .collect();
+        let want = [
+            ("key", "https://a/?b c"),
+            ("e", "é"),
+            ("n", ""),
+            ("p", "100%"),
+            ("q", "%zz"),
+            ("r", "a=b"),
+        ];
         assert_eq!(read, want);
         assert_eq!(parameters(""), Ok(Vec::new()));
     }
@@ -91,18 +118,57 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_query_is_named() {
         for (query, known, why) in [
-            ("queu=q", &["queue", "status"][..], "unknown parameter \"queu\"; expected one of queue, status"),
-            ("que=q", &["queue"], "unknown parameter \"que\"; expected queue"),
-            ("dry_run=true", &[], "unknown parameter \"dry_run\"; this route takes none"),
-            ("header.=x", &["queue", HEADERS], "unknown parameter \"header.\"; expected one of queue, header.NAME"),
-            ("header.a=x", &["queue"], "unknown parameter \"header.a\"; expected queue"),
-            ("queue=q&queue=r", &["queue"], "the parameter \"queue\" is given twice"),
-            ("queue=q&qu%65ue=r", &["queue"], "the parameter \"queue\" is given twice"),
-            ("key=%ff", &["key"], "the query has \"%ff\", which is not UTF-8"),
-            ("key=%ed%a0%80", &["key"], "the query has \"%ed%a0%80\", which is not UTF-8"),
+            (
+                "queu=q",
+                &["queue", "status"][..],
+                "unknown parameter \"queu\"; expected one of queue, status",
+            ),
+            (
+                "que=q",
+                &["queue"],
+                "unknown parameter \"que\"; expected queue",
+            ),
+            (
+                "dry_run=true",
+                &[],
+                "unknown parameter \"dry_run\"; this route takes none",
+            ),
+            (
+                "header.=x",
+                &["queue", HEADERS],
+                "unknown parameter \"header.\"; expected one of queue, header.NAME",
+            ),
+            (
+                "header.a=x",
+                &["queue"],
+                "unknown parameter \"header.a\"; expected queue",
+            ),
+            (
+                "queue=q&queue=r",
+                &["queue"],
+                "the parameter \"queue\" is given twice",
+            ),
+            (
+                "queue=q&qu%65ue=r",
+                &["queue"],
+                "the parameter \"queue\" is given twice",
+            ),
+            (
+                "key=%ff",
+                &["key"],
+                "the query has \"%ff\", which is not UTF-8",
+            ),
+            (
+                "key=%ed%a0%80",
+                &["key"],
+                "the query has \"%ed%a0%80\", which is not UTF-8",
+            ),
         ] {
             assert_eq!(check(query, known), Err(why.to_owned()), "{query}");
         }
-        assert_eq!(check("queue=q&header.a=1&header.b=2", &["queue", HEADERS]), Ok(()));
+        assert_eq!(
+            check("queue=q&header.a=1&header.b=2", &["queue", HEADERS]),
+            Ok(())
+        );
     }
 }

@@ -77,7 +77,13 @@ pub struct Act<'a> {
 
 impl<'a> From<&'a model::Act> for Act<'a> {
     fn from(act: &'a model::Act) -> Self {
-        Self { id: act.id, at: to_rfc_3339(act.at_unix_ms()), who: &act.who, what: &act.what, on: &act.target }
+        Self {
+            id: act.id,
+            at: to_rfc_3339(act.at_unix_ms()),
+            who: &act.who,
+            what: &act.what,
+            on: &act.target,
+        }
     }
 }
 
@@ -102,7 +108,11 @@ pub(in crate::ingress) struct TaskResult<'a> {
 
 impl<'a> From<&'a model::TaskResult> for TaskResult<'a> {
     fn from(row: &'a model::TaskResult) -> Self {
-        let Shown { value, base64, encoding } = Shown::of(&row.result, row.encoding);
+        let Shown {
+            value,
+            base64,
+            encoding,
+        } = Shown::of(&row.result, row.encoding);
         Self {
             worker: &row.worker,
             attempt: row.attempt,
@@ -118,7 +128,10 @@ impl<'a> From<&'a model::TaskResult> for TaskResult<'a> {
 /// A result as an entry of a large answer.
 pub(in crate::ingress) fn large(mut row: model::TaskResult) -> Entry {
     let result = Large::of(std::mem::take(&mut row.result), row.encoding);
-    let fields = TaskResult { result_encoding: result.encoding(), ..TaskResult::from(&row) };
+    let fields = TaskResult {
+        result_encoding: result.encoding(),
+        ..TaskResult::from(&row)
+    };
     let mut entry = Entry::new(&fields);
     entry.value("result", result);
     entry.end()
@@ -136,18 +149,33 @@ mod tests {
     fn a_result_is_shown_once_and_as_what_it_was() {
         let row = |result: &'static [u8], encoding| {
             let (worker, result) = ("w".into(), Bytes::from_static(result));
-            let row =
-                model::TaskResult { worker, result, encoding, attempt: 2, completed_unix_ms: 1_500, surplus: true };
+            let row = model::TaskResult {
+                worker,
+                result,
+                encoding,
+                attempt: 2,
+                completed_unix_ms: 1_500,
+                surplus: true,
+            };
             shown(TaskResult::from(&row))
         };
         let json = row(br#"{"links":[1]}"#, Encoding::Json);
-        assert_eq!((&json["result"], &json["result_encoding"]), (&json!({"links": [1]}), &json!("json")));
-        assert_eq!((&json["surplus"], &json["attempt"]), (&json!(true), &json!(2)));
+        assert_eq!(
+            (&json["result"], &json["result_encoding"]),
+            (&json!({"links": [1]}), &json!("json"))
+        );
+        assert_eq!(
+            (&json["surplus"], &json["attempt"]),
+            (&json!(true), &json!(2))
+        );
         assert_eq!(json["completed_at"], "1970-01-01T00:00:01.500Z");
         assert!(json.get("result_base64").is_none());
         assert_eq!(row(b"42", Encoding::Text)["result"], "42");
         assert!(row(b"", Encoding::Text).get("result_encoding").is_none());
         let json = row(b"\xff", Encoding::Bytes);
-        assert_eq!((&json["result_base64"], &json["result_encoding"]), (&json!("/w=="), &json!("bytes")));
+        assert_eq!(
+            (&json["result_base64"], &json["result_encoding"]),
+            (&json!("/w=="), &json!("bytes"))
+        );
     }
 }

@@ -27,7 +27,11 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TaskPages, String
             continue;
         }
         match &*name {
-            "limit" => pages.limit = value.parse().map_err(|_| query::not_a_number(&name, &value))?,
+            "limit" => {
+                pages.limit = value
+                    .parse()
+                    .map_err(|_| query::not_a_number(&name, &value))?
+            }
             "cursor" => pages.after = Some(value.parse()?),
             _ => set(&mut pages.filter, &name, &value)?,
         }
@@ -60,7 +64,16 @@ pub(super) struct Filter {
 
 impl Filter {
     pub(super) fn read(self) -> Result<TaskFilter, String> {
-        let Self { queue, status, key, key_prefix, headers, worker, since, until } = self;
+        let Self {
+            queue,
+            status,
+            key,
+            key_prefix,
+            headers,
+            worker,
+            since,
+            until,
+        } = self;
         let mut filter = TaskFilter::default();
         for (name, value) in [
             ("queue", queue),
@@ -109,10 +122,19 @@ impl<'a> From<&'a TaskFilter> for ShownFilter<'a> {
     fn from(filter: &'a TaskFilter) -> Self {
         Self {
             queue: filter.queue.as_ref().map(QueueName::as_str),
-            status: filter.statuses.iter().map(|status| status.as_str()).collect::<Vec<_>>().join(","),
+            status: filter
+                .statuses
+                .iter()
+                .map(|status| status.as_str())
+                .collect::<Vec<_>>()
+                .join(","),
             key: filter.key.as_ref().map(|key| String::from_utf8_lossy(key)),
             key_prefix: String::from_utf8_lossy(&filter.key_prefix),
-            headers: filter.headers.iter().map(|(name, value)| (&name[..], &value[..])).collect(),
+            headers: filter
+                .headers
+                .iter()
+                .map(|(name, value)| (&name[..], &value[..]))
+                .collect(),
             worker: filter.worker.as_ref().map(WorkerName::as_str),
             since: filter.since_unix_ms.map(to_rfc_3339),
             until: filter.until_unix_ms.map(to_rfc_3339),
@@ -127,7 +149,9 @@ fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
         "status" => filter.statuses = TaskStatus::list(value)?,
         "key" => filter.key = Some(value.to_owned().into()),
         "key_prefix" => filter.key_prefix = value.to_owned().into(),
-        "worker" => filter.worker = Some(WorkerName::new(value).map_err(|error| error.to_string())?),
+        "worker" => {
+            filter.worker = Some(WorkerName::new(value).map_err(|error| error.to_string())?)
+        }
         "since" => filter.since_unix_ms = Some(value.parse::<Instant>()?.0),
         "until" => filter.until_unix_ms = Some(value.parse::<Instant>()?.0),
         _ => {}
@@ -179,7 +203,14 @@ mod tests {
             since_unix_ms: Some(1_000),
             until_unix_ms: Some(2_000),
         };
-        assert_eq!(pages_of_query(&text), Ok(TaskPages { filter, limit: 7, after: Some(TaskCursor(id)) }));
+        assert_eq!(
+            pages_of_query(&text),
+            Ok(TaskPages {
+                filter,
+                limit: 7,
+                after: Some(TaskCursor(id))
+            })
+        );
         assert_eq!(pages_of_query(""), Ok(TaskPages::default()));
     }
 

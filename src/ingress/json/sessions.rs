@@ -39,14 +39,16 @@ pub(in crate::ingress) struct OpenSession {
     /// The session to go on with.
     #[serde(default)]
     session: String,
-    /// Ids of the tasks in hand, where the worker goes on with a session. Others go back at no cost.
+    /// Ids of the tasks in hand, where the worker goes on with a session. Others go back at no
+    /// cost.
     #[serde(default)]
     #[schemars(with = "AtMost<String, MAX_IDS>")]
     holding: AtMost<String, MAX_IDS>,
     /// Ends the other sessions of the worker.
     #[serde(default)]
     takeover: bool,
-    /// The worker says of each task when it starts it. Otherwise each task that was sent counts as started.
+    /// The worker says of each task when it starts it. Otherwise each task that was sent counts as
+    /// started.
     #[serde(default)]
     tells_started: bool,
     /// The session ends after so long without a call: `2s` to `10m`, without it `15s`.
@@ -126,9 +128,18 @@ pub(in crate::ingress) fn open_session(body: &Bytes) -> Result<model::OpenSessio
 }
 
 pub(in crate::ingress) fn want_tasks(body: &Bytes) -> Result<model::WantTasks, Unread> {
-    let WantTasks { worker, session, want, wait } = object(body)?;
+    let WantTasks {
+        worker,
+        session,
+        want,
+        wait,
+    } = object(body)?;
     let wait = wait.map_or(Duration::ZERO, |time| time.0);
-    Ok(model::WantTasks { call: model::SessionCall { worker, session }, want, wait })
+    Ok(model::WantTasks {
+        call: model::SessionCall { worker, session },
+        want,
+        wait,
+    })
 }
 
 pub(in crate::ingress) fn session_call(body: &Bytes) -> Result<model::SessionCall, Unread> {
@@ -136,15 +147,37 @@ pub(in crate::ingress) fn session_call(body: &Bytes) -> Result<model::SessionCal
     Ok(model::SessionCall { worker, session })
 }
 
-pub(in crate::ingress) fn report_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Result<model::ReportTasks, Unread> {
-    let ReportTasks { worker, session, completions, rejections, extensions, started } = object(body)?;
+pub(in crate::ingress) fn report_tasks(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<model::ReportTasks, Unread> {
+    let ReportTasks {
+        worker,
+        session,
+        completions,
+        rejections,
+        extensions,
+        started,
+    } = object(body)?;
     let name = || worker.clone();
     let read = |text: &str, tally: &mut Tally<'_>| work::completion(body, text, tally);
     let completions = work::batch(name(), &completions.0, tally, read)?.items;
-    let rejections = work::batch(name(), &rejections.0, tally, |text, _| Ok(work::rejection(text)))?.items;
-    let extensions = work::batch(name(), &extensions.0, tally, |text, _| Ok(work::extension(text)))?.items;
+    let rejections = work::batch(name(), &rejections.0, tally, |text, _| {
+        Ok(work::rejection(text))
+    })?
+    .items;
+    let extensions = work::batch(name(), &extensions.0, tally, |text, _| {
+        Ok(work::extension(text))
+    })?
+    .items;
     let call = model::SessionCall { worker, session };
-    Ok(model::ReportTasks { call, completions, rejections, extensions, started: started.0 })
+    Ok(model::ReportTasks {
+        call,
+        completions,
+        rejections,
+        extensions,
+        started: started.0,
+    })
 }
 
 /// A session that is open.
@@ -168,9 +201,25 @@ impl<'a> From<&'a model::SessionOpened> for SessionOpened<'a> {
             let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             humantime::format_duration(Duration::from_millis(ms)).to_string()
         };
-        let (session, heartbeat, timeout) = (&opened.session, text(opened.heartbeat), text(opened.timeout));
-        let model::SessionOpened { resumed, granted, max_tasks, .. } = *opened;
-        Self { session, resumed, granted, max_tasks, heartbeat, timeout }
+        let (session, heartbeat, timeout) = (
+            &opened.session,
+            text(opened.heartbeat),
+            text(opened.timeout),
+        );
+        let model::SessionOpened {
+            resumed,
+            granted,
+            max_tasks,
+            ..
+        } = *opened;
+        Self {
+            session,
+            resumed,
+            granted,
+            max_tasks,
+            heartbeat,
+            timeout,
+        }
     }
 }
 
@@ -192,13 +241,20 @@ pub(in crate::ingress) fn before_tasks(wanted: &tasks::SharedTasks) -> Entry {
         #[serde(flatten)]
         pending: Pending,
     }
-    Entry::new(&Head { granted: wanted.granted, pending: wanted.pending })
+    Entry::new(&Head {
+        granted: wanted.granted,
+        pending: wanted.pending,
+    })
 }
 
 impl<'a> From<&'a tasks::SharedTasks> for WantedTasks<'a> {
     fn from(wanted: &'a tasks::SharedTasks) -> Self {
         let tasks = wanted.leases.tasks.iter().map(LeasedTask::from).collect();
-        Self { tasks, granted: wanted.granted, pending: wanted.pending }
+        Self {
+            tasks,
+            granted: wanted.granted,
+            pending: wanted.pending,
+        }
     }
 }
 
@@ -224,7 +280,8 @@ pub(in crate::ingress) struct TasksReported<'a> {
 
 impl<'a> From<&'a model::TasksReported> for TasksReported<'a> {
     fn from(reported: &'a model::TasksReported) -> Self {
-        let answers = |answers: &'a [model::ItemAnswer]| answers.iter().map(ItemAnswer::from).collect();
+        let answers =
+            |answers: &'a [model::ItemAnswer]| answers.iter().map(ItemAnswer::from).collect();
         Self {
             completions: answers(&reported.completions),
             rejections: answers(&reported.rejections),
@@ -252,18 +309,34 @@ mod tests {
                 "started":["4"]}"#,
         );
         let report = report_tasks(&body, &mut tally(&share())).unwrap();
-        assert_eq!((report.items(), report.started, report.call.session.as_str()), (3, vec!["4".to_owned()], "s"));
+        assert_eq!(
+            (report.items(), report.started, report.call.session.as_str()),
+            (3, vec!["4".to_owned()], "s")
+        );
         assert_eq!(report.completions[0].as_ref().unwrap_err().id, "1");
         let nothing = Bytes::from_static(br#"{"worker":"w","session":"s"}"#);
-        assert_eq!(report_tasks(&nothing, &mut tally(&share())).unwrap().items(), 0);
+        assert_eq!(
+            report_tasks(&nothing, &mut tally(&share()))
+                .unwrap()
+                .items(),
+            0
+        );
         let nobody = Bytes::from_static(br#"{"worker":"w"}"#);
-        assert_eq!(session_call(&nobody).unwrap_err().to_string(), "missing field `session`");
+        assert_eq!(
+            session_call(&nobody).unwrap_err().to_string(),
+            "missing field `session`"
+        );
     }
 
     #[test]
     fn an_opened_session_has_its_times_as_text() {
         let (heartbeat, timeout) = (Duration::from_secs(2) / 3, Duration::from_secs(2));
-        let opened = model::SessionOpened { session: "s".into(), heartbeat, timeout, ..Default::default() };
+        let opened = model::SessionOpened {
+            session: "s".into(),
+            heartbeat,
+            timeout,
+            ..Default::default()
+        };
         let want = json!({
             "session": "s", "resumed": false, "granted": 0, "max_tasks": 0, "heartbeat": "666ms", "timeout": "2s",
         });

@@ -19,10 +19,15 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a duration; write \"250ms\", \"30s\" or \"1h 30m\"");
+        let wrong =
+            || format!("{text:?} is not a duration; write \"250ms\", \"30s\" or \"1h 30m\"");
         let duration = humantime::parse_duration(text).map_err(|_| wrong())?;
         // gRPC cannot say a longer one.
-        if i64::try_from(duration.as_secs()).is_ok() { Ok(Self(duration)) } else { Err(wrong()) }
+        if i64::try_from(duration.as_secs()).is_ok() {
+            Ok(Self(duration))
+        } else {
+            Err(wrong())
+        }
     }
 }
 
@@ -30,7 +35,8 @@ impl FromStr for Instant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a time; write it as RFC 3339: \"2030-01-31T12:00:00Z\"");
+        let wrong =
+            || format!("{text:?} is not a time; write it as RFC 3339: \"2030-01-31T12:00:00Z\"");
         from_rfc_3339(text).map(Self).ok_or_else(wrong)
     }
 }
@@ -39,7 +45,9 @@ impl FromStr for Priority {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = model::Priority::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(text));
+        let known = model::Priority::ALL
+            .into_iter()
+            .find(|known| known.as_str().eq_ignore_ascii_case(text));
         let unknown = || format!("unknown priority {text:?}; expected high, medium or low");
         known.map(Self).ok_or_else(unknown)
     }

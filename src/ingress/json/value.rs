@@ -1,4 +1,5 @@
-//! Payloads and results: any JSON value, text, or bytes. Each goes out in the form in which it came in.
+//! Payloads and results: any JSON value, text, or bytes. Each goes out in the form in which it came
+//! in.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -9,7 +10,8 @@ use serde_json::value::RawValue;
 use super::without_place;
 use crate::model::Encoding;
 
-/// The bytes of `payload` or `payload_base64`, and their encoding. `null` and an empty string are no bytes.
+/// The bytes of `payload` or `payload_base64`, and their encoding. `null` and an empty string are
+/// no bytes.
 pub(super) fn read(
     body: &Bytes,
     name: &str,
@@ -20,7 +22,9 @@ pub(super) fn read(
         (Some(_), Some(_)) => Err(format!("{name} and {name}_base64 are both given; use one")),
         (None, None) => Ok((Bytes::new(), Encoding::Unknown)),
         (None, Some(text)) => {
-            let bytes = BASE64.decode(text).map_err(|error| format!("{name}_base64 is not base64: {error}"))?;
+            let bytes = BASE64
+                .decode(text)
+                .map_err(|error| format!("{name}_base64 is not base64: {error}"))?;
             Ok((bytes.into(), Encoding::Bytes))
         }
         (Some(json), None) if json.get().starts_with('"') => {
@@ -37,7 +41,9 @@ fn string_within(body: &Bytes, name: &str, json: &str) -> Result<Bytes, String> 
         return Ok(body.slice_ref(inner.as_bytes()));
     }
     let named = |error| format!("{name}: {}", without_place(&error));
-    serde_json::from_str(json).map(|text: String| Bytes::from(text)).map_err(named)
+    serde_json::from_str(json)
+        .map(|text: String| Bytes::from(text))
+        .map_err(named)
 }
 
 /// The kind of a payload or a result: what its sender sent.
@@ -58,7 +64,8 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// A payload or a result in an answer: a value or base64, and the encoding; nothing where it is empty.
+/// A payload or a result in an answer: a value or base64, and the encoding; nothing where it is
+/// empty.
 #[derive(Default)]
 pub(super) struct Shown<'a> {
     pub(super) value: Option<Value<'a>>,
@@ -67,8 +74,8 @@ pub(super) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are UTF-8. An older
-    /// taskd stored them.
+    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are
+    /// UTF-8. An older taskd stored them.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();
@@ -77,15 +84,28 @@ impl<'a> Shown<'a> {
         let value = match encoding {
             Encoding::Bytes => None,
             Encoding::Text => text().map(Value::Text),
-            // taskd checked JSON at the insert. Should it be none all the same, text is better than a broken answer.
+            // taskd checked JSON at the insert. Should it be none all the same, text is better than
+            // a broken answer.
             Encoding::Json | Encoding::Unknown => {
                 text().map(|text| serde_json::from_str(text).map_or(Value::Text(text), Value::Json))
             }
         };
         match value {
-            Some(Value::Json(_)) => Self { value, base64: None, encoding: Some("json") },
-            Some(Value::Text(_)) => Self { value, base64: None, encoding: Some("text") },
-            None => Self { value: None, base64: Some(BASE64.encode(bytes)), encoding: Some("bytes") },
+            Some(Value::Json(_)) => Self {
+                value,
+                base64: None,
+                encoding: Some("json"),
+            },
+            Some(Value::Text(_)) => Self {
+                value,
+                base64: None,
+                encoding: Some("text"),
+            },
+            None => Self {
+                value: None,
+                base64: Some(BASE64.encode(bytes)),
+                encoding: Some("bytes"),
+            },
         }
     }
 }
@@ -100,24 +120,48 @@ mod tests {
     fn what_was_given_is_shown_again_once() {
         let shown = |bytes: &[u8], encoding| {
             let shown = Shown::of(bytes, encoding);
-            (serde_json::to_string(&shown.value).unwrap(), shown.base64, shown.encoding.unwrap_or_default())
+            (
+                serde_json::to_string(&shown.value).unwrap(),
+                shown.base64,
+                shown.encoding.unwrap_or_default(),
+            )
         };
         let text = |text: &str| serde_json::to_string(text).unwrap();
         let none = || "null".to_owned();
         let cases: [(&[u8], Encoding, _); 11] = [
-            (b"{\"a\":  1.50}", Encoding::Json, ("{\"a\":  1.50}".into(), None, "json")),
-            (b"\"quoted\"", Encoding::Json, ("\"quoted\"".into(), None, "json")),
+            (
+                b"{\"a\":  1.50}",
+                Encoding::Json,
+                ("{\"a\":  1.50}".into(), None, "json"),
+            ),
+            (
+                b"\"quoted\"",
+                Encoding::Json,
+                ("\"quoted\"".into(), None, "json"),
+            ),
             (b"42", Encoding::Text, (text("42"), None, "text")),
-            (b"42", Encoding::Bytes, (none(), Some("NDI=".into()), "bytes")),
+            (
+                b"42",
+                Encoding::Bytes,
+                (none(), Some("NDI=".into()), "bytes"),
+            ),
             (b"{}", Encoding::Text, (text("{}"), None, "text")),
             (b"", Encoding::Json, (none(), None, "")),
             // Of before.
             (b"[1]", Encoding::Unknown, ("[1]".into(), None, "json")),
             (b"plain", Encoding::Unknown, (text("plain"), None, "text")),
-            (b"\xff", Encoding::Unknown, (none(), Some("/w==".into()), "bytes")),
+            (
+                b"\xff",
+                Encoding::Unknown,
+                (none(), Some("/w==".into()), "bytes"),
+            ),
             // Not what it should be.
             (b"{", Encoding::Json, (text("{"), None, "text")),
-            (b"\xff", Encoding::Text, (none(), Some("/w==".into()), "bytes")),
+            (
+                b"\xff",
+                Encoding::Text,
+                (none(), Some("/w==".into()), "bytes"),
+            ),
         ];
         for (bytes, encoding, want) in cases {
             assert_eq!(shown(bytes, encoding), want, "{bytes:?} as {encoding:?}");

@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     api::{ECHO, shorten},
-    model::{self, Batch, Item, ItemStatus, LeaseToken, NotStored, Priority, QueueName, TaskId, WorkerName},
+    model::{
+        self, Batch, Item, ItemStatus, LeaseToken, NotStored, Priority, QueueName, TaskId,
+        WorkerName,
+    },
     wire::time::to_rfc_3339,
 };
 
@@ -50,11 +53,13 @@ pub(super) struct Rejection {
     lease_token: String,
     #[serde(default)]
     reason: String,
-    /// `false`: counts as `max_attempts` failures, so a task for one worker is dead. Otherwise taskd tries it again.
+    /// `false`: counts as `max_attempts` failures, so a task for one worker is dead. Otherwise
+    /// taskd tries it again.
     retry: Option<bool>,
     /// The wait before the next attempt, in place of the backoff.
     delay: Option<Time>,
-    /// `true`: the worker has not started the task. No failure counts, and the task is offered again at once.
+    /// `true`: the worker has not started the task. No failure counts, and the task is offered
+    /// again at once.
     #[serde(default)]
     not_started: bool,
 }
@@ -92,7 +97,10 @@ pub(in crate::ingress) struct GetTasks {
 
 /// A worker's report of tasks that it has done.
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with worker and completions")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object with worker and completions"
+)]
 pub(in crate::ingress) struct CompleteTasks<'a> {
     /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
@@ -101,13 +109,17 @@ pub(in crate::ingress) struct CompleteTasks<'a> {
     #[serde(borrow)]
     #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
-    /// Leases the worker tasks that are there, in the same call. It does not wait, and has no worker of its own.
+    /// Leases the worker tasks that are there, in the same call. It does not wait, and has no
+    /// worker of its own.
     next: Option<Nested<GetTasks>>,
 }
 
 /// A worker's report of tasks that it gives back.
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with worker and rejections")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object with worker and rejections"
+)]
 pub(in crate::ingress) struct RejectTasks<'a> {
     /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
@@ -120,7 +132,10 @@ pub(in crate::ingress) struct RejectTasks<'a> {
 
 /// A worker's request for longer leases.
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with worker and extensions")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object with worker and extensions"
+)]
 pub(in crate::ingress) struct ExtendTasks<'a> {
     /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
@@ -152,20 +167,35 @@ impl From<GetTasks> for model::GetTasks {
 pub(in crate::ingress) type Completions = (Batch<model::Completion>, Option<model::GetTasks>);
 
 /// Reads the tasks that a worker has finished.
-pub(in crate::ingress) fn completions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Completions, Unread> {
-    let CompleteTasks { worker, completions, next } = object(body)?;
-    let batch = batch(worker, &completions.0, tally, |text, tally| completion(body, text, tally))?;
+pub(in crate::ingress) fn completions(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Completions, Unread> {
+    let CompleteTasks {
+        worker,
+        completions,
+        next,
+    } = object(body)?;
+    let batch = batch(worker, &completions.0, tally, |text, tally| {
+        completion(body, text, tally)
+    })?;
     Ok((batch, next.map(|Nested(next)| next.into())))
 }
 
 /// Reads the tasks that a worker gives back.
-pub(in crate::ingress) fn rejections(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Rejection>, Unread> {
+pub(in crate::ingress) fn rejections(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Batch<model::Rejection>, Unread> {
     let RejectTasks { worker, rejections } = object(body)?;
     batch(worker, &rejections.0, tally, |text, _| Ok(rejection(text)))
 }
 
 /// Reads the tasks that a worker needs for longer.
-pub(in crate::ingress) fn extensions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Extension>, Unread> {
+pub(in crate::ingress) fn extensions(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Batch<model::Extension>, Unread> {
     let ExtendTasks { worker, extensions } = object(body)?;
     batch(worker, &extensions.0, tally, |text, _| Ok(extension(text)))
 }
@@ -184,7 +214,9 @@ pub(super) fn batch<T>(
     texts.iter().try_for_each(|_| tally.item())?;
     let answered = |text: &&RawValue| {
         let item = read(text.get(), tally)?;
-        item.as_ref().err().map_or(Ok(()), |why| tally.unreadable(why))?;
+        item.as_ref()
+            .err()
+            .map_or(Ok(()), |why| tally.unreadable(why))?;
         Ok(item.map_err(|why| model::ItemAnswer::invalid(echoed_id(text.get()), why)))
     };
     let items = texts.iter().map(answered).collect::<Result<_, Excess>>()?;
@@ -197,7 +229,10 @@ fn echoed_id(text: &str) -> String {
     struct Id {
         id: String,
     }
-    serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned())
+    serde_json::from_str(text).map_or_else(
+        |_| String::new(),
+        |Id { id }| shorten(&id, ECHO).into_owned(),
+    )
 }
 
 pub(super) fn completion(
@@ -221,21 +256,57 @@ pub(super) fn completion(
     let (id, lease_token) = (completion.id, completion.lease_token);
     let result = value::read(body, "result", completion.result, completion.result_base64);
     Ok(result.map(|(result, result_encoding)| {
-        let report = model::Completion { result, result_encoding, discovered, not_stored, ..Default::default() };
-        Item { id, lease_token, report: Ok(report) }
+        let report = model::Completion {
+            result,
+            result_encoding,
+            discovered,
+            not_stored,
+            ..Default::default()
+        };
+        Item {
+            id,
+            lease_token,
+            report: Ok(report),
+        }
     }))
 }
 
 pub(super) fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
-    let Rejection { id, lease_token, reason, retry, delay, not_started } = item(text, "a rejection")?;
+    let Rejection {
+        id,
+        lease_token,
+        reason,
+        retry,
+        delay,
+        not_started,
+    } = item(text, "a rejection")?;
     let (retry, delay) = (retry.unwrap_or(true), delay.map(|time| time.0));
-    let report = model::Rejection { reason, retry, delay, not_started };
-    Ok(Item { id, lease_token, report: Ok(report) })
+    let report = model::Rejection {
+        reason,
+        retry,
+        delay,
+        not_started,
+    };
+    Ok(Item {
+        id,
+        lease_token,
+        report: Ok(report),
+    })
 }
 
 pub(super) fn extension(text: &str) -> Result<Item<model::Extension>, String> {
-    let Extension { id, lease_token, by } = item(text, "an extension")?;
-    Ok(Item { id, lease_token, report: Ok(model::Extension { by: by.map(|time| time.0) }) })
+    let Extension {
+        id,
+        lease_token,
+        by,
+    } = item(text, "an extension")?;
+    Ok(Item {
+        id,
+        lease_token,
+        report: Ok(model::Extension {
+            by: by.map(|time| time.0),
+        }),
+    })
 }
 
 /// The answer to an item, in the order of the request.
@@ -273,14 +344,23 @@ pub(in crate::ingress) struct Completed<'a> {
 }
 
 impl<'a> Completed<'a> {
-    pub(in crate::ingress) fn new(answers: &'a [model::ItemAnswer], tasks: &'a [model::LeasedTask]) -> Self {
+    pub(in crate::ingress) fn new(
+        answers: &'a [model::ItemAnswer],
+        tasks: &'a [model::LeasedTask],
+    ) -> Self {
         let tasks = Some(tasks.iter().map(LeasedTask::from).collect());
-        Self { results: answers.iter().map(ItemAnswer::from).collect(), tasks }
+        Self {
+            results: answers.iter().map(ItemAnswer::from).collect(),
+            tasks,
+        }
     }
 
     /// Without tasks, which follow.
     pub(in crate::ingress) fn before_tasks(answers: &'a [model::ItemAnswer]) -> Entry {
-        Entry::new(&Self { results: answers.iter().map(ItemAnswer::from).collect(), tasks: None })
+        Entry::new(&Self {
+            results: answers.iter().map(ItemAnswer::from).collect(),
+            tasks: None,
+        })
     }
 }
 
@@ -313,8 +393,18 @@ pub(in crate::ingress) struct LeasedTask<'a> {
 
 impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
     fn from(task: &'a model::LeasedTask) -> Self {
-        let model::LeasedTask { id, token, expires_unix_ms, lease: _, body } = task;
-        let Shown { value, base64, encoding } = Shown::of(&body.payload, body.payload_encoding);
+        let model::LeasedTask {
+            id,
+            token,
+            expires_unix_ms,
+            lease: _,
+            body,
+        } = task;
+        let Shown {
+            value,
+            base64,
+            encoding,
+        } = Shown::of(&body.payload, body.payload_encoding);
         Self {
             id: *id,
             queue: token.shard.queue.as_str(),
@@ -335,8 +425,14 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
 
 /// A task as an entry of a large answer.
 pub(in crate::ingress) fn large(mut task: model::LeasedTask) -> Entry {
-    let payload = Large::of(std::mem::take(&mut task.body.payload), task.body.payload_encoding);
-    let fields = LeasedTask { payload_encoding: payload.encoding(), ..LeasedTask::from(&task) };
+    let payload = Large::of(
+        std::mem::take(&mut task.body.payload),
+        task.body.payload_encoding,
+    );
+    let fields = LeasedTask {
+        payload_encoding: payload.encoding(),
+        ..LeasedTask::from(&task)
+    };
     let mut entry = Entry::new(&fields);
     entry.value("payload", payload);
     entry.end()

@@ -1,9 +1,9 @@
 //! A payload as its schema reads it: a flat list of values, and a count of the steps of the check.
 //!
-//! The crate that checks schemas has no bound of its own: with some schemas its time grows exponentially with the
-//! payload. But it reads a payload through these types only, so each look at a value takes a step here, and a check
-//! that has no steps left ends at once. The list takes 32 bytes a value, where a tree of objects can take a hundred
-//! times the size of its text.
+//! The crate that checks schemas has no bound of its own: with some schemas its time grows
+//! exponentially with the payload. But it reads a payload through these types only, so each look at
+//! a value takes a step here, and a check that has no steps left ends at once. The list takes 32
+//! bytes a value, where a tree of objects can take a hundred times the size of its text.
 
 use std::{
     any::Any,
@@ -36,7 +36,8 @@ pub(super) struct Payload;
 
 /// A payload that was read.
 pub(super) struct Document<'a> {
-    /// Each value is followed by its parts, in order. A member of an object is its name as a string, then its value.
+    /// Each value is followed by its parts, in order. A member of an object is its name as a
+    /// string, then its value.
     entries: Vec<Entry<'a>>,
     steps: Cell<u64>,
     /// Where the stack was when the check began.
@@ -50,8 +51,8 @@ pub(super) struct Document<'a> {
 enum Shows {
     /// Everything.
     All,
-    /// Everything until the first error. The validator then adds the errors of each branch of a union, and of each
-    /// branch in these: their number grows exponentially, and nobody reads them.
+    /// Everything until the first error. The validator then adds the errors of each branch of a
+    /// union, and of each branch in these: their number grows exponentially, and nobody reads them.
     UntilError,
     /// Nothing more: each value looks like `null`.
     Nulls,
@@ -120,8 +121,16 @@ impl<'a> Document<'a> {
     }
 
     fn repeated_name_of(&self, at: usize) -> Option<&str> {
-        let Entry::Object { len, end } = self.entries[at] else { return None };
-        let mut names = Members(Parts { document: self, next: at + 1, len, end }).names();
+        let Entry::Object { len, end } = self.entries[at] else {
+            return None;
+        };
+        let mut names = Members(Parts {
+            document: self,
+            next: at + 1,
+            len,
+            end,
+        })
+        .names();
         if len > FEW_NAMES {
             let mut seen = HashSet::with_capacity(len);
             return names.find(|name| !seen.insert(*name));
@@ -134,14 +143,23 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Lets the validator read the payload in at most `most` steps. Returns its answer and the steps that it took.
-    pub(super) fn check<T>(&'a self, most: u64, check: impl FnOnce(Place<'a>) -> T) -> (Result<T, Stopped>, u64) {
+    /// Lets the validator read the payload in at most `most` steps. Returns its answer and the
+    /// steps that it took.
+    pub(super) fn check<T>(
+        &'a self,
+        most: u64,
+        check: impl FnOnce(Place<'a>) -> T,
+    ) -> (Result<T, Stopped>, u64) {
         self.shows.set(Shows::All);
         self.run(most, check)
     }
 
     /// Lets the validator look for the first error in at most `most` steps.
-    pub(super) fn explain<T>(&'a self, most: u64, explain: impl FnOnce(Place<'a>) -> T) -> (Result<T, Stopped>, u64) {
+    pub(super) fn explain<T>(
+        &'a self,
+        most: u64,
+        explain: impl FnOnce(Place<'a>) -> T,
+    ) -> (Result<T, Stopped>, u64) {
         self.shows.set(Shows::UntilError);
         self.run(most, explain)
     }
@@ -150,7 +168,10 @@ impl<'a> Document<'a> {
         self.steps.set(most);
         self.stack.set(stack());
         self.shown.set(SHOWN_BYTES);
-        let root = Place { document: self, at: 0 };
+        let root = Place {
+            document: self,
+            at: 0,
+        };
         // Validators keep nothing of a check that ended early.
         let result = panic::catch_unwind(AssertUnwindSafe(|| work(root))).map_err(why);
         (result, most - self.steps.get())
@@ -188,12 +209,16 @@ fn why(panic: Box<dyn Any + Send>) -> Stopped {
         Ok(stopped) => *stopped,
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            Stopped::Panicked(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default())
+            Stopped::Panicked(
+                text.or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_default(),
+            )
         }
     }
 }
 
-/// Returns a place of the stack: the validator calls itself for each level of the payload, and each of the schema.
+/// Returns a place of the stack: the validator calls itself for each level of the payload, and each
+/// of the schema.
 #[inline]
 fn stack() -> usize {
     let here = 0_u8;
@@ -240,7 +265,8 @@ impl<'de> Visitor<'de> for Reader<'_, 'de> {
 
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
         // JSON has no other numbers.
-        self.0.push(Number::from_f64(value).map_or(Entry::Null, Entry::Number));
+        self.0
+            .push(Number::from_f64(value).map_or(Entry::Null, Entry::Number));
         Ok(())
     }
 
@@ -305,7 +331,12 @@ pub(super) struct Members<'a>(Parts<'a>);
 impl<'a> Members<'a> {
     /// The names, at no cost in steps.
     fn names(self) -> impl Iterator<Item = &'a str> {
-        let Parts { document, next, end, .. } = self.0;
+        let Parts {
+            document,
+            next,
+            end,
+            ..
+        } = self.0;
         let is_name = move |place: &usize| *place < end;
         let following = move |place: &usize| Some(document.after(*place + 1)).filter(is_name);
         let places = std::iter::successors(Some(next).filter(is_name), following);
@@ -324,10 +355,16 @@ impl<'a> Place<'a> {
     }
 
     fn parts(&self, len: usize, end: usize) -> Parts<'a> {
-        Parts { document: self.document, next: self.at + 1, len, end }
+        Parts {
+            document: self.document,
+            next: self.at + 1,
+            len,
+            end,
+        }
     }
 
-    /// The value for an error, up to a number of bytes. What is beyond them is left out: no message has it.
+    /// The value for an error, up to a number of bytes. What is beyond them is left out: no message
+    /// has it.
     fn shown(&self) -> Value {
         let document = self.document;
         let left = &document.shown;
@@ -344,7 +381,12 @@ impl<'a> Place<'a> {
             }
             Entry::Array { len, end } => {
                 let items = Items(self.parts(*len, *end));
-                Value::Array(items.take_while(|_| left.get() > 0).map(|item| item.shown()).collect())
+                Value::Array(
+                    items
+                        .take_while(|_| left.get() > 0)
+                        .map(|item| item.shown())
+                        .collect(),
+                )
             }
             Entry::Object { len, end } => {
                 let members = Members(self.parts(*len, *end)).take_while(|_| left.get() > 0);
@@ -371,7 +413,9 @@ impl<'a> Place<'a> {
                 let mut members = Members(self.parts(*len, *end));
                 // No name is there twice.
                 *len == others.len()
-                    && members.all(|(name, value)| others.get(name).is_some_and(|other| value.equals(other)))
+                    && members.all(|(name, value)| {
+                        others.get(name).is_some_and(|other| value.equals(other))
+                    })
             }
             _ => false,
         }
@@ -419,7 +463,10 @@ fn write_string(string: &str, text: &mut String) {
 /// A number by its value: 1 and 1.0 are equal.
 fn write_number(number: &Number, text: &mut String) {
     let float = number.as_f64().unwrap_or_default();
-    let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
+    let integer = number
+        .as_i64()
+        .map(i128::from)
+        .or_else(|| number.as_u64().map(i128::from));
     // All whole numbers of this size have an integer.
     #[allow(clippy::cast_possible_truncation)]
     let whole = (float.fract() == 0.0 && float.abs() < 1e30).then_some(float as i128);
@@ -446,7 +493,10 @@ impl Json for Payload {
         let document = Document::text(string);
         // A string has no parts, so nothing is read again and again.
         document.steps.set(u64::MAX);
-        f(Place { document: &document, at: 0 })
+        f(Place {
+            document: &document,
+            at: 0,
+        })
     }
 }
 
@@ -513,10 +563,15 @@ impl<'a> Node<'a, Payload> for Place<'a> {
     }
 
     fn to_value(&self) -> Cow<'a, Value> {
-        Cow::Owned(if self.document.shown.get() == 0 { Value::Null } else { self.shown() })
+        Cow::Owned(if self.document.shown.get() == 0 {
+            Value::Null
+        } else {
+            self.shown()
+        })
     }
 
-    /// The value for an error. The validator makes the error of a union before those of its branches.
+    /// The value for an error. The validator makes the error of a union before those of its
+    /// branches.
     fn lazy_value(&self) -> LazyInstance<'a> {
         let value = self.to_value();
         if self.document.shows.get() == Shows::UntilError {
@@ -527,7 +582,9 @@ impl<'a> Node<'a, Payload> for Place<'a> {
 
     fn identity(&self) -> Option<NodeIdentity> {
         self.document.take_steps(1);
-        Some(NodeIdentity::new(std::ptr::from_ref(&self.document.entries[self.at]).addr()))
+        Some(NodeIdentity::new(
+            std::ptr::from_ref(&self.document.entries[self.at]).addr(),
+        ))
     }
 }
 
@@ -541,7 +598,9 @@ impl<'a> Object<'a, Payload> for Parts<'a> {
     }
 
     fn get(&self, key: &String) -> Option<Place<'a>> {
-        Members(*self).find(|(name, _)| name == key).map(|(_, value)| value)
+        Members(*self)
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value)
     }
 
     fn members(&self) -> Members<'a> {
@@ -575,7 +634,12 @@ impl<'a> Iterator for Items<'a> {
     type Item = Place<'a>;
 
     fn next(&mut self) -> Option<Place<'a>> {
-        let Parts { document, next, end, .. } = self.0;
+        let Parts {
+            document,
+            next,
+            end,
+            ..
+        } = self.0;
         if next == end {
             return None;
         }
@@ -589,13 +653,24 @@ impl<'a> Iterator for Members<'a> {
     type Item = (&'a str, Place<'a>);
 
     fn next(&mut self) -> Option<(&'a str, Place<'a>)> {
-        let Parts { document, next, end, .. } = self.0;
+        let Parts {
+            document,
+            next,
+            end,
+            ..
+        } = self.0;
         if next == end {
             return None;
         }
         let name = document.string(next);
         document.take_steps(1 + name.len() / STEP_BYTES);
         self.0.next = document.after(next + 1);
-        Some((name, Place { document, at: next + 1 }))
+        Some((
+            name,
+            Place {
+                document,
+                at: next + 1,
+            },
+        ))
     }
 }

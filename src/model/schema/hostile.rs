@@ -1,4 +1,5 @@
-//! Schemas and payloads whose check would grow without a bound, and whether the payload is read as JSON Schema says.
+//! Schemas and payloads whose check would grow without a bound, and whether the payload is read as
+//! JSON Schema says.
 
 use proptest::{
     collection::vec,
@@ -30,15 +31,22 @@ fn tree(union: &str, types: &[&str]) -> Value {
 
 /// The same with a name that comes after the children, so that these are looked at first.
 fn late_tree(union: &str, types: &[&str]) -> Value {
-    let text = tree(union, types).to_string().replace("\"type\":{\"const\"", "\"zone\":{\"const\"");
+    let text = tree(union, types)
+        .to_string()
+        .replace("\"type\":{\"const\"", "\"zone\":{\"const\"");
     serde_json::from_str(&text.replace("[\"type\"]", "[\"zone\"]")).unwrap()
 }
 
-/// A payload of `depth` nodes in each other: all have the type `inner`, and the last one has `leaf`.
+/// A payload of `depth` nodes in each other: all have the type `inner`, and the last one has
+/// `leaf`.
 fn nodes(name: &str, depth: usize, inner: &str, leaf: &str, is_list: bool) -> Value {
     let mut node = json!({name: leaf});
     for _ in 1..depth {
-        node = if is_list { json!({name: inner, "children": [node]}) } else { json!({name: inner, "child": node}) };
+        node = if is_list {
+            json!({name: inner, "children": [node]})
+        } else {
+            json!({name: inner, "child": node})
+        };
     }
     node
 }
@@ -51,8 +59,15 @@ fn misfit(schema: &PayloadSchema, payload: &Value) -> Option<Misfit> {
     let text = payload.to_string();
     let misfit = schema.misfit(text.as_bytes(), Encoding::Json);
     if let Some(misfit) = &misfit {
-        assert!(misfit.says.len() < 1200 && misfit.logged.len() < 1200, "{misfit:?}");
-        assert_eq!((misfit.says.lines().count(), misfit.logged.lines().count()), (1, 1), "{misfit:?}");
+        assert!(
+            misfit.says.len() < 1200 && misfit.logged.len() < 1200,
+            "{misfit:?}"
+        );
+        assert_eq!(
+            (misfit.says.lines().count(), misfit.logged.lines().count()),
+            (1, 1),
+            "{misfit:?}"
+        );
     }
     misfit
 }
@@ -61,60 +76,109 @@ fn misfit(schema: &PayloadSchema, payload: &Value) -> Option<Misfit> {
 fn a_union_of_nodes_is_checked_whatever_its_depth() {
     let unions = ["anyOf", "oneOf"];
     let types: [&[&str]; 2] = [&["and", "or"], &["and", "or", "not"]];
-    for (union, types) in unions.into_iter().flat_map(|union| types.map(|types| (union, types))) {
-        for (name, schema) in [("type", tree(union, types)), ("zone", late_tree(union, types))] {
+    for (union, types) in unions
+        .into_iter()
+        .flat_map(|union| types.map(|types| (union, types)))
+    {
+        for (name, schema) in [
+            ("type", tree(union, types)),
+            ("zone", late_tree(union, types)),
+        ] {
             let schema = compiled(&schema);
-            for (depth, is_list) in [(1, true), (8, true), (12, true), (18, true), (59, true), (100, false)] {
+            for (depth, is_list) in [
+                (1, true),
+                (8, true),
+                (12, true),
+                (18, true),
+                (59, true),
+                (100, false),
+            ] {
                 let fits = nodes(name, depth, "or", "and", is_list);
                 assert_eq!(misfit(&schema, &fits), None, "{union} {types:?} {depth}");
                 for inner in ["bad", "or"] {
                     let bad = nodes(name, depth, inner, "bad", is_list);
                     let why = misfit(&schema, &bad).expect("a bad node does not fit");
-                    assert!(why.says.contains("does not fit the queue's payload_schema"), "{why:?}");
+                    assert!(
+                        why.says.contains("does not fit the queue's payload_schema"),
+                        "{why:?}"
+                    );
                 }
             }
         }
     }
 }
 
-/// The first union that does not fit is named, also where it would take too long to say why none of its forms fits.
+/// The first union that does not fit is named, also where it would take too long to say why none of
+/// its forms fits.
 #[test]
 fn the_place_of_a_union_is_told() {
     let mut schema = tree("anyOf", &["and", "or", "not"]);
     let node = json!({"$ref": "#/$defs/node"});
-    schema = json!({"properties": {"name": {"type": "string"}, "rule": node}, "$defs": schema["$defs"]});
+    schema =
+        json!({"properties": {"name": {"type": "string"}, "rule": node}, "$defs": schema["$defs"]});
     let schema = compiled(&schema);
     let payload = json!({"name": "x", "rule": nodes("type", 50, "or", "bad", true)});
     let why = misfit(&schema, &payload).unwrap();
-    assert!(why.says.starts_with("payload at /rule does not fit the queue's payload_schema: {"), "{why:?}");
-    assert_eq!(why.logged, "the payload does not fit the queue's payload_schema at /$defs/node/anyOf");
+    assert!(
+        why.says
+            .starts_with("payload at /rule does not fit the queue's payload_schema: {"),
+        "{why:?}"
+    );
+    assert_eq!(
+        why.logged,
+        "the payload does not fit the queue's payload_schema at /$defs/node/anyOf"
+    );
     // An error beside the union comes first where the validator meets it first.
     let payload = json!({"name": 7, "rule": nodes("type", 50, "or", "bad", true)});
-    assert!(misfit(&schema, &payload).unwrap().says.starts_with("payload at /name does not fit"));
+    assert!(
+        misfit(&schema, &payload)
+            .unwrap()
+            .says
+            .starts_with("payload at /name does not fit")
+    );
 }
 
 /// Ways in which a schema refers to itself twice.
 fn doubled() -> Vec<(&'static str, Value)> {
-    let below = |keyword: &str| json!({"properties": {"child": {keyword: [{"$ref": "#"}, {"$ref": "#"}]}}});
+    let below =
+        |keyword: &str| json!({"properties": {"child": {keyword: [{"$ref": "#"}, {"$ref": "#"}]}}});
     let twice = json!({"properties": {"child": {"$ref": "#"}}});
     vec![
         ("anyOf of references", below("anyOf")),
         ("oneOf of references", below("oneOf")),
         ("allOf of references", below("allOf")),
         ("allOf", json!({"allOf": [twice, twice]})),
-        ("anyOf", json!({"anyOf": [{"required": ["none"], "allOf": [twice]}, twice]})),
-        ("oneOf", json!({"oneOf": [{"allOf": [twice], "required": ["none"]}, twice]})),
+        (
+            "anyOf",
+            json!({"anyOf": [{"required": ["none"], "allOf": [twice]}, twice]}),
+        ),
+        (
+            "oneOf",
+            json!({"oneOf": [{"allOf": [twice], "required": ["none"]}, twice]}),
+        ),
         ("not", json!({"not": {"not": twice}, "allOf": [twice]})),
         ("if", json!({"if": twice, "then": twice, "else": twice})),
-        ("dependentSchemas", json!({"dependentSchemas": {"child": twice, "type": twice}})),
-        ("unevaluatedProperties", json!({"allOf": [twice], "anyOf": [twice, true], "unevaluatedProperties": twice})),
+        (
+            "dependentSchemas",
+            json!({"dependentSchemas": {"child": twice, "type": twice}}),
+        ),
+        (
+            "unevaluatedProperties",
+            json!({"allOf": [twice], "anyOf": [twice, true], "unevaluatedProperties": twice}),
+        ),
         (
             "unevaluatedProperties that refer",
             json!({"properties": {"type": true}, "unevaluatedProperties": {"$ref": "#"}, "anyOf": [{
                 "unevaluatedProperties": {"$ref": "#"}}, {"unevaluatedProperties": {"$ref": "#"}}]}),
         ),
-        ("patternProperties", json!({"patternProperties": {"^c": {"$ref": "#"}, "d$": {"$ref": "#"}}})),
-        ("additionalProperties", json!({"additionalProperties": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}})),
+        (
+            "patternProperties",
+            json!({"patternProperties": {"^c": {"$ref": "#"}, "d$": {"$ref": "#"}}}),
+        ),
+        (
+            "additionalProperties",
+            json!({"additionalProperties": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}),
+        ),
         (
             "dynamicRef",
             json!({"$dynamicAnchor": "node", "properties": {"child": {"allOf": [
@@ -147,16 +211,30 @@ fn doubled() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A value in values in values, with a schema that follows each in many steps: the stack of a thread is no bound.
+/// A value in values in values, with a schema that follows each in many steps: the stack of a
+/// thread is no bound.
 #[test]
 fn a_check_does_not_overflow_the_stack() {
     let reference = |level: usize| json!({"$ref": format!("#/$defs/{level}")});
-    let mut defs: serde_json::Map<String, Value> =
-        (0..300).map(|level| (level.to_string(), json!({"allOf": [{"anyOf": [reference(level + 1)]}]}))).collect();
-    defs.insert("300".into(), json!({"properties": {"child": {"$ref": "#/$defs/0"}}}));
+    let mut defs: serde_json::Map<String, Value> = (0..300)
+        .map(|level| {
+            (
+                level.to_string(),
+                json!({"allOf": [{"anyOf": [reference(level + 1)]}]}),
+            )
+        })
+        .collect();
+    defs.insert(
+        "300".into(),
+        json!({"properties": {"child": {"$ref": "#/$defs/0"}}}),
+    );
     let schema = compiled(&json!({"$ref": "#/$defs/0", "$defs": defs}));
     let why = misfit(&schema, &nodes("type", 100, "x", "x", false)).expect("the check is given up");
-    assert!(why.says.starts_with("holding the payload against the queue's payload_schema needs "), "{why:?}");
+    assert!(
+        why.says
+            .starts_with("holding the payload against the queue's payload_schema needs "),
+        "{why:?}"
+    );
     assert_eq!(misfit(&schema, &json!({})), None);
 }
 
@@ -171,16 +249,26 @@ fn schemas_that_refer_to_themselves_twice_end() {
             for last in ["good", "bad"] {
                 let mut payload = nodes("type", depth, "x", "x", is_list);
                 if last == "bad" {
-                    let text = payload.to_string().replacen("{\"type\":\"x\"}", "{\"type\":\"x\",\"child\":7}", 1);
+                    let text = payload.to_string().replacen(
+                        "{\"type\":\"x\"}",
+                        "{\"type\":\"x\",\"child\":7}",
+                        1,
+                    );
                     payload = serde_json::from_str(&text).unwrap();
                 }
                 let text = payload.to_string();
                 let most = MOST_STEPS + STEPS_PER_BYTE * text.len() as u64;
                 let (_, steps) = schema.misfit_within(text.as_bytes(), Encoding::Json, most);
                 assert!(steps <= most);
-                #[allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
+                #[allow(
+                    clippy::print_stdout,
+                    reason = "figures for whoever runs it with --nocapture"
+                )]
                 {
-                    println!("{name}: depth {depth}, {last}: {steps} steps for {} bytes", text.len());
+                    println!(
+                        "{name}: depth {depth}, {last}: {steps} steps for {} bytes",
+                        text.len()
+                    );
                 }
                 misfit(&schema, &payload);
             }
@@ -190,12 +278,16 @@ fn schemas_that_refer_to_themselves_twice_end() {
 
 #[test]
 fn a_check_that_takes_too_long_is_given_up() {
-    // Each level has the next one in two forms. No level refers to itself, so the validator remembers nothing.
+    // Each level has the next one in two forms. No level refers to itself, so the validator
+    // remembers nothing.
     let mut defs = serde_json::Map::new();
     for level in 0..30 {
         let next = json!({"$ref": format!("#/$defs/{}", level + 1)});
         let forms = json!([{"not": {"not": next}}, {"allOf": [next]}]);
-        defs.insert(level.to_string(), json!({"properties": {"child": {"anyOf": forms}}}));
+        defs.insert(
+            level.to_string(),
+            json!({"properties": {"child": {"anyOf": forms}}}),
+        );
     }
     defs.insert("30".into(), json!({"type": "string"}));
     let schema = compiled(&json!({"$ref": "#/$defs/0", "$defs": defs}));
@@ -203,7 +295,11 @@ fn a_check_that_takes_too_long_is_given_up() {
     let text = payload.to_string();
     let why = misfit(&schema, &payload).unwrap();
     assert_eq!(why, endless(text.as_bytes()), "{why:?}");
-    assert!(why.says.starts_with("holding the payload against the queue's payload_schema takes more than "), "{why:?}");
+    assert!(
+        why.says
+            .starts_with("holding the payload against the queue's payload_schema takes more than "),
+        "{why:?}"
+    );
 
     // It takes nothing from the payloads around it.
     let mut check = PayloadCheck::default();
@@ -239,21 +335,29 @@ fn part() -> impl Strategy<Value = Value> {
             two().prop_map(|parts| json!({"if": parts[0], "then": parts[1]})),
             two().prop_map(|parts| json!({"if": parts[0], "else": parts[1]})),
             two().prop_map(|parts| json!({"properties": {"a": parts[0], "b": parts[1]}})),
-            two().prop_map(|parts| json!({"properties": {"a": parts[0]}, "additionalProperties": parts[1]})),
+            two().prop_map(
+                |parts| json!({"properties": {"a": parts[0]}, "additionalProperties": parts[1]})
+            ),
             two().prop_map(|parts| json!({"patternProperties": {"^a": parts[0], ".": parts[1]}})),
             two().prop_map(|parts| json!({"dependentSchemas": {"a": parts[0], "b": parts[1]}})),
             two().prop_map(|parts| json!({"prefixItems": [parts[0]], "items": parts[1]})),
-            two().prop_map(|parts| json!({"anyOf": [parts[0], true], "unevaluatedProperties": parts[1]})),
+            two().prop_map(
+                |parts| json!({"anyOf": [parts[0], true], "unevaluatedProperties": parts[1]})
+            ),
             two().prop_map(|parts| json!({"contains": parts[0], "unevaluatedItems": parts[1]})),
             inner.clone().prop_map(|part| json!({"not": part})),
-            inner.clone().prop_map(|part| json!({"items": part, "uniqueItems": true})),
+            inner
+                .clone()
+                .prop_map(|part| json!({"items": part, "uniqueItems": true})),
             inner.prop_map(|part| json!({"propertyNames": part})),
         ]
     })
 }
 
 fn schema() -> impl Strategy<Value = Value> {
-    vec(part(), 3).prop_map(|defs| json!({"$ref": "#/$defs/0", "$defs": {"0": defs[0], "1": defs[1], "2": defs[2]}}))
+    vec(part(), 3).prop_map(
+        |defs| json!({"$ref": "#/$defs/0", "$defs": {"0": defs[0], "1": defs[1], "2": defs[2]}}),
+    )
 }
 
 fn value() -> impl Strategy<Value = Value> {
@@ -270,7 +374,8 @@ fn value() -> impl Strategy<Value = Value> {
     scalar.prop_recursive(4, 24, 4, |inner| {
         prop_oneof![
             vec(inner.clone(), 0..4).prop_map(Value::from),
-            vec(("[ab]{1,2}", inner), 0..4).prop_map(|members| Value::Object(members.into_iter().collect())),
+            vec(("[ab]{1,2}", inner), 0..4)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
         ]
     })
 }
@@ -363,11 +468,23 @@ fn names_that_an_object_has_twice_are_refused() {
     let many: Vec<String> = (0..100).map(|n| format!("\"{n}\":0")).collect();
     let many = many.join(",");
     let cases = [
-        (r#"{"url":"https://x","other":{"url":1},"list":[{"url":2},{"url":3}]}"#.to_owned(), None),
+        (
+            r#"{"url":"https://x","other":{"url":1},"list":[{"url":2},{"url":3}]}"#.to_owned(),
+            None,
+        ),
         (format!("{{{many}}}"), None),
-        (r#"{"url":"file:///etc/passwd","url":"https://x"}"#.to_owned(), Some("url")),
-        (r#"{"url":"https://x","\u0075rl":"file:///etc/passwd"}"#.to_owned(), Some("url")),
-        (r#"{"a":[{"b":{"c":1,"d":{},"c":1}}]}"#.to_owned(), Some("c")),
+        (
+            r#"{"url":"file:///etc/passwd","url":"https://x"}"#.to_owned(),
+            Some("url"),
+        ),
+        (
+            r#"{"url":"https://x","\u0075rl":"file:///etc/passwd"}"#.to_owned(),
+            Some("url"),
+        ),
+        (
+            r#"{"a":[{"b":{"c":1,"d":{},"c":1}}]}"#.to_owned(),
+            Some("c"),
+        ),
         (r#"{"":1,"":2}"#.to_owned(), Some("")),
         (format!("{{{many},\"7\":0}}"), Some("7")),
     ];
@@ -379,7 +496,11 @@ fn names_that_an_object_has_twice_are_refused() {
                 let why = why.expect("a name is there twice");
                 let want = format!("the payload's name {name:?} is there twice in one object");
                 assert!(why.says.starts_with(&want), "{why:?} should say {want}");
-                assert!(why.logged.starts_with("a name of the payload is there twice in one object"), "{why:?}");
+                assert!(
+                    why.logged
+                        .starts_with("a name of the payload is there twice in one object"),
+                    "{why:?}"
+                );
             }
         }
     }

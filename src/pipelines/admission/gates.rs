@@ -10,13 +10,15 @@ use parking_lot::RwLock;
 
 use crate::model::QueueName;
 
-/// How long a database counts as full after it refused an insert. Without inserts nobody learns that it has room.
+/// How long a database counts as full after it refused an insert. Without inserts nobody learns
+/// that it has room.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// One gate per queue. Clones share them.
 ///
-/// A closed gate parks new tasks in SQL. The watchdog opens it when no task is parked any more, so that new tasks do
-/// not overtake parked ones for ever. A gate is only a hint: the fanout parks a task that meets a full queue.
+/// A closed gate parks new tasks in SQL. The watchdog opens it when no task is parked any more, so
+/// that new tasks do not overtake parked ones for ever. A gate is only a hint: the fanout parks a
+/// task that meets a full queue.
 #[derive(Clone, Default)]
 pub struct Gates(Arc<RwLock<Closed>>);
 
@@ -79,7 +81,8 @@ impl Gates {
         self.0.read().shortage.is_some()
     }
 
-    /// Notes that the database has no room for new tasks. It closes no gate: the next insert may find room.
+    /// Notes that the database has no room for new tasks. It closes no gate: the next insert may
+    /// find room.
     pub fn database_is_full(&self, why: String, now: Instant) {
         self.0.write().full_database = Some((now, why));
     }
@@ -91,7 +94,8 @@ impl Gates {
         }
     }
 
-    /// The words with which the database refused new tasks in the last ten seconds, if it has stored none since.
+    /// The words with which the database refused new tasks in the last ten seconds, if it has
+    /// stored none since.
     pub fn full_database(&self, now: Instant) -> Option<String> {
         let closed = self.0.read();
         let (at, why) = closed.full_database.as_ref()?;
@@ -108,7 +112,10 @@ mod tests {
         let (gates, now) = (Gates::default(), Instant::now());
         assert_eq!(gates.full_database(now), None);
         gates.database_is_full("no room".into(), now);
-        assert_eq!(gates.full_database(now + FULL_FOR / 2).as_deref(), Some("no room"));
+        assert_eq!(
+            gates.full_database(now + FULL_FOR / 2).as_deref(),
+            Some("no room")
+        );
         assert_eq!(gates.full_database(now + FULL_FOR), None);
         gates.database_is_full("no room".into(), now + FULL_FOR);
         assert!(gates.full_database(now + FULL_FOR).is_some());

@@ -13,10 +13,12 @@ use crate::{
     model::{QueueName, Scope},
 };
 
-/// How long a name keeps its place before SQL knows a task of it. After that its task was not stored.
+/// How long a name keeps its place before SQL knows a task of it. After that its task was not
+/// stored.
 const LET_IN: Duration = Duration::from_secs(10);
 
-/// The names and unfinished tasks of the installation, as SQL said last, plus what was let in since. Clones share it.
+/// The names and unfinished tasks of the installation, as SQL said last, plus what was let in
+/// since. Clones share it.
 #[derive(Clone, Default)]
 pub struct Occupancy(Arc<RwLock<Known>>);
 
@@ -32,7 +34,8 @@ struct Known {
     let_in: HashMap<QueueName, Instant>,
     /// The scopes of tokens that reach some queues only.
     scopes: Vec<Scope>,
-    /// The number of names that a scope includes, for the scopes that somebody asked about since the last reading.
+    /// The number of names that a scope includes, for the scopes that somebody asked about since
+    /// the last reading.
     names_of: HashMap<Scope, usize>,
 }
 
@@ -49,13 +52,21 @@ impl Known {
     /// True if the scope includes half of all names that there may be.
     fn has_half(&mut self, scope: &Scope, max: usize) -> bool {
         let names = &self.names;
-        let count = || names.iter().filter(|name| scope.includes(name.as_str())).count();
+        let count = || {
+            names
+                .iter()
+                .filter(|name| scope.includes(name.as_str()))
+                .count()
+        };
         *self.names_of.entry(scope.clone()).or_insert_with(count) >= (max / 2).max(1)
     }
 
     fn let_in(&mut self, queue: &QueueName) {
         if self.names.insert(queue.clone()) {
-            let including = self.names_of.iter_mut().filter(|(scope, _)| scope.includes(queue.as_str()));
+            let including = self
+                .names_of
+                .iter_mut()
+                .filter(|(scope, _)| scope.includes(queue.as_str()));
             including.for_each(|(_, count)| *count += 1);
         }
         self.let_in.insert(queue.clone(), Instant::now());
@@ -98,10 +109,16 @@ impl Drop for Room {
 
 impl Occupancy {
     /// Takes over the counts of SQL, and the queues that have an open shard.
-    pub(super) fn set_names(&self, unfinished: HashMap<QueueName, u64>, open: impl Iterator<Item = QueueName>) {
+    pub(super) fn set_names(
+        &self,
+        unfinished: HashMap<QueueName, u64>,
+        open: impl Iterator<Item = QueueName>,
+    ) {
         let mut known = self.0.write();
         let mut names: HashSet<_> = open.chain(unfinished.keys().cloned()).collect();
-        known.let_in.retain(|queue, at| at.elapsed() < LET_IN && !names.contains(queue));
+        known
+            .let_in
+            .retain(|queue, at| at.elapsed() < LET_IN && !names.contains(queue));
         names.extend(known.let_in.keys().cloned());
         (known.unfinished, known.names) = (unfinished, names);
         known.readings += 1;
@@ -133,10 +150,16 @@ impl Occupancy {
         self.0.write().scopes = scopes;
     }
 
-    /// Whether tasks may go to a queue of this name. A known name always passes, and so does one with settings of its
-    /// own; a new name passes while there are fewer than `max`, and the scope of a restricted caller includes less than
-    /// half of that.
-    pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues, scope: Option<&Scope>) -> Result<(), NoName> {
+    /// Whether tasks may go to a queue of this name. A known name always passes, and so does one
+    /// with settings of its own; a new name passes while there are fewer than `max`, and the scope
+    /// of a restricted caller includes less than half of that.
+    pub fn lets_in(
+        &self,
+        queue: &QueueName,
+        max: usize,
+        queues: &Queues,
+        scope: Option<&Scope>,
+    ) -> Result<(), NoName> {
         if self.0.read().names.contains(queue) {
             return Ok(());
         }
@@ -153,9 +176,14 @@ impl Occupancy {
         Ok(())
     }
 
-    /// Does as [`Self::lets_in`] for a discovered task. Nobody knows any more whose token reported it, so each scope of
-    /// a token that includes the name counts.
-    pub fn lets_in_discovered(&self, queue: &QueueName, max: usize, queues: &Queues) -> Result<(), NoName> {
+    /// Does as [`Self::lets_in`] for a discovered task. Nobody knows any more whose token reported
+    /// it, so each scope of a token that includes the name counts.
+    pub fn lets_in_discovered(
+        &self,
+        queue: &QueueName,
+        max: usize,
+        queues: &Queues,
+    ) -> Result<(), NoName> {
         if self.0.read().names.contains(queue) {
             return Ok(());
         }
@@ -170,12 +198,19 @@ impl Occupancy {
         self.lets_in(queue, max, queues, None)
     }
 
-    /// Takes room for so many tasks of each queue. Takes none, and answers the queue, where one has its
-    /// `max_unfinished`.
-    pub fn admit(&self, tasks: BTreeMap<QueueName, u64>, queues: &Queues) -> Result<Room, QueueName> {
+    /// Takes room for so many tasks of each queue. Takes none, and answers the queue, where one has
+    /// its `max_unfinished`.
+    pub fn admit(
+        &self,
+        tasks: BTreeMap<QueueName, u64>,
+        queues: &Queues,
+    ) -> Result<Room, QueueName> {
         let mut known = self.0.write();
         let is_full = |queue: &QueueName| {
-            known.unfinished.get(queue).is_some_and(|count| *count >= queues.get(queue).max_unfinished)
+            known
+                .unfinished
+                .get(queue)
+                .is_some_and(|count| *count >= queues.get(queue).max_unfinished)
         };
         if let Some(full) = tasks.keys().find(|queue| is_full(queue)) {
             return Err(full.clone());
@@ -183,10 +218,15 @@ impl Occupancy {
         for (queue, count) in &tasks {
             *known.unfinished.entry(queue.clone()).or_default() += count;
         }
-        Ok(Room { of: self.clone(), reading: known.readings, left: tasks })
+        Ok(Room {
+            of: self.clone(),
+            reading: known.readings,
+            left: tasks,
+        })
     }
 
-    /// Takes room for `count` tasks that may be new. Takes none and answers false when there is not enough for all.
+    /// Takes room for `count` tasks that may be new. Takes none and answers false when there is not
+    /// enough for all.
     pub fn admit_all(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
         let mut known = self.0.write();
         let unfinished = known.unfinished.entry(queue.clone()).or_default();
@@ -210,23 +250,41 @@ mod tests {
     fn names_beyond_the_bound_are_not_let_in() {
         let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
         queues.named.insert(queue("named"), queues.default.clone());
-        occupancy.set_names([(queue("busy"), 1)].into(), [queue("open"), queue("busy")].into_iter());
+        occupancy.set_names(
+            [(queue("busy"), 1)].into(),
+            [queue("open"), queue("busy")].into_iter(),
+        );
         for name in ["busy", "open", "new", "new", "named"] {
-            assert_eq!(occupancy.lets_in(&queue(name), 3, &queues, None), Ok(()), "{name}");
+            assert_eq!(
+                occupancy.lets_in(&queue(name), 3, &queues, None),
+                Ok(()),
+                "{name}"
+            );
         }
-        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Err(NoName::All));
+        assert_eq!(
+            occupancy.lets_in(&queue("beyond"), 3, &queues, None),
+            Err(NoName::All)
+        );
         // A name counts until SQL has it or its time is over; a name that is gone makes room.
         occupancy.set_names(HashMap::new(), [queue("open")].into_iter());
-        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Err(NoName::All));
+        assert_eq!(
+            occupancy.lets_in(&queue("beyond"), 3, &queues, None),
+            Err(NoName::All)
+        );
         occupancy.0.write().let_in.clear();
         occupancy.set_names([(queue("new"), 1)].into(), [queue("open")].into_iter());
-        assert_eq!(occupancy.lets_in(&queue("beyond"), 3, &queues, None), Ok(()));
+        assert_eq!(
+            occupancy.lets_in(&queue("beyond"), 3, &queues, None),
+            Ok(())
+        );
     }
 
     #[test]
     fn a_scope_has_half_of_the_names() {
         let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
-        queues.named.insert(queue("a.named"), queues.default.clone());
+        queues
+            .named
+            .insert(queue("a.named"), queues.default.clone());
         let scope: Scope = "a.*".parse().unwrap();
         occupancy.set_names([(queue("a.0"), 1)].into(), [queue("b.0")].into_iter());
         let lets_in = |name: &str, scope| occupancy.lets_in(&queue(name), 6, &queues, scope);
@@ -238,10 +296,23 @@ mod tests {
             assert_eq!(lets_in(name, Some(&scope)), Ok(()), "{name}");
         }
         // Without a token that is restricted to the name, the installation is its operator's.
-        assert_eq!(occupancy.lets_in_discovered(&queue("a.3"), 7, &queues), Ok(()));
-        occupancy.set_scopes(vec![scope.clone(), Scope::default(), "b.*".parse().unwrap()]);
-        assert_eq!(occupancy.lets_in_discovered(&queue("a.4"), 7, &queues), Err(NoName::OfScope));
-        assert_eq!(occupancy.lets_in_discovered(&queue("b.1"), 7, &queues), Ok(()));
+        assert_eq!(
+            occupancy.lets_in_discovered(&queue("a.3"), 7, &queues),
+            Ok(())
+        );
+        occupancy.set_scopes(vec![
+            scope.clone(),
+            Scope::default(),
+            "b.*".parse().unwrap(),
+        ]);
+        assert_eq!(
+            occupancy.lets_in_discovered(&queue("a.4"), 7, &queues),
+            Err(NoName::OfScope)
+        );
+        assert_eq!(
+            occupancy.lets_in_discovered(&queue("b.1"), 7, &queues),
+            Ok(())
+        );
         assert_eq!(lets_in("c", None), Err(NoName::All));
         // SQL knows better how many there are.
         occupancy.0.write().let_in.clear();
@@ -265,7 +336,13 @@ mod tests {
         let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
         queues.default.max_unfinished = 10;
         let admit = |tasks: &[(&str, u64)]| {
-            occupancy.admit(tasks.iter().map(|(name, count)| (queue(name), *count)).collect(), &queues)
+            occupancy.admit(
+                tasks
+                    .iter()
+                    .map(|(name, count)| (queue(name), *count))
+                    .collect(),
+                &queues,
+            )
         };
         let unfinished = |name: &str| occupancy.unfinished().get(&queue(name)).copied();
         let mut room = admit(&[("q", 9)]).ok().unwrap();

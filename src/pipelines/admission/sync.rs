@@ -1,4 +1,5 @@
-//! The one reader of what all processes know about queues: open shards, pauses, unfinished tasks, full queues.
+//! The one reader of what all processes know about queues: open shards, pauses, unfinished tasks,
+//! full queues.
 //!
 //! Its cost grows with the queues that have something, not with the names that ever were.
 
@@ -23,8 +24,8 @@ const EVERY: Duration = Duration::from_millis(500);
 const PARKED_EVERY: Duration = Duration::from_secs(1);
 /// The time between two looks at the oldest task.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
-/// How often all open shards and all pauses are read. Changes may be missed: of a database that was set back, or by a
-/// taskd that does not number them.
+/// How often all open shards and all pauses are read. Changes may be missed: of a database that was
+/// set back, or by a taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
 /// The reader of one process, and how far it has read.
@@ -66,23 +67,41 @@ impl QueueSync {
         clock: Clock,
     ) -> store::Result<Self> {
         let (shards, pauses, parked, oldest) = Default::default();
-        let mut sync = Self { store, queue, gates, occupancy, clock, shards, pauses, parked, oldest };
+        let mut sync = Self {
+            store,
+            queue,
+            gates,
+            occupancy,
+            clock,
+            shards,
+            pauses,
+            parked,
+            oldest,
+        };
         sync.read().await?;
         Ok(sync)
     }
 
     /// Goes on reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) {
-        supervisor.spawn_loop("queues", Arc::new(Mutex::new(self)), |sync, cx| async move {
-            cx.every(EVERY, || async { sync.lock().await.read().await }).await
-        });
+        supervisor.spawn_loop(
+            "queues",
+            Arc::new(Mutex::new(self)),
+            |sync, cx| async move {
+                cx.every(EVERY, || async { sync.lock().await.read().await })
+                    .await
+            },
+        );
     }
 
     async fn read(&mut self) -> store::Result<()> {
         self.read_shards().await?;
         self.read_pauses().await?;
         let unfinished = self.store.unfinished().await?.into_iter().collect();
-        self.occupancy.set_names(unfinished, self.queue.shards().into_iter().map(|shard| shard.queue));
+        self.occupancy.set_names(
+            unfinished,
+            self.queue.shards().into_iter().map(|shard| shard.queue),
+        );
         if self.is_due(self.parked, PARKED_EVERY) {
             self.gates.follow(&self.store.parked_queues().await?);
             self.parked = Some(self.clock.now());
@@ -101,12 +120,22 @@ impl QueueSync {
         let changes = self.queue.pause_changes();
         let version = self.store.pauses_version().await?;
         let is_read = |read: PausesRead| read.version == version && read.changes == changes;
-        if self.pauses.is_some_and(|read| is_read(read) && now - read.at < WHOLE_EVERY) {
+        if self
+            .pauses
+            .is_some_and(|read| is_read(read) && now - read.at < WHOLE_EVERY)
+        {
             return Ok(());
         }
         let paused = self.store.paused_queues().await?;
-        self.queue.pause_only(paused.into_iter().map(|paused| paused.queue).collect(), changes);
-        self.pauses = Some(PausesRead { version, changes, at: now });
+        self.queue.pause_only(
+            paused.into_iter().map(|paused| paused.queue).collect(),
+            changes,
+        );
+        self.pauses = Some(PausesRead {
+            version,
+            changes,
+            at: now,
+        });
         Ok(())
     }
 
@@ -123,13 +152,23 @@ impl QueueSync {
         if known.is_none() {
             // A shard that was opened meanwhile comes back with the next change.
             let open: HashSet<_> = shards.iter().map(|shard| &shard.id).collect();
-            self.queue.shards().iter().filter(|id| !open.contains(id)).for_each(|id| self.queue.remove_shard(id));
+            self.queue
+                .shards()
+                .iter()
+                .filter(|id| !open.contains(id))
+                .for_each(|id| self.queue.remove_shard(id));
         }
         let last = shards.iter().map(|shard| shard.version).max();
         self.shards = Some(match known {
             // The version may be lower than before, if the database was set back.
-            None => ShardsRead { version: last.unwrap_or(0), whole: now },
-            Some(read) => ShardsRead { version: last.unwrap_or(read.version), ..read },
+            None => ShardsRead {
+                version: last.unwrap_or(0),
+                whole: now,
+            },
+            Some(read) => ShardsRead {
+                version: last.unwrap_or(read.version),
+                ..read
+            },
         });
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The end of tasks whose deadline has passed.
 //!
-//! SQL has kept the deadline since the insert. The queue decides in one script, as about a cancel, and its report ends
-//! the task in SQL, as that of any death.
+//! SQL has kept the deadline since the insert. The queue decides in one script, as about a cancel,
+//! and its report ends the task in SQL, as that of any death.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,17 +18,27 @@ use crate::{
 const WITHIN: Duration = Duration::from_secs(2);
 
 impl Changing {
-    /// Ends tasks. Answers how many died of it, and the first error: the tasks of its shard stay as they are.
+    /// Ends tasks. Answers how many died of it, and the first error: the tasks of its shard stay as
+    /// they are.
     pub async fn end_overdue(&self, overdue: Vec<Overdue>) -> (usize, Option<Error>) {
         let mut by_shard: BTreeMap<ShardId, Vec<Overdue>> = BTreeMap::new();
         for one in overdue {
-            by_shard.entry(one.task.shard.clone()).or_default().push(one);
+            by_shard
+                .entry(one.task.shard.clone())
+                .or_default()
+                .push(one);
         }
         let calls = by_shard.into_iter().map(|(shard, overdue)| async move {
             let ended = tokio::time::timeout(WITHIN, self.end_in(&shard, &overdue)).await;
-            ended.unwrap_or(Err(Error::Silent { shard, within: WITHIN }))
+            ended.unwrap_or(Err(Error::Silent {
+                shard,
+                within: WITHIN,
+            }))
         });
-        let ended: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
+        let ended: Vec<_> = stream::iter(calls)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
         let (mut dead, mut failed) = (0, None);
         for ended in ended {
             match ended {
@@ -42,10 +52,18 @@ impl Changing {
     async fn end_in(&self, shard: &ShardId, overdue: &[Overdue]) -> Result<usize, Error> {
         let mut dead = 0;
         for overdue in overdue.chunks(MOST) {
-            let tasks: Vec<(&ChangingTask, String)> =
-                overdue.iter().map(|one| (&one.task, deadline_passed(one.deadline_unix_ms))).collect();
-            let decided = self.when_open(shard, || self.queue.end_overdue(shard, &tasks)).await?;
-            dead += decided.answers.iter().filter(|answer| **answer == Arbitrated::Done).count();
+            let tasks: Vec<(&ChangingTask, String)> = overdue
+                .iter()
+                .map(|one| (&one.task, deadline_passed(one.deadline_unix_ms)))
+                .collect();
+            let decided = self
+                .when_open(shard, || self.queue.end_overdue(shard, &tasks))
+                .await?;
+            dead += decided
+                .answers
+                .iter()
+                .filter(|answer| **answer == Arbitrated::Done)
+                .count();
         }
         Ok(dead)
     }

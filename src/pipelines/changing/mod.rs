@@ -1,20 +1,24 @@
-//! Changes of live work: an operator cancels tasks, gives them another priority or NUM, offers them anew.
+//! Changes of live work: an operator cancels tasks, gives them another priority or NUM, offers them
+//! anew.
 //!
-//! SQL keeps the wish first, then the queue decides in one script against whatever happens there, then SQL takes over
-//! the decision and forgets the wish. So a lost shard and its rebuild, which read SQL, know the wish.
+//! SQL keeps the wish first, then the queue decides in one script against whatever happens there,
+//! then SQL takes over the decision and forgets the wish. So a lost shard and its rebuild, which
+//! read SQL, know the wish.
 //!
 //! Crash windows:
 //!
 //! - killed behind the wish: the watchdog carries it out. The caller has no answer.
 //! - killed behind the script: the same. The script answers once more what it has decided.
-//! - the queue has decided, and the wish is gone (a database that was set back): the final record says so, and the
-//!   watchdog tells SQL ([`Changing::adopt`]).
-//! - a requeue has no wish: a rebuilt shard knows no leases. Only the end of a reservation is kept, before the script.
-//!   Of two ends the earlier one is kept, and the queue is asked then; if its reservation ends later, the row moves.
-//! - two changes of one task at once: the values of the earlier may reach the queue behind those of the later. Each
-//!   compares what it has sent with what SQL has then. Where the earlier is killed in between, the row of the later is
-//!   still there, for the watchdog.
-//! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before, and the wish stays.
+//! - the queue has decided, and the wish is gone (a database that was set back): the final record
+//!   says so, and the watchdog tells SQL ([`Changing::adopt`]).
+//! - a requeue has no wish: a rebuilt shard knows no leases. Only the end of a reservation is kept,
+//!   before the script. Of two ends the earlier one is kept, and the queue is asked then; if its
+//!   reservation ends later, the row moves.
+//! - two changes of one task at once: the values of the earlier may reach the queue behind those of
+//!   the later. Each compares what it has sent with what SQL has then. Where the earlier is killed
+//!   in between, the row of the later is still there, for the watchdog.
+//! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before,
+//!   and the wish stays.
 
 mod deadlines;
 mod error;
@@ -34,7 +38,8 @@ use crate::{
     config,
     dedup::Filter,
     model::{
-        Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId, TaskStatus, millis,
+        Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId,
+        TaskStatus, millis,
     },
     queue::{self, Arbitrated, ArbitratedTasks, Changer, NEVER, RecordStatus},
     runtime::Clock,
@@ -44,9 +49,11 @@ use crate::{
 
 /// The most tasks of one call.
 pub const MOST: usize = 1000;
-/// The most tasks whose bodies one script writes anew. A body has up to 1 MiB, unless a setting says otherwise.
+/// The most tasks whose bodies one script writes anew. A body has up to 1 MiB, unless a setting
+/// says otherwise.
 const MOST_BODIES: usize = 16;
-/// The age at which the process that stored a wish is taken for dead. Two processes that carry it out do no harm.
+/// The age at which the process that stored a wish is taken for dead. Two processes that carry it
+/// out do no harm.
 pub const STAYED_MS: i64 = 2000;
 /// Shards that are called at a time.
 const AT_ONCE: usize = 64;
@@ -90,22 +97,38 @@ impl Changing {
     ) -> Self {
         let arrives_within = settings.grace + settings.republish_after;
         let arrives_within_ms = millis(arrives_within);
-        Self { store, queue, filter, bus, clock, arrives_within_ms }
+        Self {
+            store,
+            queue,
+            filter,
+            bus,
+            clock,
+            arrives_within_ms,
+        }
     }
 
     /// Changes at most [`MOST`] tasks, and records the acts. Answers per id, in order.
     ///
-    /// An error says that SQL keeps no wish. A wish that it keeps, and that could not be carried out now, is answered
-    /// [`Changed::Later`].
-    pub async fn change(&self, ids: &[TaskId], change: &Change, acts: &[TaskAct]) -> Result<Vec<Changed>, Error> {
-        let wanted = self.store.want(ids, change, self.clock.now_unix_ms(), acts).await?;
+    /// An error says that SQL keeps no wish. A wish that it keeps, and that could not be carried
+    /// out now, is answered [`Changed::Later`].
+    pub async fn change(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        acts: &[TaskAct],
+    ) -> Result<Vec<Changed>, Error> {
+        let wanted = self
+            .store
+            .want(ids, change, self.clock.now_unix_ms(), acts)
+            .await?;
         let kept = wanted.iter().filter_map(|wanted| match wanted {
             Wanted::Kept(kept) => Some((kept.task.id, kept.clone())),
             Wanted::Final(_) | Wanted::Reopened | Wanted::Unknown => None,
         });
         // An id may be named twice.
         let kept: HashMap<TaskId, KeptChange> = kept.collect();
-        let CarriedOut { changed, error, .. } = self.carry_out(kept.into_values().collect(), change).await;
+        let CarriedOut { changed, error, .. } =
+            self.carry_out(kept.into_values().collect(), change).await;
         if let Some(error) = error {
             tracing::warn!("the watchdog carries out changes of tasks later: {error}");
         }
@@ -136,24 +159,41 @@ impl Changing {
     }
 
     /// Asks each shard once. Answers the wishes whose shard has another generation since.
-    async fn round(&self, wishes: Vec<KeptChange>, change: &Change, out: &mut CarriedOut) -> Vec<KeptChange> {
+    async fn round(
+        &self,
+        wishes: Vec<KeptChange>,
+        change: &Change,
+        out: &mut CarriedOut,
+    ) -> Vec<KeptChange> {
         let mut by_shard: BTreeMap<ShardId, Vec<KeptChange>> = BTreeMap::new();
         for wish in wishes {
-            by_shard.entry(wish.task.shard.clone()).or_default().push(wish);
+            by_shard
+                .entry(wish.task.shard.clone())
+                .or_default()
+                .push(wish);
         }
         let calls = by_shard.into_iter().flat_map(|(shard, wishes)| {
-            let parts: Vec<Vec<KeptChange>> = wishes.chunks(at_once(change)).map(<[KeptChange]>::to_vec).collect();
+            let parts: Vec<Vec<KeptChange>> = wishes
+                .chunks(at_once(change))
+                .map(<[KeptChange]>::to_vec)
+                .collect();
             parts.into_iter().map(move |wishes| (shard.clone(), wishes))
         });
         let calls = calls.map(|(shard, wishes)| async move {
             let decided = self.decide(&shard, &wishes, change).await;
             (wishes, decided)
         });
-        let decided: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
+        let decided: Vec<_> = stream::iter(calls)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
         let (mut asked, mut ends) = (Vec::new(), Vec::new());
         for (wishes, decided) in decided {
             match decided {
-                Ok(ArbitratedTasks { generation, answers }) => {
+                Ok(ArbitratedTasks {
+                    generation,
+                    answers,
+                }) => {
                     for (wish, answer) in wishes.into_iter().zip(answers) {
                         ends.push(self.end_of(&wish, answer, generation, change));
                         asked.push((wish, answer));
@@ -181,8 +221,11 @@ impl Changing {
             if wish.kind == ChangeKind::Update && answer == Arbitrated::Absent && !is_over {
                 out.absent.push((wish.task.id, wish.turn));
             }
-            // A wish that stays is carried out again, and counts at its end. A reservation ends much later.
-            if is_over || wish.kind == ChangeKind::Reservation && *change != Change::Requeue(Requeue::Free) {
+            // A wish that stays is carried out again, and counts at its end. A reservation ends
+            // much later.
+            if is_over
+                || wish.kind == ChangeKind::Reservation && *change != Change::Requeue(Requeue::Free)
+            {
                 metrics::task_changed(wish.kind.as_str(), changed.as_str());
             }
             out.changed.insert(wish.task.id, changed);
@@ -190,25 +233,39 @@ impl Changing {
         again
     }
 
-    async fn decide(&self, shard: &ShardId, wishes: &[KeptChange], change: &Change) -> Result<ArbitratedTasks, Error> {
+    async fn decide(
+        &self,
+        shard: &ShardId,
+        wishes: &[KeptChange],
+        change: &Change,
+    ) -> Result<ArbitratedTasks, Error> {
         let tasks: Vec<&ChangingTask> = wishes.iter().map(|wish| &wish.task).collect();
         let answer = match change {
-            Change::Cancel => return self.when_open(shard, || self.queue.cancel(shard, &tasks)).await,
+            Change::Cancel => {
+                return self
+                    .when_open(shard, || self.queue.cancel(shard, &tasks))
+                    .await;
+            }
             Change::Update(_) => self.queue.update(shard, &tasks).await,
             Change::Requeue(requeue) => self.queue.requeue(shard, &tasks, requeue).await,
         };
         match answer {
             // The tasks come from SQL, and have no leases.
-            Err(queue::Error::NoGeneration) => {
-                Ok(ArbitratedTasks { generation: 0, answers: vec![Arbitrated::Absent; tasks.len()] })
-            }
+            Err(queue::Error::NoGeneration) => Ok(ArbitratedTasks {
+                generation: 0,
+                answers: vec![Arbitrated::Absent; tasks.len()],
+            }),
             other => Ok(other?),
         }
     }
 
-    /// Asks a shard, whose script keeps final records. Opens one that is new or closed: a task's record on the bus may
-    /// come later.
-    async fn when_open<Asked>(&self, shard: &ShardId, ask: impl Fn() -> Asked) -> Result<ArbitratedTasks, Error>
+    /// Asks a shard, whose script keeps final records. Opens one that is new or closed: a task's
+    /// record on the bus may come later.
+    async fn when_open<Asked>(
+        &self,
+        shard: &ShardId,
+        ask: impl Fn() -> Asked,
+    ) -> Result<ArbitratedTasks, Error>
     where
         Asked: Future<Output = queue::Result<ArbitratedTasks>>,
     {
@@ -220,32 +277,58 @@ impl Changing {
         let Some(opening) = opening.first().filter(|opening| opening.is_new) else {
             return wait_until_open(ask).await;
         };
-        self.queue.open_shards(&[(shard.clone(), opening.generation)], self.bus.generation()).await?;
+        self.queue
+            .open_shards(
+                &[(shard.clone(), opening.generation)],
+                self.bus.generation(),
+            )
+            .await?;
         self.queue.add_shard(shard);
         Ok(ask().await?)
     }
 
     /// The end of a wish by the queue's answer. Without a turn the wish stays.
-    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64, change: &Change) -> EndedChange {
+    fn end_of(
+        &self,
+        wish: &KeptChange,
+        answer: Arbitrated,
+        generation: u64,
+        change: &Change,
+    ) -> EndedChange {
         let is_end = *change == Change::Requeue(Requeue::Free);
         let (task, now) = (&wish.task, self.clock.now_unix_ms());
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
-        let updated = Decided::Updated { replicas: task.replicas, priority: task.priority };
+        let updated = Decided::Updated {
+            replicas: task.replicas,
+            priority: task.priority,
+        };
         if wish.kind == ChangeKind::Update && wish.is_second {
-            // The caller of the earlier one may give the queue its values behind this, and be killed before SQL
-            // compares them. So the wish stays for the watchdog.
+            // The caller of the earlier one may give the queue its values behind this, and be
+            // killed before SQL compares them. So the wish stays for the watchdog.
             turn = None;
         }
         match (wish.kind, answer) {
-            (ChangeKind::Cancel, Arbitrated::Done) => end = Decided::Cancelled { epoch: task.epoch, generation },
-            (ChangeKind::Update, Arbitrated::Completed { credited }) if credited < task.replicas => {
-                end = Decided::CompletedBefore { epoch: task.epoch, credited };
+            (ChangeKind::Cancel, Arbitrated::Done) => {
+                end = Decided::Cancelled {
+                    epoch: task.epoch,
+                    generation,
+                }
+            }
+            (ChangeKind::Update, Arbitrated::Completed { credited })
+                if credited < task.replicas =>
+            {
+                end = Decided::CompletedBefore {
+                    epoch: task.epoch,
+                    credited,
+                };
             }
             (ChangeKind::Update, Arbitrated::Done | Arbitrated::Completed { .. }) => end = updated,
             (ChangeKind::Update, Arbitrated::Absent) => {
-                // With a lower NUM, the credits in SQL may be enough: then no queue will ever report the end.
+                // With a lower NUM, the credits in SQL may be enough: then no queue will ever
+                // report the end.
                 end = updated;
-                // A record of before may be on its way. The fanout asks SQL about those that are older.
+                // A record of before may be on its way. The fanout asks SQL about those that are
+                // older.
                 if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) {
                     turn = None;
                 }
@@ -255,14 +338,24 @@ impl Changing {
             // Nothing was changed, and an earlier reservation may stand.
             (ChangeKind::Reservation, Arbitrated::CompletedByWorker) if !is_end => turn = None,
             // The process that stored this row may be about to reserve the task.
-            (ChangeKind::Reservation, _) if is_end && (0..STAYED_MS).contains(&(now - wish.at_unix_ms)) => turn = None,
+            (ChangeKind::Reservation, _)
+                if is_end && (0..STAYED_MS).contains(&(now - wish.at_unix_ms)) =>
+            {
+                turn = None
+            }
             // The row is only an alarm: the queue knows the end, and whether there is one.
-            (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms }) if until_unix_ms < NEVER => {
+            (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms })
+                if until_unix_ms < NEVER =>
+            {
                 end = Decided::ReservedUntil(until_unix_ms);
             }
             _ => {}
         }
-        EndedChange { id: task.id, turn, end }
+        EndedChange {
+            id: task.id,
+            turn,
+            end,
+        }
     }
 
     /// Takes over decisions into SQL. Answers the status of each task.
@@ -270,10 +363,16 @@ impl Changing {
         if ends.is_empty() {
             return Ok(Vec::new());
         }
-        let ended = self.store.end_changes(ends, self.clock.now_unix_ms()).await?;
+        let ended = self
+            .store
+            .end_changes(ends, self.clock.now_unix_ms())
+            .await?;
         let keys: Vec<_> = ended.iter().filter_map(|end| end.key.clone()).collect();
         if let Err(error) = self.filter.forget(&keys).await {
-            tracing::debug!("could not take {} keys out of the filter: {error}", keys.len());
+            tracing::debug!(
+                "could not take {} keys out of the filter: {error}",
+                keys.len()
+            );
         }
         Ok(ended.into_iter().map(|end| end.status).collect())
     }
@@ -281,28 +380,50 @@ impl Changing {
     /// Tells those that watch a task of its end.
     fn announce_end(&self, shard: &ShardId, id: TaskId, status: Option<StoredStatus>) {
         let announcer = self.queue.announcer();
-        let end = status.and_then(TaskStatus::of_end).map(|end| (id, Some(end)));
+        let end = status
+            .and_then(TaskStatus::of_end)
+            .map(|end| (id, Some(end)));
         announcer.announce(&shard.queue, announcer.now_unix_ms(), end.into_iter());
     }
 
-    /// Tells SQL of cancelled tasks that it does not show final, by their records. Answers those that were cancelled.
+    /// Tells SQL of cancelled tasks that it does not show final, by their records. Answers those
+    /// that were cancelled.
     ///
     /// The watchdog would take their reports for lost, and let workers do them again.
-    pub async fn adopt(&self, shard: &ShardId, ids: &HashSet<TaskId>) -> Result<HashSet<TaskId>, Error> {
+    pub async fn adopt(
+        &self,
+        shard: &ShardId,
+        ids: &HashSet<TaskId>,
+    ) -> Result<HashSet<TaskId>, Error> {
         let ids: Vec<TaskId> = ids.iter().copied().collect();
         // The generation first: a record of a later one is not taken for one of this.
         let generation = self.queue.generation(shard).await?;
         let (_, records) = self.queue.inspect(shard, &ids).await?;
-        let records = ids.into_iter().zip(records).filter_map(|(id, record)| Some((id, record?)));
+        let records = ids
+            .into_iter()
+            .zip(records)
+            .filter_map(|(id, record)| Some((id, record?)));
         let cancelled = records.filter(|(_, record)| record.status == RecordStatus::Cancelled);
         let end = |(id, record): (TaskId, queue::Inspected)| {
-            let end = Decided::Cancelled { epoch: record.epoch, generation };
-            EndedChange { id, turn: None, end }
+            let end = Decided::Cancelled {
+                epoch: record.epoch,
+                generation,
+            };
+            EndedChange {
+                id,
+                turn: None,
+                end,
+            }
         };
         let ends: Vec<EndedChange> = cancelled.map(end).collect();
         let ended = self.end(&ends).await?;
-        ends.iter().zip(&ended).for_each(|(end, status)| self.announce_end(shard, end.id, *status));
-        let cancelled = ends.iter().zip(ended).filter(|(_, status)| *status == Some(StoredStatus::Cancelled));
+        ends.iter()
+            .zip(&ended)
+            .for_each(|(end, status)| self.announce_end(shard, end.id, *status));
+        let cancelled = ends
+            .iter()
+            .zip(ended)
+            .filter(|(_, status)| *status == Some(StoredStatus::Cancelled));
         Ok(cancelled.map(|(end, _)| end.id).collect())
     }
 }
@@ -336,11 +457,21 @@ fn at_once(change: &Change) -> usize {
     }
 }
 
-/// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the decision was void.
-fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
-    let Some(status) = status else { return Some(Changed::Unknown) };
+/// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the
+/// decision was void.
+fn outcome(
+    wish: &KeptChange,
+    answer: Arbitrated,
+    status: Option<StoredStatus>,
+    change: &Change,
+) -> Option<Changed> {
+    let Some(status) = status else {
+        return Some(Changed::Unknown);
+    };
     Some(match (wish.kind, answer) {
-        (ChangeKind::Cancel, Arbitrated::Done) if status == StoredStatus::Unfinished => return None,
+        (ChangeKind::Cancel, Arbitrated::Done) if status == StoredStatus::Unfinished => {
+            return None;
+        }
         (ChangeKind::Cancel, Arbitrated::Done) => final_before(status, change),
         (_, Arbitrated::Done) => Changed::Done,
         // A lower NUM completed it, or it is about to be reopened.
@@ -384,7 +515,10 @@ mod tests {
     fn a_script_that_writes_bodies_gets_few_of_them() {
         let largest = config::Settings::default().limits.max_payload_bytes;
         let update = at_once(&Change::Update(Update::default()));
-        assert!(update as u64 * largest as u64 <= 32 << 20, "{update} bodies of {largest} bytes");
+        assert!(
+            update as u64 * largest as u64 <= 32 << 20,
+            "{update} bodies of {largest} bytes"
+        );
         assert_eq!(at_once(&Change::Cancel), MOST);
     }
 }

@@ -28,9 +28,19 @@ pub struct Pace {
 
 impl Pace {
     /// For an operator who waits.
-    pub const FAST: Self = Self { entries: 500, counted: 10_000, kept: KEPT, rest: 0 };
+    pub const FAST: Self = Self {
+        entries: 500,
+        counted: 10_000,
+        kept: KEPT,
+        rest: 0,
+    };
     /// Beside everything else, for ever: a hundredth of the time.
-    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, kept: KEPT, rest: 99 };
+    pub const BESIDE: Self = Self {
+        entries: 100,
+        counted: 2_000,
+        kept: KEPT,
+        rest: 99,
+    };
 
     /// This pace with at most `kept` records in memory.
     pub fn keeping(self, kept: usize) -> Self {
@@ -50,11 +60,19 @@ pub struct Checker {
 impl Checker {
     pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, pace: Pace) -> Self {
         let published = Published::new(Arc::clone(&store), queue.clone(), bus);
-        Self { store, queue, published, pace }
+        Self {
+            store,
+            queue,
+            published,
+            pace,
+        }
     }
 
     /// Makes a step, and rests after it.
-    pub(super) async fn paced<T, E>(&self, step: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    pub(super) async fn paced<T, E>(
+        &self,
+        step: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         let began = Instant::now();
         let done = step.await;
         let rest = began.elapsed() * self.pace.rest;
@@ -65,7 +83,20 @@ impl Checker {
     }
 }
 
-pub(super) fn find(kind: FindKind, shard: &ShardId, task: Option<TaskId>, says: String, mended: bool) -> Find {
+pub(super) fn find(
+    kind: FindKind,
+    shard: &ShardId,
+    task: Option<TaskId>,
+    says: String,
+    mended: bool,
+) -> Find {
     let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
-    Find { kind, queue, shard, task, says, mended }
+    Find {
+        kind,
+        queue,
+        shard,
+        task,
+        says,
+        mended,
+    }
 }

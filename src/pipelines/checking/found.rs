@@ -31,7 +31,10 @@ impl Found {
 
     /// Adds what another check found.
     pub fn absorb(&mut self, other: Self) {
-        other.finds.into_iter().for_each(|find| self.add_up_to(find, OF_ALL));
+        other
+            .finds
+            .into_iter()
+            .for_each(|find| self.add_up_to(find, OF_ALL));
         for (kind, count) in other.more {
             *self.more.entry(kind).or_default() += count;
         }
@@ -53,19 +56,52 @@ mod tests {
 
     fn find(n: usize) -> Find {
         let (kind, queue) = (FindKind::LostPayload, "q".to_owned());
-        Find { kind, queue, shard: Some(0), task: None, says: n.to_string(), mended: false }
+        Find {
+            kind,
+            queue,
+            shard: Some(0),
+            task: None,
+            says: n.to_string(),
+            mended: false,
+        }
     }
 
     #[test]
     fn beyond_the_bound_finds_are_counted() {
         let mut found = Found::default();
-        (0..OF_A_CHECK + 7).chain(0..3).for_each(|n| found.add(find(n)));
-        assert_eq!((found.finds.len(), found.more[&FindKind::LostPayload]), (OF_A_CHECK, 7));
-        let mut all = Found { unchecked: 1, ..Found::default() };
+        (0..OF_A_CHECK + 7)
+            .chain(0..3)
+            .for_each(|n| found.add(find(n)));
+        assert_eq!(
+            (found.finds.len(), found.more[&FindKind::LostPayload]),
+            (OF_A_CHECK, 7)
+        );
+        let mut all = Found {
+            unchecked: 1,
+            ..Found::default()
+        };
         (0..OF_A_CHECK - 1).for_each(|n| all.add(find(n + OF_ALL)));
-        all.absorb(Found { unchecked: 2, ..found });
-        assert_eq!((all.finds.len(), all.more[&FindKind::LostPayload], all.unchecked), (2 * OF_A_CHECK - 1, 7, 3));
-        (0..4).for_each(|n| all.absorb(Found { finds: [find(n + 3 * OF_ALL)].into(), ..Found::default() }));
-        assert_eq!((all.finds.len(), all.more[&FindKind::LostPayload]), (OF_ALL, 10));
+        all.absorb(Found {
+            unchecked: 2,
+            ..found
+        });
+        assert_eq!(
+            (
+                all.finds.len(),
+                all.more[&FindKind::LostPayload],
+                all.unchecked
+            ),
+            (2 * OF_A_CHECK - 1, 7, 3)
+        );
+        (0..4).for_each(|n| {
+            all.absorb(Found {
+                finds: [find(n + 3 * OF_ALL)].into(),
+                ..Found::default()
+            })
+        });
+        assert_eq!(
+            (all.finds.len(), all.more[&FindKind::LostPayload]),
+            (OF_ALL, 10)
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! fsck: what SQL, the bus and Redis say of each other, and Redis of itself.
 //!
-//! A check of a slice is one script, so its finds hold at one moment. Pages of different moments only
-//! raise a suspicion, and a script that looks at this one task confirms it. A repair mends in the step that finds.
+//! A check of a slice is one script, so its finds hold at one moment. Pages of different moments
+//! only raise a suspicion, and a script that looks at this one task confirms it. A repair mends in
+//! the step that finds.
 
 mod checker;
 mod error;
@@ -24,14 +25,15 @@ use crate::{
 };
 
 impl Checker {
-    /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's: nothing is found there.
-    /// Beside an error stands what was found, and mended, before it.
+    /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's:
+    /// nothing is found there. Beside an error stands what was found, and mended, before it.
     pub async fn shard(&self, shard: &ShardId, mends: bool) -> (Found, Result<(), Error>) {
         shard::Walk::new(self, shard, mends).run().await
     }
 
-    /// Compares a page of the published tasks with Redis. Answers how many there were, and where the next page begins.
-    /// `unchecked` leaves out the tasks of its shards, and of those that come to it.
+    /// Compares a page of the published tasks with Redis. Answers how many there were, and where
+    /// the next page begins. `unchecked` leaves out the tasks of its shards, and of those that come
+    /// to it.
     pub async fn published(
         &self,
         queue: Option<&QueueName>,
@@ -41,23 +43,39 @@ impl Checker {
         unchecked: &mut BTreeMap<ShardId, String>,
     ) -> Result<(Found, u64, Option<Walked>), Error> {
         let mut failed = Failed::OfCheck(unchecked);
-        let page = self.published.page(Stretch { queue, after, ..Stretch::ALL }, limit, &mut failed).await?;
+        let page = self
+            .published
+            .page(
+                Stretch {
+                    queue,
+                    after,
+                    ..Stretch::ALL
+                },
+                limit,
+                &mut failed,
+            )
+            .await?;
         // The fanout, or another watchdog, may have dealt with them since.
-        let lost = self.published.still_missing(page.missing, &mut failed).await?;
+        let lost = self
+            .published
+            .still_missing(page.missing, &mut failed)
+            .await?;
         let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();
         if mends {
             self.store.unpublish(&ids, Unpublished::Missing).await?;
         }
         let mut found = Found::default();
         for (shard, id) in lost {
-            let says = "SQL shows it published, its offset has passed, and Redis has no record of it".to_owned();
+            let says =
+                "SQL shows it published, its offset has passed, and Redis has no record of it"
+                    .to_owned();
             found.add(find(FindKind::LostTask, &shard, Some(id), says, mends));
         }
         Ok((found, page.tasks, page.next))
     }
 
-    /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish where a count is too
-    /// high.
+    /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish
+    /// where a count is too high.
     pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
         let (mut found, mut stranded) = (Found::default(), BTreeMap::new());
         let mut wrong = self.store.wrong_counts().await?;
@@ -67,16 +85,28 @@ impl Checker {
             stranded = self.stranded(queue, mends, &mut found).await?;
         }
         for wrong in wrong {
-            let counted = wrong.counted.saturating_add(stranded.get(&wrong.queue).copied().unwrap_or(0));
+            let counted = wrong
+                .counted
+                .saturating_add(stranded.get(&wrong.queue).copied().unwrap_or(0));
             if wrong.kept == counted {
                 continue;
             }
             if mends {
                 self.store.correct_count(&wrong.queue).await?;
             }
-            let says = format!("SQL keeps a count of {} unfinished tasks, and has {counted}", wrong.kept);
+            let says = format!(
+                "SQL keeps a count of {} unfinished tasks, and has {counted}",
+                wrong.kept
+            );
             let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
-            found.add(Find { kind, queue, shard: None, task: None, says, mended: mends });
+            found.add(Find {
+                kind,
+                queue,
+                shard: None,
+                task: None,
+                says,
+                mended: mends,
+            });
         }
         Ok(found)
     }

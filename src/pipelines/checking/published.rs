@@ -54,7 +54,12 @@ impl Failed<'_> {
     }
 
     /// Notes the outcome of a shard's turn that began at `began`; `None`: the shard has failed.
-    pub fn note<T>(&mut self, shard: &ShardId, began: Instant, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+    pub fn note<T>(
+        &mut self,
+        shard: &ShardId,
+        began: Instant,
+        outcome: Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
         match (self, outcome) {
             (Self::OfLoop(failing), outcome) => Ok(failing.note(shard, began, outcome)),
             (Self::OfCheck(unchecked), Err(Error::Queue(error))) if error.is_of_shard() => {
@@ -86,11 +91,18 @@ impl Published {
         let missing = match unknown.is_empty() {
             true => Vec::new(),
             false => {
-                let unknown = self.store.published_among(self.bus.generation(), &unknown).await?;
+                let unknown = self
+                    .store
+                    .published_among(self.bus.generation(), &unknown)
+                    .await?;
                 self.compare(unknown, failed).await?
             }
         };
-        Ok(PublishedPage { tasks, missing, next: page.next })
+        Ok(PublishedPage {
+            tasks,
+            missing,
+            next: page.next,
+        })
     }
 
     /// The tasks of which Redis has no record, and those of shards that this process does not know.
@@ -123,8 +135,13 @@ impl Published {
         Ok(unknown)
     }
 
-    /// The offset that the shard has stored, and the places of the ids of which it has no record: none, if it is lost.
-    async fn without_record(&self, shard: &ShardId, ids: &[TaskId]) -> Result<WithoutRecord, Error> {
+    /// The offset that the shard has stored, and the places of the ids of which it has no record:
+    /// none, if it is lost.
+    async fn without_record(
+        &self,
+        shard: &ShardId,
+        ids: &[TaskId],
+    ) -> Result<WithoutRecord, Error> {
         match self.queue.missing(shard, ids).await {
             // A lost shard is brought back as a whole.
             Err(queue::Error::NoGeneration) => Ok((None, Vec::new())),
@@ -138,7 +155,8 @@ impl Published {
         page: Vec<PublishedTask>,
         failed: &mut Failed<'_>,
     ) -> Result<Vec<(ShardId, TaskId)>, Error> {
-        // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
+        // Read before the records: a task that the fanout had dealt with by then has one, or is in
+        // the outbox.
         let committed = self.bus.committed(Topic::Pipeline).await?;
         // Read after the page: a published task stands before the end, unless the bus has lost it.
         let ends = self.bus.ends(Topic::Pipeline).await?;
@@ -147,15 +165,25 @@ impl Published {
             shards.entry(task.shard.clone()).or_default().push(task);
         }
         let mut missing = Vec::new();
-        if shards.keys().any(|shard| shard.number as usize >= ends.len()) {
-            // Fails where the partition is younger than this opening of the bus. Otherwise the topic was made anew with
-            // fewer partitions, and nobody reads the tasks of the others.
+        if shards
+            .keys()
+            .any(|shard| shard.number as usize >= ends.len())
+        {
+            // Fails where the partition is younger than this opening of the bus. Otherwise the
+            // topic was made anew with fewer partitions, and nobody reads the tasks of the others.
             self.bus.check_partitions().await?;
         }
-        // Another process may have opened a shard that this one does not know yet. Then its records are not read here.
+        // Another process may have opened a shard that this one does not know yet. Then its records
+        // are not read here.
         let open: HashSet<ShardId> = match shards.keys().all(|shard| self.queue.knows(shard)) {
             true => HashSet::new(),
-            false => self.store.shards(None).await?.into_iter().map(|shard| shard.id).collect(),
+            false => self
+                .store
+                .shards(None)
+                .await?
+                .into_iter()
+                .map(|shard| shard.id)
+                .collect(),
         };
         for (shard, tasks) in shards {
             if open.contains(&shard) && !self.queue.knows(&shard) {
@@ -165,24 +193,34 @@ impl Published {
                 continue;
             }
             let began = Instant::now();
-            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
+            let at =
+                |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
             let of_shard = async {
                 let mut missing = Vec::new();
                 for tasks in tasks.chunks(AT_ONCE) {
-                    missing.extend(self.missing(&shard, tasks, at(&committed), at(&ends)).await?);
+                    missing.extend(
+                        self.missing(&shard, tasks, at(&committed), at(&ends))
+                            .await?,
+                    );
                 }
                 Ok(missing)
             };
             let found: Option<Vec<TaskId>> = failed.note(&shard, began, of_shard.await)?;
-            missing.extend(found.unwrap_or_default().into_iter().map(|id| (shard.clone(), id)));
+            missing.extend(
+                found
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|id| (shard.clone(), id)),
+            );
         }
         Ok(missing)
     }
 
     /// The ids of missing tasks among `tasks`: the queue has no record of them, and none will come.
     ///
-    /// None comes when the queue or the fanout has read past the task (Redis fell back), or when the task lies behind
-    /// the partition's `end` (the bus fell back). A task that is still on its way is not missing.
+    /// None comes when the queue or the fanout has read past the task (Redis fell back), or when
+    /// the task lies behind the partition's `end` (the bus fell back). A task that is still on its
+    /// way is not missing.
     async fn missing(
         &self,
         shard: &ShardId,
@@ -196,7 +234,9 @@ impl Published {
             false => (None, (0..ids.len()).collect()),
         };
         let generation = self.bus.generation();
-        let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
+        let stored = stored
+            .filter(|(topic, _)| topic == generation)
+            .map(|(_, offset)| offset);
         let unknown = unknown.into_iter().map(|place| &tasks[place]);
         let missing = unknown.filter(|task| match task.offset {
             Some(published) => stored.max(committed) >= Some(published) || end < Some(published),
@@ -206,7 +246,8 @@ impl Published {
         Ok(missing.map(|task| task.id).collect())
     }
 
-    /// The tasks that are still unfinished, published and without record, in shards that are not being rebuilt.
+    /// The tasks that are still unfinished, published and without record, in shards that are not
+    /// being rebuilt.
     ///
     /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say where.
     pub async fn still_missing(
@@ -218,12 +259,18 @@ impl Published {
             return Ok(missing);
         }
         let rebuilding = self.store.rebuilding().await?;
-        let ids: Vec<TaskId> =
-            missing.iter().filter(|(shard, _)| !rebuilding.shards.contains_key(shard)).map(|(_, id)| *id).collect();
+        let ids: Vec<TaskId> = missing
+            .iter()
+            .filter(|(shard, _)| !rebuilding.shards.contains_key(shard))
+            .map(|(_, id)| *id)
+            .collect();
         let mut still = Vec::new();
         for ids in ids.chunks(AT_ONCE) {
             // Reads their offsets again, because the tasks may have been republished meanwhile.
-            let tasks = self.store.published_among(self.bus.generation(), ids).await?;
+            let tasks = self
+                .store
+                .published_among(self.bus.generation(), ids)
+                .await?;
             still.extend(self.compare(tasks, failed).await?);
         }
         Ok(still)

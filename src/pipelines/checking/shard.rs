@@ -13,12 +13,13 @@ use crate::{
     store::Unpublished,
 };
 
-/// The elements that a walk passes to look at suspected tasks again, at most: some seconds. The next walk goes on.
+/// The elements that a walk passes to look at suspected tasks again, at most: some seconds. The
+/// next walk goes on.
 const MOST_PASSED: u64 = 200_000_000;
 const LANES: usize = 6;
 
-/// One walk: the parts that a script compares with the rest by itself, then the lanes and the list of final records,
-/// which are compared here.
+/// One walk: the parts that a script compares with the rest by itself, then the lanes and the list
+/// of final records, which are compared here.
 pub(super) struct Walk<'a> {
     checker: &'a Checker,
     shard: &'a ShardId,
@@ -59,7 +60,14 @@ impl Portion {
 impl<'a> Walk<'a> {
     pub(super) fn new(checker: &'a Checker, shard: &'a ShardId, mends: bool) -> Self {
         let (found, pass) = Default::default();
-        Self { checker, shard, mends, found, passed: 0, pass }
+        Self {
+            checker,
+            shard,
+            mends,
+            found,
+            passed: 0,
+            pass,
+        }
     }
 
     pub(super) async fn run(mut self) -> (Found, Result<(), Error>) {
@@ -79,7 +87,8 @@ impl<'a> Walk<'a> {
         for number in 0..of {
             // The first pass has mended what a record, or a body without one, shows by itself.
             for part in [Part::Records, Part::Bodies] {
-                self.slices(part, Portion { number, of }, self.mends && number == 0).await?;
+                self.slices(part, Portion { number, of }, self.mends && number == 0)
+                    .await?;
             }
             self.lanes().await?;
             self.finals().await?;
@@ -93,20 +102,31 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// In how many passes the records go. Where the counts are wrong, a pass leaves out what has no room.
+    /// In how many passes the records go. Where the counts are wrong, a pass leaves out what has no
+    /// room.
     async fn portions(&self) -> Result<u32, Error> {
-        let holdings = self.checker.queue.holdings(std::slice::from_ref(self.shard)).await?;
+        let holdings = self
+            .checker
+            .queue
+            .holdings(std::slice::from_ref(self.shard))
+            .await?;
         let holding = holdings.into_iter().next().transpose()?.flatten();
         let records = holding.map_or(0, |holding| holding.live + holding.finals);
-        Ok(u32::try_from(records / self.checker.pace.kept as u64).unwrap_or(u32::MAX).saturating_add(1))
+        Ok(u32::try_from(records / self.checker.pace.kept as u64)
+            .unwrap_or(u32::MAX)
+            .saturating_add(1))
     }
 
     fn add(&mut self, finds: Vec<ShardFind>) {
         let (shard, mends) = (self.shard, self.mends);
-        finds.into_iter().for_each(|of| self.found.add(find(of.kind, shard, of.task, of.says, mends)));
+        finds.into_iter().for_each(|of| {
+            self.found
+                .add(find(of.kind, shard, of.task, of.says, mends))
+        });
     }
 
-    /// Checks a part. Keeps what the records of a portion say of lanes and of the list of final records.
+    /// Checks a part. Keeps what the records of a portion say of lanes and of the list of final
+    /// records.
     async fn slices(&mut self, part: Part, portion: Portion, mends: bool) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut cursor = "0".to_owned();
@@ -118,15 +138,29 @@ impl<'a> Walk<'a> {
                 self.publish_dropped(&slice.finds).await?;
                 self.add(slice.finds);
             }
-            slice.tasks.into_iter().filter(|task| portion.has(task.id)).for_each(|task| self.keep(&task));
-            let Some(next) = slice.next else { return Ok(()) };
+            slice
+                .tasks
+                .into_iter()
+                .filter(|task| portion.has(task.id))
+                .for_each(|task| self.keep(&task));
+            let Some(next) = slice.next else {
+                return Ok(());
+            };
             cursor = next;
         }
     }
 
     fn keep(&mut self, task: &CheckedTask) {
-        let CheckedTask { id, state, past_ends } = *task;
-        let Pass { open, live, unlisted } = &mut self.pass;
+        let CheckedTask {
+            id,
+            state,
+            past_ends,
+        } = *task;
+        let Pass {
+            open,
+            live,
+            unlisted,
+        } = &mut self.pass;
         if live.len() + unlisted.len() >= 2 * self.checker.pace.kept {
             self.found.unchecked += 1;
             return;
@@ -141,14 +175,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes over the lanes from the tail on. A place counts from the beginning, so elements that leave meanwhile move
-    /// nothing, and the walk meets those that come.
+    /// Goes over the lanes from the tail on. A place counts from the beginning, so elements that
+    /// leave meanwhile move nothing, and the walk meets those that come.
     async fn lanes(&mut self) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
         for lane in 1..=LANES {
             let mut from = Some(0);
             while let Some(at) = from {
-                let page = self.checker.paced(queue.check_order(self.shard, lane, at, pace.entries)).await?;
+                let page = self
+                    .checker
+                    .paced(queue.check_order(self.shard, lane, at, pace.entries))
+                    .await?;
                 for (id, offer) in page.listed {
                     if let Some((newest, seen)) = self.pass.open.get_mut(&id)
                         && (*newest == 0 || *newest == offer)
@@ -159,8 +196,16 @@ impl<'a> Walk<'a> {
                 from = page.next;
             }
         }
-        let odd = std::mem::take(&mut self.pass.open).into_iter().filter(|(_, (_, seen))| *seen != 1);
-        let why = |seen| if seen == 0 { Suspicion::Missing } else { Suspicion::Twice };
+        let odd = std::mem::take(&mut self.pass.open)
+            .into_iter()
+            .filter(|(_, (_, seen))| *seen != 1);
+        let why = |seen| {
+            if seen == 0 {
+                Suspicion::Missing
+            } else {
+                Suspicion::Twice
+            }
+        };
         let suspects: Vec<_> = odd.map(|(id, (_, seen))| (id, why(seen))).collect();
         self.look_again(&suspects, Looks::ToMend).await.map(drop)
     }
@@ -170,7 +215,10 @@ impl<'a> Walk<'a> {
         let Checker { queue, pace, .. } = self.checker;
         let (mut from, mut listed) = (Some(0), HashSet::new());
         while let Some(at) = from {
-            let page = self.checker.paced(queue.check_order(self.shard, 0, at, pace.entries)).await?;
+            let page = self
+                .checker
+                .paced(queue.check_order(self.shard, 0, at, pace.entries))
+                .await?;
             for (id, _) in page.listed {
                 self.pass.unlisted.remove(&id);
                 match self.pass.live.get_mut(&id) {
@@ -181,14 +229,20 @@ impl<'a> Walk<'a> {
             }
             from = page.next;
         }
-        let unlisted = std::mem::take(&mut self.pass.unlisted).into_iter().map(|id| (id, Suspicion::Unlisted));
+        let unlisted = std::mem::take(&mut self.pass.unlisted)
+            .into_iter()
+            .map(|id| (id, Suspicion::Unlisted));
         let listed = listed.into_iter().map(|id| (id, Suspicion::Listed));
         let suspects: Vec<_> = listed.chain(unlisted).collect();
         self.look_again(&suspects, Looks::ToMend).await.map(drop)
     }
 
     /// Looks at suspected tasks again, each in one step. Answers those that are found.
-    async fn look_again(&mut self, mut suspects: &[(TaskId, Suspicion)], looks: Looks) -> Result<Vec<TaskId>, Error> {
+    async fn look_again(
+        &mut self,
+        mut suspects: &[(TaskId, Suspicion)],
+        looks: Looks,
+    ) -> Result<Vec<TaskId>, Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut found = Vec::new();
         while !suspects.is_empty() {
@@ -198,7 +252,10 @@ impl<'a> Walk<'a> {
             }
             let some = &suspects[..suspects.len().min(pace.entries)];
             let mends = self.mends && looks == Looks::ToMend;
-            let done = self.checker.paced(queue.check_tasks(self.shard, some, mends)).await?;
+            let done = self
+                .checker
+                .paced(queue.check_tasks(self.shard, some, mends))
+                .await?;
             self.passed += done.passed;
             self.found.unchecked += done.untold;
             found.extend(done.finds.iter().filter_map(|find| find.task));
@@ -212,8 +269,8 @@ impl<'a> Walk<'a> {
 
     /// Finds live tasks that SQL shows final. Workers would do them for nothing.
     ///
-    /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will never end here, unless
-    /// it was sent again in between: SQL is asked a second time.
+    /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will
+    /// never end here, unless it was sent again in between: SQL is asked a second time.
     async fn confirm_ended(&mut self) -> Result<(), Error> {
         let live: Vec<TaskId> = std::mem::take(&mut self.pass.live).into_keys().collect();
         for ids in live.chunks(self.checker.pace.entries) {
@@ -236,17 +293,32 @@ impl<'a> Walk<'a> {
         Ok(ended.map(|state| (state.id, Suspicion::Ended)).collect())
     }
 
-    /// Publishes the tasks again that a slice has taken out of Redis, as far as SQL shows them unfinished.
+    /// Publishes the tasks again that a slice has taken out of Redis, as far as SQL shows them
+    /// unfinished.
     async fn publish_dropped(&self, finds: &[ShardFind]) -> Result<(), Error> {
-        const DROPPED: [FindKind; 3] = [FindKind::LostPayload, FindKind::UnreadableRecord, FindKind::WaitsWithoutDelay];
-        let dropped = finds.iter().filter(|find| self.mends && DROPPED.contains(&find.kind));
+        const DROPPED: [FindKind; 3] = [
+            FindKind::LostPayload,
+            FindKind::UnreadableRecord,
+            FindKind::WaitsWithoutDelay,
+        ];
+        let dropped = finds
+            .iter()
+            .filter(|find| self.mends && DROPPED.contains(&find.kind));
         let ids: Vec<TaskId> = dropped.filter_map(|find| find.task).collect();
         if ids.is_empty() {
             return Ok(());
         }
         let (_, records) = self.checker.queue.inspect(self.shard, &ids).await?;
-        let gone = ids.into_iter().zip(records).filter(|(_, record)| record.is_none()).map(|(id, _)| id);
-        Ok(self.checker.store.unpublish(&gone.collect::<Vec<_>>(), Unpublished::Missing).await?)
+        let gone = ids
+            .into_iter()
+            .zip(records)
+            .filter(|(_, record)| record.is_none())
+            .map(|(id, _)| id);
+        Ok(self
+            .checker
+            .store
+            .unpublish(&gone.collect::<Vec<_>>(), Unpublished::Missing)
+            .await?)
     }
 }
 
@@ -266,11 +338,24 @@ mod tests {
     #[test]
     fn each_task_is_in_one_portion() {
         for of in [1, 2, 7] {
-            let count = |id| (0..of).filter(|number| Portion { number: *number, of }.has(id)).count();
+            let count = |id| {
+                (0..of)
+                    .filter(|number| {
+                        Portion {
+                            number: *number,
+                            of,
+                        }
+                        .has(id)
+                    })
+                    .count()
+            };
             assert!((0..100).all(|_| count(TaskId::new()) == 1));
         }
         assert!(Portion::WHOLE.has(TaskId::new()));
-        let (ids, half) = ((0..1000).map(|_| TaskId::new()), Portion { number: 1, of: 2 });
+        let (ids, half) = (
+            (0..1000).map(|_| TaskId::new()),
+            Portion { number: 1, of: 2 },
+        );
         assert!((300..700).contains(&ids.filter(|id| half.has(*id)).count()));
     }
 }

@@ -16,13 +16,21 @@ pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a Ta
     }
     let now = announcer.now_unix_ms();
     for row in rows {
-        let status = if row.not_before_unix_ms > now { TaskStatus::Delayed } else { TaskStatus::Pending };
-        announcer.announce(&row.queue, row.created_unix_ms, iter::once((row.id, Some(status))));
+        let status = if row.not_before_unix_ms > now {
+            TaskStatus::Delayed
+        } else {
+            TaskStatus::Pending
+        };
+        announcer.announce(
+            &row.queue,
+            row.created_unix_ms,
+            iter::once((row.id, Some(status))),
+        );
     }
 }
 
-/// Reports are settled. A repeated one is told again: its announcement may have been lost. A credit that is no end may
-/// have changed the status.
+/// Reports are settled. A repeated one is told again: its announcement may have been lost. A credit
+/// that is no end may have changed the status.
 pub(super) fn settled(context: &Context, reports: &[Settlement], settled: &[Settled]) {
     let announcer = context.queue.announcer();
     if !announcer.is_wanted() {
@@ -30,8 +38,14 @@ pub(super) fn settled(context: &Context, reports: &[Settlement], settled: &[Sett
     }
     let now = announcer.now_unix_ms();
     for (report, settled) in reports.iter().zip(settled) {
-        let (Some(task), Some(status)) = (&settled.task, settled.status) else { continue };
-        announcer.announce(&task.queue, now, iter::once((id_of(report), TaskStatus::of_end(status))));
+        let (Some(task), Some(status)) = (&settled.task, settled.status) else {
+            continue;
+        };
+        announcer.announce(
+            &task.queue,
+            now,
+            iter::once((id_of(report), TaskStatus::of_end(status))),
+        );
     }
 }
 

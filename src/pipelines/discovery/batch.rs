@@ -26,12 +26,12 @@ use crate::{
 
 /// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
 pub(super) const TO_PUBLISH: usize = 8;
-/// How long it waits. A bus that takes nothing for longer must not hold up inserts: the watchdog publishes what is
-/// stored, some time later.
+/// How long it waits. A bus that takes nothing for longer must not hold up inserts: the watchdog
+/// publishes what is stored, some time later.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less work per task, and
-/// one wait for the disk instead of four.
+/// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less
+/// work per task, and one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
 /// The answer to a row, and its turn if it is new. `None`: it was not stored.
@@ -54,7 +54,8 @@ pub(super) struct Pending {
     pub(super) room: Room,
 }
 
-/// A caller's room in the buffer, by number and by weight. Its tasks count as waiting until it is dropped.
+/// A caller's room in the buffer, by number and by weight. Its tasks count as waiting until it is
+/// dropped.
 pub(super) struct Room {
     tasks: usize,
     _permits: [OwnedSemaphorePermit; 2],
@@ -63,7 +64,10 @@ pub(super) struct Room {
 impl Room {
     pub(super) fn new(permits: [OwnedSemaphorePermit; 2], tasks: usize) -> Self {
         metrics::discovery_waits(tasks);
-        Self { tasks, _permits: permits }
+        Self {
+            tasks,
+            _permits: permits,
+        }
     }
 }
 
@@ -119,7 +123,8 @@ pub(super) async fn publish(
         let count = tokio::select! {
             biased;
             count = cx.idle(receiver.recv_many(&mut batches, TO_PUBLISH)) => count,
-            // The inserter may still be storing. The watchdog publishes a last batch that is missed here.
+            // The inserter may still be storing. The watchdog publishes a last batch that is missed
+            // here.
             () = cx.stop.cancelled() => match receiver.try_recv() {
                 Ok(batch) => { batches.push(batch); 1 }
                 Err(_) => 0,
@@ -128,22 +133,38 @@ pub(super) async fn publish(
         if count == 0 {
             return Ok(());
         }
-        let rows: Vec<_> = batches.iter().flat_map(|batch| &batch.fresh).map(|(row, turn)| (row, *turn)).collect();
+        let rows: Vec<_> = batches
+            .iter()
+            .flat_map(|batch| &batch.fresh)
+            .map(|(row, turn)| (row, *turn))
+            .collect();
         if !rows.is_empty() {
             // The first batch is the oldest.
             let stored_behind = batches.first().and_then(|batch| batch.before);
             context.publish(&rows, stored_behind, &to_mark).await?;
         }
-        if let Some(learnt) = batches.into_iter().map(|batch| batch.learnt).reduce(Learnt::and) {
+        if let Some(learnt) = batches
+            .into_iter()
+            .map(|batch| batch.learnt)
+            .reduce(Learnt::and)
+        {
             context.mark(&learnt).await;
         }
         cx.beat();
     }
 }
 
-/// Adds callers to the first one: those that wait, and those that come within the delay while the batch is not full.
-async fn gather(context: &Context, first: Pending, receiver: &mut mpsc::UnboundedReceiver<Pending>) -> Vec<Pending> {
-    let (max, delay) = (context.settings.discovery.batch_max, context.settings.discovery.batch_delay);
+/// Adds callers to the first one: those that wait, and those that come within the delay while the
+/// batch is not full.
+async fn gather(
+    context: &Context,
+    first: Pending,
+    receiver: &mut mpsc::UnboundedReceiver<Pending>,
+) -> Vec<Pending> {
+    let (max, delay) = (
+        context.settings.discovery.batch_max,
+        context.settings.discovery.batch_delay,
+    );
     let deadline = tokio::time::Instant::now() + delay;
     let mut rows = first.rows.len();
     let mut batch = vec![first];
@@ -151,7 +172,10 @@ async fn gather(context: &Context, first: Pending, receiver: &mut mpsc::Unbounde
         let next = match receiver.try_recv() {
             Ok(next) => Some(next),
             Err(_) if delay.is_zero() || rows >= max => None,
-            Err(_) => tokio::time::timeout_at(deadline, receiver.recv()).await.ok().flatten(),
+            Err(_) => tokio::time::timeout_at(deadline, receiver.recv())
+                .await
+                .ok()
+                .flatten(),
         };
         let Some(next) = next else { break };
         rows += next.rows.len();
@@ -181,7 +205,12 @@ impl Caller {
 
     fn refuse(self, error: &Arc<store::Error>) {
         drop(self.room);
-        drop(self.answer.send(Err(Error::Unavailable(Unavailable::Store(Arc::clone(error))))));
+        drop(
+            self.answer
+                .send(Err(Error::Unavailable(Unavailable::Store(Arc::clone(
+                    error,
+                ))))),
+        );
     }
 }
 
@@ -200,7 +229,10 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch
         }
         // One caller's rows are no reason to refuse the others.
         Err(error) if !error.is_transient() && callers.len() > 1 => {
-            tracing::warn!("could not store {} tasks together, now by caller: {error}", tasks_of(&callers));
+            tracing::warn!(
+                "could not store {} tasks together, now by caller: {error}",
+                tasks_of(&callers)
+            );
             store_by_caller(context, callers, &rows).await
         }
         Err(error) => {
@@ -209,47 +241,97 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch
         }
     };
     let is_new = |answer: &Answer| matches!(answer, Some((Inserted::New, _)));
-    let new = rows.iter().zip(&answers).filter(|(_, answer)| is_new(answer));
+    let new = rows
+        .iter()
+        .zip(&answers)
+        .filter(|(_, answer)| is_new(answer));
     announce::new_tasks(context, new.map(|(row, _)| &row.task));
-    let stored =
-        rows.iter().zip(&answers).filter_map(|(row, answer)| answer.map(|(inserted, _)| (&row.task, inserted)));
+    let stored = rows
+        .iter()
+        .zip(&answers)
+        .filter_map(|(row, answer)| answer.map(|(inserted, _)| (&row.task, inserted)));
     let learnt = Learnt::of(context, era, stored);
-    let new = rows.into_iter().zip(answers).filter(|(_, answer)| is_new(answer));
+    let new = rows
+        .into_iter()
+        .zip(answers)
+        .filter(|(_, answer)| is_new(answer));
     let new = new.filter_map(|(row, answer)| answer.map(|(_, turn)| (row.task, turn)));
-    let fresh = new.filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings)).collect();
-    Batch { fresh, before, learnt }
+    let fresh = new
+        .filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings))
+        .collect();
+    Batch {
+        fresh,
+        before,
+        learnt,
+    }
 }
 
 fn with_turns(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Answer> {
-    stored.answers.iter().zip(rows).map(|(answer, row)| Some((*answer, stored.turn_of(row)))).collect()
+    stored
+        .answers
+        .iter()
+        .zip(rows)
+        .map(|(answer, row)| Some((*answer, stored.turn_of(row))))
+        .collect()
 }
 
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
-async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
+async fn unseen(
+    context: &Context,
+    batch: Vec<Pending>,
+    asking: &Asking,
+) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
     let mut seen = asking.owners(context, &tasks).await;
     // The filter knows the key of a task, and not how its first insert was answered.
-    let repeatable = tasks.iter().zip(&mut seen).filter(|(task, _)| task.idempotency.is_some());
+    let repeatable = tasks
+        .iter()
+        .zip(&mut seen)
+        .filter(|(task, _)| task.idempotency.is_some());
     repeatable.for_each(|(_, seen)| *seen = None);
-    let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());
-    for Pending { rows: tasks, answer, room } in batch {
+    let (mut callers, mut rows, mut seen) = (
+        Vec::with_capacity(batch.len()),
+        Vec::new(),
+        seen.into_iter(),
+    );
+    for Pending {
+        rows: tasks,
+        answer,
+        room,
+    } in batch
+    {
         let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());
-        let unseen = tasks.into_iter().zip(&seen).filter(|(_, seen)| seen.is_none());
-        rows.extend(unseen.map(|(task, _)| publishing::new_row(task, &context.gates, &context.settings)));
-        callers.push(Caller { answer, seen, rows: first..rows.len(), room });
+        let unseen = tasks
+            .into_iter()
+            .zip(&seen)
+            .filter(|(_, seen)| seen.is_none());
+        rows.extend(
+            unseen.map(|(task, _)| publishing::new_row(task, &context.gates, &context.settings)),
+        );
+        callers.push(Caller {
+            answer,
+            seen,
+            rows: first..rows.len(),
+            room,
+        });
     }
     (callers, rows)
 }
 
 async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored<Inserted>> {
     if rows.is_empty() {
-        return Ok(Stored { answers: Vec::new(), batch: Turn::FIRST });
+        return Ok(Stored {
+            answers: Vec::new(),
+            batch: Turn::FIRST,
+        });
     }
     let stored = context.store.insert(rows).await;
     match &stored {
         // Duplicates need no room.
         Ok(stored) if stored.answers.contains(&Inserted::New) => context.gates.database_has_room(),
-        Err(error @ store::Error::Full(_)) => context.gates.database_is_full(error.to_string(), Instant::now()),
+        Err(error @ store::Error::Full(_)) => context
+            .gates
+            .database_is_full(error.to_string(), Instant::now()),
         _ => {}
     }
     stored
@@ -280,7 +362,13 @@ fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> u
     let count = |of| inserted.iter().filter(|one| **one == of).count();
     let (created, rejected) = (count(Inserted::New), count(Inserted::KeyReused));
     let taken = tasks_of(callers) - rejected;
-    metrics::discovery_batch(Source::Api, taken, created, taken - created, started.elapsed());
+    metrics::discovery_batch(
+        Source::Api,
+        taken,
+        created,
+        taken - created,
+        started.elapsed(),
+    );
     // As the books count them.
     metrics::discovery_dropped(Source::Api, Dropped::Rejected, rejected);
     taken - created

@@ -1,7 +1,7 @@
 //! New tasks go to the endpoints of their queues before they are stored.
 //!
-//! Only tasks whose keys neither the filter nor SQL knows: a duplicate costs no call, so an insert that is repeated is
-//! not enriched again.
+//! Only tasks whose keys neither the filter nor SQL knows: a duplicate costs no call, so an insert
+//! that is repeated is not enriched again.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -36,7 +36,10 @@ pub(super) async fn enrich(
 ) -> Result<HashMap<usize, String>, Failure> {
     let mut rejected = HashMap::new();
     let places = (0..rows.len()).filter(|place| enrichment.is_for(&rows[*place].queue));
-    let keys: Vec<_> = places.clone().map(|place| (rows[place].queue.clone(), rows[place].key_hash)).collect();
+    let keys: Vec<_> = places
+        .clone()
+        .map(|place| (rows[place].queue.clone(), rows[place].key_hash))
+        .collect();
     if keys.is_empty() {
         return Ok(rejected);
     }
@@ -44,7 +47,10 @@ pub(super) async fn enrich(
     let mut known: HashSet<_> = room::known(context, &keys).await?;
     let mut by_queue: BTreeMap<QueueName, Vec<usize>> = BTreeMap::new();
     for place in places.filter(|place| known.insert(rows[*place].key_hash)) {
-        by_queue.entry(rows[place].queue.clone()).or_default().push(place);
+        by_queue
+            .entry(rows[place].queue.clone())
+            .or_default()
+            .push(place);
     }
     let (now, began) = (context.clock.now_unix_ms(), Instant::now());
     let deadline = began + *left;
@@ -56,7 +62,10 @@ pub(super) async fn enrich(
             match verdict {
                 Some(Verdict::Change(change)) => apply(change, rows[place]),
                 Some(Verdict::Reject(reason)) => {
-                    rejected.insert(place, format!("the queue's enrichment rejected the task: {reason}"));
+                    rejected.insert(
+                        place,
+                        format!("the queue's enrichment rejected the task: {reason}"),
+                    );
                 }
                 None => mark(rows[place]),
             }
@@ -85,25 +94,39 @@ pub(super) async fn enrich_discovered(
     if rejected.is_empty() {
         return Ok(Vec::new());
     }
-    let (mut unstored, mut places, mut gone) = (Vec::with_capacity(rejected.len()), 0.., HashSet::new());
+    let (mut unstored, mut places, mut gone) =
+        (Vec::with_capacity(rejected.len()), 0.., HashSet::new());
     for report in reports {
         if let Settlement::Completed { id, discovered, .. } = report {
-            discovered.retain(|row| match places.next().and_then(|place| rejected.remove(&place)) {
-                Some(reason) => {
-                    gone.insert(row.task.key_hash);
-                    unstored.push(Unstored::of_row(*id, &row.task, Lettered::Enrichment, reason));
-                    false
+            discovered.retain(|row| {
+                match places.next().and_then(|place| rejected.remove(&place)) {
+                    Some(reason) => {
+                        gone.insert(row.task.key_hash);
+                        unstored.push(Unstored::of_row(
+                            *id,
+                            &row.task,
+                            Lettered::Enrichment,
+                            reason,
+                        ));
+                        false
+                    }
+                    // Others discovered the rejected task, too.
+                    None => !gone.contains(&row.task.key_hash),
                 }
-                // Others discovered the rejected task, too.
-                None => !gone.contains(&row.task.key_hash),
             });
         }
     }
     Ok(unstored)
 }
 
-/// The task as the change makes it must be as valid as any other. Returns the schema that its new payload must fit.
-fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) -> Result<Option<PayloadSchema>, String> {
+/// The task as the change makes it must be as valid as any other. Returns the schema that its new
+/// payload must fit.
+fn check(
+    context: &Context,
+    row: &TaskRow,
+    change: &Change,
+    now_unix_ms: i64,
+) -> Result<Option<PayloadSchema>, String> {
     let queue = row.queue.as_str();
     let mut task = NewTask::from(row);
     task.headers.extend(change.headers.clone());
@@ -111,14 +134,23 @@ fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) ->
         (task.payload, task.payload_encoding) = (payload.clone(), *encoding);
     }
     // The endpoint is not at fault for a deadline that passes meanwhile.
-    validate::check(&task, &context.settings.task_rules(queue).for_accepted(), now_unix_ms)?;
+    validate::check(
+        &task,
+        &context.settings.task_rules(queue).for_accepted(),
+        now_unix_ms,
+    )?;
     Ok(context.settings.payload_schema(queue).cloned())
 }
 
 fn apply(change: Change, row: &mut TaskRow) {
-    let Change { mut headers, priority, payload } = change;
+    let Change {
+        mut headers,
+        priority,
+        payload,
+    } = change;
     // A task that was sent again may have it from its first way.
-    row.headers.retain(|(name, _)| name != NOT_ENRICHED.0 && !headers.contains_key(name));
+    row.headers
+        .retain(|(name, _)| name != NOT_ENRICHED.0 && !headers.contains_key(name));
     row.headers.extend(headers.drain());
     row.headers.sort();
     row.priority = priority.unwrap_or(row.priority);
@@ -130,6 +162,7 @@ fn apply(change: Change, row: &mut TaskRow) {
 /// Says in the headers that the task was not enriched.
 fn mark(row: &mut TaskRow) {
     row.headers.retain(|(name, _)| name != NOT_ENRICHED.0);
-    row.headers.push((NOT_ENRICHED.0.to_owned(), NOT_ENRICHED.1.to_owned()));
+    row.headers
+        .push((NOT_ENRICHED.0.to_owned(), NOT_ENRICHED.1.to_owned()));
     row.headers.sort();
 }

@@ -17,12 +17,18 @@ const EVERY: Duration = Duration::from_secs(2);
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(context: &Context, supervisor: &Supervisor) {
-    supervisor.spawn_loop("discovery/filter", context.clone(), |context, cx| async move {
-        cx.every(EVERY, || check(&*context.store, &context.filter)).await
-    });
+    supervisor.spawn_loop(
+        "discovery/filter",
+        context.clone(),
+        |context, cx| async move {
+            cx.every(EVERY, || check(&*context.store, &context.filter))
+                .await
+        },
+    );
 }
 
-/// Drops the filter when SQL lacks the tasks that were stored last. Also learns whether another process dropped it.
+/// Drops the filter when SQL lacks the tasks that were stored last. Also learns whether another
+/// process dropped it.
 pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
     let last = filter.last_stored().await?;
     if missing(store, &last).await? == 0 {
@@ -44,7 +50,15 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
 /// The number of these tasks that SQL neither has nor had.
 async fn missing(store: &dyn Store, last: &LastStored) -> Result<usize, Failure> {
     let keys: Vec<KeyHash> = last.tasks.iter().map(|(key, _)| *key).collect();
-    let owners = store.key_owners(&keys).await?.into_iter().map(|(key, id, _)| (key, id));
+    let owners = store
+        .key_owners(&keys)
+        .await?
+        .into_iter()
+        .map(|(key, id, _)| (key, id));
     let owners: HashSet<(KeyHash, TaskId)> = owners.collect();
-    Ok(last.tasks.iter().filter(|task| !owners.contains(task)).count())
+    Ok(last
+        .tasks
+        .iter()
+        .filter(|task| !owners.contains(task))
+        .count())
 }

@@ -10,8 +10,8 @@ use crate::{
 /// Failed attempts in one transaction.
 const AT_ONCE: usize = 1000;
 
-/// Keeps failed attempts, before the record that brought them is committed: after a crash in between they come again,
-/// and SQL knows them.
+/// Keeps failed attempts, before the record that brought them is committed: after a crash in
+/// between they come again, and SQL knows them.
 ///
 /// No history is worth the reports behind it: attempts that SQL refuses are left out.
 pub(super) async fn keep(context: &Context, failures: &[FailedAttempt]) -> Result<(), Failure> {
@@ -21,12 +21,18 @@ pub(super) async fn keep(context: &Context, failures: &[FailedAttempt]) -> Resul
     for failures in failures.chunks(AT_ONCE) {
         match context.store.keep_failures(failures).await {
             Ok(()) => {
-                let expired = failures.iter().filter(|failure| failure.state == AttemptState::Expired).count();
+                let expired = failures
+                    .iter()
+                    .filter(|failure| failure.state == AttemptState::Expired)
+                    .count();
                 metrics::history_attempts(Ended::Expired, expired);
                 metrics::history_attempts(Ended::Rejected, failures.len() - expired);
             }
             Err(error) if error.is_refusal() => {
-                tracing::warn!("{} failed attempts are in no history: {error}", failures.len());
+                tracing::warn!(
+                    "{} failed attempts are in no history: {error}",
+                    failures.len()
+                );
                 metrics::history_attempts(Ended::Refused, failures.len());
             }
             Err(error) => return Err(error.into()),

@@ -21,8 +21,8 @@ use crate::{
     bus::Topic,
     enrichment::Enrichment,
     model::{
-        DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES, NewTask, QueueName, Scope,
-        StoredStatus, TaskId, TaskRow,
+        DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES,
+        NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{admission::Room, context::Context},
@@ -31,8 +31,8 @@ use crate::{
     telemetry::metrics::{self, Dropped, Source},
 };
 
-/// The weight of the tasks that wait to be stored, beside the bound on their number. A caller that is alone may have
-/// more.
+/// The weight of the tasks that wait to be stored, beside the bound on their number. A caller that
+/// is alone may have more.
 const BUFFER_KIB: u32 = 64 << 10;
 
 /// The insert side, for callers. Cheap to clone.
@@ -59,28 +59,46 @@ pub(super) fn start(
     let (stored, to_publish) = mpsc::channel(batch::TO_PUBLISH);
 
     let inserting = (context.clone(), Arc::new(Mutex::new(receiver)), stored);
-    supervisor.spawn_loop("discovery/insert", inserting, |(context, receiver, stored), cx| async move {
-        batch::insert(context, &mut *receiver.lock().await, stored, cx).await;
-    });
+    supervisor.spawn_loop(
+        "discovery/insert",
+        inserting,
+        |(context, receiver, stored), cx| async move {
+            batch::insert(context, &mut *receiver.lock().await, stored, cx).await;
+        },
+    );
     let publishing = (context.clone(), Arc::new(Mutex::new(to_publish)), to_mark);
-    supervisor.spawn_loop("discovery/publish", publishing, |(context, to_publish, to_mark), cx| async move {
-        batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await
-    });
-    Handle { context, enrichment, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)), tally }
+    supervisor.spawn_loop(
+        "discovery/publish",
+        publishing,
+        |(context, to_publish, to_mark), cx| async move {
+            batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await
+        },
+    );
+    Handle {
+        context,
+        enrichment,
+        sender,
+        room,
+        room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)),
+        tally,
+    }
 }
 
 impl Handle {
     /// Stores new tasks and answers per task, in order. Waits at most for the batches before it.
     ///
-    /// Answers an error when no task was stored. When only the rest could not be stored, that is answered `TRY_LATER`.
+    /// Answers an error when no task was stored. When only the rest could not be stored, that is
+    /// answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, true).await
     }
 
-    /// Lets in a task of a caller that is restricted to a scope, before [`Self::insert`]. A name that is not valid is left
-    /// to that.
+    /// Lets in a task of a caller that is restricted to a scope, before [`Self::insert`]. A name
+    /// that is not valid is left to that.
     pub fn let_in(&self, queue: &str, scope: &Scope) -> Result<(), String> {
-        let Ok(name) = QueueName::new(queue) else { return Ok(()) };
+        let Ok(name) = QueueName::new(queue) else {
+            return Ok(());
+        };
         let let_in = self.context.let_in(&name, Some(scope));
         if let_in.is_err() {
             metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
@@ -89,23 +107,38 @@ impl Handle {
         let_in
     }
 
-    /// Inserts tasks of dead letters. A task that is refused again keeps its letter, and gets no other.
+    /// Inserts tasks of dead letters. A task that is refused again keeps its letter, and gets no
+    /// other.
     pub async fn insert_again(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, false).await
     }
 
-    async fn insert_all(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
-        let (mut answers, mut enrich_left) = (Vec::with_capacity(tasks.len()), self.enrichment.time());
+    async fn insert_all(
+        &self,
+        tasks: Vec<NewTask>,
+        keeps_refused: bool,
+    ) -> Result<Vec<InsertAnswer>, Error> {
+        let (mut answers, mut enrich_left) =
+            (Vec::with_capacity(tasks.len()), self.enrichment.time());
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
-            let some: Vec<_> = rest.by_ref().take(self.context.settings.discovery.batch_max).collect();
+            let some: Vec<_> = rest
+                .by_ref()
+                .take(self.context.settings.discovery.batch_max)
+                .collect();
             let unstored = some.len() + rest.len();
-            match self.insert_batch(some, keeps_refused, &mut enrich_left).await {
+            match self
+                .insert_batch(some, keeps_refused, &mut enrich_left)
+                .await
+            {
                 Ok(some) => answers.extend(some),
                 Err(error) if answers.iter().all(is_rejected) => return Err(error),
                 // Stored tasks keep their answers: the caller sends only the rest again.
                 Err(error) => {
-                    answers.resize(answers.len() + unstored, InsertAnswer::try_later(error.to_string()));
+                    answers.resize(
+                        answers.len() + unstored,
+                        InsertAnswer::try_later(error.to_string()),
+                    );
                     return Ok(answers);
                 }
             }
@@ -121,7 +154,10 @@ impl Handle {
     ) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
         let (sorted, traced) = self.sort(tasks, keeps_refused, now).await;
-        match self.store_sorted(sorted, keeps_refused, now, enrich_left).await {
+        match self
+            .store_sorted(sorted, keeps_refused, now, enrich_left)
+            .await
+        {
             Ok(answers) => {
                 traced.end(&answers);
                 Ok(answers)
@@ -133,7 +169,8 @@ impl Handle {
         }
     }
 
-    /// Stores the tasks that are valid, unless their endpoints reject them, and keeps the others. Answers all.
+    /// Stores the tasks that are valid, unless their endpoints reject them, and keeps the others.
+    /// Answers all.
     async fn store_sorted(
         &self,
         sorted: Sorted,
@@ -141,7 +178,12 @@ impl Handle {
         now: i64,
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
-        let Sorted { mut answers, mut rows, mut places, mut refused } = sorted;
+        let Sorted {
+            mut answers,
+            mut rows,
+            mut places,
+            mut refused,
+        } = sorted;
         if rows.is_empty() {
             self.keep(refused, &mut answers).await;
             return Ok(answers);
@@ -154,12 +196,18 @@ impl Handle {
                 self.tally.rejected(rows[*at].queue.as_str());
                 (places[*at], refusal(NewTask::from(&rows[*at]), error, now))
             });
-            let is_kept = |letter: &DeadLetter| keeps_refused && self.context.settings.keeps_refused(&letter.queue);
+            let is_kept = |letter: &DeadLetter| {
+                keeps_refused && self.context.settings.keeps_refused(&letter.queue)
+            };
             refused.extend(letters.filter(|(_, letter)| is_kept(letter)));
             retain(&mut rows, |at| !rejected.contains_key(&at));
             retain(&mut places, |at| !rejected.contains_key(&at));
         }
-        let stored = if rows.is_empty() { Vec::new() } else { self.store(rows).await? };
+        let stored = if rows.is_empty() {
+            Vec::new()
+        } else {
+            self.store(rows).await?
+        };
         for (place, (id, queue, inserted)) in places.into_iter().zip(stored) {
             if let Inserted::New = inserted {
                 room.keep(&queue);
@@ -173,12 +221,19 @@ impl Handle {
     }
 
     /// Answers the rows that their endpoints reject, by place.
-    async fn enrich(&self, rows: &mut [TaskRow], left: &mut Duration) -> Result<HashMap<usize, String>, Error> {
+    async fn enrich(
+        &self,
+        rows: &mut [TaskRow],
+        left: &mut Duration,
+    ) -> Result<HashMap<usize, String>, Error> {
         let mut each: Vec<&mut TaskRow> = rows.iter_mut().collect();
-        let mut rejected =
-            enrich::enrich(&self.context, &self.enrichment, &mut each, left).await.map_err(unavailable)?;
+        let mut rejected = enrich::enrich(&self.context, &self.enrichment, &mut each, left)
+            .await
+            .map_err(unavailable)?;
         // An endpoint sees each key once.
-        let keys = rejected.iter().map(|(at, why)| (rows[*at].key_hash, why.clone()));
+        let keys = rejected
+            .iter()
+            .map(|(at, why)| (rows[*at].key_hash, why.clone()));
         let keys: HashMap<_, String> = keys.collect();
         for (at, row) in rows.iter().enumerate() {
             if let Some(why) = keys.get(&row.key_hash) {
@@ -194,13 +249,20 @@ impl Handle {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
-        let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
+        let (mut rows, mut places) = (
+            Vec::with_capacity(tasks.len()),
+            Vec::with_capacity(tasks.len()),
+        );
         let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
         let mut traced = Inserts::default();
         for (place, mut task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
             let checked = validate::check(&task, &rules, now);
-            match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), |misfit| Err(misfit.says))) {
+            match checked.and_then(|checked| {
+                misfits
+                    .remove(&place)
+                    .map_or(Ok(checked), |misfit| Err(misfit.says))
+            }) {
                 Ok(checked) => match self.context.let_in(checked.queue(), None) {
                     Ok(()) => {
                         let id = TaskId::at(now, place);
@@ -224,10 +286,19 @@ impl Handle {
                 }
             }
         }
-        (Sorted { answers, rows, places, refused }, traced)
+        (
+            Sorted {
+                answers,
+                rows,
+                places,
+                refused,
+            },
+            traced,
+        )
     }
 
-    /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them again.
+    /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them
+    /// again.
     async fn keep(&self, refused: Vec<(usize, DeadLetter)>, answers: &mut [InsertAnswer]) {
         if refused.is_empty() {
             return;
@@ -235,18 +306,26 @@ impl Handle {
         let (places, letters): (Vec<usize>, Vec<DeadLetter>) = refused.into_iter().unzip();
         // In a box: an insert need not keep room for letters, which it seldom has.
         if let Err(error) = Box::pin(self.context.letters.send_once(letters)).await {
-            let why = format!("the task is wrong, and taskd cannot keep it as a dead letter now: {error}");
-            places.into_iter().for_each(|place| answers[place] = InsertAnswer::try_later(why.clone()));
+            let why = format!(
+                "the task is wrong, and taskd cannot keep it as a dead letter now: {error}"
+            );
+            places
+                .into_iter()
+                .for_each(|place| answers[place] = InsertAnswer::try_later(why.clone()));
         }
     }
 
     async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, QueueName, Inserted)>, Error> {
         let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let weight = rows.iter().map(TaskRow::weight).sum::<usize>() >> 10;
-        let kib = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, BUFFER_KIB);
+        let kib = u32::try_from(weight)
+            .unwrap_or(u32::MAX)
+            .clamp(1, BUFFER_KIB);
         let (room, room_kib) = (Arc::clone(&self.room), Arc::clone(&self.room_kib));
-        let (Ok(room), Ok(room_kib)) = (room.try_acquire_many_owned(count), room_kib.try_acquire_many_owned(kib))
-        else {
+        let (Ok(room), Ok(room_kib)) = (
+            room.try_acquire_many_owned(count),
+            room_kib.try_acquire_many_owned(kib),
+        ) else {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
             return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
@@ -254,16 +333,24 @@ impl Handle {
         let tasks: Vec<_> = rows.iter().map(|row| (row.id, row.queue.clone())).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
-        self.sender.send(Pending { rows, answer, room }).map_err(|_| stopping.clone())?;
+        self.sender
+            .send(Pending { rows, answer, room })
+            .map_err(|_| stopping.clone())?;
         let inserted = answered.await.unwrap_or(Err(stopping))?;
         for ((_, queue), inserted) in tasks.iter().zip(&inserted) {
             match inserted {
                 Inserted::New => {}
-                Inserted::Duplicate { .. } | Inserted::Repeated { .. } => self.tally.duplicate(queue),
+                Inserted::Duplicate { .. } | Inserted::Repeated { .. } => {
+                    self.tally.duplicate(queue)
+                }
                 Inserted::KeyReused => self.tally.rejected(queue.as_str()),
             }
         }
-        Ok(tasks.into_iter().zip(inserted).map(|((id, queue), inserted)| (id, queue, inserted)).collect())
+        Ok(tasks
+            .into_iter()
+            .zip(inserted)
+            .map(|((id, queue), inserted)| (id, queue, inserted))
+            .collect())
     }
 
     /// Takes room for the rows, before any is stored. Refuses all when one queue is full.
@@ -273,12 +360,18 @@ impl Handle {
             return Err(Error::Busy(shortage.why));
         }
         let mut by_queue = BTreeMap::new();
-        rows.iter().for_each(|row| *by_queue.entry(row.queue.clone()).or_insert(0) += 1);
-        self.context.occupancy.admit(by_queue, &self.context.settings.queues).map_err(|queue| {
-            metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
-            let max = self.context.settings.queues.get(&queue).max_unfinished;
-            Error::Busy(format!("queue {queue} has {max} unfinished tasks, its max_unfinished"))
-        })
+        rows.iter()
+            .for_each(|row| *by_queue.entry(row.queue.clone()).or_insert(0) += 1);
+        self.context
+            .occupancy
+            .admit(by_queue, &self.context.settings.queues)
+            .map_err(|queue| {
+                metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
+                let max = self.context.settings.queues.get(&queue).max_unfinished;
+                Error::Busy(format!(
+                    "queue {queue} has {max} unfinished tasks, its max_unfinished"
+                ))
+            })
     }
 }
 
@@ -306,7 +399,8 @@ fn unavailable(failure: Failure) -> Error {
     }
 }
 
-/// The letter of a refused task. One that is larger than any stored task leaves out its payload and headers.
+/// The letter of a refused task. One that is larger than any stored task leaves out its payload and
+/// headers.
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
     let (mut reason, mut incomplete) = (reason.to_owned(), false);
     // These are short in every valid task. A page of letters has them all.
@@ -326,13 +420,24 @@ fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
         reason.push_str(" (its key is cut)");
         incomplete = true;
     }
-    let headers: usize = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let headers: usize = task
+        .headers
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
     if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
         (task.payload, task.headers) = Default::default();
         reason.push_str(" (without payload and headers: too large to keep)");
         incomplete = true;
     }
-    DeadLetter { reason, at_unix_ms, queue: task.queue.clone(), task: Some(task), incomplete, ..Default::default() }
+    DeadLetter {
+        reason,
+        at_unix_ms,
+        queue: task.queue.clone(),
+        task: Some(task),
+        incomplete,
+        ..Default::default()
+    }
 }
 
 fn is_rejected(answer: &InsertAnswer) -> bool {

@@ -11,7 +11,8 @@ use crate::{
 /// The time of a completed task, and its trace if it is sampled.
 type Done = (Duration, Option<TraceId>);
 
-/// Measures the tasks that these reports have completed. A report that was settled before counts no more.
+/// Measures the tasks that these reports have completed. A report that was settled before counts no
+/// more.
 ///
 /// The time of the insert is in the id, and both times are Redis's.
 pub(super) fn completed(
@@ -21,7 +22,10 @@ pub(super) fn completed(
 ) {
     let mut done: BTreeMap<(&QueueName, Priority), Vec<Done>> = BTreeMap::new();
     for ((report, trace), settled) in reports.iter().zip(traces).zip(answers) {
-        let (Settlement::Completed { id, at_unix_ms, .. }, Some(task)) = (report, &settled.task) else { continue };
+        let (Settlement::Completed { id, at_unix_ms, .. }, Some(task)) = (report, &settled.task)
+        else {
+            continue;
+        };
         if settled.repeated || settled.surplus || settled.status != Some(StoredStatus::Completed) {
             continue;
         }

@@ -13,8 +13,8 @@ use crate::{
     store::Inserted,
 };
 
-/// A batch is marked so soon or not at all. Later, a replica that lacks it may have taken over, and of the batches that
-/// are marked together only the last are named.
+/// A batch is marked so soon or not at all. Later, a replica that lacks it may have taken over, and
+/// of the batches that are marked together only the last are named.
 const MARKED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Keys that SQL has, each with its task.
@@ -32,30 +32,54 @@ pub(super) struct Learnt {
 
 impl Learnt {
     /// The keys of these rows, by the answers to them.
-    pub(super) fn of<'r>(context: &Context, era: u64, answers: impl Iterator<Item = (&'r TaskRow, Inserted)>) -> Self {
-        let (at, new, known, numbers) = (context.clock.now(), Vec::new(), Vec::new(), BTreeMap::new());
-        let mut learnt = Self { era, at, new, known, numbers };
+    pub(super) fn of<'r>(
+        context: &Context,
+        era: u64,
+        answers: impl Iterator<Item = (&'r TaskRow, Inserted)>,
+    ) -> Self {
+        let (at, new, known, numbers) =
+            (context.clock.now(), Vec::new(), Vec::new(), BTreeMap::new());
+        let mut learnt = Self {
+            era,
+            at,
+            new,
+            known,
+            numbers,
+        };
         let mut open = BTreeMap::new();
         for (row, inserted) in answers {
             let id = match inserted {
                 Inserted::New => row.id,
-                // Of others SQL tells the status. And nobody empties the filter of a queue that is closed already.
-                Inserted::Duplicate { id, status: StoredStatus::Unfinished | StoredStatus::Completed }
-                    if *open
-                        .entry(&row.queue)
-                        .or_insert_with(|| !context.queue.shards.shards_of(&row.queue).is_empty()) =>
+                // Of others SQL tells the status. And nobody empties the filter of a queue that is
+                // closed already.
+                Inserted::Duplicate {
+                    id,
+                    status: StoredStatus::Unfinished | StoredStatus::Completed,
+                } if *open
+                    .entry(&row.queue)
+                    .or_insert_with(|| !context.queue.shards.shards_of(&row.queue).is_empty()) =>
                 {
                     id
                 }
-                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => continue,
+                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => {
+                    continue;
+                }
             };
             if has_bitmap(&context.settings.queues, &row.queue) {
                 if let Some(number) = bits::number(&row.key) {
-                    learnt.numbers.entry(row.queue.clone()).or_default().push(number);
+                    learnt
+                        .numbers
+                        .entry(row.queue.clone())
+                        .or_default()
+                        .push(number);
                 }
                 continue;
             }
-            let list = if id == row.id { &mut learnt.new } else { &mut learnt.known };
+            let list = if id == row.id {
+                &mut learnt.new
+            } else {
+                &mut learnt.known
+            };
             list.push((row.queue.clone(), row.key_hash, id));
         }
         learnt
@@ -84,11 +108,20 @@ impl Context {
         if self.gates.is_short() {
             return;
         }
-        let Learnt { era, at, new, known, numbers } = learnt;
+        let Learnt {
+            era,
+            at,
+            new,
+            known,
+            numbers,
+        } = learnt;
         let limit = |queue: &QueueName| self.settings.queues.get(queue).filter_keys;
         for (queue, numbers) in numbers {
             if let Err(error) = self.filter.mark_numbers(queue, numbers, limit(queue)).await {
-                tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
+                tracing::debug!(
+                    "could not mark {} numbers, SQL knows them: {error}",
+                    numbers.len()
+                );
             }
         }
         if self.clock.now() - *at > MARKED_WITHIN {
@@ -98,7 +131,10 @@ impl Context {
             tracing::debug!("could not mark {} keys, SQL knows them: {error}", new.len());
         }
         if let Err(error) = self.filter.mark_known(known, *era, limit).await {
-            tracing::debug!("could not mark {} keys, SQL knows them: {error}", known.len());
+            tracing::debug!(
+                "could not mark {} keys, SQL knows them: {error}",
+                known.len()
+            );
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Marks: SQL learns a little later what is on the bus, in one transaction for all batches of that time.
+//! Marks: SQL learns a little later what is on the bus, in one transaction for all batches of that
+//! time.
 //!
-//! Nobody waits for a mark, and each would make SQL wait for the disk. The crash window: killed before the mark, the
-//! watchdog publishes the batches again.
+//! Nobody waits for a mark, and each would make SQL wait for the disk. The crash window: killed
+//! before the mark, the watchdog publishes the batches again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,9 +32,13 @@ pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
 pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
     let (sender, receiver) = mpsc::channel(WAITING);
     let of = (store, bus, Arc::new(Mutex::new(receiver)));
-    supervisor.spawn_loop("discovery/mark-published", of, |(store, bus, receiver), cx| async move {
-        mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
-    });
+    supervisor.spawn_loop(
+        "discovery/mark-published",
+        of,
+        |(store, bus, receiver), cx| async move {
+            mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
+        },
+    );
     ToMark(sender)
 }
 
@@ -46,7 +51,12 @@ impl ToMark {
 }
 
 /// Marks batches until the stop, and then those of publishers that end.
-async fn mark(store: &dyn Store, bus: &dyn Bus, receiver: &mut mpsc::Receiver<Vec<Published>>, cx: Loop) {
+async fn mark(
+    store: &dyn Store,
+    bus: &dyn Bus,
+    receiver: &mut mpsc::Receiver<Vec<Published>>,
+    cx: Loop,
+) {
     loop {
         let first = tokio::select! {
             biased;
@@ -81,6 +91,8 @@ async fn mark_all(store: &dyn Store, generation: &str, batches: Vec<Vec<Publishe
         }
     }
     if let Err(error) = marked {
-        tracing::warn!("could not mark published tasks, and the watchdog publishes them again: {error}");
+        tracing::warn!(
+            "could not mark published tasks, and the watchdog publishes them again: {error}"
+        );
     }
 }

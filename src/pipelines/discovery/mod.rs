@@ -1,14 +1,16 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
 //!
-//! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark the filter → commit the
-//! input. A loop of its own marks the published tasks in SQL, a little later. Each effect may be repeated. An insert's
-//! caller is answered after the SQL commit. Crash windows:
+//! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark the
+//! filter → commit the input. A loop of its own marks the published tasks in SQL, a little later.
+//! Each effect may be repeated. An insert's caller is answered after the SQL commit. Crash windows:
 //!
 //! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
-//! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch (again).
-//! - before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of the filter.
-//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
-//!   `dead-letters` are sent again. Failed attempts are in SQL, which keeps each once.
+//! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch
+//!   (again).
+//! - before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of
+//!   the filter.
+//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its
+//!   letters to `dead-letters` are sent again. Failed attempts are in SQL, which keeps each once.
 
 mod announce;
 mod batch;
@@ -46,8 +48,18 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
     context.start_marking(supervisor);
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(&context.store, supervisor);
-    let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
+    let to_mark = mark_published::start(
+        Arc::clone(&context.store),
+        Arc::clone(&context.bus),
+        supervisor,
+    );
     let enrichment = Enrichment::new(&context.settings);
-    results::start(context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
+    results::start(
+        context,
+        &enrichment,
+        to_mark.clone(),
+        tally.clone(),
+        supervisor,
+    );
     insert::start(context.clone(), enrichment, to_mark, tally, supervisor)
 }

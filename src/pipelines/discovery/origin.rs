@@ -12,5 +12,8 @@ pub(super) struct Origin<'m> {
 
 /// The message with only one of its reports.
 pub(super) fn alone(message: &Message, index: usize) -> Message {
-    Message { value: wire::one_report(&message.value, index), ..message.clone() }
+    Message {
+        value: wire::one_report(&message.value, index),
+        ..message.clone()
+    }
 }

@@ -8,8 +8,8 @@ use super::{
 use crate::{
     bus::{Message, Topic},
     model::{
-        Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, TaskId, TaskRow, TraceContext,
-        What, WorkerName, validate,
+        Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, TaskId,
+        TaskRow, TraceContext, What, WorkerName, validate,
     },
     pipelines::{context::Context, publishing},
     store::Settlement,
@@ -40,7 +40,9 @@ impl<'m> Reports<'m> {
                 Ok(batch) => {
                     reports.failures.extend(batch.failures);
                     for (index, report) in batch.reports.into_iter().enumerate() {
-                        if let Err(reason) = report.and_then(|report| reports.add(context, report, message, index)) {
+                        if let Err(reason) =
+                            report.and_then(|report| reports.add(context, report, message, index))
+                        {
                             reports.poison.push((alone(message, index), reason));
                         }
                     }
@@ -52,23 +54,51 @@ impl<'m> Reports<'m> {
     }
 
     pub(super) fn have_discovered(&self) -> bool {
-        !self.unstored.is_empty() || self.settlements.iter().any(|report| !discovered(report).is_empty())
+        !self.unstored.is_empty()
+            || self
+                .settlements
+                .iter()
+                .any(|report| !discovered(report).is_empty())
     }
 
-    fn add(&mut self, context: &Context, report: Report, message: &'m Message, index: usize) -> Result<(), String> {
-        let Report { id, at_unix_ms, what } = report;
+    fn add(
+        &mut self,
+        context: &Context,
+        report: Report,
+        message: &'m Message,
+        index: usize,
+    ) -> Result<(), String> {
+        let Report {
+            id,
+            at_unix_ms,
+            what,
+        } = report;
         let mut trace = None;
         let settlement = match what {
             What::Completed(done) => {
                 trace = TraceContext::sampled(&done.traceparent);
                 self.completed(context, id, done, at_unix_ms, trace)?
             }
-            What::Died(Died { reason, attempts, history, epoch }) => {
-                Settlement::Died { id, reason, attempts, history, epoch: Some(epoch), at_unix_ms }
-            }
+            What::Died(Died {
+                reason,
+                attempts,
+                history,
+                epoch,
+            }) => Settlement::Died {
+                id,
+                reason,
+                attempts,
+                history,
+                epoch: Some(epoch),
+                at_unix_ms,
+            },
         };
         self.settlements.push(settlement);
-        self.origins.push(Origin { message, index, trace });
+        self.origins.push(Origin {
+            message,
+            index,
+            trace,
+        });
         Ok(())
     }
 
@@ -81,13 +111,32 @@ impl<'m> Reports<'m> {
         trace: Option<TraceContext>,
     ) -> Result<Settlement, String> {
         WorkerName::stored(&done.worker).map_err(|error| error.to_string())?;
-        let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered, .. } =
-            done;
-        let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
-            let index = u32::try_from(index).ok()?;
-            self.row(context, task, id, TaskId::derived(id, &worker, index, at_unix_ms), trace)
-        });
-        let discovered = rows.map(|row| publishing::new_row(row, &context.gates, &context.settings)).collect();
+        let Completed {
+            worker,
+            result,
+            result_encoding: encoding,
+            attempt,
+            lease,
+            leased_unix_ms,
+            discovered,
+            ..
+        } = done;
+        let rows = discovered
+            .into_iter()
+            .enumerate()
+            .filter_map(|(index, task)| {
+                let index = u32::try_from(index).ok()?;
+                self.row(
+                    context,
+                    task,
+                    id,
+                    TaskId::derived(id, &worker, index, at_unix_ms),
+                    trace,
+                )
+            });
+        let discovered = rows
+            .map(|row| publishing::new_row(row, &context.gates, &context.settings))
+            .collect();
         Ok(Settlement::Completed {
             id,
             worker,
@@ -101,8 +150,9 @@ impl<'m> Reports<'m> {
         })
     }
 
-    /// Makes a row of a discovered task; one that is wrong becomes a letter. The completion counted nevertheless, and
-    /// its answer named the task, unless settings have changed since or a later version wrote it.
+    /// Makes a row of a discovered task; one that is wrong becomes a letter. The completion counted
+    /// nevertheless, and its answer named the task, unless settings have changed since or a later
+    /// version wrote it.
     fn row(
         &mut self,
         context: &Context,
@@ -118,17 +168,36 @@ impl<'m> Reports<'m> {
                 let rules = context.settings.task_rules(&task.queue).for_accepted();
                 match validate::check(&task, &rules, context.clock.now_unix_ms()) {
                     Ok(checked) => {
-                        self.discoveries.begin(id, &mut task, trace, context.settings.traces.discovered);
-                        return Some(checked.row(task, id, context.bus.partitions(Topic::Pipeline)));
+                        self.discoveries.begin(
+                            id,
+                            &mut task,
+                            trace,
+                            context.settings.traces.discovered,
+                        );
+                        return Some(checked.row(
+                            task,
+                            id,
+                            context.bus.partitions(Topic::Pipeline),
+                        ));
                     }
                     Err(reason) => (task, None, reason),
                 }
             }
             Err(unreadable) => (unreadable.task, Some(unreadable.values), unreadable.reason),
         };
-        let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
+        let key = QueueName::new(&task.queue)
+            .ok()
+            .filter(|_| !task.key.is_empty());
         let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-        self.unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason, logged: None });
+        self.unstored.push(Unstored {
+            parent,
+            task,
+            values,
+            key,
+            why: Lettered::Invalid,
+            reason,
+            logged: None,
+        });
         None
     }
 }

@@ -41,7 +41,8 @@ use crate::{
 
 /// Records of `task-results` that are read at once. Each has up to a thousand reports.
 const RECORDS: usize = 32;
-/// Reads whose reports are under way: while SQL settles those of one, the next are read and decoded.
+/// Reads whose reports are under way: while SQL settles those of one, the next are read and
+/// decoded.
 const AT_ONCE: usize = 2;
 /// Reports in one transaction. A retry after a statement timeout would be as large.
 const SETTLED_AT_ONCE: usize = 4000;
@@ -68,7 +69,9 @@ pub(super) fn start(
         patience: Patience::default(),
         turn: RwLock::default(),
     });
-    supervisor.spawn_loop("discovery/results", results, |results, cx| async move { results.consume(cx).await });
+    supervisor.spawn_loop("discovery/results", results, |results, cx| async move {
+        results.consume(cx).await
+    });
 }
 
 struct Results {
@@ -79,14 +82,18 @@ struct Results {
     tally: Tally,
     asking: Asking,
     patience: Patience,
-    /// Reports with discovered tasks are settled alone: the room that they find is known only once those before them
-    /// are stored.
+    /// Reports with discovered tasks are settled alone: the room that they find is known only once
+    /// those before them are stored.
     turn: RwLock<()>,
 }
 
 impl Results {
     async fn consume(&self, cx: Loop) -> Result<(), Failure> {
-        let mut subscription = self.context.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
+        let mut subscription = self
+            .context
+            .bus
+            .subscribe(Topic::TaskResults, Reading::Shared)
+            .await?;
         let mut done = Uncommitted::default();
         let ended = self.read_on(&mut *subscription, &mut done, &cx).await;
         // Otherwise they come again.
@@ -104,8 +111,9 @@ impl Results {
     ) -> Result<(), Failure> {
         // In order: on Kafka, the commit of a record is one of all records before it.
         let (mut under_way, mut handled) = (FuturesOrdered::new(), Vec::new());
-        // At the end, also after an error, nothing more is read, and the batches under way are finished. If one were
-        // dropped behind its commit, its metrics, its spans and the publishing of its new tasks would be missing.
+        // At the end, also after an error, nothing more is read, and the batches under way are
+        // finished. If one were dropped behind its commit, its metrics, its spans and the
+        // publishing of its new tasks would be missing.
         let (mut end, mut is_gap) = (None, false);
         while end.is_none() || !under_way.is_empty() {
             let (count, reads_on) = (under_way.len(), end.is_none());
@@ -170,17 +178,30 @@ impl Results {
     }
 
     async fn store(&self, reports: Reports<'_>) -> Result<(), Failure> {
-        let Reports { mut settlements, origins, mut unstored, mut discoveries, failures, poison } = reports;
-        self.context.letters.bury(Topic::TaskResults, &poison).await?;
+        let Reports {
+            mut settlements,
+            origins,
+            mut unstored,
+            mut discoveries,
+            failures,
+            poison,
+        } = reports;
+        self.context
+            .letters
+            .bury(Topic::TaskResults, &poison)
+            .await?;
         history::keep(&self.context, &failures).await?;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
-        unstored.extend(enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?);
+        unstored.extend(
+            enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?,
+        );
         room::send(&self.context, unstored, &self.sent, &self.tally).await?;
         self.settle(&settlements, &origins, &mut discoveries).await
     }
 
-    /// Settles the reports piece by piece. After a crash in between, the pieces before it are `repeated`.
+    /// Settles the reports piece by piece. After a crash in between, the pieces before it are
+    /// `repeated`.
     async fn settle(
         &self,
         settlements: &[Settlement],
@@ -192,13 +213,18 @@ impl Results {
         while let Some(piece) = rest.pop() {
             let (began, since) = ((Instant::now(), self.context.moment()), traces::now());
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
-            let rows: Vec<&TaskRow> = reports.iter().flat_map(discovered).map(|row| &row.task).collect();
+            let rows: Vec<&TaskRow> = reports
+                .iter()
+                .flat_map(discovered)
+                .map(|row| &row.task)
+                .collect();
             let seen = self.asking.owners(&self.context, &rows).await;
             let era = self.context.filter.era();
             let without = seen::without(reports, &seen);
             match self.context.store.settle(&without).await {
                 Ok(mut stored) => {
-                    let learnt = Learnt::of(&self.context, era, discovered_in(&without, &stored.answers));
+                    let learnt =
+                        Learnt::of(&self.context, era, discovered_in(&without, &stored.answers));
                     seen::add_answers(reports, &seen, &mut stored.answers);
                     let traces = origins.iter().map(|origin| origin.trace);
                     traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
@@ -209,7 +235,10 @@ impl Results {
                 Err(error) => match origins {
                     [origin] => {
                         let letter = (alone(origin.message, origin.index), error.to_string());
-                        self.context.letters.bury(Topic::TaskResults, &[letter]).await?;
+                        self.context
+                            .letters
+                            .bury(Topic::TaskResults, &[letter])
+                            .await?;
                     }
                     // Halves, the first one first, until the refused report is alone.
                     _ => {
@@ -231,24 +260,44 @@ impl Results {
         began: Began,
     ) -> Result<(), Failure> {
         let (started, before) = began;
-        let Context { gates, settings, .. } = &self.context;
+        let Context {
+            gates, settings, ..
+        } = &self.context;
         announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
         announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));
-        duplicates.iter().for_each(|task| self.tally.duplicate(&task.queue));
+        duplicates
+            .iter()
+            .for_each(|task| self.tally.duplicate(&task.queue));
         let duplicates = duplicates.len();
         if new.len() + duplicates > 0 {
             self.asking.note(duplicates);
         }
-        metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
+        metrics::discovery_batch(
+            Source::Results,
+            new.len() + duplicates,
+            new.len(),
+            duplicates,
+            started.elapsed(),
+        );
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
-        self.patience.publish(&self.context, &publish, before, &self.to_mark).await?;
+        self.patience
+            .publish(&self.context, &publish, before, &self.to_mark)
+            .await?;
         self.context.mark(&learnt).await;
-        self.send_letters(reports, &stored.answers, traces::now() - started.elapsed()).await?;
-        let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
+        self.send_letters(reports, &stored.answers, traces::now() - started.elapsed())
+            .await?;
+        let closed: Vec<(QueueName, KeyHash)> = stored
+            .answers
+            .into_iter()
+            .filter_map(|one| one.key)
+            .collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
-            tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
+            tracing::debug!(
+                "could not take {} keys out of the filter: {error}",
+                closed.len()
+            );
         }
         Ok(())
     }
@@ -263,17 +312,30 @@ impl Results {
         since: SystemTime,
     ) -> Result<(), Failure> {
         let reports = reports.iter().zip(settled);
-        let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
+        let dead: Vec<_> = reports
+            .filter(|(_, settled)| settled.status == Some(StoredStatus::Dead))
+            .collect();
         for dead in dead.chunks(LETTERS_AT_ONCE) {
             let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
             let is_new = |id| {
                 dead.iter().any(|(report, settled)| {
-                    matches!(report, Settlement::Died { id: died, .. } if *died == id) && !settled.repeated
+                    matches!(report, Settlement::Died { id: died, .. } if *died == id)
+                        && !settled.repeated
                 })
             };
             for (report, _) in dead {
                 // A completion of a dead task is no death.
-                let Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } = report else { continue };
+                let Settlement::Died {
+                    id,
+                    reason,
+                    attempts,
+                    history,
+                    at_unix_ms,
+                    ..
+                } = report
+                else {
+                    continue;
+                };
                 let letter = DeadLetter {
                     reason: reason.clone(),
                     at_unix_ms: *at_unix_ms,
@@ -294,7 +356,10 @@ impl Results {
                     letter.task = Some(NewTask::from(&row));
                 }
             }
-            self.context.letters.send(letters.into_values().collect()).await?;
+            self.context
+                .letters
+                .send(letters.into_values().collect())
+                .await?;
         }
         Ok(())
     }
@@ -305,10 +370,13 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     while start < reports.len() {
         let mut rows = 0;
-        let fits = reports[start..].iter().take(SETTLED_AT_ONCE).take_while(|report| {
-            rows += discovered(report).len();
-            rows <= DISCOVERED_AT_ONCE
-        });
+        let fits = reports[start..]
+            .iter()
+            .take(SETTLED_AT_ONCE)
+            .take_while(|report| {
+                rows += discovered(report).len();
+                rows <= DISCOVERED_AT_ONCE
+            });
         let end = start + fits.count().max(1);
         pieces.push(start..end);
         start = end;
@@ -323,12 +391,18 @@ fn discovered_in<'r>(
 ) -> impl Iterator<Item = (&'r TaskRow, Inserted)> {
     let pairs = reports.iter().zip(settled);
     pairs.flat_map(|(report, settled)| {
-        discovered(report).iter().map(|row| &row.task).zip(settled.discovered.iter().copied())
+        discovered(report)
+            .iter()
+            .map(|row| &row.task)
+            .zip(settled.discovered.iter().copied())
     })
 }
 
 /// The discovered tasks that were new, each with its turn, and the others.
-fn new_tasks<'a>(reports: &'a [Settlement], stored: &Stored<Settled>) -> (Vec<(&'a TaskRow, Turn)>, Vec<&'a TaskRow>) {
+fn new_tasks<'a>(
+    reports: &'a [Settlement],
+    stored: &Stored<Settled>,
+) -> (Vec<(&'a TaskRow, Turn)>, Vec<&'a TaskRow>) {
     let (mut new, mut duplicates) = (Vec::new(), Vec::new());
     for (report, settled) in reports.iter().zip(&stored.answers) {
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
@@ -353,11 +427,30 @@ mod tests {
     };
 
     fn sizes(discovered: &[usize]) -> Vec<usize> {
-        let task = NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-        let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
+        let task = NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            ..Default::default()
+        };
+        let task = validate::task_row(
+            task,
+            TaskId::new(),
+            &Settings::default().task_rules("q"),
+            1,
+            1,
+        )
+        .unwrap();
+        let row = NewRow {
+            task,
+            unpublished: Unpublished::Fresh,
+            due_unix_ms: 0,
+        };
         let report = |discovered: &usize| {
-            let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
+            let (id, worker, discovered) = (
+                TaskId::new(),
+                "w".to_owned(),
+                vec![row.clone(); *discovered],
+            );
             let (lease, result, encoding) = (LeaseNumber::UNKNOWN, "".into(), Encoding::Bytes);
             let (attempt, leased_unix_ms, at_unix_ms) = (1, 0, 1);
             Settlement::Completed {
@@ -373,7 +466,10 @@ mod tests {
             }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();
-        pieces(&reports).into_iter().map(|piece| piece.len()).collect()
+        pieces(&reports)
+            .into_iter()
+            .map(|piece| piece.len())
+            .collect()
     }
 
     #[test]
@@ -381,6 +477,10 @@ mod tests {
         assert_eq!(sizes(&[]), [0; 0]);
         assert_eq!(sizes(&[0; 10_000]), [4000, 4000, 2000]);
         assert_eq!(sizes(&[2000, 2000, 2000, 1000]), [2, 2]);
-        assert_eq!(sizes(&[1, 9000, 1]), [1, 1, 1], "one report goes, whatever it discovered");
+        assert_eq!(
+            sizes(&[1, 9000, 1]),
+            [1, 1, 1],
+            "one report goes, whatever it discovered"
+        );
     }
 }

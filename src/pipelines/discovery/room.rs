@@ -1,8 +1,9 @@
 //! Discovered tasks that have no room, or that are not valid any more.
 //!
-//! taskd answered the worker's completion long ago, so it cannot ask anybody to try later. It sends the new ones of
-//! these tasks to `dead-letters`, with all that inserts them again, and the crawl goes on. Letters go before the report
-//! is settled. After a crash in between the report comes again, and so do its letters.
+//! taskd answered the worker's completion long ago, so it cannot ask anybody to try later. It sends
+//! the new ones of these tasks to `dead-letters`, with all that inserts them again, and the crawl
+//! goes on. Letters go before the report is settled. After a crash in between the report comes
+//! again, and so do its letters.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -38,30 +39,51 @@ impl Unstored {
     /// A task that was valid.
     pub(super) fn of_row(parent: TaskId, row: &TaskRow, why: Lettered, reason: String) -> Self {
         let key = Some((row.queue.clone(), row.key_hash));
-        Self { parent, task: NewTask::from(row), values: None, key, why, reason, logged: None }
+        Self {
+            parent,
+            task: NewTask::from(row),
+            values: None,
+            key,
+            why,
+            reason,
+            logged: None,
+        }
     }
 }
 
-/// Takes the new tasks that have no room out of the reports. Their queues have `max_unfinished` tasks, or are beyond
-/// `max_queues`.
-pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> Result<Vec<Unstored>, Failure> {
+/// Takes the new tasks that have no room out of the reports. Their queues have `max_unfinished`
+/// tasks, or are beyond `max_queues`.
+pub(super) async fn make_room(
+    context: &Context,
+    reports: &mut [Settlement],
+) -> Result<Vec<Unstored>, Failure> {
     let full = full_queues(context, reports);
     if full.is_empty() {
         return Ok(Vec::new());
     }
     let rows = reports.iter().flat_map(discovered).map(|row| &row.task);
-    let keys: BTreeMap<KeyHash, QueueName> =
-        rows.filter(|task| full.contains_key(&task.queue)).map(|task| (task.key_hash, task.queue.clone())).collect();
-    let keys: Vec<(QueueName, KeyHash)> = keys.into_iter().map(|(hash, queue)| (queue, hash)).collect();
+    let keys: BTreeMap<KeyHash, QueueName> = rows
+        .filter(|task| full.contains_key(&task.queue))
+        .map(|task| (task.key_hash, task.queue.clone()))
+        .collect();
+    let keys: Vec<(QueueName, KeyHash)> = keys
+        .into_iter()
+        .map(|(hash, queue)| (queue, hash))
+        .collect();
     let known = known(context, &keys).await?;
     let mut room = room_left(context, &full).await?;
     let (mut unstored, mut stay, mut gone) = (Vec::new(), HashSet::new(), HashSet::new());
     let mut stays = |parent: TaskId, task: &TaskRow| {
-        let Some((why, reason)) = full.get(&task.queue) else { return true };
+        let Some((why, reason)) = full.get(&task.queue) else {
+            return true;
+        };
         if known.contains(&task.key_hash) || stay.contains(&task.key_hash) {
             return true;
         }
-        match room.get_mut(&task.queue).filter(|left| **left > 0 && !gone.contains(&task.key_hash)) {
+        match room
+            .get_mut(&task.queue)
+            .filter(|left| **left > 0 && !gone.contains(&task.key_hash))
+        {
             Some(left) => {
                 *left -= 1;
                 stay.insert(task.key_hash)
@@ -85,10 +107,11 @@ pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> 
 
 type FullQueues = HashMap<QueueName, (Lettered, String)>;
 
-/// The queues that have no room for all their tasks, each with the reason. Takes the room of the other queues, and the
-/// place of new names in their order.
+/// The queues that have no room for all their tasks, each with the reason. Takes the room of the
+/// other queues, and the place of new names in their order.
 fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
-    let (mut counts, mut places): (Vec<(&QueueName, u64)>, HashMap<&QueueName, usize>) = Default::default();
+    let (mut counts, mut places): (Vec<(&QueueName, u64)>, HashMap<&QueueName, usize>) =
+        Default::default();
     for row in reports.iter().flat_map(discovered) {
         let place = *places.entry(&row.task.queue).or_insert_with(|| {
             counts.push((&row.task.queue, 0));
@@ -111,20 +134,29 @@ fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
 }
 
 /// The room of each full queue by SQL's present count. A queue beyond `max_queues` has none.
-async fn room_left(context: &Context, full: &FullQueues) -> Result<HashMap<QueueName, u64>, Failure> {
-    let unfinished: HashMap<QueueName, u64> = context.store.unfinished().await?.into_iter().collect();
-    let with_a_name = full.iter().filter(|(_, (why, _))| *why == Lettered::MaxUnfinished);
+async fn room_left(
+    context: &Context,
+    full: &FullQueues,
+) -> Result<HashMap<QueueName, u64>, Failure> {
+    let unfinished: HashMap<QueueName, u64> =
+        context.store.unfinished().await?.into_iter().collect();
+    let with_a_name = full
+        .iter()
+        .filter(|(_, (why, _))| *why == Lettered::MaxUnfinished);
     let room = |queue: &QueueName| {
         let max = context.settings.queues.get(queue).max_unfinished;
         max.saturating_sub(unfinished.get(queue).copied().unwrap_or(0))
     };
-    Ok(with_a_name.map(|(queue, _)| (queue.clone(), room(queue))).collect())
+    Ok(with_a_name
+        .map(|(queue, _)| (queue.clone(), room(queue)))
+        .collect())
 }
 
 /// Parent, queue and key.
 type Letter = (TaskId, String, Bytes);
 
-/// The letters of reports that are not settled yet. While SQL is full, the same reports are tried again and again.
+/// The letters of reports that are not settled yet. While SQL is full, the same reports are tried
+/// again and again.
 #[derive(Clone, Default)]
 pub(super) struct Sent(Arc<Mutex<HashSet<Letter>>>);
 
@@ -153,19 +185,31 @@ pub(super) async fn send(
     if unstored.is_empty() {
         return Ok(());
     }
-    let keys: Vec<(QueueName, KeyHash)> = unstored.iter().filter_map(|one| one.key.clone()).collect();
+    let keys: Vec<(QueueName, KeyHash)> =
+        unstored.iter().filter_map(|one| one.key.clone()).collect();
     let known = known(context, &keys).await?;
     let at_unix_ms = context.clock.now_unix_ms();
     let (mut letters, mut names) = (Vec::new(), Vec::new());
     // One line for each parent: a page may have thousands of wrong links.
     let mut lines: BTreeMap<TaskId, (usize, String)> = BTreeMap::new();
-    for Unstored { parent, task, values, key, why, reason, logged } in unstored {
+    for Unstored {
+        parent,
+        task,
+        values,
+        key,
+        why,
+        reason,
+        logged,
+    } in unstored
+    {
         let name = (parent, task.queue.clone(), task.key.clone());
         if key.is_some_and(|(_, hash)| known.contains(&hash)) || sent.has(&name) {
             continue;
         }
         names.push(name);
-        let line = lines.entry(parent).or_insert_with(|| (0, logged.unwrap_or_else(|| reason.clone())));
+        let line = lines
+            .entry(parent)
+            .or_insert_with(|| (0, logged.unwrap_or_else(|| reason.clone())));
         line.0 += 1;
         metrics::discovery_lettered(why, 1);
         letters.push(DeadLetter {
@@ -180,7 +224,9 @@ pub(super) async fn send(
     }
     for (parent, (count, first)) in lines {
         match count {
-            1 => tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {first}"),
+            1 => {
+                tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {first}")
+            }
             _ => tracing::warn!(
                 %parent,
                 "{count} tasks that {parent} discovered go to dead-letters; the first: {first}"
@@ -194,7 +240,10 @@ pub(super) async fn send(
 }
 
 /// The keys of tasks that are stored, or were.
-pub(super) async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> Result<HashSet<KeyHash>, Failure> {
+pub(super) async fn known(
+    context: &Context,
+    keys: &[(QueueName, KeyHash)],
+) -> Result<HashSet<KeyHash>, Failure> {
     let seen = context.filter.seen(keys).await.unwrap_or_else(|error| {
         tracing::debug!("the filter does not answer, SQL decides: {error}");
         vec![None; keys.len()]
@@ -206,7 +255,14 @@ pub(super) async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> R
             None => unseen.push(*hash),
         }
     }
-    known.extend(context.store.key_owners(&unseen).await?.into_iter().map(|(hash, ..)| hash));
+    known.extend(
+        context
+            .store
+            .key_owners(&unseen)
+            .await?
+            .into_iter()
+            .map(|(hash, ..)| hash),
+    );
     Ok(known)
 }
 

@@ -21,7 +21,9 @@ pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<u
             check.add(place, schema, &task.payload, task.payload_encoding);
         }
     }
-    compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits()
+    compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance)
+        .await
+        .misfits()
 }
 
 /// Takes the discovered tasks whose payloads do not fit out of the reports.
@@ -35,21 +37,28 @@ pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]
             check.add(place, schema, &row.payload, row.payload_encoding);
         }
     }
-    let mut misfits = compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance).await.misfits();
+    let mut misfits = compute(check, PayloadCheck::advance_quickly, PayloadCheck::advance)
+        .await
+        .misfits();
     if misfits.is_empty() {
         return Vec::new();
     }
     let (mut unstored, mut places) = (Vec::with_capacity(misfits.len()), 0..);
     for report in reports {
         if let Settlement::Completed { id, discovered, .. } = report {
-            discovered.retain(|row| match places.next().and_then(|place| misfits.remove(&place)) {
-                Some(Misfit { says, logged }) => {
-                    let one = Unstored::of_row(*id, &row.task, Lettered::Invalid, says);
-                    unstored.push(Unstored { logged: Some(logged), ..one });
-                    false
-                }
-                None => true,
-            });
+            discovered.retain(
+                |row| match places.next().and_then(|place| misfits.remove(&place)) {
+                    Some(Misfit { says, logged }) => {
+                        let one = Unstored::of_row(*id, &row.task, Lettered::Invalid, says);
+                        unstored.push(Unstored {
+                            logged: Some(logged),
+                            ..one
+                        });
+                        false
+                    }
+                    None => true,
+                },
+            );
         }
     }
     unstored

@@ -30,10 +30,19 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    /// Per row, the task that has its key, where a filter knows the key. SQL decides about the others.
+    /// Per row, the task that has its key, where a filter knows the key. SQL decides about the
+    /// others.
     pub(super) async fn owners(&self, context: &Context, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
         match self.is_about(rows.len()) {
-            true => owners(&context.filter, &*context.store, &context.settings.queues, rows).await,
+            true => {
+                owners(
+                    &context.filter,
+                    &*context.store,
+                    &context.settings.queues,
+                    rows,
+                )
+                .await
+            }
             false => vec![None; rows.len()],
         }
     }
@@ -45,7 +54,10 @@ impl Asking {
     /// Notes how many tasks of a transaction were duplicates.
     pub(super) fn note(&self, duplicates: usize) {
         let left = match duplicates {
-            0 => self.transactions_left.load(Ordering::Relaxed).saturating_sub(1),
+            0 => self
+                .transactions_left
+                .load(Ordering::Relaxed)
+                .saturating_sub(1),
             _ => ASK_AFTER_DUPLICATE,
         };
         self.transactions_left.store(left, Ordering::Relaxed);
@@ -53,17 +65,27 @@ impl Asking {
 }
 
 /// The answers to some rows, in order: `inserted` are those to the rows whose keys no filter knows.
-pub(super) fn answers(seen: &[Option<Owner>], inserted: impl IntoIterator<Item = Inserted>) -> Vec<Inserted> {
+pub(super) fn answers(
+    seen: &[Option<Owner>],
+    inserted: impl IntoIterator<Item = Inserted>,
+) -> Vec<Inserted> {
     let mut inserted = inserted.into_iter();
     let answer = |seen: &Option<Owner>| match seen {
-        Some((id, status)) => Some(Inserted::Duplicate { id: *id, status: *status }),
+        Some((id, status)) => Some(Inserted::Duplicate {
+            id: *id,
+            status: *status,
+        }),
         None => inserted.next(),
     };
     seen.iter().filter_map(answer).collect()
 }
 
-/// The reports without the discovered tasks whose keys the filter knows. `seen` has an entry for each of the tasks.
-pub(super) fn without<'r>(reports: &'r [Settlement], seen: &[Option<Owner>]) -> Cow<'r, [Settlement]> {
+/// The reports without the discovered tasks whose keys the filter knows. `seen` has an entry for
+/// each of the tasks.
+pub(super) fn without<'r>(
+    reports: &'r [Settlement],
+    seen: &[Option<Owner>],
+) -> Cow<'r, [Settlement]> {
     if seen.iter().all(Option::is_none) {
         return Cow::Borrowed(reports);
     }
@@ -77,7 +99,11 @@ pub(super) fn without<'r>(reports: &'r [Settlement], seen: &[Option<Owner>]) -> 
 }
 
 /// Adds the answers to the tasks that were left out. A report that changed nothing has none.
-pub(super) fn add_answers(reports: &[Settlement], mut seen: &[Option<Owner>], settled: &mut [Settled]) {
+pub(super) fn add_answers(
+    reports: &[Settlement],
+    mut seen: &[Option<Owner>],
+    settled: &mut [Settled],
+) {
     for (report, settled) in reports.iter().zip(settled) {
         let (of_report, rest) = seen.split_at(discovered(report).len());
         seen = rest;
@@ -87,11 +113,19 @@ pub(super) fn add_answers(reports: &[Settlement], mut seen: &[Option<Owner>], se
     }
 }
 
-async fn owners(filter: &Filter, store: &dyn Store, queues: &Queues, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
+async fn owners(
+    filter: &Filter,
+    store: &dyn Store,
+    queues: &Queues,
+    rows: &[&TaskRow],
+) -> Vec<Option<Owner>> {
     let (numbers, hashes): (Vec<usize>, Vec<usize>) =
         (0..rows.len()).partition(|place| has_bitmap(queues, &rows[*place].queue));
     let mut owners = vec![None; rows.len()];
-    let keys: Vec<_> = hashes.iter().map(|place| (rows[*place].queue.clone(), rows[*place].key_hash)).collect();
+    let keys: Vec<_> = hashes
+        .iter()
+        .map(|place| (rows[*place].queue.clone(), rows[*place].key_hash))
+        .collect();
     if !keys.is_empty() {
         let seen = filter.seen(&keys).await.unwrap_or_else(|error| {
             tracing::debug!("the filter does not answer, SQL decides: {error}");
@@ -104,10 +138,13 @@ async fn owners(filter: &Filter, store: &dyn Store, queues: &Queues, rows: &[&Ta
     }
     if !numbers.is_empty() {
         let known = owners_of_numbers(filter, store, rows, &numbers).await;
-        numbers.into_iter().for_each(|place| owners[place] = known.get(&rows[place].key_hash).copied());
+        numbers
+            .into_iter()
+            .for_each(|place| owners[place] = known.get(&rows[place].key_hash).copied());
     }
     for (owner, row) in owners.iter_mut().zip(rows) {
-        // A report that comes again brings the tasks of its first time. They are no duplicates, and SQL may lack them.
+        // A report that comes again brings the tasks of its first time. They are no duplicates, and
+        // SQL may lack them.
         owner.take_if(|(id, _)| *id == row.id);
     }
     owners
@@ -124,7 +161,13 @@ async fn owners_of_numbers(
     for (queue, numbered) in by_queue(places.iter().map(|place| rows[*place])) {
         let numbers: Vec<u64> = numbered.iter().map(|(number, _)| *number).collect();
         match filter.seen_numbers(queue, &numbers).await {
-            Ok(bits) => seen.extend(numbered.iter().zip(bits).filter(|(_, bit)| *bit).map(|((_, hash), _)| *hash)),
+            Ok(bits) => seen.extend(
+                numbered
+                    .iter()
+                    .zip(bits)
+                    .filter(|(_, bit)| *bit)
+                    .map(|((_, hash), _)| *hash),
+            ),
             Err(error) => tracing::debug!("the filter does not answer, SQL decides: {error}"),
         }
     }
@@ -132,9 +175,15 @@ async fn owners_of_numbers(
         return HashMap::new();
     }
     match store.key_owners(&seen).await {
-        Ok(owners) => owners.into_iter().map(|(hash, id, status)| (hash, (id, status))).collect(),
+        Ok(owners) => owners
+            .into_iter()
+            .map(|(hash, id, status)| (hash, (id, status)))
+            .collect(),
         Err(error) => {
-            tracing::debug!("SQL does not say which tasks have {} keys: {error}", seen.len());
+            tracing::debug!(
+                "SQL does not say which tasks have {} keys: {error}",
+                seen.len()
+            );
             HashMap::new()
         }
     }
@@ -146,11 +195,16 @@ pub(super) fn has_bitmap(queues: &Queues, queue: &QueueName) -> bool {
 }
 
 /// The rows whose keys are numbers.
-fn by_queue<'r>(rows: impl Iterator<Item = &'r TaskRow>) -> BTreeMap<&'r QueueName, Vec<(u64, KeyHash)>> {
+fn by_queue<'r>(
+    rows: impl Iterator<Item = &'r TaskRow>,
+) -> BTreeMap<&'r QueueName, Vec<(u64, KeyHash)>> {
     let mut numbers: BTreeMap<&QueueName, Vec<(u64, KeyHash)>> = BTreeMap::new();
     for row in rows {
         if let Some(number) = bits::number(&row.key) {
-            numbers.entry(&row.queue).or_default().push((number, row.key_hash));
+            numbers
+                .entry(&row.queue)
+                .or_default()
+                .push((number, row.key_hash));
         }
     }
     numbers

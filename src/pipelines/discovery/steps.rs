@@ -24,8 +24,8 @@ use crate::{
 /// When a step began that stores tasks, and the moment before.
 pub(super) type Began = (Instant, Option<Moment>);
 
-/// How long reports wait until their new tasks are published. All reports wait behind these, and must not be held up by
-/// a bus that takes nothing: the watchdog publishes what is stored.
+/// How long reports wait until their new tasks are published. All reports wait behind these, and
+/// must not be held up by a bus that takes nothing: the watchdog publishes what is stored.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long new tasks are left to the watchdog after such a wait in vain.
 const LEAVE_FOR: Duration = Duration::from_secs(30);
@@ -45,14 +45,21 @@ impl Patience {
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
-        if rows.is_empty() || self.waited_in_vain.lock().is_some_and(|at| at.elapsed() < LEAVE_FOR) {
+        if rows.is_empty()
+            || self
+                .waited_in_vain
+                .lock()
+                .is_some_and(|at| at.elapsed() < LEAVE_FOR)
+        {
             return Ok(());
         }
         let publish = context.publish(rows, stored_behind, to_mark);
         let Ok(published) = tokio::time::timeout(PUBLISH_WITHIN, publish).await else {
             *self.waited_in_vain.lock() = Some(Instant::now());
             let count = rows.len();
-            tracing::warn!("could not publish {count} new tasks within {PUBLISH_WITHIN:?}, the watchdog will");
+            tracing::warn!(
+                "could not publish {count} new tasks within {PUBLISH_WITHIN:?}, the watchdog will"
+            );
             return Ok(());
         };
         published
@@ -62,7 +69,9 @@ impl Patience {
 fn no_name(queue: &QueueName, max: usize, why: NoName) -> String {
     match why {
         NoName::All => {
-            format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those")
+            format!(
+                "queue {queue} is new, and there are {max} queues already (max_queues); use one of those"
+            )
         }
         NoName::OfScope => format!(
             "queue {queue} is new, and the scope of a token has {} queues already, half of max_queues; use one of those",
@@ -72,16 +81,21 @@ fn no_name(queue: &QueueName, max: usize, why: NoName) -> String {
 }
 
 impl Context {
-    /// Lets in tasks of a queue. A new queue needs room among the names, and among those of a scope if there is one.
+    /// Lets in tasks of a queue. A new queue needs room among the names, and among those of a scope
+    /// if there is one.
     pub(super) fn let_in(&self, queue: &QueueName, scope: Option<&Scope>) -> Result<(), String> {
         let max = self.settings.discovery.max_queues;
-        self.occupancy.lets_in(queue, max, &self.settings.queues, scope).map_err(|why| no_name(queue, max, why))
+        self.occupancy
+            .lets_in(queue, max, &self.settings.queues, scope)
+            .map_err(|why| no_name(queue, max, why))
     }
 
     /// Lets in discovered tasks of a queue.
     pub(super) fn let_in_discovered(&self, queue: &QueueName) -> Result<(), String> {
         let max = self.settings.discovery.max_queues;
-        self.occupancy.lets_in_discovered(queue, max, &self.settings.queues).map_err(|why| no_name(queue, max, why))
+        self.occupancy
+            .lets_in_discovered(queue, max, &self.settings.queues)
+            .map_err(|why| no_name(queue, max, why))
     }
 
     /// The moment before tasks are stored, for [`Self::publish`].
@@ -89,23 +103,38 @@ impl Context {
         self.shortcut.as_ref().map(Shortcut::moment)
     }
 
-    /// Enqueues tasks that were stored behind a moment, publishes the others, and hands them on to be marked.
+    /// Enqueues tasks that were stored behind a moment, publishes the others, and hands them on to
+    /// be marked.
     ///
-    /// Answers an error only when every later publish will fail too; after any other error the watchdog publishes the
-    /// rows.
+    /// Answers an error only when every later publish will fail too; after any other error the
+    /// watchdog publishes the rows.
     pub(super) async fn publish(
         &self,
         rows: &[(&TaskRow, Turn)],
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
-        let shortcut = self.shortcut.as_ref().filter(|_| !self.publisher.are_late(rows)).zip(stored_behind);
-        let Sent { mut published, rest, again } = match shortcut {
+        let shortcut = self
+            .shortcut
+            .as_ref()
+            .filter(|_| !self.publisher.are_late(rows))
+            .zip(stored_behind);
+        let Sent {
+            mut published,
+            rest,
+            again,
+        } = match shortcut {
             Some((shortcut, stored_behind)) => shortcut.send(rows, stored_behind).await,
-            None => Sent { rest: rows.to_vec(), ..Sent::default() },
+            None => Sent {
+                rest: rows.to_vec(),
+                ..Sent::default()
+            },
         };
         let mut done = Ok(());
-        for (rows, again) in [(rest, false), (again, true)].iter().filter(|(rows, _)| !rows.is_empty()) {
+        for (rows, again) in [(rest, false), (again, true)]
+            .iter()
+            .filter(|(rows, _)| !rows.is_empty())
+        {
             let (by_bus, all) = self.publisher.publish_unmarked(rows, *again).await;
             if let Some(shortcut) = &self.shortcut {
                 shortcut.went_by_bus(&by_bus);
@@ -117,7 +146,10 @@ impl Context {
         match done {
             Ok(()) => metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
-            Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
+            Err(error) => tracing::warn!(
+                "could not publish {} new tasks, the watchdog will: {error}",
+                rows.len()
+            ),
         }
         Ok(())
     }
@@ -126,7 +158,9 @@ impl Context {
     pub(super) fn start_marking(&self, supervisor: &Supervisor) {
         let of = (self.filter.clone(), Arc::clone(&self.settings));
         supervisor.spawn_loop("discovery/marks", of, |(filter, settings), cx| async move {
-            filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await;
+            filter
+                .write_marks(|queue| settings.queues.get(queue).filter_keys, cx)
+                .await;
         });
     }
 }

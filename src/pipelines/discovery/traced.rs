@@ -14,8 +14,15 @@ use crate::{
 pub(super) struct Inserts(Vec<(usize, TaskId, QueueName, Begun)>);
 
 impl Inserts {
-    /// Makes the insert a child of the task's context, and the context of the task that of the insert.
-    pub(super) fn begin(&mut self, place: usize, id: TaskId, queue: &QueueName, task: &mut NewTask) {
+    /// Makes the insert a child of the task's context, and the context of the task that of the
+    /// insert.
+    pub(super) fn begin(
+        &mut self,
+        place: usize,
+        id: TaskId,
+        queue: &QueueName,
+        task: &mut NewTask,
+    ) {
         if !traces::is_on() {
             return;
         }
@@ -39,7 +46,13 @@ impl Inserts {
                 InsertStatus::Rejected | InsertStatus::TryLater => "refused",
             };
             // A duplicate is another task, and no error.
-            begun.end(Hop::Insert, answer.id.unwrap_or(id), &queue, outcome, String::new());
+            begun.end(
+                Hop::Insert,
+                answer.id.unwrap_or(id),
+                &queue,
+                outcome,
+                String::new(),
+            );
         }
     }
 
@@ -51,7 +64,8 @@ impl Inserts {
     }
 }
 
-/// The caller of the others went away. Their tasks may be stored all the same, with this span as their parent.
+/// The caller of the others went away. Their tasks may be stored all the same, with this span as
+/// their parent.
 impl Drop for Inserts {
     fn drop(&mut self) {
         for (_, id, queue, begun) in self.0.drain(..) {
@@ -65,7 +79,8 @@ impl Drop for Inserts {
 pub(super) struct Discoveries(HashMap<TaskId, Begun>);
 
 impl Discoveries {
-    /// Makes the insert of a discovered task a child of the context that its worker gave, or of the work of its parent.
+    /// Makes the insert of a discovered task a child of the context that its worker gave, or of the
+    /// work of its parent.
     pub(super) fn begin(
         &mut self,
         id: TaskId,
@@ -96,7 +111,9 @@ impl Discoveries {
             if let Some(begun) = self.0.remove(&task.id) {
                 let (id, outcome) = match inserted {
                     Inserted::New => (task.id, "created"),
-                    Inserted::Duplicate { id, .. } | Inserted::Repeated { id } => (*id, "duplicate"),
+                    Inserted::Duplicate { id, .. } | Inserted::Repeated { id } => {
+                        (*id, "duplicate")
+                    }
                     Inserted::KeyReused => (task.id, "refused"),
                 };
                 begun.end(Hop::Insert, id, &task.queue, outcome, String::new());
@@ -117,24 +134,49 @@ pub(super) fn settled(
         return;
     }
     for ((report, trace), settled) in reports.iter().zip(traces).zip(answers) {
-        let Settlement::Completed { id, worker, attempt, discovered, .. } = report else { continue };
+        let Settlement::Completed {
+            id,
+            worker,
+            attempt,
+            discovered,
+            ..
+        } = report
+        else {
+            continue;
+        };
         discoveries.end(discovered, &settled.discovered);
         if let (Some(work), Some(task)) = (trace, &settled.task) {
             let outcome = match settled {
                 Settled { repeated: true, .. } => "repeated",
                 Settled { surplus: true, .. } => "surplus",
-                Settled { status: Some(status), .. } if status.is_final() => "completed",
+                Settled {
+                    status: Some(status),
+                    ..
+                } if status.is_final() => "completed",
                 _ => "credited",
             };
-            let span = Begun::child(work).since(since).ended(Hop::Settle, *id, &task.queue, outcome, String::new());
-            traces::record(traces::Span { worker: Some(worker.clone()), attempt: Some(*attempt), ..span });
+            let span = Begun::child(work).since(since).ended(
+                Hop::Settle,
+                *id,
+                &task.queue,
+                outcome,
+                String::new(),
+            );
+            traces::record(traces::Span {
+                worker: Some(worker.clone()),
+                attempt: Some(*attempt),
+                ..span
+            });
         }
     }
 }
 
-/// Records the death of a task, under the span that inserted it: its last lease may have ended without a report.
+/// Records the death of a task, under the span that inserted it: its last lease may have ended
+/// without a report.
 pub(super) fn died(row: &TaskRow, reason: &str, since: SystemTime) {
     if let Some(begun) = Begun::child_of(&row.traceparent) {
-        begun.since(since).end(Hop::Settle, row.id, &row.queue, "dead", reason.to_owned());
+        begun
+            .since(since)
+            .end(Hop::Settle, row.id, &row.queue, "dead", reason.to_owned());
     }
 }

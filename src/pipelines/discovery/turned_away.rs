@@ -1,7 +1,8 @@
-//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, off the way of inserts.
+//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, off the
+//! way of inserts.
 //!
-//! A process that is killed loses the counts of its last second, and a commit without an answer may count twice. The
-//! balance of stored tasks does not depend on them.
+//! A process that is killed loses the counts of its last second, and a commit without an answer may
+//! count twice. The balance of stored tasks does not depend on them.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -26,12 +27,18 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn new(occupancy: Occupancy) -> Self {
-        Self { counts: Arc::default(), occupancy }
+        Self {
+            counts: Arc::default(),
+            occupancy,
+        }
     }
 
-    /// A queue that nobody knows has no count of its own: senders could make up any number of names.
+    /// A queue that nobody knows has no count of its own: senders could make up any number of
+    /// names.
     pub(super) fn rejected(&self, queue: &str) {
-        let known = QueueName::new(queue).ok().filter(|queue| self.occupancy.knows(queue));
+        let known = QueueName::new(queue)
+            .ok()
+            .filter(|queue| self.occupancy.knows(queue));
         self.add(known, TurnedAway::Rejected);
     }
 
@@ -46,10 +53,14 @@ impl Tally {
     /// Starts the loop that adds the counts to SQL.
     pub(super) fn keep(&self, store: &Arc<dyn Store>, supervisor: &Supervisor) {
         let of = (self.clone(), Arc::clone(store));
-        supervisor.spawn_loop("discovery/turned-away", of, |(tally, store), cx| async move {
-            cx.every(EVERY, || tally.store(&*store)).await?;
-            tally.store(&*store).await
-        });
+        supervisor.spawn_loop(
+            "discovery/turned-away",
+            of,
+            |(tally, store), cx| async move {
+                cx.every(EVERY, || tally.store(&*store)).await?;
+                tally.store(&*store).await
+            },
+        );
     }
 
     async fn store(&self, store: &dyn Store) -> store::Result<()> {
@@ -60,7 +71,9 @@ impl Tally {
         let added = store.add_turned_away(&counts).await;
         if added.is_err() {
             let mut rest = self.counts.lock();
-            counts.into_iter().for_each(|(of, count)| *rest.entry(of).or_default() += count);
+            counts
+                .into_iter()
+                .for_each(|(of, count)| *rest.entry(of).or_default() += count);
         }
         added
     }

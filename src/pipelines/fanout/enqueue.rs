@@ -50,7 +50,13 @@ pub(super) struct Outcome {
 impl Default for Outcome {
     fn default() -> Self {
         let (behind, gone, refused, has_done) = Default::default();
-        Self { behind, gone, refused, has_done, failed: Ok(()) }
+        Self {
+            behind,
+            gone,
+            refused,
+            has_done,
+            failed: Ok(()),
+        }
     }
 }
 
@@ -72,7 +78,12 @@ impl Outcome {
 
 impl Fanout {
     /// Enqueues the groups, many at once. A shard that fails does not hold up the others.
-    pub(super) async fn enqueue_all(&self, groups: Groups, owned: &mut Owned, done: &mut FanoutBatch) -> Outcome {
+    pub(super) async fn enqueue_all(
+        &self,
+        groups: Groups,
+        owned: &mut Owned,
+        done: &mut FanoutBatch,
+    ) -> Outcome {
         let calls = groups.into_iter().map(|(shard, group)| {
             let (epoch, predecessor) = (owned.epoch(shard.number), owned.last.get(&shard).copied());
             async move {
@@ -80,11 +91,18 @@ impl Fanout {
                 (shard, group, enqueued)
             }
         });
-        let answers: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
+        let answers: Vec<_> = stream::iter(calls)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
         let mut outcome = Outcome::default();
         for (shard, group, enqueued) in answers {
             match enqueued {
-                Ok(Enqueuing::Done { added, repeated, parked }) => {
+                Ok(Enqueuing::Done {
+                    added,
+                    repeated,
+                    parked,
+                }) => {
                     done.enqueued += added;
                     done.repeated += repeated;
                     done.parked += parked;
@@ -93,7 +111,9 @@ impl Fanout {
                 }
                 Ok(Enqueuing::Behind) => drop(outcome.behind.insert(shard.number)),
                 Ok(Enqueuing::Gone) => drop(outcome.gone.insert(shard, group)),
-                Err(Error::Enqueue { shard, cause }) if is_of_shard(&cause) => outcome.refused.push((shard, cause)),
+                Err(Error::Enqueue { shard, cause }) if is_of_shard(&cause) => {
+                    outcome.refused.push((shard, cause))
+                }
                 Err(error) => outcome.fail(Err(error)),
             }
         }
@@ -109,10 +129,24 @@ impl Fanout {
         predecessor: Option<Offset>,
     ) -> Result<Enqueuing, Error> {
         let mut done = FanoutBatch::default();
-        let group = self.groups(messages, &mut done).await?.remove(shard).unwrap_or_default();
+        let group = self
+            .groups(messages, &mut done)
+            .await?
+            .remove(shard)
+            .unwrap_or_default();
         let enqueued = self.enqueue(shard, &group, epoch, predecessor).await?;
-        if let Enqueuing::Done { added, repeated, parked } = enqueued {
-            metrics::fanout_done(FanoutBatch { enqueued: added, repeated, parked, ..done });
+        if let Enqueuing::Done {
+            added,
+            repeated,
+            parked,
+        } = enqueued
+        {
+            metrics::fanout_done(FanoutBatch {
+                enqueued: added,
+                repeated,
+                parked,
+                ..done
+            });
         }
         Ok(enqueued)
     }
@@ -142,7 +176,10 @@ impl Fanout {
         // While Redis has little memory left, the whole group is parked in SQL.
         let is_short = self.0.gates.is_short() && !group.tasks.is_empty();
         let answer = match is_short {
-            true => Ok(Enqueued::Done { dealt_with: 0, added: 0 }),
+            true => Ok(Enqueued::Done {
+                dealt_with: 0,
+                added: 0,
+            }),
             false => self.0.queue.enqueuer.enqueue(shard, &batch).await,
         };
         let (dealt_with, added) = match answer {
@@ -151,12 +188,19 @@ impl Fanout {
             Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
             Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
-            Err(cause) => return Err(Error::Enqueue { shard: shard.clone(), cause }),
+            Err(cause) => {
+                return Err(Error::Enqueue {
+                    shard: shard.clone(),
+                    cause,
+                });
+            }
         };
         if dealt_with > added && self.has_read_beyond(shard).await? {
             return Err(self.begin_anew(shard.number, epoch).await);
         }
-        group.traced.end(shard, &group.tasks, dealt_with, added, since);
+        group
+            .traced
+            .end(shard, &group.tasks, dealt_with, added, since);
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
             if !is_short {
@@ -169,17 +213,27 @@ impl Fanout {
                 Ok(Enqueued::Done { .. }) => {}
                 Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
                 Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
-                Err(cause) => return Err(Error::Enqueue { shard: shard.clone(), cause }),
+                Err(cause) => {
+                    return Err(Error::Enqueue {
+                        shard: shard.clone(),
+                        cause,
+                    });
+                }
             }
         }
-        Ok(Enqueuing::Done { added, repeated: dealt_with - added, parked: rest.len() })
+        Ok(Enqueuing::Done {
+            added,
+            repeated: dealt_with - added,
+            parked: rest.len(),
+        })
     }
 
-    /// Opens shards that this process does not know, or that have no keys. Takes out the groups whose shard Redis does
-    /// not open, and answers why.
+    /// Opens shards that this process does not know, or that have no keys. Takes out the groups
+    /// whose shard Redis does not open, and answers why.
     ///
-    /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before Redis does, so that
-    /// a shard that Redis lost is not taken for a new one. After a crash in between, the shard looks lost.
+    /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before
+    /// Redis does, so that a shard that Redis lost is not taken for a new one. After a crash in
+    /// between, the shard looks lost.
     pub(super) async fn open(
         &self,
         groups: &mut Groups,
@@ -188,9 +242,16 @@ impl Fanout {
         let (queue, generation) = (&self.0.queue.enqueuer, self.0.bus.generation());
         let shards: Vec<ShardId> = groups.keys().cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
-        let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
-        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.generation)).collect();
-        let calls = opened.iter().map(|shard| queue.open_shards(std::slice::from_ref(shard), generation));
+        let opened = shards
+            .iter()
+            .zip(openings)
+            .filter(|(_, opening)| opening.is_new);
+        let opened: Vec<_> = opened
+            .map(|(shard, opening)| (shard.clone(), opening.generation))
+            .collect();
+        let calls = opened
+            .iter()
+            .map(|shard| queue.open_shards(std::slice::from_ref(shard), generation));
         let mut refused = Vec::new();
         for ((shard, _), answer) in opened.iter().zip(join_all(calls).await) {
             match answer {
@@ -198,9 +259,13 @@ impl Fanout {
                 answer => answer?,
             }
         }
-        refused.iter().for_each(|(shard, _)| drop(groups.remove(shard)));
+        refused
+            .iter()
+            .for_each(|(shard, _)| drop(groups.remove(shard)));
         // Nothing was enqueued in this generation of the shard.
-        owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));
+        owned
+            .last
+            .retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));
         shards.iter().for_each(|shard| queue.add_shard(shard));
         Ok(refused)
     }

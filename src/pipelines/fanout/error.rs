@@ -1,6 +1,8 @@
 //! Why a reader of the fanout ended.
 
-use crate::{bus, coordination, model::ShardId, pipelines::publishing, queue, runtime::LoopError, store};
+use crate::{
+    bus, coordination, model::ShardId, pipelines::publishing, queue, runtime::LoopError, store,
+};
 
 /// Why a reader ended. The next one joins anew, and begins at the committed offsets.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +25,9 @@ pub enum Error {
     },
     #[error("shard {0} has no keys in redis; waiting until the watchdog has brought it back")]
     ShardLost(ShardId),
-    #[error("pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew")]
+    #[error(
+        "pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew"
+    )]
     Fenced { partition: u32, epoch: u64, by: u64 },
     #[error("pipeline/{partition} was made anew, or has lost records: reading it from there")]
     MadeAnew { partition: u32 },

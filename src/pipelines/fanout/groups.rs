@@ -29,17 +29,23 @@ pub(super) struct Group {
 pub(super) type Groups = BTreeMap<ShardId, Group>;
 
 impl Fanout {
-    /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that nobody can enqueue.
-    pub(super) async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> Result<Groups, Error> {
-        // A fresh record is published up to `republish_after` behind its insert. A task that was cancelled in between
-        // has a final record only for the grace time.
+    /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that
+    /// nobody can enqueue.
+    pub(super) async fn groups(
+        &self,
+        messages: &[Message],
+        done: &mut FanoutBatch,
+    ) -> Result<Groups, Error> {
+        // A fresh record is published up to `republish_after` behind its insert. A task that was
+        // cancelled in between has a final record only for the grace time.
         let kept = &self.0.settings.watchdog;
         let grace = kept.grace.saturating_sub(kept.republish_after);
         let grace_ms = millis(grace);
         let now = self.0.clock.now_unix_ms();
         // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
-        let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
+        let (mut records, mut poison, mut ask) =
+            (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
             match wire::read_pipeline_record(&message.value) {
                 Ok(task) => {
@@ -57,29 +63,51 @@ impl Fanout {
         }
         done.poison = poison.len();
         self.0.letters.bury(Topic::Pipeline, &poison).await?;
-        let states = if ask.is_empty() { Vec::new() } else { self.0.store.states(&ask).await? };
-        let mut states: HashMap<TaskId, TaskState> = states.into_iter().map(|state| (state.id, state)).collect();
+        let states = if ask.is_empty() {
+            Vec::new()
+        } else {
+            self.0.store.states(&ask).await?
+        };
+        let mut states: HashMap<TaskId, TaskState> =
+            states.into_iter().map(|state| (state.id, state)).collect();
         let asked: HashSet<_> = ask.into_iter().collect();
 
         let mut groups = Groups::new();
         for (message, task) in records {
-            let PipelineTask { id, queue, mut replicas, not_before_unix_ms, mut body, traceparent, .. } = task;
-            let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
+            let PipelineTask {
+                id,
+                queue,
+                mut replicas,
+                not_before_unix_ms,
+                mut body,
+                traceparent,
+                ..
+            } = task;
+            let group = groups
+                .entry(ShardId {
+                    queue,
+                    number: message.partition,
+                })
+                .or_default();
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
             if asked.contains(&id) {
                 group.again = true;
                 match states.remove(&id) {
                     Some(state) if !state.status.is_final() => {
-                        // A task that was sent again comes from the outbox, so SQL is asked about it.
+                        // A task that was sent again comes from the outbox, so SQL is asked about
+                        // it.
                         (credited, epoch) = (state.workers, state.epoch);
-                        if replicas != state.replicas || body.first() != Some(&(state.priority as u8)) {
+                        if replicas != state.replicas
+                            || body.first() != Some(&(state.priority as u8))
+                        {
                             // An operator has changed it since it was published.
                             replicas = state.replicas;
                             body = wire::with_body_values(&body, replicas, state.priority);
                         }
                     }
-                    // The task is final or removed, stands twice in this batch, or belongs to a replaced store.
+                    // The task is final or removed, stands twice in this batch, or belongs to a
+                    // replaced store.
                     _ => {
                         done.again_final += 1;
                         continue;
@@ -88,7 +116,15 @@ impl Fanout {
             }
             let offset = message.offset;
             group.traced.add(group.tasks.len(), &traceparent);
-            group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited, epoch });
+            group.tasks.push(EnqueueTask {
+                offset,
+                id,
+                replicas,
+                not_before_unix_ms,
+                body,
+                credited,
+                epoch,
+            });
         }
         Ok(groups)
     }

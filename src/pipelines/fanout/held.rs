@@ -1,15 +1,16 @@
-//! Shards whose calls fail. Their records wait here, so that the other shards of the partition go on.
+//! Shards whose calls fail. Their records wait here, so that the other shards of the partition go
+//! on.
 //!
-//! A shard is held from its first failed call until it has taken all its records. Later ones join them, so the order
-//! stays. One task for each shard tries the first of them from time to time. It reads them as if they had just come:
-//! their tasks may be cancelled since.
+//! A shard is held from its first failed call until it has taken all its records. Later ones join
+//! them, so the order stays. One task for each shard tries the first of them from time to time. It
+//! reads them as if they had just come: their tasks may be cancelled since.
 //!
-//! Nothing of such a partition is committed meanwhile. So whatever ends the reader or takes the partition from it, the
-//! records come again, and the shards know those that they have. A try of before may still reach Redis then. It has the
-//! epoch of before, and begins with the same record.
+//! Nothing of such a partition is committed meanwhile. So whatever ends the reader or takes the
+//! partition from it, the records come again, and the shards know those that they have. A try of
+//! before may still reach Redis then. It has the epoch of before, and begins with the same record.
 //!
-//! A reader that would leave too much uncommitted reads no more until it may commit, and shows no progress. It stays in
-//! its group: other readers would fill up with the same records.
+//! A reader that would leave too much uncommitted reads no more until it may commit, and shows no
+//! progress. It stays in its group: other readers would fill up with the same records.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -39,8 +40,8 @@ use crate::{
     wire,
 };
 
-/// The most that a reader leaves uncommitted because of held shards, also of the other shards of their partitions.
-/// Redis Streams keep it in memory, and a new reader gets it again.
+/// The most that a reader leaves uncommitted because of held shards, also of the other shards of
+/// their partitions. Redis Streams keep it in memory, and a new reader gets it again.
 const RECORDS: usize = 100_000;
 const BYTES: usize = 64 << 20;
 /// Tries that call Redis at a time.
@@ -95,11 +96,20 @@ pub(super) struct Tried {
 impl Held {
     pub(super) fn new() -> Self {
         let (partitions, tries, ended, count) = Default::default();
-        Self { partitions, tries, slots: Arc::new(Semaphore::new(AT_ONCE)), ended, due: Instant::now(), count }
+        Self {
+            partitions,
+            tries,
+            slots: Arc::new(Semaphore::new(AT_ONCE)),
+            ended,
+            due: Instant::now(),
+            count,
+        }
     }
 
     pub(super) fn has(&self, shard: &ShardId) -> bool {
-        self.partitions.get(&shard.number).is_some_and(|partition| partition.shards.contains_key(shard))
+        self.partitions
+            .get(&shard.number)
+            .is_some_and(|partition| partition.shards.contains_key(shard))
     }
 
     pub(super) fn has_of(&self, partition: u32) -> bool {
@@ -109,12 +119,17 @@ impl Held {
     /// Holds the batch's records of held shards.
     fn join(&mut self, messages: &[Message]) {
         for message in messages {
-            let Some(partition) = self.partitions.get_mut(&message.partition) else { continue };
+            let Some(partition) = self.partitions.get_mut(&message.partition) else {
+                continue;
+            };
             partition.last = message.offset;
             partition.records += 1;
             partition.bytes += message.value.len();
             if let Ok(task) = wire::read_pipeline_record(&message.value) {
-                let shard = ShardId { queue: task.queue, number: message.partition };
+                let shard = ShardId {
+                    queue: task.queue,
+                    number: message.partition,
+                };
                 if let Some(waiting) = partition.shards.get_mut(&shard) {
                     waiting.messages.push_back(message.clone());
                 }
@@ -122,10 +137,14 @@ impl Held {
         }
     }
 
-    /// False while the reader has no room, or a shard takes its records again. Later ones would join those, so that the
-    /// hold would not end, and nothing would be committed, for as long as records come.
+    /// False while the reader has no room, or a shard takes its records again. Later ones would
+    /// join those, so that the hold would not end, and nothing would be committed, for as long as
+    /// records come.
     pub(super) fn may_read(&self) -> bool {
-        let mut shards = self.partitions.values().flat_map(|partition| partition.shards.values());
+        let mut shards = self
+            .partitions
+            .values()
+            .flat_map(|partition| partition.shards.values());
         !self.is_full() && shards.all(|waiting| !waiting.pause.is_zero())
     }
 
@@ -135,20 +154,25 @@ impl Held {
         sum(|partition| partition.records) > RECORDS || sum(|partition| partition.bytes) > BYTES
     }
 
-    /// Forgets what is held of a partition. Answers the record from which on all have to come again.
+    /// Forgets what is held of a partition. Answers the record from which on all have to come
+    /// again.
     pub(super) fn forget(&mut self, partition: u32) -> Option<Offset> {
-        self.partitions.remove(&partition).map(|partition| partition.first)
+        self.partitions
+            .remove(&partition)
+            .map(|partition| partition.first)
     }
 
-    /// Forgets partitions that this reader has lost, even if it has got them again: their records come again.
+    /// Forgets partitions that this reader has lost, even if it has got them again: their records
+    /// come again.
     pub(super) fn forget_lost(&mut self, subscription: &dyn Subscription) {
-        self.partitions.retain(|number, partition| subscription.tenure(*number) == partition.tenure);
+        self.partitions
+            .retain(|number, partition| subscription.tenure(*number) == partition.tenure);
     }
 
     /// The tries that have ended at a [tick](crate::runtime::tick); never where nothing is held.
     ///
-    /// Each end interrupts the reader's read, and thousands of shards may be held: one by one they would leave it no
-    /// time. Cancel safe.
+    /// Each end interrupts the reader's read, and thousands of shards may be held: one by one they
+    /// would leave it no time. Cancel safe.
     pub(super) async fn tried(&mut self) -> Vec<Tried> {
         if self.ended.is_empty() {
             match self.tries.join_next().await {
@@ -191,11 +215,20 @@ static SAID: Mutex<BTreeMap<u32, Said>> = Mutex::new(BTreeMap::new());
 impl Held {
     /// Says once a minute which shards of the partition are held. Another cause is news.
     fn say_held(&self, number: u32) {
-        let shards = self.partitions.get(&number).map(|partition| &partition.shards);
-        let Some((shard, Waiting { cause, .. })) = shards.and_then(BTreeMap::first_key_value) else { return };
+        let shards = self
+            .partitions
+            .get(&number)
+            .map(|partition| &partition.shards);
+        let Some((shard, Waiting { cause, .. })) = shards.and_then(BTreeMap::first_key_value)
+        else {
+            return;
+        };
         let others = shards.map_or(0, BTreeMap::len) - 1;
         let mut said = SAID.lock();
-        let said = said.entry(number).or_insert(Said { refusal: LastSaid::nothing(), is_open: false });
+        let said = said.entry(number).or_insert(Said {
+            refusal: LastSaid::nothing(),
+            is_open: false,
+        });
         if said.refusal.is_news(&cause.to_string()) {
             said.is_open = true;
             tracing::warn!(%shard, others, "cannot enqueue to {shard}: its tasks wait on the bus: {cause}");
@@ -205,9 +238,16 @@ impl Held {
     /// Says once a minute that the reader reads no more.
     fn say_full(&self) {
         static SAID: Mutex<LastSaid> = Mutex::new(LastSaid::nothing());
-        let shard = self.partitions.values().find_map(|partition| partition.shards.keys().next());
+        let shard = self
+            .partitions
+            .values()
+            .find_map(|partition| partition.shards.keys().next());
         if let Some(shard) = shard.filter(|_| self.is_full() && SAID.lock().is_news("full")) {
-            let records: usize = self.partitions.values().map(|partition| partition.records).sum();
+            let records: usize = self
+                .partitions
+                .values()
+                .map(|partition| partition.records)
+                .sum();
             tracing::warn!(%shard, records, "the fanout reads no more before {shard} takes its tasks");
         }
     }
@@ -215,16 +255,24 @@ impl Held {
 
 /// Says that a partition has no held shard any more.
 fn say_taken(number: u32) {
-    let is_open = SAID.lock().get_mut(&number).is_some_and(|said| std::mem::take(&mut said.is_open));
+    let is_open = SAID
+        .lock()
+        .get_mut(&number)
+        .is_some_and(|said| std::mem::take(&mut said.is_open));
     if is_open {
-        tracing::info!(partition = number, "all shards of pipeline/{number} take tasks again");
+        tracing::info!(
+            partition = number,
+            "all shards of pipeline/{number} take tasks again"
+        );
     }
 }
 
 impl Fanout {
-    /// Begins to hold shards that have refused their records of this batch, and holds those of all held shards.
+    /// Begins to hold shards that have refused their records of this batch, and holds those of all
+    /// held shards.
     ///
-    /// `has_done`: Redis took other groups of the batch. If it takes no write at all, the shards are not the cause.
+    /// `has_done`: Redis took other groups of the batch. If it takes no write at all, the shards
+    /// are not the cause.
     pub(super) async fn hold(
         &self,
         (refused, has_done): (Vec<(ShardId, queue::Error)>, bool),
@@ -235,23 +283,54 @@ impl Fanout {
         if let Some((shard, cause)) = refused.first().filter(|_| !has_done) {
             let epoch = owned.epoch(shard.number);
             match self.0.coordination.present_epoch(shard.number).await {
-                Ok(present) if present > epoch => return Err(self.fenced(shard.number, epoch, present).await),
+                Ok(present) if present > epoch => {
+                    return Err(self.fenced(shard.number, epoch, present).await);
+                }
                 Ok(_) => {}
-                Err(_) => return Err(Error::Enqueue { shard: shard.clone(), cause: cause.clone() }),
+                Err(_) => {
+                    return Err(Error::Enqueue {
+                        shard: shard.clone(),
+                        cause: cause.clone(),
+                    });
+                }
             }
         }
         let shards: Vec<_> = refused.iter().map(|(shard, _)| shard.clone()).collect();
         for (shard, cause) in refused {
             held.count += 1;
             let of_partition = |message: &&Message| message.partition == shard.number;
-            let first = messages.iter().find(of_partition).map(|message| message.offset).unwrap_or_default();
+            let first = messages
+                .iter()
+                .find(of_partition)
+                .map(|message| message.offset)
+                .unwrap_or_default();
             let tenure = owned.tenure(shard.number);
             let (last, records, bytes, shards) = Default::default();
-            let partition = Partition { tenure, first, last, records, bytes, shards };
+            let partition = Partition {
+                tenure,
+                first,
+                last,
+                records,
+                bytes,
+                shards,
+            };
             let partition = held.partitions.entry(shard.number).or_insert(partition);
-            let _held_back = self.0.shortcut.as_ref().map(|shortcut| shortcut.hold_back(&shard));
+            let _held_back = self
+                .0
+                .shortcut
+                .as_ref()
+                .map(|shortcut| shortcut.hold_back(&shard));
             let (number, messages, pause) = (held.count, VecDeque::new(), SHORTEST);
-            partition.shards.insert(shard, Waiting { number, messages, cause, pause, _held_back });
+            partition.shards.insert(
+                shard,
+                Waiting {
+                    number,
+                    messages,
+                    cause,
+                    pause,
+                    _held_back,
+                },
+            );
         }
         held.join(messages);
         for shard in &shards {
@@ -265,38 +344,61 @@ impl Fanout {
     /// Begins a try of a held shard.
     fn try_again(&self, shard: &ShardId, owned: &Owned, held: &mut Held) {
         let partition = held.partitions.get(&shard.number);
-        let Some(waiting) = partition.and_then(|partition| partition.shards.get(shard)) else { return };
+        let Some(waiting) = partition.and_then(|partition| partition.shards.get(shard)) else {
+            return;
+        };
         let mut bytes = 0;
-        let fits = waiting.messages.iter().take(self.0.settings.fanout.batch_max).take_while(|message| {
-            bytes += message.value.len();
-            bytes <= CALL_BYTES
-        });
+        let fits = waiting
+            .messages
+            .iter()
+            .take(self.0.settings.fanout.batch_max)
+            .take_while(|message| {
+                bytes += message.value.len();
+                bytes <= CALL_BYTES
+            });
         let count = fits.count().max(1);
         let messages: Vec<_> = waiting.messages.iter().take(count).cloned().collect();
-        let (fanout, shard, number, pause) = (self.clone(), shard.clone(), waiting.number, waiting.pause);
+        let (fanout, shard, number, pause) =
+            (self.clone(), shard.clone(), waiting.number, waiting.pause);
         let (epoch, predecessor) = (owned.epoch(shard.number), owned.last.get(&shard).copied());
         let slots = Arc::clone(&held.slots);
         held.tries.spawn(async move {
             tokio::time::sleep(pause).await;
             let _slot = slots.acquire_owned().await.expect("nobody closes it");
-            let outcome = fanout.enqueue_again(&shard, &messages, epoch, predecessor).await;
-            Tried { shard, number, records: messages.len(), outcome }
+            let outcome = fanout
+                .enqueue_again(&shard, &messages, epoch, predecessor)
+                .await;
+            Tried {
+                shard,
+                number,
+                records: messages.len(),
+                outcome,
+            }
         });
     }
 
     /// Goes on behind a try. Ends the reader with an error that is not of this shard alone.
     pub(super) async fn tried(
         &self,
-        Tried { shard, number, records, outcome }: Tried,
+        Tried {
+            shard,
+            number,
+            records,
+            outcome,
+        }: Tried,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
         held: &mut Held,
         uncommitted: &mut Uncommitted,
     ) -> Result<(), Error> {
-        let Some(partition) = held.partitions.get_mut(&shard.number) else { return Ok(()) };
+        let Some(partition) = held.partitions.get_mut(&shard.number) else {
+            return Ok(());
+        };
         let waiting = partition.shards.get_mut(&shard);
         // Of a partition that was forgotten since.
-        let Some(waiting) = waiting.filter(|waiting| waiting.number == number) else { return Ok(()) };
+        let Some(waiting) = waiting.filter(|waiting| waiting.number == number) else {
+            return Ok(());
+        };
         match outcome {
             Ok(Enqueuing::Done { .. }) => {
                 for message in waiting.messages.drain(..records) {
@@ -316,13 +418,18 @@ impl Fanout {
                 if partition.shards.is_empty() {
                     let (partition, offset) = (shard.number, partition.last);
                     held.forget(partition);
-                    uncommitted.add(vec![Message { partition, offset, value: Default::default() }]);
+                    uncommitted.add(vec![Message {
+                        partition,
+                        offset,
+                        value: Default::default(),
+                    }]);
                     say_taken(partition);
                 }
             }
             Ok(Enqueuing::Behind) => {
                 uncommitted.retain(|message| message.partition != shard.number);
-                self.seek_back(shard.number, subscription, owned, held).await?;
+                self.seek_back(shard.number, subscription, owned, held)
+                    .await?;
             }
             Ok(Enqueuing::Gone) => return Err(self.lost(shard).await),
             Err(Error::Enqueue { cause, .. }) if is_of_shard(&cause) => {

@@ -1,16 +1,18 @@
-//! Fanout: topic `pipeline` into the queue, each partition in order, exactly once by the offset that the enqueue script
-//! stores.
+//! Fanout: topic `pipeline` into the queue, each partition in order, exactly once by the offset
+//! that the enqueue script stores.
 //!
 //! Crash windows:
 //!
 //! - before the script: nothing happened.
-//! - after the script, before the commit, which comes a little later: the records come again, and their offsets are
-//!   known.
-//! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it joins anew.
-//! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
-//!   parked and enqueued; the parked copy finds the task's record in the queue.
-//! - while a shard is held ([`held`]), nothing of its partition is committed: its records come again, as after the
-//!   script.
+//! - after the script, before the commit, which comes a little later: the records come again, and
+//!   their offsets are known.
+//! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it
+//!   joins anew.
+//! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in
+//!   between, the record is parked and enqueued; the parked copy finds the task's record in the
+//!   queue.
+//! - while a shard is held ([`held`]), nothing of its partition is committed: its records come
+//!   again, as after the script.
 
 mod enqueue;
 mod error;
@@ -39,15 +41,23 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
 
 impl Fanout {
     async fn consume(self, cx: Loop) -> Result<(), Error> {
-        let mut subscription = self.0.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
+        let mut subscription = self
+            .0
+            .bus
+            .subscribe(Topic::Pipeline, Reading::Ordered)
+            .await?;
         let (mut done, mut held) = (Uncommitted::default(), Held::new());
-        let ended = self.read(&mut *subscription, &mut held, &mut done, &cx).await;
+        let ended = self
+            .read(&mut *subscription, &mut held, &mut done, &cx)
+            .await;
         held.end().await;
         if let Err(Error::MadeAnew { partition }) = &ended {
-            // Their offsets belong to the bus of before. Committed, they would pass over records of the new one.
+            // Their offsets belong to the bus of before. Committed, they would pass over records of
+            // the new one.
             done.retain(|message| message.partition != *partition);
         }
-        // Otherwise the next reader gets them again, and a shard in its next life would take them for new.
+        // Otherwise the next reader gets them again, and a shard in its next life would take them
+        // for new.
         if let Err(error) = done.commit(&mut *subscription).await {
             tracing::debug!("the last records come again: {error}");
         }
@@ -72,10 +82,12 @@ impl Fanout {
             };
             held.forget_lost(subscription);
             for tried in tried {
-                self.tried(tried, subscription, &mut owned, held, done).await?;
+                self.tried(tried, subscription, &mut owned, held, done)
+                    .await?;
             }
             if !messages.is_empty() {
-                self.handle(messages, subscription, &mut owned, held, done).await?;
+                self.handle(messages, subscription, &mut owned, held, done)
+                    .await?;
             }
             done.commit_if_due(subscription, max).await?;
             // A reader that is full makes no progress.
@@ -95,18 +107,33 @@ impl Fanout {
     ) -> Result<(), Error> {
         let queue = &self.0.queue;
         let started = Instant::now();
-        let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
+        let mut done = FanoutBatch {
+            records: messages.len(),
+            ..Default::default()
+        };
         let mut groups = self.groups(&messages, &mut done).await?;
-        for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
-            self.take_epoch(partition, subscription.tenure(partition), owned).await?;
+        for partition in groups
+            .keys()
+            .map(|shard| shard.number)
+            .collect::<BTreeSet<_>>()
+        {
+            self.take_epoch(partition, subscription.tenure(partition), owned)
+                .await?;
         }
         groups.retain(|shard, _| !held.has(shard));
         // New queues must not hold up the known ones.
-        let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| queue.knows(shard));
+        let (known, new): (Groups, Groups) = groups
+            .into_iter()
+            .partition(|(shard, _)| queue.knows(shard));
         let mut outcome = self.enqueue_all(known, owned, &mut done).await;
-        let mut unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
+        let mut unopened: Groups = new
+            .into_iter()
+            .chain(std::mem::take(&mut outcome.gone))
+            .collect();
         if !unopened.is_empty() {
-            outcome.refused.extend(self.open(&mut unopened, owned).await?);
+            outcome
+                .refused
+                .extend(self.open(&mut unopened, owned).await?);
             outcome.add(self.enqueue_all(unopened, owned, &mut done).await);
         }
         outcome.failed?;
@@ -116,7 +143,9 @@ impl Fanout {
         let refused = (std::mem::take(&mut outcome.refused), outcome.has_done);
         self.hold(refused, &messages, owned, held).await?;
         if let Some(shortcut) = &self.0.shortcut {
-            let read = messages.iter().filter(|message| !outcome.behind.contains(&message.partition));
+            let read = messages
+                .iter()
+                .filter(|message| !outcome.behind.contains(&message.partition));
             read.for_each(|message| shortcut.has_read(message.partition, message.offset));
         }
         messages.retain(|message| !held.has_of(message.partition));
@@ -124,7 +153,8 @@ impl Fanout {
         // Records that are read again must stay on the bus.
         uncommitted.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
-            self.seek_back(*partition, subscription, owned, held).await?;
+            self.seek_back(*partition, subscription, owned, held)
+                .await?;
         }
         metrics::fanout_batch(done, started.elapsed());
         Ok(())

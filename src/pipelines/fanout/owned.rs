@@ -10,7 +10,8 @@ use crate::model::{Offset, ShardId};
 pub(super) struct Owned {
     /// Per partition, its tenure and the epoch that was taken for it.
     epochs: HashMap<u32, (u64, u64)>,
-    /// The last record that was enqueued per shard. Where Redis has fallen back behind it, the reader seeks back.
+    /// The last record that was enqueued per shard. Where Redis has fallen back behind it, the
+    /// reader seeks back.
     pub(super) last: HashMap<ShardId, Offset>,
 }
 
@@ -26,10 +27,19 @@ impl Owned {
 }
 
 impl Fanout {
-    /// Takes an epoch at the first record of a tenure. From then on Redis refuses the owner before, wherever it was
-    /// held up.
-    pub(super) async fn take_epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> Result<(), Error> {
-        if owned.epochs.get(&partition).is_none_or(|(of, _)| *of != tenure) {
+    /// Takes an epoch at the first record of a tenure. From then on Redis refuses the owner before,
+    /// wherever it was held up.
+    pub(super) async fn take_epoch(
+        &self,
+        partition: u32,
+        tenure: u64,
+        owned: &mut Owned,
+    ) -> Result<(), Error> {
+        if owned
+            .epochs
+            .get(&partition)
+            .is_none_or(|(of, _)| *of != tenure)
+        {
             let epoch = self.0.coordination.take_epoch(partition).await?;
             owned.epochs.insert(partition, (tenure, epoch));
             // Other owners have enqueued since, and may have closed known shards.
@@ -38,11 +48,15 @@ impl Fanout {
         Ok(())
     }
 
-    /// The error that ends a fenced reader. It joins the group anew, and takes a higher epoch if it gets the partition
-    /// again.
+    /// The error that ends a fenced reader. It joins the group anew, and takes a higher epoch if it
+    /// gets the partition again.
     pub(super) async fn fenced(&self, partition: u32, epoch: u64, by: u64) -> Error {
         match self.0.coordination.epoch_is_at_least(partition, by).await {
-            Ok(()) => Error::Fenced { partition, epoch, by },
+            Ok(()) => Error::Fenced {
+                partition,
+                epoch,
+                by,
+            },
             Err(error) => error.into(),
         }
     }

@@ -16,19 +16,24 @@ use crate::{
 };
 
 impl Fanout {
-    /// Whether the shard's stored offset lies beyond the end of its partition. Such a shard takes new records for known
-    /// ones.
+    /// Whether the shard's stored offset lies beyond the end of its partition. Such a shard takes
+    /// new records for known ones.
     pub(super) async fn has_read_beyond(&self, shard: &ShardId) -> Result<bool, Error> {
         let (stored, _) = self.0.queue.inspect(shard, &[]).await?;
         match stored.filter(|(topic, _)| topic == self.0.bus.generation()) {
-            Some((_, offset)) => Ok(self.0.bus.lies_beyond(Topic::Pipeline, shard.number, offset).await?),
+            Some((_, offset)) => Ok(self
+                .0
+                .bus
+                .lies_beyond(Topic::Pipeline, shard.number, offset)
+                .await?),
             None => Ok(false),
         }
     }
 
     /// Rewinds the partition's shards, because the bus gives its offsets a second time.
     ///
-    /// The error ends this reader. The next one begins at the committed offset and reads the same records again.
+    /// The error ends this reader. The next one begins at the committed offset and reads the same
+    /// records again.
     pub(super) async fn begin_anew(&self, partition: u32, epoch: u64) -> Error {
         match self.rewind(partition, epoch).await {
             Ok(()) => Error::MadeAnew { partition },
@@ -37,7 +42,13 @@ impl Fanout {
     }
 
     async fn rewind(&self, partition: u32, epoch: u64) -> Result<(), Error> {
-        for shard in self.0.queue.shards().into_iter().filter(|shard| shard.number == partition) {
+        for shard in self
+            .0
+            .queue
+            .shards()
+            .into_iter()
+            .filter(|shard| shard.number == partition)
+        {
             if self.has_read_beyond(&shard).await? {
                 self.0.queue.enqueuer.rewind(&shard, epoch).await?;
             }
@@ -57,16 +68,29 @@ impl Fanout {
         if let Some(first) = held.forget(partition) {
             stored = stored.min(before(first));
         }
-        tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
+        tracing::warn!(
+            partition,
+            "redis fell back: reading pipeline/{partition} again from {stored:?}"
+        );
         subscription.seek(partition, stored).await?;
         Ok(())
     }
 
-    /// The lowest stored offset of the partition's shards that fell back. All of them read the records behind it again.
-    async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> Result<Option<Offset>, Error> {
+    /// The lowest stored offset of the partition's shards that fell back. All of them read the
+    /// records behind it again.
+    async fn fell_back_to(
+        &self,
+        partition: u32,
+        owned: &mut Owned,
+    ) -> Result<Option<Offset>, Error> {
         let generation = self.0.bus.generation();
-        let of_partition = owned.last.iter().filter(|(shard, _)| shard.number == partition);
-        let of_partition: Vec<(ShardId, Offset)> = of_partition.map(|(shard, last)| (shard.clone(), *last)).collect();
+        let of_partition = owned
+            .last
+            .iter()
+            .filter(|(shard, _)| shard.number == partition);
+        let of_partition: Vec<(ShardId, Offset)> = of_partition
+            .map(|(shard, last)| (shard.clone(), *last))
+            .collect();
         let looks = of_partition.into_iter().map(|(shard, last)| async move {
             let stored = match self.0.queue.inspect(&shard, &[]).await {
                 // The watchdog brings the shard back.
@@ -75,10 +99,15 @@ impl Fanout {
                 Err(cause) if is_of_shard(&cause) => return Ok(None),
                 other => other?.0,
             };
-            let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
+            let stored = stored
+                .filter(|(topic, _)| topic == generation)
+                .map(|(_, offset)| offset);
             Ok::<_, Error>((stored < Some(last)).then_some((shard, stored)))
         });
-        let looks: Vec<_> = stream::iter(looks).buffer_unordered(AT_ONCE).try_collect().await?;
+        let looks: Vec<_> = stream::iter(looks)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
         let fell_back: Vec<_> = looks.into_iter().flatten().collect();
         for (shard, stored) in &fell_back {
             match stored {
@@ -86,9 +115,13 @@ impl Fanout {
                 None => drop(owned.last.remove(shard)),
             }
         }
-        // Perhaps the refused shards were the only ones. The next reader then goes on from the committed offset, as
-        // after a start.
-        fell_back.into_iter().map(|(_, stored)| stored).min().ok_or(Error::NotBehind { partition })
+        // Perhaps the refused shards were the only ones. The next reader then goes on from the
+        // committed offset, as after a start.
+        fell_back
+            .into_iter()
+            .map(|(_, stored)| stored)
+            .min()
+            .ok_or(Error::NotBehind { partition })
     }
 }
 
@@ -96,6 +129,9 @@ impl Fanout {
 fn before(Offset { major, minor }: Offset) -> Option<Offset> {
     match minor.checked_sub(1) {
         Some(minor) => Some(Offset { major, minor }),
-        None => major.checked_sub(1).map(|major| Offset { major, minor: u64::MAX }),
+        None => major.checked_sub(1).map(|major| Offset {
+            major,
+            minor: u64::MAX,
+        }),
     }
 }

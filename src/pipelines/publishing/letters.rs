@@ -47,28 +47,47 @@ pub struct DeadLetters {
 
 impl DeadLetters {
     pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { store, bus, topic: Arc::new(Reporting::new(Topic::DeadLetters)), clock }
+        Self {
+            store,
+            bus,
+            topic: Arc::new(Reporting::new(Topic::DeadLetters)),
+            clock,
+        }
     }
 
-    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once. An
-    /// error means: send them again. Those that SQL has are left out where the topic has refused for long.
+    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL
+    /// has each once. An error means: send them again. Those that SQL has are left out where the
+    /// topic has refused for long.
     pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
         match self.keep_new(&letters).await? {
-            true => self.topic.publish(letters.len(), self.publish(letters)).await?,
+            true => {
+                self.topic
+                    .publish(letters.len(), self.publish(letters))
+                    .await?
+            }
             false => self.publish(letters).await?,
         }
         Ok(())
     }
 
-    /// The same for a caller that waits, and sends no letter again which SQL has: there it does not matter what the
-    /// topic says, or whether it says anything soon.
+    /// The same for a caller that waits, and sends no letter again which SQL has: there it does not
+    /// matter what the topic says, or whether it says anything soon.
     pub async fn send_once(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
         if !self.keep_new(&letters).await? {
             return Ok(self.publish(letters).await?);
         }
         let (count, topic) = (letters.len(), Topic::DeadLetters);
-        let late = |_| Err(bus::Error::Publish { topic, cause: format!("no answer within {SOON:?}").into() });
-        let publish = async { timeout(SOON, self.publish(letters)).await.unwrap_or_else(late) };
+        let late = |_| {
+            Err(bus::Error::Publish {
+                topic,
+                cause: format!("no answer within {SOON:?}").into(),
+            })
+        };
+        let publish = async {
+            timeout(SOON, self.publish(letters))
+                .await
+                .unwrap_or_else(late)
+        };
         if let Err(error) = self.topic.publish(count, publish).await {
             tracing::debug!("SQL has {count} letters that {topic} did not take: {error}");
             metrics::reports_left_out(topic.as_str(), count);
@@ -112,7 +131,10 @@ impl DeadLetters {
         for (n, letter) in letters.into_iter().enumerate() {
             let value = wire::dead_letter(&letter);
             bytes += value.len();
-            records.push(Record { partition: 0, value });
+            records.push(Record {
+                partition: 0,
+                value,
+            });
             some.push(letter);
             if bytes < PUBLISH_BYTES && n + 1 < count {
                 continue;
@@ -136,10 +158,15 @@ impl DeadLetters {
     async fn send_one(&self, mut letter: DeadLetter) -> bus::Result<()> {
         let (mut shorter, reason) = (SHORTER.iter(), letter.reason.clone());
         loop {
-            let record = Record { partition: 0, value: wire::dead_letter(&letter) };
+            let record = Record {
+                partition: 0,
+                value: wire::dead_letter(&letter),
+            };
             match self.bus.publish(Topic::DeadLetters, &[record]).await {
                 Err(error @ bus::Error::TooLarge { .. }) => {
-                    let Some((without, shorten)) = shorter.next() else { return Err(error) };
+                    let Some((without, shorten)) = shorter.next() else {
+                        return Err(error);
+                    };
                     shorten(&mut letter);
                     letter.reason = format!("{reason} ({without}: too large for this topic)");
                 }
@@ -161,7 +188,9 @@ impl DeadLetters {
                 topic: topic.as_str().to_owned(),
                 partition: message.partition,
                 offset: message.offset.to_string(),
-                value: message.value.slice(..message.value.len().min(MAX_RECORD_BYTES)),
+                value: message
+                    .value
+                    .slice(..message.value.len().min(MAX_RECORD_BYTES)),
                 ..Default::default()
             }
         };

@@ -1,4 +1,5 @@
-//! From SQL to the bus: the step that discovery takes after an insert, and the watchdog for rows that stayed.
+//! From SQL to the bus: the step that discovery takes after an insert, and the watchdog for rows
+//! that stayed.
 
 mod letters;
 mod reporting;
@@ -80,22 +81,38 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock, settings: Arc<Settings>) -> Self {
-        Self { store, bus, clock, settings }
+    pub fn new(
+        store: Arc<dyn Store>,
+        bus: Arc<dyn Bus>,
+        clock: Clock,
+        settings: Arc<Settings>,
+    ) -> Self {
+        Self {
+            store,
+            bus,
+            clock,
+            settings,
+        }
     }
 
-    /// Answers true if a watchdog may have published some of the rows: they were to go out some time ago, or the clock
-    /// made a step. Workers may have done these tasks, and Redis may have forgotten them.
+    /// Answers true if a watchdog may have published some of the rows: they were to go out some
+    /// time ago, or the clock made a step. Workers may have done these tasks, and Redis may have
+    /// forgotten them.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
-        let (now, late) = (self.clock.now_unix_ms(), millis(self.settings.watchdog.republish_after));
+        let (now, late) = (
+            self.clock.now_unix_ms(),
+            millis(self.settings.watchdog.republish_after),
+        );
         let was_due = |row| rows::publish_at(row, &self.settings).max(row.created_unix_ms);
-        rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))
+        rows.iter()
+            .any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))
     }
 
-    /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per partition.
+    /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per
+    /// partition.
     ///
-    /// A process that is killed in between leaves the rows to be published again. The queue ignores a task that it
-    /// knows, and `again` makes the fanout ask SQL about the others.
+    /// A process that is killed in between leaves the rows to be published again. The queue ignores
+    /// a task that it knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let (published, all) = self.publish_unmarked(rows, again).await;
         // Marks what was published even if a part failed: then only the rest of the rows waits.
@@ -104,16 +121,20 @@ impl Publisher {
         marked
     }
 
-    /// Publishes tasks to `pipeline` once more, flagged `again`, without a mark. Answers the last offset per partition.
+    /// Publishes tasks to `pipeline` once more, flagged `again`, without a mark. Answers the last
+    /// offset per partition.
     pub async fn publish_again(&self, tasks: &[TaskRow]) -> Result<Last, Error> {
         let rows: Vec<(&TaskRow, Turn)> = tasks.iter().map(|task| (task, Turn::FIRST)).collect();
         let (published, all) = self.publish_unmarked(&rows, true).await;
         all?;
-        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
+        Ok(published
+            .into_iter()
+            .map(|some| (some.partition, some.offset))
+            .collect())
     }
 
-    /// Publishes rows to `pipeline`, those of a part that is late as `again`. Answers what the caller has to mark, also
-    /// when a part failed.
+    /// Publishes rows to `pipeline`, those of a part that is late as `again`. Answers what the
+    /// caller has to mark, also when a part failed.
     pub async fn publish_unmarked(
         &self,
         rows: &[(&TaskRow, Turn)],
@@ -140,7 +161,8 @@ impl Publisher {
             });
             let (now, later) = rest.split_at(fits.count().max(1));
             // Each part may have waited for the bus.
-            self.publish_some(now, again || self.are_late(now), published).await?;
+            self.publish_some(now, again || self.are_late(now), published)
+                .await?;
             rest = later;
         }
         Ok(())
@@ -148,23 +170,39 @@ impl Publisher {
 
     async fn mark(&self, published: Vec<Published>) -> Result<Last, Error> {
         if !published.is_empty() {
-            self.store.mark_published(self.bus.generation(), &published).await?;
+            self.store
+                .mark_published(self.bus.generation(), &published)
+                .await?;
         }
-        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
+        Ok(published
+            .into_iter()
+            .map(|some| (some.partition, some.offset))
+            .collect())
     }
 
     /// Publishes like [`Self::publish`], but a refused row does not hold up the others.
-    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Outcome, Error> {
+    pub async fn publish_around_refused(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        again: bool,
+    ) -> Result<Outcome, Error> {
         match self.publish(rows, again).await {
             Err(error) if error.is_refusal() => {}
-            other => return other.map(|last| Outcome { last, ..Outcome::default() }),
+            other => {
+                return other.map(|last| Outcome {
+                    last,
+                    ..Outcome::default()
+                });
+            }
         }
         let mut outcome = Outcome::default();
         for row in rows {
             let id = row.0.id;
             // The first try may have published a part of the batch, so all of it goes as `again`.
             match self.publish(std::slice::from_ref(row), true).await {
-                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
+                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => {
+                    outcome.too_large.push((id, error.to_string()))
+                }
                 Err(error) if error.is_refusal() => {
                     let trace_id = traces::trace_of(&row.0.traceparent);
                     tracing::error!(%id, trace_id, "task {id} stays in the outbox, not marked as published: {error}");
@@ -185,26 +223,35 @@ impl Publisher {
         let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
-            // Another process knows more partitions and may have published the task to its own one. In a second
-            // partition it would be handed out twice. Only on a bus that began anew are there really fewer.
+            // Another process knows more partitions and may have published the task to its own one.
+            // In a second partition it would be handed out twice. Only on a bus that began anew are
+            // there really fewer.
             self.bus.check_partitions().await?;
         }
         let traced = Publishes::begin(rows);
         let record = |(place, (row, _)): (usize, &(&TaskRow, Turn))| {
             let value = wire::pipeline_record(row, traced.context(place), again, now);
-            Record { partition: row.partition % partitions, value }
+            Record {
+                partition: row.partition % partitions,
+                value,
+            }
         };
         let records: Vec<_> = rows.iter().enumerate().map(record).collect();
-        let offsets = self.bus.publish_traced(Topic::Pipeline, &records, &traced.headers()).await;
+        let offsets = self
+            .bus
+            .publish_traced(Topic::Pipeline, &records, &traced.headers())
+            .await;
         traced.end(rows, &offsets);
         let offsets = offsets?;
         // One offset per partition is enough, the last: every task stands at or before it.
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
-            let entry = published.entry(record.partition).or_insert_with(|| Published {
-                partition: record.partition,
-                offset,
-                tasks: Vec::new(),
-            });
+            let entry = published
+                .entry(record.partition)
+                .or_insert_with(|| Published {
+                    partition: record.partition,
+                    offset,
+                    tasks: Vec::new(),
+                });
             entry.offset = entry.offset.max(offset);
             entry.tasks.push((row.id, *turn));
         }

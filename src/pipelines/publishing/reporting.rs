@@ -9,7 +9,8 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How long a topic may refuse before its reports are left out, and how often it is tried from then on.
+/// How long a topic may refuse before its reports are left out, and how often it is tried from then
+/// on.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_secs(300);
 
@@ -33,12 +34,19 @@ impl Refuses {
 
 impl Reporting {
     pub fn new(topic: Topic) -> Self {
-        Self { topic, refuses: Mutex::default() }
+        Self {
+            topic,
+            refuses: Mutex::default(),
+        }
     }
 
-    /// Publishes `count` reports by `publish`. Where the topic has refused for [`PATIENCE`], it leaves them out; an
-    /// error before that means: try again.
-    pub async fn publish(&self, count: usize, publish: impl Future<Output = bus::Result<()>>) -> bus::Result<()> {
+    /// Publishes `count` reports by `publish`. Where the topic has refused for [`PATIENCE`], it
+    /// leaves them out; an error before that means: try again.
+    pub async fn publish(
+        &self,
+        count: usize,
+        publish: impl Future<Output = bus::Result<()>>,
+    ) -> bus::Result<()> {
         if count == 0 {
             // It would say that the topic takes what it refuses.
             return Ok(());
@@ -52,7 +60,9 @@ impl Reporting {
             Err(error) if error.is_lost() => return Err(error),
             Err(error) if self.note(Instant::now()) => {
                 let topic = self.topic;
-                tracing::warn!("{topic} takes nothing, so its reports are left out, and tried again later: {error}");
+                tracing::warn!(
+                    "{topic} takes nothing, so its reports are left out, and tried again later: {error}"
+                );
                 metrics::reports_left_out(topic.as_str(), count);
             }
             Err(error) => return Err(error),
@@ -60,10 +70,13 @@ impl Reporting {
         Ok(())
     }
 
-    /// True if a report is left out now. When it is time to try the topic, one caller tries it for all.
+    /// True if a report is left out now. When it is time to try the topic, one caller tries it for
+    /// all.
     fn rests(&self) -> bool {
         let mut refuses = self.refuses.lock();
-        let Some(known) = refuses.as_mut().filter(|known| known.is_given_up()) else { return false };
+        let Some(known) = refuses.as_mut().filter(|known| known.is_given_up()) else {
+            return false;
+        };
         let rests = known.last.elapsed() < TRY_AGAIN;
         if !rests {
             known.last = Instant::now();
@@ -75,7 +88,8 @@ impl Reporting {
     fn note(&self, now: Instant) -> bool {
         let mut refuses = self.refuses.lock();
         // One that refused long ago may have taken something since, if somebody had tried.
-        let known = refuses.filter(|known| now.saturating_duration_since(known.last) < 2 * TRY_AGAIN);
+        let known =
+            refuses.filter(|known| now.saturating_duration_since(known.last) < 2 * TRY_AGAIN);
         let since = known.map_or(now, |known| known.since);
         let known = Refuses { since, last: now };
         *refuses = Some(known);
@@ -88,27 +102,52 @@ mod tests {
     use super::*;
 
     fn refused() -> bus::Result<()> {
-        Err(bus::Error::Publish { topic: Topic::Expirations, cause: "no".into() })
+        Err(bus::Error::Publish {
+            topic: Topic::Expirations,
+            cause: "no".into(),
+        })
     }
 
     #[tokio::test]
     async fn a_topic_that_refuses_for_long_is_left_out_until_it_is_tried_again() {
         let (reporting, began) = (Reporting::new(Topic::Expirations), Instant::now());
-        assert!(reporting.publish(1, async { refused() }).await.is_err(), "it may take the next");
+        assert!(
+            reporting.publish(1, async { refused() }).await.is_err(),
+            "it may take the next"
+        );
         assert!(!reporting.note(began + PATIENCE / 2));
         reporting.publish(0, async { Ok(()) }).await.unwrap();
-        assert!(reporting.note(began + 2 * PATIENCE), "it has refused for long");
-        reporting.publish(1, async { panic!("it rests") }).await.unwrap();
+        assert!(
+            reporting.note(began + 2 * PATIENCE),
+            "it has refused for long"
+        );
+        reporting
+            .publish(1, async { panic!("it rests") })
+            .await
+            .unwrap();
         // A time later.
-        *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
-        let another = async || reporting.publish(1, async { panic!("one tries already") }).await;
+        *reporting.refuses.lock() = Some(Refuses {
+            since: began - TRY_AGAIN - PATIENCE,
+            last: began - TRY_AGAIN,
+        });
+        let another = async || {
+            reporting
+                .publish(1, async { panic!("one tries already") })
+                .await
+        };
         let tried = async {
             another().await.unwrap();
             refused()
         };
         reporting.publish(1, tried).await.unwrap();
-        *reporting.refuses.lock() = Some(Refuses { since: began - TRY_AGAIN - PATIENCE, last: began - TRY_AGAIN });
+        *reporting.refuses.lock() = Some(Refuses {
+            since: began - TRY_AGAIN - PATIENCE,
+            last: began - TRY_AGAIN,
+        });
         reporting.publish(1, async { Ok(()) }).await.unwrap();
-        assert!(reporting.publish(1, async { refused() }).await.is_err(), "it has taken something meanwhile");
+        assert!(
+            reporting.publish(1, async { refused() }).await.is_err(),
+            "it has taken something meanwhile"
+        );
     }
 }

@@ -15,19 +15,28 @@ pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
     } else if gates.is_closed(&task.queue) {
         (Unpublished::Parked, 0)
     } else {
-        (Unpublished::Fresh, task.created_unix_ms + millis(settings.watchdog.republish_after))
+        (
+            Unpublished::Fresh,
+            task.created_unix_ms + millis(settings.watchdog.republish_after),
+        )
     };
-    NewRow { task, unpublished, due_unix_ms }
+    NewRow {
+        task,
+        unpublished,
+        due_unix_ms,
+    }
 }
 
 /// Whether the process that stored the row publishes it at once.
 ///
-/// The gate may have moved since [`new_row`] asked it. The watchdog finds a row that nobody publishes.
+/// The gate may have moved since [`new_row`] asked it. The watchdog finds a row that nobody
+/// publishes.
 pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool {
     publish_at(task, settings) <= task.created_unix_ms && !gates.is_closed(&task.queue)
 }
 
-/// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL until then.
+/// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL
+/// until then.
 pub(super) fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
     task.not_before_unix_ms - millis(settings.watchdog.horizon)
 }

@@ -24,7 +24,13 @@ impl Publishes {
         let publish = |(place, (row, _)): (usize, &(&TaskRow, Turn))| {
             let context = TraceContext::sampled(&row.traceparent)?;
             let begun = Begun::child_of(&row.traceparent);
-            Some((place, Publish { begun, context: begun.map_or(context, |begun| begun.context()) }))
+            Some((
+                place,
+                Publish {
+                    begun,
+                    context: begun.map_or(context, |begun| begun.context()),
+                },
+            ))
         };
         Self(rows.iter().enumerate().filter_map(publish).collect())
     }
@@ -36,15 +42,26 @@ impl Publishes {
 
     /// For a bus whose records have headers.
     pub(super) fn headers(&self) -> BTreeMap<usize, String> {
-        self.0.iter().map(|(place, publish)| (*place, publish.context.to_string())).collect()
+        self.0
+            .iter()
+            .map(|(place, publish)| (*place, publish.context.to_string()))
+            .collect()
     }
 
     pub(super) fn end(self, rows: &[(&TaskRow, Turn)], published: &bus::Result<Vec<Offset>>) {
         for (place, Publish { begun, .. }) in self.0 {
-            let (Some(begun), (row, _)) = (begun, &rows[place]) else { continue };
+            let (Some(begun), (row, _)) = (begun, &rows[place]) else {
+                continue;
+            };
             match published {
                 Ok(_) => begun.end(Hop::Publish, row.id, &row.queue, "published", String::new()),
-                Err(error) => begun.end(Hop::Publish, row.id, &row.queue, "failed", error.to_string()),
+                Err(error) => begun.end(
+                    Hop::Publish,
+                    row.id,
+                    &row.queue,
+                    "failed",
+                    error.to_string(),
+                ),
             }
         }
     }

@@ -1,18 +1,20 @@
 //! The shortcut: tasks that this process has just stored go straight into the queue, past the bus.
 //!
-//! Where the fanout runs in the same process, and nobody else reads `pipeline`, a record there only costs a write, a
-//! read and a wait for the disk: the batch in SQL already says what is not in the queue yet. See ADR 48.
+//! Where the fanout runs in the same process, and nobody else reads `pipeline`, a record there only
+//! costs a write, a read and a wait for the disk: the batch in SQL already says what is not in the
+//! queue yet. See ADR 48.
 //!
 //! Crash windows:
 //!
 //! - before the script: the watchdog publishes the batch, as any that nobody published.
-//! - after the script, before the batch is marked: the watchdog publishes it, and the queue knows the tasks.
-//! - the process is held up before the script, for longer than the watchdog waits: by then the tasks may be done and
-//!   forgotten. The fence has moved, and the script refuses them.
+//! - after the script, before the batch is marked: the watchdog publishes it, and the queue knows
+//!   the tasks.
+//! - the process is held up before the script, for longer than the watchdog waits: by then the
+//!   tasks may be done and forgotten. The fence has moved, and the script refuses them.
 //! - the answer is lost: the tasks go to the bus, flagged `again`.
 //!
-//! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will, and asks Redis once
-//! the fanout has read those tasks.
+//! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will,
+//! and asks Redis once the fanout has read those tasks.
 
 mod release;
 mod traced;
@@ -49,9 +51,11 @@ const CALL_BYTES: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_millis(200);
 /// The longest that tasks wait while the fanout reads on.
 const WAIT_AT_MOST: Duration = Duration::from_secs(1);
-/// How long all tasks go by the bus after such a wait in vain, or after a call that was refused or failed.
+/// How long all tasks go by the bus after such a wait in vain, or after a call that was refused or
+/// failed.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The pause doubles so often where the fanout of another process reads the partition, or calls fail one after another.
+/// The pause doubles so often where the fanout of another process reads the partition, or calls
+/// fail one after another.
 const DOUBLED: u32 = 6;
 /// Shards that are known before those that are closed by now are forgotten.
 const FEW: usize = 1024;
@@ -126,10 +130,17 @@ struct Taken {
 impl Shortcut {
     pub fn new(queue: Enqueuer, gates: Gates, settings: Arc<Settings>) -> Self {
         let (known, has_read) = Default::default();
-        Self(Arc::new(Inner { queue, gates, settings, known, has_read }))
+        Self(Arc::new(Inner {
+            queue,
+            gates,
+            settings,
+            known,
+            has_read,
+        }))
     }
 
-    /// The present moment. Tasks that are stored from now on may pass by the fences that are known now.
+    /// The present moment. Tasks that are stored from now on may pass by the fences that are known
+    /// now.
     pub fn moment(&self) -> Moment {
         Moment(self.0.known.lock().learned)
     }
@@ -138,18 +149,33 @@ impl Shortcut {
     pub async fn send<'a>(&self, rows: &[(&'a TaskRow, Turn)], stored_behind: Moment) -> Sent<'a> {
         let mut groups: BTreeMap<ShardId, Vec<(&'a TaskRow, Turn)>> = BTreeMap::new();
         for row in rows {
-            let shard = ShardId { queue: row.0.queue.clone(), number: row.0.partition };
+            let shard = ShardId {
+                queue: row.0.queue.clone(),
+                number: row.0.partition,
+            };
             groups.entry(shard).or_default().push(*row);
         }
-        let calls: Vec<_> = groups.into_iter().map(|(shard, rows)| self.group(shard, rows, stored_behind)).collect();
+        let calls: Vec<_> = groups
+            .into_iter()
+            .map(|(shard, rows)| self.group(shard, rows, stored_behind))
+            .collect();
         let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
         let mut sent = Sent::default();
         while let Some((partition, Taken { count, again }, mut rows)) = calls.next().await {
-            if again { &mut sent.again } else { &mut sent.rest }.extend(rows.split_off(count));
+            if again {
+                &mut sent.again
+            } else {
+                &mut sent.rest
+            }
+            .extend(rows.split_off(count));
             if count > 0 {
                 let tasks = rows.into_iter().map(|(row, turn)| (row.id, turn)).collect();
                 // Before all records: if the queue has no record of such a task, none will come.
-                sent.published.push(Published { partition, offset: Offset::default(), tasks });
+                sent.published.push(Published {
+                    partition,
+                    offset: Offset::default(),
+                    tasks,
+                });
             }
         }
         sent
@@ -158,7 +184,10 @@ impl Shortcut {
     /// Notes tasks that went by the bus. Later ones must not overtake them.
     pub fn went_by_bus(&self, published: &[Published]) {
         let mut known = self.0.known.lock();
-        for Published { partition, offset, .. } in published {
+        for Published {
+            partition, offset, ..
+        } in published
+        {
             let progress = known.partitions.entry(*partition).or_default();
             progress.published = progress.published.max(*offset);
         }
@@ -185,32 +214,50 @@ impl Shortcut {
         rows: Vec<(&'a TaskRow, Turn)>,
         stored_behind: Moment,
     ) -> (u32, Taken, Vec<(&'a TaskRow, Turn)>) {
-        (shard.number, self.enqueue(&shard, &rows, stored_behind).await, rows)
+        (
+            shard.number,
+            self.enqueue(&shard, &rows, stored_behind).await,
+            rows,
+        )
     }
 
-    async fn enqueue(&self, shard: &ShardId, rows: &[(&TaskRow, Turn)], stored_behind: Moment) -> Taken {
+    async fn enqueue(
+        &self,
+        shard: &ShardId,
+        rows: &[(&TaskRow, Turn)],
+        stored_behind: Moment,
+    ) -> Taken {
         let mut taken = Taken::default();
         if !self.0.queue.knows(shard) {
             self.0.known.lock().shards.remove(shard);
             return taken;
         }
-        if self.is_paused(shard) || self.0.gates.is_closed(&shard.queue) || !self.is_read(shard).await {
+        if self.is_paused(shard)
+            || self.0.gates.is_closed(&shard.queue)
+            || !self.is_read(shard).await
+        {
             return taken;
         }
-        let Some(fence) = self.fence(shard, stored_behind).await else { return taken };
+        let Some(fence) = self.fence(shard, stored_behind).await else {
+            return taken;
+        };
         let (count, refused) = self.put(shard, rows, Source::Store(&fence)).await;
         taken.count = count;
         // Where the queue is full, the fanout parks the rest.
         if let Some(outcome) = refused {
-            tracing::debug!("{} new tasks of {shard} go by the bus: {outcome:?}", rows.len() - count);
+            tracing::debug!(
+                "{} new tasks of {shard} go by the bus: {outcome:?}",
+                rows.len() - count
+            );
             self.pause(shard, matches!(outcome, Ok(Enqueued::Moved(_))));
             taken.again = true;
         }
         taken
     }
 
-    /// Enqueues rows of one shard. Answers how many the queue has dealt with, counted from the first, and the outcome
-    /// of a call that was refused or failed. Without one the queue is full for the next row.
+    /// Enqueues rows of one shard. Answers how many the queue has dealt with, counted from the
+    /// first, and the outcome of a call that was refused or failed. Without one the queue is full
+    /// for the next row.
     async fn put(
         &self,
         shard: &ShardId,
@@ -221,9 +268,16 @@ impl Shortcut {
         while count < rows.len() {
             let (since, rows) = (traces::now(), self.call(&rows[count..]));
             let mut traced = Enqueues::default();
-            rows.iter().enumerate().for_each(|(place, (row, _))| traced.add(place, &row.traceparent));
+            rows.iter()
+                .enumerate()
+                .for_each(|(place, (row, _))| traced.add(place, &row.traceparent));
             let tasks: Vec<EnqueueTask> = rows.iter().map(|(row, _)| task(row)).collect();
-            match self.0.queue.enqueue(shard, &self.batch(shard, source, &tasks)).await {
+            match self
+                .0
+                .queue
+                .enqueue(shard, &self.batch(shard, source, &tasks))
+                .await
+            {
                 Ok(Enqueued::Done { dealt_with, added }) => {
                     traced.end(shard, &tasks, dealt_with, added, since);
                     metrics::fanout_took(added, dealt_with - added);
@@ -241,14 +295,22 @@ impl Shortcut {
     /// The first rows, as many as go in one call.
     fn call<'r, 'a>(&self, rows: &'r [(&'a TaskRow, Turn)]) -> &'r [(&'a TaskRow, Turn)] {
         let mut bytes = 0;
-        let fits = rows.iter().take(self.0.settings.fanout.batch_max).take_while(|(row, _)| {
-            bytes += row.weight();
-            bytes <= CALL_BYTES
-        });
+        let fits = rows
+            .iter()
+            .take(self.0.settings.fanout.batch_max)
+            .take_while(|(row, _)| {
+                bytes += row.weight();
+                bytes <= CALL_BYTES
+            });
         &rows[..fits.count().max(1)]
     }
 
-    fn batch<'t>(&self, shard: &ShardId, source: Source<'t>, tasks: &'t [EnqueueTask]) -> Enqueue<'t> {
+    fn batch<'t>(
+        &self,
+        shard: &ShardId,
+        source: Source<'t>,
+        tasks: &'t [EnqueueTask],
+    ) -> Enqueue<'t> {
         let settings = self.0.settings.queues.get(&shard.queue);
         Enqueue {
             source,
@@ -263,7 +325,14 @@ impl Shortcut {
     ///
     /// Where none is known, Redis is asked, for later tasks.
     async fn fence(&self, shard: &ShardId, at: Moment) -> Option<Fence> {
-        if let Some((fence, since)) = self.0.known.lock().shards.get(shard).and_then(|known| known.fence.as_ref()) {
+        if let Some((fence, since)) = self
+            .0
+            .known
+            .lock()
+            .shards
+            .get(shard)
+            .and_then(|known| known.fence.as_ref())
+        {
             return (*since <= at).then(|| fence.clone());
         }
         match self.look(shard).await {
@@ -278,7 +347,15 @@ impl Shortcut {
 
     /// Asks Redis for the fence of a shard.
     async fn look(&self, shard: &ShardId) -> Result<Fence, queue::Result<Enqueued>> {
-        match self.0.queue.enqueue(shard, &self.batch(shard, Source::Store(&Fence::default()), &[])).await {
+        match self
+            .0
+            .queue
+            .enqueue(
+                shard,
+                &self.batch(shard, Source::Store(&Fence::default()), &[]),
+            )
+            .await
+        {
             Ok(Enqueued::Moved(fence)) => Ok(fence),
             outcome => Err(outcome),
         }
@@ -288,29 +365,45 @@ impl Shortcut {
         let mut known = self.0.known.lock();
         known.learned += 1;
         let since = Moment(known.learned);
-        known.shards.insert(shard.clone(), KnownShard { fence: Some((fence, since)), ..KnownShard::default() });
+        known.shards.insert(
+            shard.clone(),
+            KnownShard {
+                fence: Some((fence, since)),
+                ..KnownShard::default()
+            },
+        );
         if known.shards.len() > known.many.max(FEW) {
             known.shards.retain(|shard, _| self.0.queue.knows(shard));
             known.many = 2 * known.shards.len();
         }
     }
 
-    /// Forgets the fence, because it has moved or will, and sends nothing to this shard for a while. The pause doubles
-    /// with each failure, because all tasks that are published together wait for a call that fails.
+    /// Forgets the fence, because it has moved or will, and sends nothing to this shard for a
+    /// while. The pause doubles with each failure, because all tasks that are published together
+    /// wait for a call that fails.
     fn pause(&self, shard: &ShardId, has_moved: bool) {
         let mut known = self.0.known.lock();
         let shard = known.shards.entry(shard.clone()).or_default();
         shard.fence = None;
         shard.paused_until = Some(Instant::now() + PAUSE * (1 << shard.failed));
-        shard.failed = if has_moved { 0 } else { DOUBLED.min(shard.failed + 1) };
+        shard.failed = if has_moved {
+            0
+        } else {
+            DOUBLED.min(shard.failed + 1)
+        };
     }
 
     fn is_paused(&self, shard: &ShardId) -> bool {
         let known = self.0.known.lock();
-        known.shards.get(shard).and_then(|shard| shard.paused_until).is_some_and(|until| Instant::now() < until)
+        known
+            .shards
+            .get(shard)
+            .and_then(|shard| shard.paused_until)
+            .is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether the shard has it.
+    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether
+    /// the shard has it.
     async fn is_read(&self, shard: &ShardId) -> bool {
         self.is_partition_read(shard.number).await && !self.0.known.lock().held_back.contains(shard)
     }
@@ -324,13 +417,18 @@ impl Shortcut {
             read_on.as_mut().enable();
             {
                 let mut known = self.0.known.lock();
-                let Some(progress) = known.partitions.get_mut(&partition) else { return true };
+                let Some(progress) = known.partitions.get_mut(&partition) else {
+                    return true;
+                };
                 if progress.read >= progress.published {
                     progress.waits = 0;
                     return true;
                 }
                 let now = Instant::now();
-                if read.replace(progress.read).is_some_and(|read| read < progress.read) {
+                if read
+                    .replace(progress.read)
+                    .is_some_and(|read| read < progress.read)
+                {
                     until = (now + PATIENCE).min(began + WAIT_AT_MOST);
                 }
                 if progress.paused_until.is_some_and(|until| now < until) {

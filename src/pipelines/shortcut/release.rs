@@ -1,12 +1,14 @@
 //! Tasks that waited in SQL for room, straight into the queue.
 //!
-//! Unlike new tasks, these may be there already: by a process that was killed before it marked them, or by the watchdog
-//! of another one. The queue ignores a task that it knows, until it forgets a finished one. So the fence of such tasks
-//! also counts how often it has forgotten: what SQL showed unfinished behind a look at the fence is known while it
-//! stands. A release moves the fence as a record does that is flagged `again`: the process that stored the task may be
-//! held up still.
+//! Unlike new tasks, these may be there already: by a process that was killed before it marked
+//! them, or by the watchdog of another one. The queue ignores a task that it knows, until it
+//! forgets a finished one. So the fence of such tasks also counts how often it has forgotten: what
+//! SQL showed unfinished behind a look at the fence is known while it stands. A release moves the
+//! fence as a record does that is flagged `again`: the process that stored the task may be held up
+//! still.
 //!
-//! Crash windows: before the script and before the mark the tasks still wait in SQL, and are released again.
+//! Crash windows: before the script and before the mark the tasks still wait in SQL, and are
+//! released again.
 
 use std::collections::HashMap;
 
@@ -42,8 +44,8 @@ pub struct Released {
 }
 
 impl Shortcut {
-    /// The fences of shards into which tasks may be released that are read from SQL behind this call. Tasks of the
-    /// others go by the bus.
+    /// The fences of shards into which tasks may be released that are read from SQL behind this
+    /// call. Tasks of the others go by the bus.
     pub async fn fences(&self, shards: Vec<ShardId>) -> Fences {
         let looks = shards.into_iter().map(|shard| async move {
             if !self.is_read(&shard).await {
@@ -60,17 +62,24 @@ impl Shortcut {
         Fences(join_all(looks).await.into_iter().flatten().collect())
     }
 
-    /// Enqueues tasks of shards whose fences are known, in their order: of each shard as many as go in one call, which
-    /// moves the fence.
+    /// Enqueues tasks of shards whose fences are known, in their order: of each shard as many as go
+    /// in one call, which moves the fence.
     pub async fn release(&self, rows: &[(&TaskRow, Turn)], fences: &Fences) -> Released {
         let mut calls = Vec::new();
         for (shard, fence) in fences.0.values() {
-            let rows: Vec<_> = rows.iter().filter(|(row, _)| row.partition == shard.number).copied().collect();
+            let rows: Vec<_> = rows
+                .iter()
+                .filter(|(row, _)| row.partition == shard.number)
+                .copied()
+                .collect();
             if !rows.is_empty() {
                 calls.push(async move {
                     let now = self.call(&rows);
                     let (count, refused) = self.put(shard, now, Source::Waiting(fence)).await;
-                    let tasks: Vec<_> = now[..count].iter().map(|(row, turn)| (row.id, *turn)).collect();
+                    let tasks: Vec<_> = now[..count]
+                        .iter()
+                        .map(|(row, turn)| (row.id, *turn))
+                        .collect();
                     (shard, tasks, count < now.len(), refused)
                 });
             }
@@ -86,7 +95,11 @@ impl Shortcut {
             }
             if !tasks.is_empty() {
                 // As for new tasks: if the queue has no record of such a task, none will come.
-                released.published.push(Published { partition: shard.number, offset: Offset::default(), tasks });
+                released.published.push(Published {
+                    partition: shard.number,
+                    offset: Offset::default(),
+                    tasks,
+                });
             }
         }
         released

@@ -22,8 +22,16 @@ impl Enqueues {
 
     /// Records that the first tasks of the group were dealt with, and the others are parked.
     ///
-    /// The queue counts the tasks that it knew, and does not name them: they are repeats of the bus, and rare.
-    pub fn end(&self, shard: &ShardId, tasks: &[EnqueueTask], dealt_with: usize, added: usize, since: SystemTime) {
+    /// The queue counts the tasks that it knew, and does not name them: they are repeats of the
+    /// bus, and rare.
+    pub fn end(
+        &self,
+        shard: &ShardId,
+        tasks: &[EnqueueTask],
+        dealt_with: usize,
+        added: usize,
+        since: SystemTime,
+    ) {
         for (place, context) in &self.0 {
             let outcome = match *place {
                 place if place >= dealt_with => "parked",
@@ -31,7 +39,13 @@ impl Enqueues {
                 _ => "enqueued",
             };
             let begun = Begun::child(*context).since(since);
-            begun.end(Hop::Enqueue, tasks[*place].id, &shard.queue, outcome, String::new());
+            begun.end(
+                Hop::Enqueue,
+                tasks[*place].id,
+                &shard.queue,
+                outcome,
+                String::new(),
+            );
         }
     }
 }

@@ -9,11 +9,14 @@ use futures::future;
 
 use super::{error::Error, handle::Handle};
 use crate::{
-    model::{ECHO, InvalidToken, Item, ItemAnswer, ItemStatus, LeaseToken, ShardId, TaskId, shorten},
+    model::{
+        ECHO, InvalidToken, Item, ItemAnswer, ItemStatus, LeaseToken, ShardId, TaskId, shorten,
+    },
     queue::{self, Code},
 };
 
-/// The most unknown shards of one call. Another process may know them, but made-up tokens must not cost a call each.
+/// The most unknown shards of one call. Another process may know them, but made-up tokens must not
+/// cost a call each.
 const MAX_UNKNOWN_SHARDS: usize = 100;
 
 /// A checked item and its place in its request.
@@ -35,11 +38,25 @@ impl Handle {
     ) -> Result<(Vec<ItemAnswer>, Vec<Placed<T>>), Error> {
         let max = self.settings.limits.max_items;
         if items.len() > max {
-            return Err(Error::Invalid(format!("{} items in one call; at most {max}", items.len())));
+            return Err(Error::Invalid(format!(
+                "{} items in one call; at most {max}",
+                items.len()
+            )));
         }
-        let (mut answers, mut accepted) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
+        let (mut answers, mut accepted) = (
+            Vec::with_capacity(items.len()),
+            Vec::with_capacity(items.len()),
+        );
         let (mut unknown, mut last) = (BTreeSet::new(), None);
-        for (place, Item { id, lease_token, report }) in items.into_iter().enumerate() {
+        for (
+            place,
+            Item {
+                id,
+                lease_token,
+                report,
+            },
+        ) in items.into_iter().enumerate()
+        {
             let checked = parse_lease(&id, lease_token, &mut last).and_then(|(task, token)| {
                 let shard = token.shard.clone();
                 let item = check(task, token, report?)?;
@@ -59,12 +76,18 @@ impl Handle {
     }
 
     /// Refuses unknown shards beyond the limit: each would be a call of its own.
-    fn limit_unknown(&self, shard: &ShardId, unknown: &mut BTreeSet<ShardId>) -> Result<(), String> {
+    fn limit_unknown(
+        &self,
+        shard: &ShardId,
+        unknown: &mut BTreeSet<ShardId>,
+    ) -> Result<(), String> {
         if self.queue.knows(shard) || unknown.contains(shard) {
             return Ok(());
         }
         if unknown.len() >= MAX_UNKNOWN_SHARDS {
-            return Err(format!("lease_token names one of more than {MAX_UNKNOWN_SHARDS} unknown queues in one call"));
+            return Err(format!(
+                "lease_token names one of more than {MAX_UNKNOWN_SHARDS} unknown queues in one call"
+            ));
         }
         unknown.insert(shard.clone());
         Ok(())
@@ -77,11 +100,15 @@ fn parse_lease(
     lease_token: String,
     last: &mut Option<(String, LeaseToken)>,
 ) -> Result<(TaskId, LeaseToken), String> {
-    let id = id.parse().map_err(|_| format!("id {:?} is not a task id", shorten(id, ECHO)))?;
+    let id = id
+        .parse()
+        .map_err(|_| format!("id {:?} is not a task id", shorten(id, ECHO)))?;
     let token = match last {
         Some((text, token)) if *text == lease_token => token.clone(),
         _ => {
-            let token: LeaseToken = lease_token.parse().map_err(|e: InvalidToken| e.to_string())?;
+            let token: LeaseToken = lease_token
+                .parse()
+                .map_err(|e: InvalidToken| e.to_string())?;
             last.insert((lease_token, token)).1.clone()
         }
     };
@@ -104,7 +131,10 @@ pub(super) fn by_shard<T>(items: Vec<Placed<T>>) -> BTreeMap<ShardId, (Vec<usize
 }
 
 /// Calls each shard once, all at the same time. A shard that fails fails its own items.
-pub(super) async fn per_shard<T, A, Fut>(items: Vec<Placed<T>>, call: impl Fn(ShardId, Vec<T>) -> Fut) -> Outcomes<A>
+pub(super) async fn per_shard<T, A, Fut>(
+    items: Vec<Placed<T>>,
+    call: impl Fn(ShardId, Vec<T>) -> Fut,
+) -> Outcomes<A>
 where
     Fut: Future<Output = queue::Result<Vec<A>>>,
 {
@@ -112,12 +142,22 @@ where
         let call = call(shard, items);
         async move {
             match call.await {
-                Ok(answers) => places.into_iter().zip(answers.into_iter().map(Ok)).collect::<Vec<_>>(),
-                Err(error) => places.into_iter().map(|place| (place, Err(error.clone()))).collect(),
+                Ok(answers) => places
+                    .into_iter()
+                    .zip(answers.into_iter().map(Ok))
+                    .collect::<Vec<_>>(),
+                Err(error) => places
+                    .into_iter()
+                    .map(|place| (place, Err(error.clone())))
+                    .collect(),
             }
         }
     });
-    future::join_all(calls).await.into_iter().flatten().collect()
+    future::join_all(calls)
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Adds the outcomes to the answers. An error of the call as a whole when no item has an answer.
@@ -138,7 +178,13 @@ pub(super) fn answer<A>(
         }
     }
     match last {
-        Some(error) if answers.iter().all(|answer| answer.status == ItemStatus::TryLater) => Err(error.into()),
+        Some(error)
+            if answers
+                .iter()
+                .all(|answer| answer.status == ItemStatus::TryLater) =>
+        {
+            Err(error.into())
+        }
         _ => Ok(answers),
     }
 }

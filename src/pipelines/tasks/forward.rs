@@ -1,7 +1,7 @@
 //! The forwarder: from the shards' outboxes to the bus, then removed.
 //!
-//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once. The removal of a
-//! few reports lags up to 20 ms: it goes with the next read.
+//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it
+//! once. The removal of a few reports lags up to 20 ms: it goes with the next read.
 
 mod groups;
 mod records;
@@ -34,8 +34,8 @@ use crate::{
 const ENTRIES: usize = 1000;
 /// The turns at once.
 const AT_ONCE: usize = 8;
-/// Fewer entries and bytes than these are removed by the next read. With more, claims may have paused, and wait for the
-/// removal.
+/// Fewer entries and bytes than these are removed by the next read. With more, claims may have
+/// paused, and wait for the removal.
 const FEW_ENTRIES: usize = 100;
 const FEW_BYTES: usize = 64 << 10;
 /// How often the forwarder looks for the entries of a process that died.
@@ -100,7 +100,11 @@ impl LoopError for Error {
 
 impl From<FailedRound<Error>> for Error {
     fn from(FailedRound { step, shard, cause }: FailedRound<Error>) -> Self {
-        Self::AllShards { step, shard, cause: Box::new(cause) }
+        Self::AllShards {
+            step,
+            shard,
+            cause: Box::new(cause),
+        }
     }
 }
 
@@ -113,9 +117,20 @@ pub(super) fn start(
 ) {
     // Where leases are tended, too, their looks will do.
     let max_age = 2 * LOOK_EVERY;
-    let look_for = LookFor { max_age, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
+    let look_for = LookFor {
+        max_age,
+        grace: settings.watchdog.grace,
+        horizon: settings.watchdog.horizon,
+    };
     let expirations = Arc::new(Reporting::new(Topic::Expirations));
-    let forwarder = Forwarder { queue, bus, expirations, reported, look_for, published: Arc::default() };
+    let forwarder = Forwarder {
+        queue,
+        bus,
+        expirations,
+        reported,
+        look_for,
+        published: Arc::default(),
+    };
     supervisor.spawn_loop("tasks/forward", forwarder, Forwarder::run);
 }
 
@@ -131,11 +146,11 @@ struct Forwarder {
 }
 
 impl Forwarder {
-    /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy shard holds up others.
-    /// Many shards with a few reports have a turn together.
+    /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy
+    /// shard holds up others. Many shards with a few reports have a turn together.
     ///
-    /// Rounds are a tick apart while each forwards everything. So reports that come one by one share a record of the
-    /// bus, a transaction and their fsyncs.
+    /// Rounds are a tick apart while each forwards everything. So reports that come one by one
+    /// share a record of the bus, a transaction and their fsyncs.
     async fn run(self, cx: Loop) -> Result<(), Error> {
         let (mut due, mut looked, mut failing) = (Due::new(), None::<Instant>, Failing::default());
         loop {
@@ -176,22 +191,41 @@ impl Forwarder {
         }
     }
 
-    /// The shards that have something in their outbox, whoever put it there. The last look is at Redis.
+    /// The shards that have something in their outbox, whoever put it there. The last look is at
+    /// Redis.
     async fn look(&self, is_last: bool) -> impl Iterator<Item = ShardId> {
-        let max_age = if is_last { Duration::ZERO } else { self.look_for.max_age };
-        let looks = self.queue.look(LookFor { max_age, ..self.look_for }).await.into_iter();
+        let max_age = if is_last {
+            Duration::ZERO
+        } else {
+            self.look_for.max_age
+        };
+        let looks = self
+            .queue
+            .look(LookFor {
+                max_age,
+                ..self.look_for
+            })
+            .await
+            .into_iter();
         // A shard that does not answer may have something.
         let due = looks.filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
         due.map(|(shard, _)| shard)
     }
 
     /// Gives each shard one turn; answers the shards that have more.
-    async fn round(&self, mut due: Due, failing: &mut Failing<Error>, cx: &Loop) -> Result<Due, Error> {
+    async fn round(
+        &self,
+        mut due: Due,
+        failing: &mut Failing<Error>,
+        cx: &Loop,
+    ) -> Result<Due, Error> {
         due.retain(|shard, _| !failing.leaves_out(shard));
         let partitions = self.bus.partitions(Topic::TaskResults);
         // On a cluster a node that does not answer must not hold up shards of others.
         let most = if self.queue.is_cluster() { 1 } else { TOGETHER };
-        let turns = groups(due, partitions, most).into_iter().map(|group| self.turn(group, cx));
+        let turns = groups(due, partitions, most)
+            .into_iter()
+            .map(|group| self.turn(group, cx));
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
         let mut more = Due::new();
         while let Some((began, outcomes)) = turns.next().await {
@@ -208,9 +242,13 @@ impl Forwarder {
                     Err(Error::Queue(queue::Error::NoGeneration)) => {}
                     // No process will ever forward anything over this bus.
                     Err(error) if error.ends_round() => return Err(error),
-                    // The report stays until the bound of the topic is raised. Each try publishes the earlier ones.
-                    Err(error @ Error::Bus(_, bus::Error::TooLarge { .. })) => failing.needs_help(&shard, error),
-                    // A shard that is damaged, or whose partition takes nothing, does not hold up the others.
+                    // The report stays until the bound of the topic is raised. Each try publishes
+                    // the earlier ones.
+                    Err(error @ Error::Bus(_, bus::Error::TooLarge { .. })) => {
+                        failing.needs_help(&shard, error)
+                    }
+                    // A shard that is damaged, or whose partition takes nothing, does not hold up
+                    // the others.
                     Err(error) => _ = failing.note::<()>(&shard, began, Err(error)),
                 }
             }
@@ -219,7 +257,8 @@ impl Forwarder {
         Ok(more)
     }
 
-    /// Forwards some reports of each shard. Answers when the turn began, and whether each shard has more.
+    /// Forwards some reports of each shard. Answers when the turn began, and whether each shard has
+    /// more.
     async fn turn(
         &self,
         Group { partition, shards }: Group,
@@ -233,10 +272,17 @@ impl Forwarder {
         let asked: Vec<_> = shards.into_iter().map(published).collect();
         let found = match &asked[..] {
             [(shard, published)] => {
-                let found = self.queue.outbox_behind(shard, published, ENTRIES, READ_BYTES).await;
+                let found = self
+                    .queue
+                    .outbox_behind(shard, published, ENTRIES, READ_BYTES)
+                    .await;
                 vec![found.map(Some)]
             }
-            several => self.queue.outboxes_behind(several, ENTRIES, READ_BYTES / several.len()).await,
+            several => {
+                self.queue
+                    .outboxes_behind(several, ENTRIES, READ_BYTES / several.len())
+                    .await
+            }
         };
         let (mut outcomes, mut reads) = (Vec::with_capacity(asked.len()), Vec::new());
         for ((shard, published), found) in asked.into_iter().zip(found) {
@@ -256,9 +302,12 @@ impl Forwarder {
         let keep = async {
             loop {
                 tokio::time::sleep(KEEP_EVERY).await;
-                let kept = join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
+                let kept =
+                    join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
                 // Otherwise another process publishes the same, and it counts once.
-                kept.into_iter().filter_map(Result::err).for_each(|e| tracing::debug!("could not keep an outbox: {e}"));
+                kept.into_iter()
+                    .filter_map(Result::err)
+                    .for_each(|e| tracing::debug!("could not keep an outbox: {e}"));
             }
         };
         let publish = self.publish_reads(&reads, partition, started, cx);
@@ -266,12 +315,15 @@ impl Forwarder {
             published = publish => published,
             () = keep => unreachable!("it has no end"),
         };
-        let conclude = reads.into_iter().zip(published).map(|(read, published)| async {
-            match published {
-                Ok(()) => self.conclude(read, cx).await,
-                Err(error) => (read.shard, Err(error)),
-            }
-        });
+        let conclude = reads
+            .into_iter()
+            .zip(published)
+            .map(|(read, published)| async {
+                match published {
+                    Ok(()) => self.conclude(read, cx).await,
+                    Err(error) => (read.shard, Err(error)),
+                }
+            });
         outcomes.extend(join_all(conclude).await);
         (started, outcomes)
     }
@@ -284,7 +336,10 @@ impl Forwarder {
         started: Instant,
         cx: &Loop,
     ) -> Vec<Result<(), Error>> {
-        match self.publish(reads, partition, Packed::Densely, started).await {
+        match self
+            .publish(reads, partition, Packed::Densely, started)
+            .await
+        {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
             // In smaller records, they may fit.
             Err(bus::Error::TooLarge { .. }) => {}
@@ -292,9 +347,19 @@ impl Forwarder {
         }
         let mut published = Vec::with_capacity(reads.len());
         for (place, read) in reads.iter().enumerate() {
-            match self.publish(std::slice::from_ref(read), partition, Packed::Loosely, started).await {
+            match self
+                .publish(
+                    std::slice::from_ref(read),
+                    partition,
+                    Packed::Loosely,
+                    started,
+                )
+                .await
+            {
                 Ok(()) => published.push(Ok(())),
-                Err(error @ bus::Error::TooLarge { .. }) => published.push(Err(Error::Bus(read.shard.clone(), error))),
+                Err(error @ bus::Error::TooLarge { .. }) => {
+                    published.push(Err(Error::Bus(read.shard.clone(), error)))
+                }
                 Err(error) => {
                     published.extend(refused(&reads[place..], error));
                     break;
@@ -305,11 +370,19 @@ impl Forwarder {
         published
     }
 
-    /// Removes what is on the bus from the outbox, or leaves it to the next read; whether the outbox has more.
-    async fn conclude(&self, Read { shard, mut entries }: Read, cx: &Loop) -> (ShardId, Result<bool, Error>) {
-        let are_few = entries.len() < FEW_ENTRIES && entries.iter().map(|entry| entry.bytes).sum::<usize>() < FEW_BYTES;
+    /// Removes what is on the bus from the outbox, or leaves it to the next read; whether the
+    /// outbox has more.
+    async fn conclude(
+        &self,
+        Read { shard, mut entries }: Read,
+        cx: &Loop,
+    ) -> (ShardId, Result<bool, Error>) {
+        let are_few = entries.len() < FEW_ENTRIES
+            && entries.iter().map(|entry| entry.bytes).sum::<usize>() < FEW_BYTES;
         if are_few && !cx.stop.is_cancelled() {
-            entries.iter_mut().for_each(|entry| (entry.events, entry.failures) = Default::default());
+            entries
+                .iter_mut()
+                .for_each(|entry| (entry.events, entry.failures) = Default::default());
             self.published.lock().insert(shard.clone(), entries);
             return (shard, Ok(false));
         }
@@ -318,7 +391,13 @@ impl Forwarder {
     }
 
     /// Publishes the reports of these shards.
-    async fn publish(&self, reads: &[Read], partition: u32, packed: Packed, started: Instant) -> bus::Result<()> {
+    async fn publish(
+        &self,
+        reads: &[Read],
+        partition: u32,
+        packed: Packed,
+        started: Instant,
+    ) -> bus::Result<()> {
         let of = match reads {
             [] => return Ok(()),
             [alone] => Some(&alone.shard),
@@ -328,12 +407,20 @@ impl Forwarder {
         let mut count = 0;
         for Read { shard, entries } in reads {
             for entry in entries {
-                count += entry.events.iter().map(|event| records.add(shard, event, entry.at_unix_ms)).sum::<usize>();
-                entry.failures.iter().for_each(|failure| records.failure(failure, entry.at_unix_ms));
+                count += entry
+                    .events
+                    .iter()
+                    .map(|event| records.add(shard, event, entry.at_unix_ms))
+                    .sum::<usize>();
+                entry
+                    .failures
+                    .iter()
+                    .for_each(|failure| records.failure(failure, entry.at_unix_ms));
             }
         }
         for (topic, records) in records.finish() {
-            // A client of the bus may put several records into one request, which the topic refuses as one.
+            // A client of the bus may put several records into one request, which the topic refuses
+            // as one.
             let together = match packed {
                 Packed::Densely => records.len(),
                 Packed::Loosely => 1,
@@ -356,7 +443,13 @@ impl Forwarder {
 
 /// The outcomes of shards whose partition takes nothing now: the first one tells why.
 fn refused(reads: &[Read], error: bus::Error) -> Vec<Result<(), Error>> {
-    let Some((first, others)) = reads.split_first() else { return Vec::new() };
-    let beside = others.iter().map(|_| Err(Error::Beside(first.shard.clone())));
-    std::iter::once(Err(Error::Bus(first.shard.clone(), error))).chain(beside).collect()
+    let Some((first, others)) = reads.split_first() else {
+        return Vec::new();
+    };
+    let beside = others
+        .iter()
+        .map(|_| Err(Error::Beside(first.shard.clone())));
+    std::iter::once(Err(Error::Bus(first.shard.clone(), error)))
+        .chain(beside)
+        .collect()
 }

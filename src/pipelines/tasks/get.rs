@@ -1,5 +1,5 @@
-//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first. Finding nothing,
-//! the call waits.
+//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first.
+//! Finding nothing, the call waits.
 
 use std::{
     collections::HashSet,
@@ -23,25 +23,26 @@ use crate::{
     wire,
 };
 
-/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4 MiB by default;
-/// ids, tokens and names of 1,000 tasks need the rest. A single task may be larger.
+/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4
+/// MiB by default; ids, tokens and names of 1,000 tasks need the rest. A single task may be larger.
 const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
 /// The most bytes that a worker may ask for.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// The most queues that one call may name.
 const MAX_QUEUES: usize = 100;
-/// How long a call waits at most after a look behind which no wake comes: claims were refused because Redis or an outbox
-/// was full, or its worker rests from a task.
+/// How long a call waits at most after a look behind which no wake comes: claims were refused
+/// because Redis or an outbox was full, or its worker rests from a task.
 const AGAIN_SOON: Duration = Duration::from_secs(1);
-/// The tasks whose deadline has passed that one look puts off. There are more only while nobody ends them.
+/// The tasks whose deadline has passed that one look puts off. There are more only while nobody
+/// ends them.
 const MOST_OVERDUE: usize = 1000;
 /// The shards that one call asks at once.
 const PEEKS_AT_ONCE: usize = 64;
 
 /// Leased tasks, and their delivery to the worker.
 ///
-/// The sender of the answer calls [`Delivery::delivered`] on each delivery when the worker has it. A dropped delivery
-/// gives its leases back at no cost.
+/// The sender of the answer calls [`Delivery::delivered`] on each delivery when the worker has it.
+/// A dropped delivery gives its leases back at no cost.
 #[derive(Default)]
 pub struct Leases {
     pub tasks: Vec<LeasedTask>,
@@ -97,8 +98,17 @@ impl Found {
     }
 
     fn rest(&self, priority: Option<Priority>) -> Claim {
-        let (max_tasks, max_bytes) = (self.claim.max_tasks - self.tasks, self.claim.max_bytes - self.bytes);
-        Claim { max_tasks, max_bytes, is_first: self.tasks == 0, priority, ..self.claim.clone() }
+        let (max_tasks, max_bytes) = (
+            self.claim.max_tasks - self.tasks,
+            self.claim.max_bytes - self.bytes,
+        );
+        Claim {
+            max_tasks,
+            max_bytes,
+            is_first: self.tasks == 0,
+            priority,
+            ..self.claim.clone()
+        }
     }
 
     fn add(&mut self, shard: &Shard, granted: Granted) {
@@ -110,7 +120,8 @@ impl Found {
 }
 
 impl Handle {
-    /// Leases tasks, and waits only when there is none. Dropping the future gives back what it leased.
+    /// Leases tasks, and waits only when there is none. Dropping the future gives back what it
+    /// leased.
     pub async fn get(&self, request: GetTasks) -> Result<Leases, Error> {
         let queues = queues(&request.queues)?;
         let (claim, wait) = self.claim(&request)?;
@@ -120,9 +131,14 @@ impl Handle {
     /// Checks a request for tasks that are there. It may not wait.
     pub fn wish(&self, request: &GetTasks) -> Result<Wish, Error> {
         if !request.wait.is_zero() {
-            return Err(Error::Invalid("next has a wait: a report does not wait for tasks".into()));
+            return Err(Error::Invalid(
+                "next has a wait: a report does not wait for tasks".into(),
+            ));
         }
-        Ok(Wish { queues: queues(&request.queues)?, claim: self.claim(request)?.0 })
+        Ok(Wish {
+            queues: queues(&request.queues)?,
+            claim: self.claim(request)?.0,
+        })
     }
 
     /// Leases tasks that are there, as far as this process knows. None, if it stops.
@@ -132,7 +148,11 @@ impl Handle {
         }
         let (since, Wish { queues, claim }) = (traces::now(), wish);
         match Box::pin(self.look(&queues, &claim, false)).await {
-            Found { granted, error: Some(error), .. } if granted.is_empty() => Err(error),
+            Found {
+                granted,
+                error: Some(error),
+                ..
+            } if granted.is_empty() => Err(error),
             found => Ok(leases(found.granted, &claim.worker, since)),
         }
     }
@@ -150,7 +170,10 @@ impl Handle {
         let mut look_at = queues.to_vec();
         let mut batons = waiter.take_batons(&[]);
         loop {
-            let (since, left) = (traces::now(), deadline.saturating_duration_since(Instant::now()));
+            let (since, left) = (
+                traces::now(),
+                deadline.saturating_duration_since(Instant::now()),
+            );
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let claim = claim();
             // In a box: a call that waits, and ten thousand may, need not keep room for a look.
@@ -158,10 +181,13 @@ impl Handle {
                 let before = self.queue.offers(batons.queues());
                 let found = self.look(&look_at, &claim, is_last).await;
                 // The resumption of a paused queue wakes all.
-                let is_empty = |queue: &QueueName| self.queue.is_paused(queue) || before.are_taken(queue);
+                let is_empty =
+                    |queue: &QueueName| self.queue.is_paused(queue) || before.are_taken(queue);
                 batons.pass_on(!found.granted.is_empty(), is_empty);
                 // The call waits on for the other shards when one fails.
-                let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
+                let wait_on = found.granted.is_empty()
+                    && !is_last
+                    && (found.error.is_none() || found.any_asked);
                 match wait_on {
                     false => Ok(found),
                     true if found.again_soon => Err(left.min(AGAIN_SOON)),
@@ -173,9 +199,14 @@ impl Handle {
                 () = self.stopped_while_waiting(is_last) => Err(queues.to_vec()),
             };
             match found {
-                Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
+                Ok(Found {
+                    granted,
+                    error: Some(error),
+                    ..
+                }) if granted.is_empty() => return Err(error),
                 Ok(found) => return Ok(leases(found.granted, &claim.worker, since)),
-                // Only woken queues have something new. When the time is over, the call asks all once more.
+                // Only woken queues have something new. When the time is over, the call asks all
+                // once more.
                 Err(woken) if woken.is_empty() => queues.clone_into(&mut look_at),
                 Err(woken) => {
                     batons = waiter.take_batons(&woken);
@@ -190,10 +221,14 @@ impl Handle {
         let limits = &self.settings.limits;
         let max_tasks = request.max_tasks.max(1) as usize;
         if max_tasks > limits.max_items {
-            return Err(Error::Invalid(format!("max_tasks is {max_tasks}; at most {}", limits.max_items)));
+            return Err(Error::Invalid(format!(
+                "max_tasks is {max_tasks}; at most {}",
+                limits.max_items
+            )));
         }
         if let Some(lease) = request.lease_duration {
-            validate::lease_duration("lease_duration", lease, limits.max_lease).map_err(Error::Invalid)?;
+            validate::lease_duration("lease_duration", lease, limits.max_lease)
+                .map_err(Error::Invalid)?;
         }
         let (lease, wait) = (request.lease_duration, request.wait.min(limits.max_wait));
         let max_bytes = match request.max_bytes.min(MAX_ANSWER_BYTES) {
@@ -202,7 +237,17 @@ impl Handle {
         };
         // The budget counts an answer as at most this part of it.
         let max_bytes = max_bytes.min(limits.request_budget / 4);
-        Ok((Claim { worker, max_tasks, max_bytes, is_first: true, lease, priority: None }, wait))
+        Ok((
+            Claim {
+                worker,
+                max_tasks,
+                max_bytes,
+                is_first: true,
+                lease,
+                priority: None,
+            },
+            wait,
+        ))
     }
 
     /// A stop ends long polls. The leases of a look that it cuts off go back.
@@ -215,12 +260,14 @@ impl Handle {
 
     /// One look at all shards of the queues, until there is enough.
     ///
-    /// A call that can wait leaves out the shards that are known to be empty, and trusts the last peeks and claims: it
-    /// waits for a wake of what has come since.
+    /// A call that can wait leaves out the shards that are known to be empty, and trusts the last
+    /// peeks and claims: it waits for a wake of what has come since.
     async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
         // A paused queue counts as empty. Its resumption is a wake.
         let queues = queues.iter().filter(|queue| !self.queue.is_paused(queue));
-        let mut shards: Vec<_> = queues.flat_map(|queue| self.queue.shards_of(queue)).collect();
+        let mut shards: Vec<_> = queues
+            .flat_map(|queue| self.queue.shards_of(queue))
+            .collect();
         let mut found = Found::new(claim.clone());
         if !is_last {
             let all = shards.len();
@@ -236,13 +283,20 @@ impl Handle {
         // No shard is always the last of its priority.
         let first = (turn + turn / TURNS) % shards.len().max(1);
         shards.rotate_left(first);
-        let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard, !is_last).await, shard) });
-        let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
+        let peeks = shards
+            .into_iter()
+            .map(|shard| async move { (self.queue.peek(&shard, !is_last).await, shard) });
+        let peeks: Vec<_> = futures::stream::iter(peeks)
+            .buffered(PEEKS_AT_ONCE)
+            .collect()
+            .await;
         for priority in order(turn) {
             for (peeked, shard) in &peeks {
                 match peeked {
                     // Another call may have emptied it meanwhile.
-                    Ok(priorities) if priorities.contains(&priority) && (is_last || !shard.is_drained()) => {
+                    Ok(priorities)
+                        if priorities.contains(&priority) && (is_last || !shard.is_drained()) =>
+                    {
                         self.take(shard, Some(priority), &mut found).await;
                     }
                     Ok(_) => found.any_asked = true,
@@ -289,9 +343,9 @@ impl Handle {
 /// The calls after which the start of the next look moves on by one more.
 const TURNS: usize = 20;
 
-/// The order of priorities: strict, but of ten calls about one tries a lower one first, so that none starves. Calls for
-/// some queues may come in a rhythm. The hash of their turns has none, so all queues have such calls. Within one shard,
-/// `claim.lua` decides.
+/// The order of priorities: strict, but of ten calls about one tries a lower one first, so that
+/// none starves. Calls for some queues may come in a rhythm. The hash of their turns has none, so
+/// all queues have such calls. Within one shard, `claim.lua` decides.
 fn order(turn: usize) -> [Priority; 3] {
     let [high, medium, low] = Priority::ALL;
     match BuildHasherDefault::<DefaultHasher>::default().hash_one(turn) % 20 {
@@ -306,27 +360,46 @@ pub(super) fn queues(names: &[String]) -> Result<Vec<QueueName>, Error> {
         return Err(Error::Invalid("queues is empty: name at least one".into()));
     }
     if names.len() > MAX_QUEUES {
-        return Err(Error::Invalid(format!("{} queues; at most {MAX_QUEUES}", names.len())));
+        return Err(Error::Invalid(format!(
+            "{} queues; at most {MAX_QUEUES}",
+            names.len()
+        )));
     }
     let mut seen = HashSet::with_capacity(names.len());
     let names = names.iter().filter(|name| seen.insert(name.as_str()));
-    names.map(|name| QueueName::new(name).map_err(|e| Error::Invalid(e.to_string()))).collect()
+    names
+        .map(|name| QueueName::new(name).map_err(|e| Error::Invalid(e.to_string())))
+        .collect()
 }
 
 fn leases(granted: Vec<Granted>, worker: &WorkerName, since: SystemTime) -> Leases {
     let mut leases = Leases::default();
     for one in granted {
         let tasks = one.tasks.into_iter().filter_map(leased_task);
-        leases.tasks.extend(tasks.map(|task| traced::claimed(task, worker, since)));
+        leases
+            .tasks
+            .extend(tasks.map(|task| traced::claimed(task, worker, since)));
         leases.deliveries.push(one.delivery);
     }
     leases
 }
 
 fn leased_task(leased: Leased) -> Option<LeasedTask> {
-    let Leased { id, token, body, expires_unix_ms, lease } = leased;
+    let Leased {
+        id,
+        token,
+        body,
+        expires_unix_ms,
+        lease,
+    } = leased;
     match wire::read_body(id, &body) {
-        Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, lease, body }),
+        Ok(body) => Some(LeasedTask {
+            id,
+            token,
+            expires_unix_ms,
+            lease,
+            body,
+        }),
         Err(error) => {
             // Another program wrote the record. The lease runs out, and at last the task is dead.
             tracing::error!(%id, "task {id} has a body that cannot be read: {error}");
@@ -341,11 +414,24 @@ mod tests {
 
     #[test]
     fn calls_in_any_rhythm_begin_with_each_priority_now_and_then() {
-        for (rhythm, beat) in (1..=40).flat_map(|rhythm| (0..rhythm).map(move |beat| (rhythm, beat))) {
+        for (rhythm, beat) in
+            (1..=40).flat_map(|rhythm| (0..rhythm).map(move |beat| (rhythm, beat)))
+        {
             let first = |call: usize| order(beat + rhythm * call)[0];
-            let lower = (0..200).map(first).filter(|priority| *priority != Priority::High).count();
-            assert!((2..60).contains(&lower), "{lower} of 200 calls, each {rhythm}th");
-            assert!((0..200).map(first).any(|priority| priority == Priority::Low), "each {rhythm}th");
+            let lower = (0..200)
+                .map(first)
+                .filter(|priority| *priority != Priority::High)
+                .count();
+            assert!(
+                (2..60).contains(&lower),
+                "{lower} of 200 calls, each {rhythm}th"
+            );
+            assert!(
+                (0..200)
+                    .map(first)
+                    .any(|priority| priority == Priority::Low),
+                "each {rhythm}th"
+            );
         }
     }
 }

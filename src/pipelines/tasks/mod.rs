@@ -19,7 +19,9 @@ pub use self::{
     sessions::{Attached, Cut, Opened, Reports, Shared, SharedTasks, heartbeat},
 };
 use self::{forward::Reported, sessions::registry::Sessions};
-use crate::{bus::Bus, config::Settings, model::Shares, queue::Queue, runtime::Supervisor, store::Store};
+use crate::{
+    bus::Bus, config::Settings, model::Shares, queue::Queue, runtime::Supervisor, store::Store,
+};
 
 /// Starts the service.
 pub fn start(
@@ -30,16 +32,41 @@ pub fn start(
     supervisor: &Supervisor,
 ) -> Handle {
     let reported = Arc::<Reported>::default();
-    forward::start(queue.upkeep, bus, Arc::clone(&reported), settings, supervisor);
+    forward::start(
+        queue.upkeep,
+        bus,
+        Arc::clone(&reported),
+        settings,
+        supervisor,
+    );
     let queue = queue.worker;
-    let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::<Sessions>::default());
+    let (settings, turn, sessions) = (
+        Arc::clone(settings),
+        Arc::default(),
+        Arc::<Sessions>::default(),
+    );
     let deliveries = (queue.clone(), sessions.streams.clone());
-    supervisor.spawn_loop("tasks/deliveries", deliveries, |(queue, streams), cx| async move {
-        queue.settle_deliveries(&cx.beat, &cx.stop, streams.wait()).await;
-    });
+    supervisor.spawn_loop(
+        "tasks/deliveries",
+        deliveries,
+        |(queue, streams), cx| async move {
+            queue
+                .settle_deliveries(&cx.beat, &cx.stop, streams.wait())
+                .await;
+        },
+    );
     let stop = supervisor.stop_token();
     let session_shares = Shares::new(settings.limits.max_sessions);
-    let handle = Handle { queue, store, settings, reported, turn, sessions, session_shares, stop };
+    let handle = Handle {
+        queue,
+        store,
+        settings,
+        reported,
+        turn,
+        sessions,
+        session_shares,
+        stop,
+    };
     sessions::start(&handle, supervisor);
     handle
 }

@@ -1,4 +1,5 @@
-//! Workers report what became of tasks: completed, rejected, or to be held longer. Each item has its own answer.
+//! Workers report what became of tasks: completed, rejected, or to be held longer. Each item has
+//! its own answer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,8 +18,9 @@ use super::{
 };
 use crate::{
     model::{
-        Completed, Completion, ECHO, Extension, Item, ItemAnswer, ItemStatus, LeaseNumber, LeaseToken,
-        MAX_RECORD_BYTES, Rejection, ShardId, StoredStatus, TaskId, WorkerName, shorten, validate,
+        Completed, Completion, ECHO, Extension, Item, ItemAnswer, ItemStatus, LeaseNumber,
+        LeaseToken, MAX_RECORD_BYTES, Rejection, ShardId, StoredStatus, TaskId, WorkerName,
+        shorten, validate,
     },
     queue::{self, Code, RejectMode},
     store::StateFor,
@@ -33,7 +35,8 @@ const MAX_REASON_BYTES: usize = 4096;
 /// The longest delay of a rejection. A time that no clock can show would never come.
 const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a worker waits for a task that it gave back before it had started. Others may have it at once.
+/// How long a worker waits for a task that it gave back before it had started. Others may have it
+/// at once.
 const REST: Duration = Duration::from_secs(1);
 
 /// The completions of one shard, with their places.
@@ -41,24 +44,45 @@ type Group = (ShardId, Vec<usize>, Arc<[queue::Completion]>);
 
 impl Handle {
     /// Reports tasks as finished.
-    pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(
+        &self,
+        worker: &str,
+        mut items: Vec<Item<Completion>>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         let invalid = self.note_invalid_discoveries(&mut items);
         schema::note_misfits(&self.settings, &mut items, &invalid, MAX_DISCOVERED).await;
         let notes: Vec<String> = items
             .iter()
-            .map(|item| item.report.as_ref().map_or_else(|_| String::new(), |report| report.not_stored.note()))
+            .map(|item| {
+                item.report
+                    .as_ref()
+                    .map_or_else(|_| String::new(), |report| report.not_stored.note())
+            })
             .collect();
-        let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
+        let (answers, items) = self.accept(items, |id, token, report| {
+            self.completion(&worker, id, token, report)
+        })?;
         let works = Works::of(&items, |item| (item.id, &item.token, ""));
-        let groups: Vec<Group> =
-            by_shard(items).into_iter().map(|(shard, (places, items))| (shard, places, items.into())).collect();
-        let calls = groups.iter().map(|(shard, _, items)| self.queue.complete_all(shard, items));
+        let groups: Vec<Group> = by_shard(items)
+            .into_iter()
+            .map(|(shard, (places, items))| (shard, places, items.into()))
+            .collect();
+        let calls = groups
+            .iter()
+            .map(|(shard, _, items)| self.queue.complete_all(shard, items));
         let answered = future::join_all(calls).await;
-        let mut outcomes: Outcomes<Code> =
-            groups.iter().zip(answered).flat_map(|((_, places, _), codes)| places.iter().copied().zip(codes)).collect();
+        let mut outcomes: Outcomes<Code> = groups
+            .iter()
+            .zip(answered)
+            .flat_map(|((_, places, _), codes)| places.iter().copied().zip(codes))
+            .collect();
         let bytes = |items: &[queue::Completion]| items.iter().map(|item| item.report.len()).sum();
-        self.reported.add(groups.iter().map(|(shard, _, items)| (shard.clone(), bytes(items))));
+        self.reported.add(
+            groups
+                .iter()
+                .map(|(shard, _, items)| (shard.clone(), bytes(items))),
+        );
         works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &groups, &mut outcomes).await;
         let mut answers = answer(answers, outcomes, |_, code| code)?;
@@ -70,21 +94,30 @@ impl Handle {
         Ok(answers)
     }
 
-    /// Notes the discovered tasks that are wrong, and returns their places. The completion counts nevertheless, and the
-    /// pipeline that stores its tasks sends the wrong ones to dead-letters.
+    /// Notes the discovered tasks that are wrong, and returns their places. The completion counts
+    /// nevertheless, and the pipeline that stores its tasks sends the wrong ones to dead-letters.
     fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> HashSet<schema::Place> {
         let mut invalid = HashSet::new();
         for (place, item) in items.iter_mut().enumerate() {
-            let Ok(report) = &mut item.report else { continue };
+            let Ok(report) = &mut item.report else {
+                continue;
+            };
             // One with more of them is refused for that.
-            for (index, task) in report.discovered.iter_mut().enumerate().take(MAX_DISCOVERED) {
+            for (index, task) in report
+                .discovered
+                .iter_mut()
+                .enumerate()
+                .take(MAX_DISCOVERED)
+            {
                 // A completion may be repeated without it.
                 task.idempotency_key.clear();
                 // A deadline that has passed is no mistake: it ends the task, with a letter.
                 let rules = self.settings.task_rules(&task.queue).for_accepted();
                 if let Err(error) = validate::check(task, &rules, 0) {
                     let key = String::from_utf8_lossy(&task.key);
-                    report.not_stored.add(|| format!("discovered key {:?}: {error}", shorten(&key, ECHO)));
+                    report
+                        .not_stored
+                        .add(|| format!("discovered key {:?}: {error}", shorten(&key, ECHO)));
                     invalid.insert((place, index));
                 }
             }
@@ -92,23 +125,41 @@ impl Handle {
         invalid
     }
 
-    /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as long as SQL has its
-    /// result.
+    /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as
+    /// long as SQL has its result.
     async fn ask_sql(&self, worker: &WorkerName, groups: &[Group], outcomes: &mut Outcomes<Code>) {
         let unsure = |outcome: &queue::Result<Code>| {
-            matches!(outcome, Ok(Code::UnknownTask | Code::LeaseLost | Code::AlreadyCompleted))
+            matches!(
+                outcome,
+                Ok(Code::UnknownTask | Code::LeaseLost | Code::AlreadyCompleted)
+            )
         };
         if !outcomes.iter().any(|(_, outcome)| unsure(outcome)) {
             return;
         }
-        let tokens = groups
-            .iter()
-            .flat_map(|(_, places, items)| places.iter().copied().zip(items.iter().map(|item| (item.id, &item.token))));
+        let tokens = groups.iter().flat_map(|(_, places, items)| {
+            places
+                .iter()
+                .copied()
+                .zip(items.iter().map(|item| (item.id, &item.token)))
+        });
         let tokens: HashMap<usize, (TaskId, &LeaseToken)> = tokens.collect();
-        let asked: Vec<_> =
-            outcomes.iter().filter(|(_, outcome)| unsure(outcome)).map(|(place, _)| tokens[place].0).collect();
-        let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
-        let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
+        let asked: Vec<_> = outcomes
+            .iter()
+            .filter(|(_, outcome)| unsure(outcome))
+            .map(|(place, _)| tokens[place].0)
+            .collect();
+        let states = self
+            .store
+            .states_for(worker, &asked)
+            .await
+            .map_err(Arc::new);
+        let states = states.map(|states| {
+            states
+                .into_iter()
+                .map(|state| (state.id, state))
+                .collect::<HashMap<_, _>>()
+        });
         for (place, outcome) in outcomes.iter_mut().filter(|(_, outcome)| unsure(outcome)) {
             let (id, token) = &tokens[place];
             match &states {
@@ -131,14 +182,23 @@ impl Handle {
     ) -> Result<queue::Completion, String> {
         let max = self.settings.limits.max_result_bytes;
         if report.result.len() > max {
-            return Err(format!("result has {} bytes; at most {max}", report.result.len()));
+            return Err(format!(
+                "result has {} bytes; at most {max}",
+                report.result.len()
+            ));
         }
         let count = report.discovered.len() + report.unreadable.len();
         if count > MAX_DISCOVERED {
-            return Err(format!("discovered has {count} tasks; at most {MAX_DISCOVERED}: insert the others first"));
+            return Err(format!(
+                "discovered has {count} tasks; at most {MAX_DISCOVERED}: insert the others first"
+            ));
         }
         let result_encoding = validate::encoding("result", report.result_encoding, &report.result)?;
-        let discovered = report.discovered.into_iter().map(Ok).chain(report.unreadable.into_iter().map(Err));
+        let discovered = report
+            .discovered
+            .into_iter()
+            .map(Ok)
+            .chain(report.unreadable.into_iter().map(Err));
         let completed = Completed {
             worker: worker.as_str().to_owned(),
             result: report.result,
@@ -147,48 +207,83 @@ impl Handle {
             attempt: token.attempt,
             lease: token.lease(),
             leased_unix_ms: token.leased_unix_ms,
-            traceparent: token.trace.as_ref().map(|trace| trace.work.to_string()).unwrap_or_default(),
+            traceparent: token
+                .trace
+                .as_ref()
+                .map(|trace| trace.work.to_string())
+                .unwrap_or_default(),
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {
             format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}: insert tasks apart")
         })?;
-        Ok(queue::Completion { id, token, worker: worker.clone(), report })
+        Ok(queue::Completion {
+            id,
+            token,
+            worker: worker.clone(),
+            report,
+        })
     }
 
     /// Gives tasks back: to be tried again, or never.
-    pub async fn reject(&self, worker: &str, items: Vec<Item<Rejection>>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn reject(
+        &self,
+        worker: &str,
+        items: Vec<Item<Rejection>>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
-        let (answers, items) = self.accept(items, |id, token, report| rejection(&worker, id, token, report))?;
-        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, &item.reason)));
+        let (answers, items) = self.accept(items, |id, token, report| {
+            rejection(&worker, id, token, report)
+        })?;
+        let (shards, works) = (
+            shards(&items),
+            Works::of(&items, |item| (item.id, &item.token, &item.reason)),
+        );
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             let answers = self.queue.reject(&shard, &items, backoff).await?;
-            let outcome = |(item, (code, is_dead)): (&queue::Rejection, _)| match (item.mode, is_dead) {
-                (mode, _) if mode.is_free() => (code, Rejected::Returned),
-                (_, true) => (code, Rejected::Dead),
-                (_, false) => (code, Rejected::Retried),
-            };
+            let outcome =
+                |(item, (code, is_dead)): (&queue::Rejection, _)| match (item.mode, is_dead) {
+                    (mode, _) if mode.is_free() => (code, Rejected::Returned),
+                    (_, true) => (code, Rejected::Dead),
+                    (_, false) => (code, Rejected::Retried),
+                };
             Ok(items.iter().zip(answers).map(outcome).collect())
         });
         let outcomes = outcomes.await;
-        self.reported.add(shards.into_iter().map(|shard| (shard, 0)));
+        self.reported
+            .add(shards.into_iter().map(|shard| (shard, 0)));
         works.rejected(&worker, &outcomes);
         for end in [Rejected::Dead, Rejected::Retried, Rejected::Returned] {
-            let ended = outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, one)) if *one == end));
+            let ended = outcomes
+                .iter()
+                .filter(|(_, one)| matches!(one, Ok((Code::Ok, one)) if *one == end));
             metrics::tasks_rejected(end, ended.count());
         }
         answer(answers, outcomes, |_, (code, _end)| code)
     }
 
     /// Makes leases last longer.
-    pub async fn extend(&self, worker: &str, items: Vec<Item<Extension>>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn extend(
+        &self,
+        worker: &str,
+        items: Vec<Item<Extension>>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| {
-            let by = report.by.ok_or("by is missing: how long from now, for example 30s")?;
+            let by = report
+                .by
+                .ok_or("by is missing: how long from now, for example 30s")?;
             validate::lease_duration("by", by, self.settings.limits.max_lease)?;
-            Ok(queue::Extension { id, token, worker: worker.clone(), by })
+            Ok(queue::Extension {
+                id,
+                token,
+                worker: worker.clone(),
+                by,
+            })
         })?;
-        let outcomes = per_shard(items, |shard, items| async move { self.queue.extend(&shard, &items).await });
+        let outcomes = per_shard(items, |shard, items| async move {
+            self.queue.extend(&shard, &items).await
+        });
         answer(answers, outcomes.await, |answer, (code, until_unix_ms)| {
             answer.lease_expires_unix_ms = (code == Code::Ok).then_some(until_unix_ms);
             code
@@ -202,15 +297,29 @@ fn rejection(
     token: LeaseToken,
     report: Rejection,
 ) -> Result<queue::Rejection, String> {
-    let Rejection { reason, retry, delay, not_started } = report;
+    let Rejection {
+        reason,
+        retry,
+        delay,
+        not_started,
+    } = report;
     if reason.len() > MAX_REASON_BYTES {
-        return Err(format!("reason has {} bytes; at most {MAX_REASON_BYTES}", reason.len()));
+        return Err(format!(
+            "reason has {} bytes; at most {MAX_REASON_BYTES}",
+            reason.len()
+        ));
     }
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
-        return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
+        return Err(format!(
+            "delay is {}s; at most {}s, 365 days",
+            delay.as_secs(),
+            MAX_REJECT_DELAY.as_secs()
+        ));
     }
     if not_started && !retry {
-        return Err("not_started does not go with \"retry\": false: the task counts no failure".into());
+        return Err(
+            "not_started does not go with \"retry\": false: the task counts no failure".into(),
+        );
     }
     let mode = match (not_started, retry) {
         (true, _) => match delay.filter(|delay| delay.as_millis() > 0) {
@@ -220,7 +329,13 @@ fn rejection(
         (false, true) => RejectMode::Retry(delay),
         (false, false) => RejectMode::Never,
     };
-    Ok(queue::Rejection { id, token, worker: worker.clone(), mode, reason })
+    Ok(queue::Rejection {
+        id,
+        token,
+        worker: worker.clone(),
+        mode,
+        reason,
+    })
 }
 
 /// The answer of SQL, where it knows better than the queue.
@@ -232,7 +347,10 @@ fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
     }
     match state.completed_under {
         // Each shard counts its generations and grants by itself.
-        Some(stored) if state.shard == token.shard && (stored == token.lease() || stored == LeaseNumber::UNKNOWN) => {
+        Some(stored)
+            if state.shard == token.shard
+                && (stored == token.lease() || stored == LeaseNumber::UNKNOWN) =>
+        {
             Some(Code::Repeat)
         }
         Some(_) => Some(Code::AlreadyCompleted),

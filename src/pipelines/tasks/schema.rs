@@ -8,11 +8,12 @@ use crate::{
     runtime::compute,
 };
 
-/// The place of a discovered task: that of its completion in the call, and its own in the completion.
+/// The place of a discovered task: that of its completion in the call, and its own in the
+/// completion.
 pub(super) type Place = (usize, usize);
 
-/// Notes the discovered tasks whose payload does not fit. They cost their completions nothing: the pipeline that stores
-/// the others sends them to dead-letters.
+/// Notes the discovered tasks whose payload does not fit. They cost their completions nothing: the
+/// pipeline that stores the others sends them to dead-letters.
 ///
 /// Tasks of `known` are wrong for another reason, and are noted already.
 pub(super) async fn note_misfits(
@@ -24,10 +25,20 @@ pub(super) async fn note_misfits(
     let mut check = PayloadCheck::default();
     let mut checked = Vec::new();
     for (place, item) in items.iter().enumerate() {
-        let Ok(completion) = &item.report else { continue };
+        let Ok(completion) = &item.report else {
+            continue;
+        };
         // A completion with more of them is refused for that.
-        for (index, task) in completion.discovered.iter().enumerate().take(max_discovered) {
-            if let Some(schema) = settings.payload_schema(&task.queue).filter(|_| !known.contains(&(place, index))) {
+        for (index, task) in completion
+            .discovered
+            .iter()
+            .enumerate()
+            .take(max_discovered)
+        {
+            if let Some(schema) = settings
+                .payload_schema(&task.queue)
+                .filter(|_| !known.contains(&(place, index)))
+            {
                 check.add(checked.len(), schema, &task.payload, task.payload_encoding);
                 checked.push((place, index));
             }
@@ -38,8 +49,12 @@ pub(super) async fn note_misfits(
     misfits.sort_unstable_by_key(|(number, _)| *number);
     for (number, misfit) in misfits {
         let (place, index) = checked[number];
-        let Ok(completion) = &mut items[place].report else { continue };
+        let Ok(completion) = &mut items[place].report else {
+            continue;
+        };
         let key = String::from_utf8_lossy(&completion.discovered[index].key);
-        completion.not_stored.add(|| format!("discovered key {:?}: {}", shorten(&key, ECHO), misfit.says));
+        completion
+            .not_stored
+            .add(|| format!("discovered key {:?}: {}", shorten(&key, ECHO), misfit.says));
     }
 }

@@ -1,4 +1,5 @@
-//! Changes of live work that somebody wanted and did not carry out: the process was killed, or a server was away.
+//! Changes of live work that somebody wanted and did not carry out: the process was killed, or a
+//! server was away.
 
 use std::{
     collections::HashMap,
@@ -21,8 +22,8 @@ use crate::{
 const EVERY: Duration = Duration::from_secs(1);
 /// The wishes of one page.
 const PAGE: u32 = 500;
-/// How soon the queue is asked again about a task that has not arrived there. Its wish stays for a minute, and each
-/// question costs a transaction and moves the fence of the shard.
+/// How soon the queue is asked again about a task that has not arrived there. Its wish stays for a
+/// minute, and each question costs a transaction and moves the fence of the shard.
 const ABSENT_AGAIN: Duration = Duration::from_secs(10);
 /// The wishes of such tasks that are remembered. The queue is asked about others every second.
 const MOST_ABSENT: usize = 100_000;
@@ -33,7 +34,8 @@ struct Absent(HashMap<(TaskId, Turn), Instant>);
 
 impl Absent {
     fn forget_old(&mut self, now: Instant) {
-        self.0.retain(|_, asked| now.saturating_duration_since(*asked) < ABSENT_AGAIN);
+        self.0
+            .retain(|_, asked| now.saturating_duration_since(*asked) < ABSENT_AGAIN);
     }
 
     fn has(&self, wish: &KeptChange) -> bool {
@@ -42,7 +44,8 @@ impl Absent {
 
     fn add(&mut self, wishes: Vec<(TaskId, Turn)>, now: Instant) {
         let room = MOST_ABSENT.saturating_sub(self.0.len());
-        self.0.extend(wishes.into_iter().take(room).map(|wish| (wish, now)));
+        self.0
+            .extend(wishes.into_iter().take(room).map(|wish| (wish, now)));
     }
 }
 
@@ -55,7 +58,11 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        Self { changing: context.changing(), clock: context.clock.clone(), lead: lead.clone() }
+        Self {
+            changing: context.changing(),
+            clock: context.clock.clone(),
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -82,24 +89,43 @@ impl Changes {
         Ok(())
     }
 
-    /// Carries out all wishes of a kind. A shard that does not answer holds up no other; the first error is told.
-    async fn carry_out(&self, kind: ChangeKind, absent: &mut Absent, cx: &Loop) -> Result<(), Error> {
+    /// Carries out all wishes of a kind. A shard that does not answer holds up no other; the first
+    /// error is told.
+    async fn carry_out(
+        &self,
+        kind: ChangeKind,
+        absent: &mut Absent,
+        cx: &Loop,
+    ) -> Result<(), Error> {
         let change = match kind {
             ChangeKind::Cancel => Change::Cancel,
             // SQL has the new values.
             ChangeKind::Update => Change::Update(Update::default()),
-            ChangeKind::Reservation | ChangeKind::Requeue | ChangeKind::Deadline => Change::Requeue(Requeue::Free),
+            ChangeKind::Reservation | ChangeKind::Requeue | ChangeKind::Deadline => {
+                Change::Requeue(Requeue::Free)
+            }
         };
         let is_timed = kind == ChangeKind::Reservation;
-        let upto_unix_ms = if is_timed { self.clock.now_unix_ms() } else { i64::MAX };
-        let mut pages = KeptPages { kind, upto_unix_ms, after: None, limit: PAGE };
+        let upto_unix_ms = if is_timed {
+            self.clock.now_unix_ms()
+        } else {
+            i64::MAX
+        };
+        let mut pages = KeptPages {
+            kind,
+            upto_unix_ms,
+            after: None,
+            limit: PAGE,
+        };
         let mut failed = Ok(());
         loop {
             let page = self.changing.kept(&pages).await?;
             let now = self.clock.now_unix_ms();
             // A wish of the future was stored before the clock stepped back.
             let mut due = page.changes;
-            due.retain(|wish| is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms) && !absent.has(wish));
+            due.retain(|wish| {
+                is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms) && !absent.has(wish)
+            });
             if !due.is_empty() {
                 let done = self.changing.carry_out(due, &change).await;
                 metrics::watchdog_handled(Watched::Changed, done.over);

@@ -1,11 +1,15 @@
-//! Queues that were empty for long give back what they cost: their shards are closed, their filters forgotten.
+//! Queues that were empty for long give back what they cost: their shards are closed, their filters
+//! forgotten.
 //!
-//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed. SQL keeps its row, so that no
-//! generation comes twice. Other processes drop the shard half a second later. Crash windows:
+//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed. SQL keeps its
+//! row, so that no generation comes twice. Other processes drop the shard half a second later.
+//! Crash windows:
 //!
-//! - between the two steps the shard looks lost: it is brought back, with nothing in it, and closed another time.
-//! - a fanout that knows the shard, or reads a task of it between the steps, meets no generation. It asks SQL: it opens
-//!   a closed shard in the next generation, and leaves a lost one to the watchdog.
+//! - between the two steps the shard looks lost: it is brought back, with nothing in it, and closed
+//!   another time.
+//! - a fanout that knows the shard, or reads a task of it between the steps, meets no generation.
+//!   It asks SQL: it opens a closed shard in the next generation, and leaves a lost one to the
+//!   watchdog.
 //! - two watchdogs: the second finds no generation, or SQL in another one, and changes nothing.
 
 use std::{
@@ -40,10 +44,23 @@ pub(super) struct Closing {
 
 impl Closing {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, queue, filter, settings, .. } = context.clone();
+        let Context {
+            store,
+            queue,
+            filter,
+            settings,
+            ..
+        } = context.clone();
         let after = settings.watchdog.forget_queues_after;
         let moves_shards = Arc::clone(moves_shards);
-        Self { store, queue: queue.upkeep, filter, after, moves_shards, lead: lead.clone() }
+        Self {
+            store,
+            queue: queue.upkeep,
+            filter,
+            after,
+            moves_shards,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -66,7 +83,9 @@ impl Closing {
         let _alone = cx.idle(self.moves_shards.lock()).await;
         let generation = match self.queue.close_shard(shard, self.after).await {
             Ok(queue::Closing::Closed(generation)) => generation,
-            Ok(queue::Closing::InUse | queue::Closing::In(_)) | Err(queue::Error::NoGeneration) => return Ok(()),
+            Ok(queue::Closing::InUse | queue::Closing::In(_)) | Err(queue::Error::NoGeneration) => {
+                return Ok(());
+            }
             Err(error) => return Err(error.into()),
         };
         if !self.store.close_shard(shard, generation).await? {
@@ -77,7 +96,10 @@ impl Closing {
         tracing::info!(%shard, "closed shard {shard}: it has been empty for long");
         if self.queue.shards_of(&shard.queue).is_empty() {
             let forgotten = self.filter.forget_queue(&shard.queue).await;
-            forgotten.map_err(|cause| Error::Filter { queue: shard.queue.clone(), cause })?;
+            forgotten.map_err(|cause| Error::Filter {
+                queue: shard.queue.clone(),
+                cause,
+            })?;
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! Crash windows:
 //!
 //! - killed behind the page of SQL: the page comes again after [`AGAIN`];
-//! - killed behind the script: the report is in the outbox of the shard, and the forwarder finds it. When the deadline
-//!   comes again, SQL has the end, or the script says that the task is dead;
+//! - killed behind the script: the report is in the outbox of the shard, and the forwarder finds
+//!   it. When the deadline comes again, SQL has the end, or the script says that the task is dead;
 //! - Redis or the bus loses the report: the task lives again, and the deadline comes again;
 //! - SQL is set back: it has the deadline, or has not the task.
 
@@ -39,8 +39,17 @@ pub(super) struct Deadlines {
 
 impl Deadlines {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let (store, changing, clock) = (context.store.clone(), context.changing(), context.clock.clone());
-        Self { store, changing, clock, lead: lead.clone() }
+        let (store, changing, clock) = (
+            context.store.clone(),
+            context.changing(),
+            context.clock.clone(),
+        );
+        Self {
+            store,
+            changing,
+            clock,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -49,7 +58,8 @@ impl Deadlines {
             let started = Instant::now();
             let page = self.page(&mut said).await;
             metrics::watchdog_step("deadlines", started.elapsed());
-            // Shards that do not answer are no reason for another process to take over all work of the watchdog.
+            // Shards that do not answer are no reason for another process to take over all work of
+            // the watchdog.
             cx.beat();
             if !cx.idle(cx.pause(page?)).await {
                 break;
@@ -58,11 +68,11 @@ impl Deadlines {
         Ok(())
     }
 
-    /// Ends the tasks of a page. Answers the pause behind it, short where there may be more: those of this page come
-    /// again later.
+    /// Ends the tasks of a page. Answers the pause behind it, short where there may be more: those
+    /// of this page come again later.
     ///
-    /// A shard that does not answer holds up no other, also where the page is full of its tasks. An error says that no
-    /// task of a last page died.
+    /// A shard that does not answer holds up no other, also where the page is full of its tasks. An
+    /// error says that no task of a last page died.
     async fn page(&self, said: &mut LastSaid) -> Result<Duration, Error> {
         let (began, now) = (Instant::now(), self.clock.now_unix_ms());
         let again = now + millis(AGAIN);

@@ -43,8 +43,21 @@ type QueueDepths = BTreeMap<QueueName, QueueDepth>;
 
 impl Depths {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { bus, queue, occupancy, clock, settings, .. } = context.clone();
-        Self { bus, queue: queue.upkeep, occupancy, clock, settings: settings.watchdog.clone() }
+        let Context {
+            bus,
+            queue,
+            occupancy,
+            clock,
+            settings,
+            ..
+        } = context.clone();
+        Self {
+            bus,
+            queue: queue.upkeep,
+            occupancy,
+            clock,
+            settings: settings.watchdog.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -71,15 +84,22 @@ impl Depths {
         }
     }
 
-    /// Zeros for the queues that may have become empty since they were shown, from time to time for all.
+    /// Zeros for the queues that may have become empty since they were shown, from time to time for
+    /// all.
     fn to_show(&self, shown: &mut Shown) -> QueueDepths {
         let show_all_every = (self.settings.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
         let mut queues = std::mem::take(&mut shown.queues);
-        if shown.all.is_none_or(|at| self.clock.now() - at >= show_all_every) {
+        if shown
+            .all
+            .is_none_or(|at| self.clock.now() - at >= show_all_every)
+        {
             queues.extend(self.queue.shards().into_iter().map(|shard| shard.queue));
             shown.all = Some(self.clock.now());
         }
-        queues.into_iter().map(|queue| (queue, QueueDepth::default())).collect()
+        queues
+            .into_iter()
+            .map(|queue| (queue, QueueDepth::default()))
+            .collect()
     }
 
     fn age(&self, created_unix_ms: i64) -> Duration {
@@ -97,8 +117,13 @@ impl Depths {
         }
     }
 
-    /// Moves the tasks that Redis has from pending to their place there. Answers the entries of all outboxes.
-    async fn add_queued(&self, depths: &mut QueueDepths, failing: &mut Failing<queue::Error>) -> u64 {
+    /// Moves the tasks that Redis has from pending to their place there. Answers the entries of all
+    /// outboxes.
+    async fn add_queued(
+        &self,
+        depths: &mut QueueDepths,
+        failing: &mut Failing<queue::Error>,
+    ) -> u64 {
         let mut to_forward = 0;
         let mut shards = Vec::new();
         // Only for the shards that are not empty.
@@ -123,7 +148,12 @@ impl Depths {
             let (leased, delayed) = stats.assigned_and_delayed();
             depth.leased += leased;
             depth.delayed += delayed;
-            depth.oldest = depth.oldest.max(stats.oldest_created_unix_ms.map(|at| self.age(at)).unwrap_or_default());
+            depth.oldest = depth.oldest.max(
+                stats
+                    .oldest_created_unix_ms
+                    .map(|at| self.age(at))
+                    .unwrap_or_default(),
+            );
         }
         to_forward
     }

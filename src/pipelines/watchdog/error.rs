@@ -60,7 +60,10 @@ impl From<checking::Error> for Error {
 impl Error {
     /// SQL does not answer.
     pub(super) fn is_of_store(&self) -> bool {
-        matches!(self, Self::Store(_) | Self::Change(changing::Error::Store(_)))
+        matches!(
+            self,
+            Self::Store(_) | Self::Change(changing::Error::Store(_))
+        )
     }
 }
 
@@ -85,7 +88,11 @@ impl Error {
     }
 
     pub(super) fn of_shard(self, step: &'static str, shard: &ShardId) -> Self {
-        Self::Shard { step, shard: shard.clone(), cause: Box::new(self) }
+        Self::Shard {
+            step,
+            shard: shard.clone(),
+            cause: Box::new(self),
+        }
     }
 }
 

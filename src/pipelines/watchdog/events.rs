@@ -1,15 +1,16 @@
 //! Events that SQL keeps go to topic `events`.
 //!
-//! The transaction that stores, ends or sends again a task of a queue with `events = true` keeps an event. This loop
-//! publishes them in the order of their numbers, then removes them. Of a task, a later event has a later number, is
-//! never in SQL before the earlier one, and goes out behind it, so the topic has them in order. Crash windows:
+//! The transaction that stores, ends or sends again a task of a queue with `events = true` keeps an
+//! event. This loop publishes them in the order of their numbers, then removes them. Of a task, a
+//! later event has a later number, is never in SQL before the earlier one, and goes out behind it,
+//! so the topic has them in order. Crash windows:
 //!
 //! - before the transaction's commit: neither the change nor its event is there.
 //! - behind the commit, before the publish: the event is in SQL, and the next leader publishes it.
 //! - behind the publish, before the removal: it is published again, with the same number.
 //!
-//! Two leaders at once publish some events twice. Each begins with the first that SQL has, so a later event of a task
-//! still comes behind the first record of an earlier one.
+//! Two leaders at once publish some events twice. Each begins with the first that SQL has, so a
+//! later event of a task still comes behind the first record of an earlier one.
 
 use std::{
     collections::HashMap,
@@ -58,9 +59,23 @@ struct Numbered {
 
 impl Events {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, bus, settings, .. } = context.clone();
-        let idle = if EventQueues::of(&settings.queues).are_some_on() { IDLE } else { OFF };
-        Self { store, bus, idle, lead: lead.clone() }
+        let Context {
+            store,
+            bus,
+            settings,
+            ..
+        } = context.clone();
+        let idle = if EventQueues::of(&settings.queues).are_some_on() {
+            IDLE
+        } else {
+            OFF
+        };
+        Self {
+            store,
+            bus,
+            idle,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -69,15 +84,22 @@ impl Events {
             let kept = self.store.kept_events(AT_ONCE).await?;
             if !kept.is_empty() {
                 let published = self.publish(&kept, &|| cx.beat()).await;
-                // A topic that refuses events is no reason for another process to take over all work of the watchdog.
+                // A topic that refuses events is no reason for another process to take over all
+                // work of the watchdog.
                 cx.beat();
-                metrics::events_published(published.inspect_err(|_| metrics::events_publish_failed())?);
+                metrics::events_published(
+                    published.inspect_err(|_| metrics::events_publish_failed())?,
+                );
                 let numbers: Vec<i64> = kept.iter().map(|kept| kept.number).collect();
                 self.store.remove_events(&numbers).await?;
             }
             metrics::watchdog_step("events", started.elapsed());
             cx.beat();
-            let wait = if kept.len() == AT_ONCE as usize { BUSY } else { self.idle };
+            let wait = if kept.len() == AT_ONCE as usize {
+                BUSY
+            } else {
+                self.idle
+            };
             cx.idle(cx.pause(wait)).await;
         }
         Ok(())
@@ -96,7 +118,11 @@ impl Events {
 }
 
 /// Publishes events of different tasks. If one is too large, those around it go in halves.
-async fn publish_layer(bus: &dyn Bus, events: &[Numbered], beat: &(dyn Fn() + Sync)) -> bus::Result<()> {
+async fn publish_layer(
+    bus: &dyn Bus,
+    events: &[Numbered],
+    beat: &(dyn Fn() + Sync),
+) -> bus::Result<()> {
     // The last one is the next.
     let mut parts = vec![events];
     while let Some(part) = parts.pop() {
@@ -115,8 +141,10 @@ async fn publish_layer(bus: &dyn Bus, events: &[Numbered], beat: &(dyn Fn() + Sy
 
 async fn publish_all(bus: &dyn Bus, events: &[Numbered]) -> bus::Result<()> {
     let partitions = bus.partitions(Topic::Events);
-    let record =
-        |event: &Numbered| Record { partition: partition(event.task, partitions), value: event.record.clone() };
+    let record = |event: &Numbered| Record {
+        partition: partition(event.task, partitions),
+        value: event.record.clone(),
+    };
     let records: Vec<Record> = events.iter().map(record).collect();
     let keys: Vec<String> = events.iter().map(|event| event.task.to_string()).collect();
     bus.publish_keyed(Topic::Events, &records, &keys).await?;
@@ -125,10 +153,21 @@ async fn publish_all(bus: &dyn Bus, events: &[Numbered]) -> bus::Result<()> {
 
 /// Publishes an event without what may be large. It must not hold up the others.
 async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
-    let shorter = wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
+    let shorter =
+        wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
     let record = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
     let (task, number, kept) = (event.task, event.number, event.kept.clone());
-    match publish_all(bus, &[Numbered { task, number, kept, record }]).await {
+    match publish_all(
+        bus,
+        &[Numbered {
+            task,
+            number,
+            kept,
+            record,
+        }],
+    )
+    .await
+    {
         Err(bus::Error::TooLarge { .. }) => {
             let topic = Topic::Events;
             tracing::error!(id = %task, "topic {topic} takes no record of this size: an event is lost");
@@ -140,11 +179,16 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
 
 /// The events, so that of each task one is in a layer, and the earlier one in an earlier layer.
 ///
-/// Of a publish that fails any part may be on the bus. A later event must not be there without the earlier one.
+/// Of a publish that fails any part may be on the bus. A later event must not be there without the
+/// earlier one.
 fn layers(events: impl Iterator<Item = Numbered>) -> Vec<Vec<Numbered>> {
-    let (mut layers, mut of_task): (Vec<Vec<Numbered>>, HashMap<TaskId, usize>) = Default::default();
+    let (mut layers, mut of_task): (Vec<Vec<Numbered>>, HashMap<TaskId, usize>) =
+        Default::default();
     for event in events {
-        let layer = of_task.entry(event.task).and_modify(|layer| *layer += 1).or_default();
+        let layer = of_task
+            .entry(event.task)
+            .and_modify(|layer| *layer += 1)
+            .or_default();
         if *layer == layers.len() {
             layers.push(Vec::new());
         }
@@ -162,14 +206,26 @@ fn partition(task: TaskId, partitions: u32) -> u32 {
 /// The events of a row. One that cannot be read is left out: it would hold up all others.
 fn numbered(kept: &KeptEvents) -> Vec<Numbered> {
     let row = kept.number;
-    let unread = |why: String| tracing::error!("an event of row {row} cannot be read, and is lost: {why}");
-    let records = wire::read_kept_events(kept.events.clone()).map_err(unread).unwrap_or_default();
+    let unread =
+        |why: String| tracing::error!("an event of row {row} cannot be read, and is lost: {why}");
+    let records = wire::read_kept_events(kept.events.clone())
+        .map_err(unread)
+        .unwrap_or_default();
     let numbered = |(place, kept): (usize, Bytes)| {
         let number = EventRecord::number(row, place);
         let (task, record) = wire::numbered_event(&kept, number).map_err(unread).ok()?;
-        Some(Numbered { task, number, kept, record })
+        Some(Numbered {
+            task,
+            number,
+            kept,
+            record,
+        })
     };
-    records.into_iter().enumerate().filter_map(numbered).collect()
+    records
+        .into_iter()
+        .enumerate()
+        .filter_map(numbered)
+        .collect()
 }
 
 #[cfg(test)]
@@ -203,13 +259,22 @@ mod tests {
             let mut taken = self.0.lock();
             taken.1 += 1;
             if records.iter().any(|record| record.value.len() > LARGEST) {
-                return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
+                return Err(bus::Error::TooLarge {
+                    topic,
+                    cause: "too large".into(),
+                });
             }
-            taken.0.extend(records.iter().map(|record| record.value.clone()));
+            taken
+                .0
+                .extend(records.iter().map(|record| record.value.clone()));
             Ok(Vec::new())
         }
 
-        async fn subscribe(&self, _topic: Topic, _reading: Reading) -> bus::Result<Box<dyn Subscription>> {
+        async fn subscribe(
+            &self,
+            _topic: Topic,
+            _reading: Reading,
+        ) -> bus::Result<Box<dyn Subscription>> {
             unreachable!("nobody reads")
         }
 
@@ -244,21 +309,44 @@ mod tests {
     async fn around_an_event_that_is_too_large_the_others_go_together_and_in_order() {
         const EVENTS: usize = 1000;
         let event = |n: usize| {
-            let key = if n == 700 { vec![b'k'; 2 * LARGEST] } else { n.to_string().into_bytes() };
-            EventRecord { key: key.into(), ..EventRecord::new(TaskId::new(), QueueName::new("q").unwrap()) }
+            let key = if n == 700 {
+                vec![b'k'; 2 * LARGEST]
+            } else {
+                n.to_string().into_bytes()
+            };
+            EventRecord {
+                key: key.into(),
+                ..EventRecord::new(TaskId::new(), QueueName::new("q").unwrap())
+            }
         };
-        let events = wire::kept_events((0..EVENTS).map(|n| wire::event_record(&event(n))).collect());
-        let events = numbered(&KeptEvents { number: 1, at_unix_ms: 0, events });
+        let events =
+            wire::kept_events((0..EVENTS).map(|n| wire::event_record(&event(n))).collect());
+        let events = numbered(&KeptEvents {
+            number: 1,
+            at_unix_ms: 0,
+            events,
+        });
         let (bus, beats) = (Picky::default(), Mutex::new(0));
-        publish_layer(&bus, &events, &|| *beats.lock() += 1).await.unwrap();
+        publish_layer(&bus, &events, &|| *beats.lock() += 1)
+            .await
+            .unwrap();
         let (taken, calls) = bus.0.into_inner();
-        let taken: Vec<(u64, EventRecord)> =
-            taken.iter().map(|record| wire::read_event_record(record).unwrap()).collect();
+        let taken: Vec<(u64, EventRecord)> = taken
+            .iter()
+            .map(|record| wire::read_event_record(record).unwrap())
+            .collect();
         let numbers: Vec<u64> = taken.iter().map(|(number, _)| *number).collect();
         assert_eq!(numbers, (1000..2000).collect::<Vec<_>>());
-        assert_eq!((&taken[700].1.key[..], &taken[701].1.key[..]), (&b""[..], &b"701"[..]));
+        assert_eq!(
+            (&taken[700].1.key[..], &taken[701].1.key[..]),
+            (&b""[..], &b"701"[..])
+        );
         assert!(calls < 25, "{calls} calls");
-        assert_eq!(beats.into_inner(), calls - 1, "one is for the shorter event");
+        assert_eq!(
+            beats.into_inner(),
+            calls - 1,
+            "one is for the shorter event"
+        );
     }
 
     #[test]
@@ -266,10 +354,24 @@ mod tests {
         let event = |id| wire::event_record(&EventRecord::new(id, QueueName::new("q").unwrap()));
         let (a, b) = (TaskId::new(), TaskId::new());
         let events = wire::kept_events(vec![event(a), Bytes::from_static(&[0xff]), event(b)]);
-        let read = numbered(&KeptEvents { number: 7, at_unix_ms: 0, events });
-        let read: Vec<_> = read.into_iter().map(|event| (event.task, event.number)).collect();
+        let read = numbered(&KeptEvents {
+            number: 7,
+            at_unix_ms: 0,
+            events,
+        });
+        let read: Vec<_> = read
+            .into_iter()
+            .map(|event| (event.task, event.number))
+            .collect();
         assert_eq!(read, [(a, 7000), (b, 7002)]);
-        assert!(numbered(&KeptEvents { number: 7, at_unix_ms: 0, events: "x".into() }).is_empty());
+        assert!(
+            numbered(&KeptEvents {
+                number: 7,
+                at_unix_ms: 0,
+                events: "x".into()
+            })
+            .is_empty()
+        );
     }
 
     #[test]
@@ -277,11 +379,18 @@ mod tests {
         let (a, b) = (TaskId::new(), TaskId::new());
         let event = |(number, task): (usize, TaskId)| {
             let (number, kept, record) = (number as u64, Bytes::new(), Bytes::new());
-            Numbered { task, number, kept, record }
+            Numbered {
+                task,
+                number,
+                kept,
+                record,
+            }
         };
         let layers = layers([a, a, b, a, b].into_iter().enumerate().map(event));
-        let numbers: Vec<Vec<u64>> =
-            layers.iter().map(|layer| layer.iter().map(|event| event.number).collect()).collect();
+        let numbers: Vec<Vec<u64>> = layers
+            .iter()
+            .map(|layer| layer.iter().map(|event| event.number).collect())
+            .collect();
         assert_eq!(numbers, [vec![0, 2], vec![1, 4], vec![3]]);
     }
 

@@ -1,5 +1,5 @@
-//! Final records that are older than the grace time and that SQL shows final, or whose report is lost. SQL takes over
-//! from a record that its task is cancelled: no report says so.
+//! Final records that are older than the grace time and that SQL shows final, or whose report is
+//! lost. SQL takes over from a record that its task is cancelled: no report says so.
 
 use std::{
     collections::HashSet,
@@ -39,10 +39,23 @@ pub(super) struct Finals {
 
 impl Finals {
     pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
-        let Context { store, queue, settings, .. } = context.clone();
+        let Context {
+            store,
+            queue,
+            settings,
+            ..
+        } = context.clone();
         let (lost_reports, changing) = (LostReports::new(context), context.changing());
         let forgets = Arc::clone(forgets);
-        Self { store, queue: queue.upkeep, settings, lost_reports, changing, forgets, lead: lead.clone() }
+        Self {
+            store,
+            queue: queue.upkeep,
+            settings,
+            lost_reports,
+            changing,
+            forgets,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
@@ -52,7 +65,11 @@ impl Finals {
             let started = Instant::now();
             let mut busy = false;
             // Where leases are tended, too, their looks will do.
-            for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, 2 * pause)).await {
+            for (shard, look) in self
+                .queue
+                .look(look_for(&self.settings.watchdog, 2 * pause))
+                .await
+            {
                 if failing.leaves_out(&shard) {
                     continue;
                 }
@@ -62,14 +79,24 @@ impl Finals {
                     Ok(_) => self.settle(&shard).await,
                     Err(error) => Err(error.into()),
                 };
-                let settled =
-                    settled.or_else(|error| if error.is_without_generation() { Ok(false) } else { Err(error) });
+                let settled = settled.or_else(|error| {
+                    if error.is_without_generation() {
+                        Ok(false)
+                    } else {
+                        Err(error)
+                    }
+                });
                 busy |= failing.note(&shard, began, settled).unwrap_or(false);
             }
             failing.end_round("settle")?;
             metrics::watchdog_step("finals", started.elapsed());
             cx.beat();
-            cx.pause(if busy { Duration::from_millis(1) } else { pause }).await;
+            cx.pause(if busy {
+                Duration::from_millis(1)
+            } else {
+                pause
+            })
+            .await;
         }
         Ok(())
     }
@@ -77,12 +104,20 @@ impl Finals {
     /// Forgets some final records. Answers whether it was a full page.
     async fn settle(&mut self, shard: &ShardId) -> Result<bool, Error> {
         let most = self.settings.watchdog.batch_max;
-        let queue::Finals { past_ends, ids } = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
+        let queue::Finals { past_ends, ids } = self
+            .queue
+            .finals(shard, self.settings.watchdog.grace, most)
+            .await?;
         if ids.is_empty() {
             return Ok(past_ends > 0);
         }
         // A task that SQL does not have was final for so long that it was removed.
-        let mut open: HashSet<TaskId> = self.store.unfinished_among(&ids).await?.into_iter().collect();
+        let mut open: HashSet<TaskId> = self
+            .store
+            .unfinished_among(&ids)
+            .await?
+            .into_iter()
+            .collect();
         if !open.is_empty() {
             let cancelled = self.changing.adopt(shard, &open).await?;
             open.retain(|id| !cancelled.contains(id));
@@ -92,9 +127,15 @@ impl Finals {
             // Without a record these tasks are missing, and go out again.
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
         }
-        let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();
+        let settled: Vec<_> = ids
+            .iter()
+            .map(|id| (*id, !open.contains(id) || lost.contains(id)))
+            .collect();
         let _alone = self.forgets.lock().await;
-        let forgotten = self.queue.forget(shard, self.settings.watchdog.grace, &settled).await?;
+        let forgotten = self
+            .queue
+            .forget(shard, self.settings.watchdog.grace, &settled)
+            .await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(past_ends + forgotten) == most)
     }

@@ -19,7 +19,8 @@ use crate::{
 
 /// The pause between two rounds.
 const EVERY: Duration = Duration::from_secs(10);
-/// How often SQL counts the unfinished tasks again, at most; and the pause behind it, in the time that it took.
+/// How often SQL counts the unfinished tasks again, at most; and the pause behind it, in the time
+/// that it took.
 const COUNTS_EVERY: Duration = Duration::from_secs(60);
 const COUNTS_SHARE: u32 = 999;
 /// The same while there is something to mend.
@@ -37,9 +38,20 @@ pub(super) struct Fsck {
 
 impl Fsck {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, bus, queue, settings, .. } = context.clone();
+        let Context {
+            store,
+            bus,
+            queue,
+            settings,
+            ..
+        } = context.clone();
         let checker = Checker::new(store, queue.shards, bus, Pace::BESIDE);
-        Self { checker, queue: queue.upkeep, mends: settings.watchdog.repair, lead: lead.clone() }
+        Self {
+            checker,
+            queue: queue.upkeep,
+            mends: settings.watchdog.repair,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -51,9 +63,15 @@ impl Fsck {
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
             let mut all = Found::default();
             for shard in self.in_use(&mut failing).await? {
-                // The check rests most of the time, and a large shard takes long. Each step of it is whole.
-                let (began, check) = (Instant::now(), cx.idle(self.checker.shard(&shard, self.mends)));
-                let Some((found, ended)) = cx.stop.run_until_cancelled(check).await else { return Ok(()) };
+                // The check rests most of the time, and a large shard takes long. Each step of it
+                // is whole.
+                let (began, check) = (
+                    Instant::now(),
+                    cx.idle(self.checker.shard(&shard, self.mends)),
+                );
+                let Some((found, ended)) = cx.stop.run_until_cancelled(check).await else {
+                    return Ok(());
+                };
                 let ended = ended.map_err(Error::from);
                 if ended.as_ref().is_err_and(Error::is_of_store) {
                     return ended;
@@ -68,17 +86,31 @@ impl Fsck {
             // The finds of a shard stay until the next check of it.
             let stay = |find: &&Find| failed.iter().any(|shard| is_in(find, shard));
             let finds = known.iter().filter(stay).cloned().collect();
-            all.absorb(Found { finds, ..Found::default() });
+            all.absorb(Found {
+                finds,
+                ..Found::default()
+            });
             if counts_at <= cx.clock().now() {
-                let (began, counts) = (Instant::now(), cx.idle(self.checker.counts(None, self.mends)));
-                let Some(counts) = cx.stop.run_until_cancelled(counts).await else { return Ok(()) };
+                let (began, counts) = (
+                    Instant::now(),
+                    cx.idle(self.checker.counts(None, self.mends)),
+                );
+                let Some(counts) = cx.stop.run_until_cancelled(counts).await else {
+                    return Ok(());
+                };
                 match counts {
                     Ok(found) => counted = found,
-                    // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
-                    // leave out the shards.
-                    Err(error) => tracing::warn!("fsck: cannot count the unfinished tasks again: {error}"),
+                    // One statement goes over all unfinished tasks. A database that cannot do that
+                    // is no reason to leave out the shards.
+                    Err(error) => {
+                        tracing::warn!("fsck: cannot count the unfinished tasks again: {error}")
+                    }
                 }
-                let share = if counted.is_empty() { COUNTS_SHARE } else { COUNTS_SHARE_OF_FINDS };
+                let share = if counted.is_empty() {
+                    COUNTS_SHARE
+                } else {
+                    COUNTS_SHARE_OF_FINDS
+                };
                 counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * share);
             }
             all.absorb(counted.clone());
@@ -101,7 +133,8 @@ impl Fsck {
     async fn in_use(&self, failing: &mut Failing<Error>) -> Result<Vec<ShardId>, Error> {
         let (began, shards) = (Instant::now(), self.queue.shards());
         let holdings = self.queue.holdings(&shards).await?;
-        let is_in_use = |holding: Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
+        let is_in_use =
+            |holding: Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
         let mut in_use = Vec::new();
         for (shard, holding) in shards.into_iter().zip(holdings) {
             match holding {
@@ -120,8 +153,13 @@ fn is_in(find: &Find, shard: &ShardId) -> bool {
 
 /// Shows the finds of a round, and logs those that the round before did not have. Answers them.
 fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find> {
-    let Found { finds, more, unchecked } = found;
-    let mut by_kind: BTreeMap<FindKind, u64> = FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
+    let Found {
+        finds,
+        more,
+        unchecked,
+    } = found;
+    let mut by_kind: BTreeMap<FindKind, u64> =
+        FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
     let counts = finds.iter().map(|find| (find.kind, 1)).chain(more);
     counts.for_each(|(kind, count)| *by_kind.entry(kind).or_default() += count);
     for (kind, count) in by_kind {
@@ -129,10 +167,24 @@ fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find>
     }
     metrics::fsck_unchecked(unchecked, failed);
     for find in finds.difference(known).take(LOGGED) {
-        let Find { kind, queue, shard, task, says, mended } = find;
-        let (kind, shard) = (kind.as_str(), shard.map(|shard| format!(":{shard}")).unwrap_or_default());
+        let Find {
+            kind,
+            queue,
+            shard,
+            task,
+            says,
+            mended,
+        } = find;
+        let (kind, shard) = (
+            kind.as_str(),
+            shard.map(|shard| format!(":{shard}")).unwrap_or_default(),
+        );
         let task = task.map(|task| format!(" {task}")).unwrap_or_default();
-        let end = if *mended { "mended" } else { "taskd fsck --repair mends it" };
+        let end = if *mended {
+            "mended"
+        } else {
+            "taskd fsck --repair mends it"
+        };
         tracing::warn!(kind, "fsck: {kind} {queue}{shard}{task}: {says}; {end}");
     }
     finds

@@ -6,7 +6,9 @@ use std::{
 };
 
 use super::{error::Error, lead::Lead};
-use crate::{config::Queues, pipelines::context::Context, runtime::Loop, store::Store, telemetry::metrics};
+use crate::{
+    config::Queues, pipelines::context::Context, runtime::Loop, store::Store, telemetry::metrics,
+};
 
 /// Keys that one transaction removes: few, so that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
@@ -25,18 +27,28 @@ pub(super) struct Idempotency {
 
 impl Idempotency {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, settings, .. } = context.clone();
+        let Context {
+            store, settings, ..
+        } = context.clone();
         let pause = (shortest_window(&settings.queues) / 10).clamp(SHORTEST, LONGEST);
-        Self { store, pause, lead: lead.clone() }
+        Self {
+            store,
+            pause,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let removed = self.store.remove_expired_keys(cx.clock().now_unix_ms(), REMOVED_AT_ONCE).await?;
+            let removed = self
+                .store
+                .remove_expired_keys(cx.clock().now_unix_ms(), REMOVED_AT_ONCE)
+                .await?;
             metrics::watchdog_step("idempotency", started.elapsed());
             cx.beat();
-            // The loop works at most half of the time, so that others reach the database, however much is due.
+            // The loop works at most half of the time, so that others reach the database, however
+            // much is due.
             let wait = match removed == u64::from(REMOVED_AT_ONCE) {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
                 false => self.pause,

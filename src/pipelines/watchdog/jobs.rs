@@ -1,12 +1,13 @@
 //! Jobs: changes of all tasks of a filter, page by page. Each running job gets a page in turn.
 //!
-//! A page is changed first, then SQL stores how far the job is. A process that is killed in between leaves a page that
-//! the next leader changes again. A task that was changed does not fit the filter of the job any more, or stays as it
-//! is. So each task is changed once, and the job counts fewer of them than it has changed. A requeue is made twice: it
-//! ends the leases that were given since.
+//! A page is changed first, then SQL stores how far the job is. A process that is killed in between
+//! leaves a page that the next leader changes again. A task that was changed does not fit the
+//! filter of the job any more, or stays as it is. So each task is changed once, and the job counts
+//! fewer of them than it has changed. A requeue is made twice: it ends the leases that were given
+//! since.
 //!
-//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for those that come into the
-//! page meanwhile.
+//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for those
+//! that come into the page meanwhile.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,7 +20,10 @@ use uuid::Uuid;
 
 use super::{error::Error, lead::Lead};
 use crate::{
-    model::{Act, Change, Changed, Job, JobChange, JobState, SecretHash, TaskAct, TaskCursor, TaskId, Update},
+    model::{
+        Act, Change, Changed, Job, JobChange, JobState, SecretHash, TaskAct, TaskCursor, TaskId,
+        Update,
+    },
     pipelines::{
         changing::{self, Changing},
         context::Context,
@@ -72,22 +76,36 @@ pub(super) struct Jobs {
     changing: Changing,
     clock: Clock,
     lead: Lead,
-    /// Of pages that have their turn again. A process that takes over requeues the whole page once more.
+    /// Of pages that have their turn again. A process that takes over requeues the whole page once
+    /// more.
     rests: Arc<Mutex<HashMap<Uuid, Rest>>>,
     tokens: Arc<Mutex<TokensRead>>,
 }
 
 impl Jobs {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let (store, changing, clock) = (Arc::clone(&context.store), context.changing(), context.clock.clone());
-        Self { store, changing, clock, lead: lead.clone(), rests: Arc::default(), tokens: Arc::default() }
+        let (store, changing, clock) = (
+            Arc::clone(&context.store),
+            context.changing(),
+            context.clock.clone(),
+        );
+        Self {
+            store,
+            changing,
+            clock,
+            lead: lead.clone(),
+            rests: Arc::default(),
+            tokens: Arc::default(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let running = self.store.running_jobs().await?;
             cx.beat();
-            self.rests.lock().retain(|id, _| running.iter().any(|job| job.id == *id));
+            self.rests
+                .lock()
+                .retain(|id, _| running.iter().any(|job| job.id == *id));
             if running.is_empty() {
                 cx.idle(cx.pause(IDLE)).await;
                 continue;
@@ -109,7 +127,8 @@ impl Jobs {
                 failed = failed.and(stepped);
                 metrics::watchdog_step("jobs", started.elapsed());
                 cx.beat();
-                // The loop works at most half of the time, so that others reach the database, however much is to do.
+                // The loop works at most half of the time, so that others reach the database,
+                // however much is to do.
                 if !cx.pause(started.elapsed().clamp(SHORTEST, LONGEST)).await {
                     return Ok(());
                 }
@@ -120,7 +139,11 @@ impl Jobs {
     }
 
     /// Stops the jobs whose token is no longer valid.
-    async fn stop_without_right(&self, running: &[Job], stopped: &mut HashSet<Uuid>) -> Result<(), Error> {
+    async fn stop_without_right(
+        &self,
+        running: &[Job],
+        stopped: &mut HashSet<Uuid>,
+    ) -> Result<(), Error> {
         if running.iter().all(|job| job.token.is_none()) {
             return Ok(());
         }
@@ -131,7 +154,10 @@ impl Jobs {
             Some((read, tokens)) if read == version => tokens,
             _ => {
                 let tokens = self.store.tokens().await?;
-                let tokens = tokens.into_iter().map(|(hash, token)| (hash, token.expires_unix_ms)).collect();
+                let tokens = tokens
+                    .into_iter()
+                    .map(|(hash, token)| (hash, token.expires_unix_ms))
+                    .collect();
                 let tokens: Arc<Expiries> = Arc::new(tokens);
                 *self.tokens.lock() = Some((version, Arc::clone(&tokens)));
                 tokens
@@ -178,7 +204,13 @@ impl Jobs {
     async fn page(&self, job: &mut Job) -> Result<(), Error> {
         let (filter, after) = (job.filter.clone(), job.progress.cursor);
         let stays_in_queue = !job.scope.is_everything();
-        let search = TaskSearch { filter, limit: CHANGED_AT_ONCE, look_at: LOOKED_AT_ONCE, after, stays_in_queue };
+        let search = TaskSearch {
+            filter,
+            limit: CHANGED_AT_ONCE,
+            look_at: LOOKED_AT_ONCE,
+            after,
+            stays_in_queue,
+        };
         let page = self.store.search(&search).await?;
         let reached = |task: &&ListedTask| job.scope.includes(task.shard.queue.as_str());
         let matched: Vec<&ListedTask> = page.tasks.iter().filter(reached).collect();
@@ -206,28 +238,54 @@ impl Jobs {
             return Ok(Outcome::default());
         }
         let Some(change) = job.change.live() else {
-            let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act_of(job)).await?;
+            let retried = self
+                .store
+                .retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act_of(job))
+                .await?;
             let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
-            let stayed = |id| (!retried.contains(&id)).then_some("the task is neither dead nor cancelled any more");
+            let stayed = |id| {
+                (!retried.contains(&id))
+                    .then_some("the task is neither dead nor cancelled any more")
+            };
             return Ok(Outcome::of(ids.iter().map(|id| (*id, stayed(*id)))));
         };
         if matches!(job.change, JobChange::Requeue(_)) {
             return self.requeue(job, &change, ids).await;
         }
-        let changed = self.changing.change(ids, &change, &acts(job, ids, self.clock.now_unix_ms())).await?;
-        Ok(Outcome::of(ids.iter().zip(changed).map(|(id, changed)| (*id, reason(changed)))))
+        let changed = self
+            .changing
+            .change(ids, &change, &acts(job, ids, self.clock.now_unix_ms()))
+            .await?;
+        Ok(Outcome::of(
+            ids.iter()
+                .zip(changed)
+                .map(|(id, changed)| (*id, reason(changed))),
+        ))
     }
 
-    /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says that the page has
-    /// its turn again.
+    /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says
+    /// that the page has its turn again.
     async fn requeue(&self, job: &Job, change: &Change, ids: &[TaskId]) -> Result<Outcome, Error> {
         let behind = job.progress.cursor;
-        let rest = self.rests.lock().get(&job.id).filter(|rest| rest.behind == behind).cloned();
+        let rest = self
+            .rests
+            .lock()
+            .get(&job.id)
+            .filter(|rest| rest.behind == behind)
+            .cloned();
         let mut rest = rest.unwrap_or_else(|| Rest::new(behind));
-        let due: Vec<TaskId> = ids.iter().filter(|id| !rest.seen.contains(id)).copied().collect();
+        let due: Vec<TaskId> = ids
+            .iter()
+            .filter(|id| !rest.seen.contains(id))
+            .copied()
+            .collect();
         let changed = match due.is_empty() {
             true => Vec::new(),
-            false => self.changing.change(&due, change, &acts(job, &due, self.clock.now_unix_ms())).await?,
+            false => {
+                self.changing
+                    .change(&due, change, &acts(job, &due, self.clock.now_unix_ms()))
+                    .await?
+            }
         };
         let is_late = rest.since.elapsed() >= REQUEUED_WITHIN;
         let mut has_its_turn_again = false;
@@ -271,14 +329,26 @@ impl Outcome {
 
 impl Rest {
     fn new(behind: Option<TaskCursor>) -> Self {
-        Self { behind, seen: HashSet::new(), outcome: Outcome::default(), since: Instant::now() }
+        Self {
+            behind,
+            seen: HashSet::new(),
+            outcome: Outcome::default(),
+            since: Instant::now(),
+        }
     }
 }
 
 /// An act for each task.
 fn acts(job: &Job, ids: &[TaskId], now_unix_ms: i64) -> Vec<TaskAct> {
     let act = act_of(job);
-    ids.iter().map(|id| (*id, Act::at_time(now_unix_ms, &job.who, &act, &id.to_string()))).collect()
+    ids.iter()
+        .map(|id| {
+            (
+                *id,
+                Act::at_time(now_unix_ms, &job.who, &act, &id.to_string()),
+            )
+        })
+        .collect()
 }
 
 /// The words of an act, which SQL keeps up to 64 characters long. The job has the rest.
@@ -286,11 +356,14 @@ fn act_of(job: &Job) -> String {
     format!("{} task (job {})", job.change.verb(), job.id)
 }
 
-/// True if SQL has the values that the job gives: from before, or since a page that was changed and not counted. The
-/// queue has them, too, or SQL keeps the wish.
+/// True if SQL has the values that the job gives: from before, or since a page that was changed and
+/// not counted. The queue has them, too, or SQL keeps the wish.
 fn has_values(change: &JobChange, task: &ListedTask) -> bool {
-    let JobChange::Update(Update { priority, replicas }) = change else { return false };
-    priority.is_none_or(|new| new == task.priority) && replicas.is_none_or(|new| new == task.replicas)
+    let JobChange::Update(Update { priority, replicas }) = change else {
+        return false;
+    };
+    priority.is_none_or(|new| new == task.priority)
+        && replicas.is_none_or(|new| new == task.replicas)
 }
 
 /// Why a task was not changed; `None`: it is, or SQL keeps the wish until its shard answers.

@@ -1,11 +1,11 @@
 //! Leadership: one watchdog at a time does the periodic work, under a lease in Redis.
 //!
-//! The lease saves work, and does not have to be exact. A holder that was stopped for a while may end a step beside the
-//! next holder. The data keeps both from doing harm: a task's turn in the outbox, a shard's generation, a lease's
-//! grant.
+//! The lease saves work, and does not have to be exact. A holder that was stopped for a while may
+//! end a step beside the next holder. The data keeps both from doing harm: a task's turn in the
+//! outbox, a shard's generation, a lease's grant.
 //!
-//! A holder may reach Redis but not the database or Kafka. When one of its loops makes no progress for `stall_after`,
-//! it stands back for a moment, so that another process can take the lease.
+//! A holder may reach Redis but not the database or Kafka. When one of its loops makes no progress
+//! for `stall_after`, it stands back for a moment, so that another process can take the lease.
 
 use std::{
     sync::Arc,
@@ -26,25 +26,29 @@ const WORK: &str = "watchdog";
 /// How long a holder that stopped asking keeps the lease.
 const LEASE: Duration = Duration::from_secs(4);
 const RENEW: Duration = Duration::from_secs(1);
-/// How long a stalled holder stands back. Others ask every [`RENEW`]; without others, nothing waits longer.
+/// How long a stalled holder stands back. Others ask every [`RENEW`]; without others, nothing waits
+/// longer.
 const STAND_BACK: Duration = Duration::from_secs(3);
 
 /// Whether this process leads. Clones share it.
 #[derive(Clone)]
 pub(super) struct Lead {
-    /// The end of the lease by this process's clock, counted from before the question. So it ends here before it ends
-    /// in Redis.
+    /// The end of the lease by this process's clock, counted from before the question. So it ends
+    /// here before it ends in Redis.
     until: Arc<watch::Sender<Option<Instant>>>,
 }
 
 impl Default for Lead {
     fn default() -> Self {
-        Self { until: Arc::new(watch::Sender::new(None)) }
+        Self {
+            until: Arc::new(watch::Sender::new(None)),
+        }
     }
 }
 
 impl Lead {
-    /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of `loops` stalls.
+    /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of
+    /// `loops` stalls.
     pub(super) fn keep(
         self,
         coordination: Coordination,
@@ -52,20 +56,31 @@ impl Lead {
         stall_after: Duration,
         supervisor: &Supervisor,
     ) {
-        let stalls = Stalls { progress: supervisor.progress().clone(), loops: loops.into(), after: stall_after };
-        let candidate = Candidate { coordination, stalls, lead: self };
+        let stalls = Stalls {
+            progress: supervisor.progress().clone(),
+            loops: loops.into(),
+            after: stall_after,
+        };
+        let candidate = Candidate {
+            coordination,
+            stalls,
+            lead: self,
+        };
         supervisor.spawn_loop("watchdog/lead", candidate, Candidate::run);
     }
 
-    /// Waits until this process leads. False at the stop, even while it leads: otherwise a loop without pauses would
-    /// starve the loop that gives the lease back.
+    /// Waits until this process leads. False at the stop, even while it leads: otherwise a loop
+    /// without pauses would starve the loop that gives the lease back.
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
             if cx.stop.is_cancelled() {
                 return false;
             }
-            if until.borrow_and_update().is_some_and(|until| cx.clock().now() < until) {
+            if until
+                .borrow_and_update()
+                .is_some_and(|until| cx.clock().now() < until)
+            {
                 return true;
             }
             tokio::select! {
@@ -77,7 +92,9 @@ impl Lead {
 
     /// True if this process leads.
     pub(super) fn is_held(&self, cx: &Loop) -> bool {
-        self.until.borrow().is_some_and(|until| cx.clock().now() < until)
+        self.until
+            .borrow()
+            .is_some_and(|until| cx.clock().now() < until)
     }
 }
 
@@ -120,7 +137,10 @@ impl Candidate {
             };
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
-                tracing::debug!("this process {} the watchdog's work", if leads { "does" } else { "leaves" });
+                tracing::debug!(
+                    "this process {} the watchdog's work",
+                    if leads { "does" } else { "leaves" }
+                );
                 since = asked;
             }
             metrics::watchdog_leads(leads);
@@ -134,7 +154,9 @@ impl Candidate {
                 && cx.clock().now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
             {
-                tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
+                tracing::debug!(
+                    "{stalled} does not come round: another process may do the watchdog's work"
+                );
                 self.give_back().await?;
                 metrics::watchdog_leads(false);
                 pause = STAND_BACK;
@@ -154,7 +176,9 @@ impl Candidate {
 
 /// Shows no differences any more: the process that leads now looks for them.
 fn forget_finds() {
-    FindKind::ALL.iter().for_each(|kind| metrics::invariant_violations(kind.as_str(), 0));
+    FindKind::ALL
+        .iter()
+        .for_each(|kind| metrics::invariant_violations(kind.as_str(), 0));
     metrics::fsck_unchecked(0, 0);
 }
 
@@ -168,13 +192,26 @@ mod tests {
     #[tokio::test]
     async fn a_lead_that_nobody_renews_ends_with_its_lease() {
         let clock = Clock::of_this_machine();
-        let beat = Arc::new(Supervisor::with_clock(clock.clone()).progress().register("watchdog/test"));
-        let (lead, cx) = (Lead::default(), Loop { beat, stop: CancellationToken::new() });
+        let beat = Arc::new(
+            Supervisor::with_clock(clock.clone())
+                .progress()
+                .register("watchdog/test"),
+        );
+        let (lead, cx) = (
+            Lead::default(),
+            Loop {
+                beat,
+                stop: CancellationToken::new(),
+            },
+        );
         lead.until.send_replace(Some(clock.now() + LEASE));
         assert!(lead.wait(&cx).await);
         clock.advance(LEASE);
         let mut waits = std::pin::pin!(lead.wait(&cx));
-        assert!(futures::poll!(&mut waits).is_pending(), "another process may lead by now");
+        assert!(
+            futures::poll!(&mut waits).is_pending(),
+            "another process may lead by now"
+        );
         lead.until.send_replace(Some(clock.now() + LEASE));
         assert!(waits.await);
         cx.stop.cancel();

@@ -22,7 +22,8 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// How often a shard is asked in which nothing is due, as far as this process knows. Another one may have leased tasks.
+/// How often a shard is asked in which nothing is due, as far as this process knows. Another one
+/// may have leased tasks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The shortest pause between two rounds.
 const SHORTEST: Duration = Duration::from_millis(5);
@@ -60,8 +61,14 @@ struct Rounds {
 
 impl Leases {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { queue, settings, .. } = context.clone();
-        Self { queue: queue.upkeep, settings, lead: lead.clone() }
+        let Context {
+            queue, settings, ..
+        } = context.clone();
+        Self {
+            queue: queue.upkeep,
+            settings,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -90,7 +97,10 @@ impl Leases {
         });
         let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
         while let Some((Step { shard, look, .. }, done)) = steps.next().await {
-            let Done { more, swept } = rounds.failing.note(&shard, started, done).unwrap_or_default();
+            let Done { more, swept } = rounds
+                .failing
+                .note(&shard, started, done)
+                .unwrap_or_default();
             let sweeps_on = swept.is_some_and(|swept| rounds.sweeps.end(&shard, &look, swept));
             if more || sweeps_on {
                 wait = Duration::ZERO;
@@ -101,11 +111,16 @@ impl Leases {
         Ok(wait)
     }
 
-    /// Looks at the shards. Answers the time until the next thing is due in any, and what is due now.
+    /// Looks at the shards. Answers the time until the next thing is due in any, and what is due
+    /// now.
     async fn steps(&self, rounds: &mut Rounds, started: Instant) -> (Duration, Vec<Step>) {
         let interval = self.settings.watchdog.interval;
         let (mut wait, mut steps) = (interval, Vec::new());
-        for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, LOOK_EVERY)).await {
+        for (shard, look) in self
+            .queue
+            .look(look_for(&self.settings.watchdog, LOOK_EVERY))
+            .await
+        {
             if rounds.failing.leaves_out(&shard) {
                 continue;
             }
@@ -127,13 +142,16 @@ impl Leases {
         (wait, steps)
     }
 
-    /// Does what is due in the shard. It is to come again at once where something has moved: nothing does while
-    /// expiries pause.
+    /// Does what is due in the shard. It is to come again at once where something has moved:
+    /// nothing does while expiries pause.
     async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
         let (mut more, mut swept) = (false, None);
         if look.expires {
-            let expired = self.queue.expire(shard, most, &self.settings.queues.get(&shard.queue).backoff).await?;
+            let expired = self
+                .queue
+                .expire(shard, most, &self.settings.queues.get(&shard.queue).backoff)
+                .await?;
             metrics::watchdog_handled(Watched::Expired, count(expired.expired));
             metrics::watchdog_handled(Watched::Dead, count(expired.dead));
             metrics::watchdog_handled(Watched::Retried, count(expired.expired - expired.dead));
@@ -141,7 +159,10 @@ impl Leases {
             more |= expired.expired + expired.undelivered > 0;
         }
         if look.promotes {
-            let promoted = self.queue.promote(shard, most, self.settings.watchdog.horizon).await?;
+            let promoted = self
+                .queue
+                .promote(shard, most, self.settings.watchdog.horizon)
+                .await?;
             metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
             more |= promoted.promoted > 0;
         }

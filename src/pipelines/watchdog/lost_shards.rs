@@ -1,12 +1,16 @@
-//! Shards that Redis lost: each is opened in its next generation, and `rebuild` publishes its unfinished tasks again.
+//! Shards that Redis lost: each is opened in its next generation, and `rebuild` publishes its
+//! unfinished tasks again.
 //!
 //! Crash windows:
 //!
-//! - after the mark in SQL, before the shard is open in Redis: the shard is lost still, and gets another generation.
-//! - after the opening, before all tasks are published: the mark says so. The next watchdog begins the rebuild anew.
-//! - Redis loses the shard again meanwhile: the same, in another generation. The end of the rebuild of before does not
-//!   take the mark away, because it names its generation.
-//! - two watchdogs: the generation is raised once. Both publish all tasks, and the queue knows the second records.
+//! - after the mark in SQL, before the shard is open in Redis: the shard is lost still, and gets
+//!   another generation.
+//! - after the opening, before all tasks are published: the mark says so. The next watchdog begins
+//!   the rebuild anew.
+//! - Redis loses the shard again meanwhile: the same, in another generation. The end of the rebuild
+//!   of before does not take the mark away, because it names its generation.
+//! - two watchdogs: the generation is raised once. Both publish all tasks, and the queue knows the
+//!   second records.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -43,12 +47,21 @@ pub(super) struct LostShards {
 
 impl LostShards {
     pub(super) fn new(context: &Context, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, .. } = context.clone();
+        let Context {
+            store, bus, queue, ..
+        } = context.clone();
         let (rebuild, moves_shards) = (Rebuild::new(context), Arc::clone(moves_shards));
-        Self { store, bus, queue: queue.upkeep, rebuild, moves_shards }
+        Self {
+            store,
+            bus,
+            queue: queue.upkeep,
+            rebuild,
+            moves_shards,
+        }
     }
 
-    /// Brings back those of `shards` that are open and have no generation, and ends rebuilds that were begun.
+    /// Brings back those of `shards` that are open and have no generation, and ends rebuilds that
+    /// were begun.
     pub(super) async fn bring_back(&self, shards: Vec<ShardId>, cx: &Loop) -> Result<(), Error> {
         let begun = self.store.rebuilding().await?.shards;
         // This process may not know a shard that another one has marked.
@@ -60,10 +73,15 @@ impl LostShards {
         // A shard that is being closed has no generation either.
         let _alone = cx.idle(self.moves_shards.lock()).await;
         let lost = without_generation(&self.queue, lost).await?;
-        // All are opened before any is rebuilt: the fanout of a partition waits for each lost shard.
+        // All are opened before any is rebuilt: the fanout of a partition waits for each lost
+        // shard.
         self.open(lost, cx).await?;
         let rebuilding = self.store.rebuilding().await?;
-        if rebuilding.shards.is_empty() { Ok(()) } else { self.rebuild.run(&rebuilding, cx).await }
+        if rebuilding.shards.is_empty() {
+            Ok(())
+        } else {
+            self.rebuild.run(&rebuilding, cx).await
+        }
     }
 
     /// Opens the lost shards that are open in SQL, in their next generations.
@@ -72,36 +90,57 @@ impl LostShards {
             return Ok(());
         }
         let open = self.store.shards(None).await?;
-        let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.generation)).collect();
-        let (lost, closed): (Vec<_>, Vec<_>) = lost.into_iter().partition(|shard| open.contains_key(shard));
-        closed.iter().for_each(|shard| self.queue.remove_shard(shard));
+        let open: HashMap<ShardId, u64> = open
+            .into_iter()
+            .map(|shard| (shard.id, shard.generation))
+            .collect();
+        let (lost, closed): (Vec<_>, Vec<_>) =
+            lost.into_iter().partition(|shard| open.contains_key(shard));
+        closed
+            .iter()
+            .for_each(|shard| self.queue.remove_shard(shard));
         if lost.is_empty() {
             return Ok(());
         }
         let named = named(&lost);
-        tracing::warn!(shards = lost.len(), "redis has lost {named}: bringing the unfinished tasks back from SQL");
+        tracing::warn!(
+            shards = lost.len(),
+            "redis has lost {named}: bringing the unfinished tasks back from SQL"
+        );
         self.results_are_in_sql(cx).await?;
-        // Not lost, but new: its opening was on the way. If it comes later still, the next generation replaces it.
+        // Not lost, but new: its opening was on the way. If it comes later still, the next
+        // generation replaces it.
         let lost = without_generation(&self.queue, lost).await?;
         if lost.is_empty() {
             return Ok(());
         }
-        // Records up to these ends count as read. Their tasks are in SQL, and are published again behind them.
+        // Records up to these ends count as read. Their tasks are in SQL, and are published again
+        // behind them.
         let ends = self.bus.ends(Topic::Pipeline).await?;
-        let lost: Vec<(ShardId, u64)> = lost.into_iter().map(|shard| (shard.clone(), open[&shard])).collect();
+        let lost: Vec<(ShardId, u64)> = lost
+            .into_iter()
+            .map(|shard| (shard.clone(), open[&shard]))
+            .collect();
         let generations = self.store.begin_rebuild(&lost).await?;
         for ((shard, _), generation) in lost.iter().zip(generations) {
             let end = ends.get(shard.number as usize).copied().flatten();
-            let opened = self.queue.open_shard(shard, generation, self.bus.generation(), end).await;
+            let opened = self
+                .queue
+                .open_shard(shard, generation, self.bus.generation(), end)
+                .await;
             opened.map_err(|error| Error::from(error).of_shard("bring back", shard))?;
             tracing::debug!(%shard, "shard {shard} lives again, as generation {generation}");
             cx.beat();
         }
-        tracing::info!(shards = lost.len(), "{named} are open again: their tasks follow");
+        tracing::info!(
+            shards = lost.len(),
+            "{named} are open again: their tasks follow"
+        );
         Ok(())
     }
 
-    /// Waits until SQL has the reports from before the loss. Otherwise workers would do those tasks again.
+    /// Waits until SQL has the reports from before the loss. Otherwise workers would do those tasks
+    /// again.
     ///
     /// The reports may stand in any partition: there may have been fewer when they came.
     async fn results_are_in_sql(&self, cx: &Loop) -> Result<(), Error> {
@@ -109,8 +148,11 @@ impl LostShards {
         // A partition that this process does not know yet may hold some too.
         self.bus.check_partitions().await?;
         let ends = self.bus.ends(Topic::TaskResults).await?;
-        let unread =
-            |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
+        let unread = |committed: Vec<Option<Offset>>| {
+            ends.iter()
+                .zip(committed)
+                .any(|(end, committed)| committed < *end)
+        };
         while unread(self.bus.committed(Topic::TaskResults).await?) {
             if cx.clock().now() >= deadline {
                 return Err(Error::ReportsUnread);

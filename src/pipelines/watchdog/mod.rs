@@ -1,14 +1,17 @@
 //! Watchdog: finds what ran out of time, stayed behind or got lost, and puts it back.
 //!
-//! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
-//! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
-//! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
+//! - `leases`: expired leases and due delays, when the next one is due, at the latest every
+//!   `interval`;
+//! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows
+//!   whose queue has room;
+//! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost
+//!   (`lost_reports`);
 //! - `changes`: changes of live work that nobody carried out;
 //! - `deadlines`: tasks whose deadline has passed;
-//! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
-//!   with Redis;
-//! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after `letter_retention`,
-//!   and failed attempts after `history_retention`;
+//! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page
+//!   of SQL compared with Redis;
+//! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after
+//!   `letter_retention`, and failed attempts after `history_retention`;
 //! - `idempotency`: idempotency keys whose window is over leave SQL;
 //! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `events`: events that SQL keeps go to topic `events`;
@@ -55,33 +58,88 @@ use crate::{
 /// Starts the loops. Those that change something wait until this process leads.
 pub fn start(context: &Context, supervisor: &Supervisor) {
     let lead = Lead::default();
-    let mut loops = Loops { supervisor, names: Vec::new() };
+    let mut loops = Loops {
+        supervisor,
+        names: Vec::new(),
+    };
     // A shard that is being closed looks lost between the two steps.
     let (moves_shards, forgets) = (Arc::default(), Arc::default());
-    loops.start("watchdog/leases", leases::Leases::new(context, &lead), leases::Leases::run);
-    loops.start("watchdog/outbox", outbox::Outbox::new(context, &lead, &forgets), outbox::Outbox::run);
-    loops.start("watchdog/finals", finals::Finals::new(context, &lead, &forgets), finals::Finals::run);
-    loops.start("watchdog/changes", changes::Changes::new(context, &lead), changes::Changes::run);
-    loops.start("watchdog/deadlines", deadlines::Deadlines::new(context, &lead), deadlines::Deadlines::run);
+    loops.start(
+        "watchdog/leases",
+        leases::Leases::new(context, &lead),
+        leases::Leases::run,
+    );
+    loops.start(
+        "watchdog/outbox",
+        outbox::Outbox::new(context, &lead, &forgets),
+        outbox::Outbox::run,
+    );
+    loops.start(
+        "watchdog/finals",
+        finals::Finals::new(context, &lead, &forgets),
+        finals::Finals::run,
+    );
+    loops.start(
+        "watchdog/changes",
+        changes::Changes::new(context, &lead),
+        changes::Changes::run,
+    );
+    loops.start(
+        "watchdog/deadlines",
+        deadlines::Deadlines::new(context, &lead),
+        deadlines::Deadlines::run,
+    );
     let reconcile = reconcile::Reconcile::new(context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
     let kept = &context.settings.watchdog;
-    if !(kept.retention.is_zero() && kept.letter_retention.is_zero() && kept.history_retention.is_zero()) {
-        loops.start("watchdog/retention", retention::Retention::new(context, &lead), retention::Retention::run);
+    if !(kept.retention.is_zero()
+        && kept.letter_retention.is_zero()
+        && kept.history_retention.is_zero())
+    {
+        loops.start(
+            "watchdog/retention",
+            retention::Retention::new(context, &lead),
+            retention::Retention::run,
+        );
     }
     if !context.settings.watchdog.forget_queues_after.is_zero() {
         let closing = closing::Closing::new(context, &lead, &moves_shards);
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
-    loops.start("watchdog/fsck", fsck::Fsck::new(context, &lead), fsck::Fsck::run);
+    loops.start(
+        "watchdog/fsck",
+        fsck::Fsck::new(context, &lead),
+        fsck::Fsck::run,
+    );
     let keys = idempotency::Idempotency::new(context, &lead);
     loops.start("watchdog/idempotency", keys, idempotency::Idempotency::run);
-    loops.start("watchdog/events", events::Events::new(context, &lead), events::Events::run);
-    loops.start("watchdog/jobs", jobs::Jobs::new(context, &lead), jobs::Jobs::run);
-    loops.start("watchdog/depths", depths::Depths::new(context), depths::Depths::run);
-    loops.start("watchdog/trim", trim::Trim::new(context, &lead), trim::Trim::run);
+    loops.start(
+        "watchdog/events",
+        events::Events::new(context, &lead),
+        events::Events::run,
+    );
+    loops.start(
+        "watchdog/jobs",
+        jobs::Jobs::new(context, &lead),
+        jobs::Jobs::run,
+    );
+    loops.start(
+        "watchdog/depths",
+        depths::Depths::new(context),
+        depths::Depths::run,
+    );
+    loops.start(
+        "watchdog/trim",
+        trim::Trim::new(context, &lead),
+        trim::Trim::run,
+    );
     let names = loops.names;
-    lead.keep(context.coordination.clone(), names, context.settings.stall_after, supervisor);
+    lead.keep(
+        context.coordination.clone(),
+        names,
+        context.settings.stall_after,
+        supervisor,
+    );
 }
 
 /// The loops that were started: a leader stands back when one of them makes no progress.

@@ -1,4 +1,5 @@
-//! From SQL to the bus: batches and rows that nobody published, due scheduled rows, and parked rows.
+//! From SQL to the bus: batches and rows that nobody published, due scheduled rows, and parked
+//! rows.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -20,7 +21,8 @@ use crate::{
     telemetry::metrics::{self, Republished},
 };
 
-/// Rows that are looked at together after the clock has stepped. Most are scheduled, and stay as they are.
+/// Rows that are looked at together after the clock has stepped. Most are scheduled, and stay as
+/// they are.
 const LOOKED_AT_ONCE: usize = 10_000;
 /// How often refused rows are tried again and other processes' parked queues are read.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -44,26 +46,50 @@ pub(super) struct Outbox {
 /// The state of the loop.
 struct Rounds {
     looked: Instant,
-    /// Rows that SQL refuses to mark. They are left out until the next look, so the log names each every few seconds.
+    /// Rows that SQL refuses to mark. They are left out until the next look, so the log names each
+    /// every few seconds.
     refused: HashSet<TaskId>,
     failing: Failing<Error>,
     /// Partitions of the bus that took nothing, and when.
     away: BTreeMap<u32, Instant>,
-    /// The clock's steps when rows were brought forward. At first a process before may have missed a step.
+    /// The clock's steps when rows were brought forward. At first a process before may have missed
+    /// a step.
     steps: Option<u64>,
 }
 
 impl Outbox {
     pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
-        let Context { store, bus, gates, clock, settings, .. } = context.clone();
+        let Context {
+            store,
+            bus,
+            gates,
+            clock,
+            settings,
+            ..
+        } = context.clone();
         let (republish, parked) = (Republish::new(context), Parked::new(context, forgets));
-        Self { store, bus, gates, clock, settings, republish, parked, lead: lead.clone() }
+        Self {
+            store,
+            bus,
+            gates,
+            clock,
+            settings,
+            republish,
+            parked,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
         self.parked.close_gates().await?;
         let (refused, failing, away) = (HashSet::new(), Failing::default(), BTreeMap::new());
-        let mut rounds = Rounds { looked: self.clock.now(), refused, failing, away, steps: None };
+        let mut rounds = Rounds {
+            looked: self.clock.now(),
+            refused,
+            failing,
+            away,
+            steps: None,
+        };
         while self.lead.wait(&cx).await {
             if self.gates.is_short() {
                 // The fanout would park every task again.
@@ -85,7 +111,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// Publishes a page of due rows, and releases parked rows. Answers whether there may be more of either.
+    /// Publishes a page of due rows, and releases parked rows. Answers whether there may be more of
+    /// either.
     async fn round(&mut self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let steps = Some(self.clock.steps());
         if rounds.steps != steps {
@@ -93,7 +120,10 @@ impl Outbox {
             rounds.steps = steps;
         }
         let is_full = self.publish_due(rounds, cx).await?;
-        let has_more = self.parked.release(&mut rounds.refused, &mut rounds.failing, cx).await?;
+        let has_more = self
+            .parked
+            .release(&mut rounds.refused, &mut rounds.failing, cx)
+            .await?;
         if self.clock.now() - rounds.looked > LOOK_EVERY {
             rounds.looked = self.clock.now();
             rounds.refused.clear();
@@ -105,25 +135,38 @@ impl Outbox {
     /// Publishes a page of due rows. Answers whether it was full.
     async fn publish_due(&self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let limit = self.settings.watchdog.batch_max;
-        let mut due = self.store.due(self.clock.now_unix_ms(), limit, &rounds.refused).await?;
-        let is_full = due.len() == limit || due.iter().map(|row| row.task.weight()).sum::<usize>() >= PAGE_BYTES;
+        let mut due = self
+            .store
+            .due(self.clock.now_unix_ms(), limit, &rounds.refused)
+            .await?;
+        let is_full = due.len() == limit
+            || due.iter().map(|row| row.task.weight()).sum::<usize>() >= PAGE_BYTES;
         rounds.away.retain(|_, since| since.elapsed() < AWAY_FOR);
         let away = due.extract_if(.., |row| rounds.away.contains_key(&row.task.partition));
         self.put_off(away.map(|row| row.task.id).collect()).await?;
         let mut by_reason: BTreeMap<Unpublished, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
         for row in &due {
-            // A scheduled task that was sent again had a life before, so the fanout asks SQL about it.
+            // A scheduled task that was sent again had a life before, so the fanout asks SQL about
+            // it.
             let reason = match row.unpublished {
                 Unpublished::Scheduled if !row.is_as_new => Unpublished::Missing,
                 reason => reason,
             };
-            by_reason.entry(reason).or_default().push((&row.task, row.turn));
+            by_reason
+                .entry(reason)
+                .or_default()
+                .push((&row.task, row.turn));
         }
         for (reason, rows) in by_reason {
-            match self.republish.publish(&rows, republished(reason), &mut rounds.refused).await {
+            match self
+                .republish
+                .publish(&rows, republished(reason), &mut rounds.refused)
+                .await
+            {
                 Err(Error::Publish(publishing::Error::Bus(error))) if error.is_transient() => {
                     cx.beat();
-                    self.publish_apart(&rows, republished(reason), error, rounds).await?;
+                    self.publish_apart(&rows, republished(reason), error, rounds)
+                        .await?;
                 }
                 published => _ = published?,
             }
@@ -131,8 +174,8 @@ impl Outbox {
         Ok(is_full)
     }
 
-    /// Publishes the rows of each partition apart, and puts off those of partitions that take nothing. An error if no
-    /// partition takes anything: then the bus is away.
+    /// Publishes the rows of each partition apart, and puts off those of partitions that take
+    /// nothing. An error if no partition takes anything: then the bus is away.
     async fn publish_apart(
         &self,
         rows: &[(&TaskRow, Turn)],
@@ -142,7 +185,10 @@ impl Outbox {
     ) -> Result<(), Error> {
         let mut partitions: BTreeMap<u32, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
         for (row, turn) in rows {
-            partitions.entry(row.partition).or_default().push((*row, *turn));
+            partitions
+                .entry(row.partition)
+                .or_default()
+                .push((*row, *turn));
         }
         let mut away = Vec::new();
         if partitions.len() == 1 {
@@ -157,7 +203,9 @@ impl Outbox {
             for (partition, refused, published) in join_all(publish).await {
                 rounds.refused.extend(refused);
                 match published {
-                    Err(Error::Publish(publishing::Error::Bus(error))) if error.is_transient() => away.push(partition),
+                    Err(Error::Publish(publishing::Error::Bus(error))) if error.is_transient() => {
+                        away.push(partition)
+                    }
                     published => _ = published?,
                 }
             }
@@ -165,22 +213,34 @@ impl Outbox {
         if away.is_empty() {
             return Ok(());
         }
-        if away.len() == partitions.len() && (away.len() > 1 || self.bus.partitions(Topic::Pipeline) == 1) {
+        if away.len() == partitions.len()
+            && (away.len() > 1 || self.bus.partitions(Topic::Pipeline) == 1)
+        {
             return Err(publishing::Error::Bus(error).into());
         }
-        tracing::warn!("partitions {away:?} of the bus take nothing, and their tasks wait for {AWAY_FOR:?}: {error}");
+        tracing::warn!(
+            "partitions {away:?} of the bus take nothing, and their tasks wait for {AWAY_FOR:?}: {error}"
+        );
         let rows = rows.iter().filter(|(row, _)| away.contains(&row.partition));
         self.put_off(rows.map(|(row, _)| row.id).collect()).await?;
-        rounds.away.extend(away.into_iter().map(|partition| (partition, Instant::now())));
+        rounds.away.extend(
+            away.into_iter()
+                .map(|partition| (partition, Instant::now())),
+        );
         Ok(())
     }
 
     async fn put_off(&self, ids: Vec<TaskId>) -> Result<(), Error> {
         let until = self.clock.now_unix_ms().saturating_add(millis(AWAY_FOR));
-        if ids.is_empty() { Ok(()) } else { Ok(self.store.put_off(&ids, until).await?) }
+        if ids.is_empty() {
+            Ok(())
+        } else {
+            Ok(self.store.put_off(&ids, until).await?)
+        }
     }
 
-    /// Makes fresh rows due now that are due much later. They were stored while the clock was ahead.
+    /// Makes fresh rows due now that are due much later. They were stored while the clock was
+    /// ahead.
     async fn bring_forward(&self, cx: &Loop) -> Result<(), Error> {
         let now = self.clock.now_unix_ms();
         // Twice the time: rows that are stored meanwhile are due a little later than the others.
@@ -188,7 +248,10 @@ impl Outbox {
         let soon = now.saturating_add(millis(twice));
         let (mut after, mut rows) = (None, 0);
         loop {
-            let page = self.store.bring_forward(soon, now, after, LOOKED_AT_ONCE).await?;
+            let page = self
+                .store
+                .bring_forward(soon, now, after, LOOKED_AT_ONCE)
+                .await?;
             (after, rows) = (page.next, rows + page.rows);
             cx.beat();
             if after.is_none() || cx.stop.is_cancelled() {
@@ -196,7 +259,9 @@ impl Outbox {
             }
         }
         if rows > 0 {
-            tracing::info!("{rows} tasks were due at a time that the clock has stepped back from: they are due now");
+            tracing::info!(
+                "{rows} tasks were due at a time that the clock has stepped back from: they are due now"
+            );
         }
         Ok(())
     }

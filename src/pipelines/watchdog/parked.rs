@@ -1,4 +1,5 @@
-//! Parked rows go out when their queue has room: into the queue where this process takes the shortcut, else to the bus.
+//! Parked rows go out when their queue has room: into the queue where this process takes the
+//! shortcut, else to the bus.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,8 +24,8 @@ use crate::{
     telemetry::metrics::{self, Republished},
 };
 
-/// When released tasks are late, the watchdog asks whether the topic was made anew. Then no reader ever reaches their
-/// offsets.
+/// When released tasks are late, the watchdog asks whether the topic was made anew. Then no reader
+/// ever reaches their offsets.
 const LATE: Duration = Duration::from_secs(10);
 
 /// The pages of one queue that are released before other queues have their turn.
@@ -67,7 +68,16 @@ type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
 
 impl Parked {
     pub(super) fn new(context: &Context, forgets: &Forgets) -> Self {
-        let Context { store, bus, queue, gates, shortcut, clock, settings, .. } = context.clone();
+        let Context {
+            store,
+            bus,
+            queue,
+            gates,
+            shortcut,
+            clock,
+            settings,
+            ..
+        } = context.clone();
         let republish = Republish::new(context);
         Self {
             store,
@@ -98,8 +108,8 @@ impl Parked {
         !self.on_their_way.is_empty()
     }
 
-    /// Releases parked tasks of queues that have room again, in turn. Opens the gate of a queue that has none parked.
-    /// Answers whether any queue may have room for more.
+    /// Releases parked tasks of queues that have room again, in turn. Opens the gate of a queue
+    /// that has none parked. Answers whether any queue may have room for more.
     pub(super) async fn release(
         &mut self,
         refused: &mut HashSet<TaskId>,
@@ -107,7 +117,15 @@ impl Parked {
         cx: &Loop,
     ) -> Result<bool, Error> {
         self.follow_released().await?;
-        let (mut round, mut has_more) = (Round { refused, failing, until: Instant::now() + ROUND, cx }, false);
+        let (mut round, mut has_more) = (
+            Round {
+                refused,
+                failing,
+                until: Instant::now() + ROUND,
+                cx,
+            },
+            false,
+        );
         for queue in self.in_turn() {
             if self.is_over(&round) {
                 has_more = true;
@@ -115,7 +133,8 @@ impl Parked {
             }
             self.last = Some(queue.clone());
             // The tasks that were released last are not counted in their shards yet.
-            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue, round.failing).await {
+            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue, round.failing).await
+            {
                 continue;
             }
             if self.release_of(&queue, &mut round).await? {
@@ -124,7 +143,8 @@ impl Parked {
                 self.gates.open(&queue);
             }
         }
-        // SQL and the bus have answered. The queues of the closed gates may all have shards that fail.
+        // SQL and the bus have answered. The queues of the closed gates may all have shards that
+        // fail.
         failing.end_part("release tasks into");
         Ok(has_more)
     }
@@ -138,28 +158,47 @@ impl Parked {
         queues
     }
 
-    /// Answers true if other rows have their turn, or Redis has little memory left: a task with room in its queue may
-    /// have none there.
+    /// Answers true if other rows have their turn, or Redis has little memory left: a task with
+    /// room in its queue may have none there.
     fn is_over(&self, round: &Round<'_>) -> bool {
         self.gates.is_short() || Instant::now() >= round.until || round.cx.stop.is_cancelled()
     }
 
-    /// Releases the parked tasks that a queue with room surely takes, and at least a page. Answers whether there was
-    /// any.
+    /// Releases the parked tasks that a queue with room surely takes, and at least a page. Answers
+    /// whether there was any.
     ///
-    /// Behind tasks that go by the bus, the next ones wait until the fanout has committed these, at a tick. Workers
-    /// would wait, too, if they were few.
-    async fn release_of(&mut self, queue: &QueueName, round: &mut Round<'_>) -> Result<bool, Error> {
-        let (settings, page) = (self.settings.queues.get(queue), self.settings.watchdog.batch_max);
+    /// Behind tasks that go by the bus, the next ones wait until the fanout has committed these, at
+    /// a tick. Workers would wait, too, if they were few.
+    async fn release_of(
+        &mut self,
+        queue: &QueueName,
+        round: &mut Round<'_>,
+    ) -> Result<bool, Error> {
+        let (settings, page) = (
+            self.settings.queues.get(queue),
+            self.settings.watchdog.batch_max,
+        );
         // `Stats::has_room` keeps a tenth free.
-        let room = [settings.high_water_tasks / 10, settings.high_water_bytes / 10];
+        let room = [
+            settings.high_water_tasks / 10,
+            settings.high_water_bytes / 10,
+        ];
         let (mut released, partitions) = ([0, 0], self.bus.partitions(Topic::Pipeline));
         for _ in 0..PAGES_AT_ONCE {
             // Before the rows are read.
             let fences = match &self.shortcut {
-                Some(shortcut) if self.refusals.get(queue).is_none_or(|count| *count < REFUSED_OFTEN) => {
+                Some(shortcut)
+                    if self
+                        .refusals
+                        .get(queue)
+                        .is_none_or(|count| *count < REFUSED_OFTEN) =>
+                {
                     let alone = Arc::clone(&self.forgets).lock_owned().await;
-                    Some((shortcut.clone(), shortcut.fences(self.shards_of(queue)).await, alone))
+                    Some((
+                        shortcut.clone(),
+                        shortcut.fences(self.shards_of(queue)).await,
+                        alone,
+                    ))
                 }
                 _ => None,
             };
@@ -172,7 +211,9 @@ impl Parked {
                 // A bus that began anew may have fewer partitions than the task knew.
                 row.is_as_new
                     && partition < partitions
-                    && fences.as_ref().is_some_and(|(_, known, _)| known.has(partition))
+                    && fences
+                        .as_ref()
+                        .is_some_and(|(_, known, _)| known.has(partition))
             };
             let (passing, others): (Vec<_>, Vec<_>) = parked.iter().partition(may_pass);
             let is_full = match fences {
@@ -184,7 +225,8 @@ impl Parked {
                         round.failing.note::<()>(&shard, began, Err(error.into()));
                         released.is_full = true;
                     }
-                    self.follow(queue, &passing, released, round.refused).await?
+                    self.follow(queue, &passing, released, round.refused)
+                        .await?
                 }
                 None => {
                     self.refusals.remove(queue);
@@ -194,7 +236,10 @@ impl Parked {
             self.publish(queue, &others, round.refused).await?;
             round.cx.beat();
             released[0] += parked.len() as u64;
-            released[1] += parked.iter().map(|row| row.task.weight() as u64).sum::<u64>();
+            released[1] += parked
+                .iter()
+                .map(|row| row.task.weight() as u64)
+                .sum::<u64>();
             if is_full || released[0] >= room[0] || released[1] >= room[1] || self.is_over(round) {
                 break;
             }
@@ -211,9 +256,16 @@ impl Parked {
         if rows.is_empty() {
             return Ok(());
         }
-        let last = self.republish.publish(&pairs(rows), Republished::Unparked, refused).await?;
+        let last = self
+            .republish
+            .publish(&pairs(rows), Republished::Unparked, refused)
+            .await?;
         let now = self.clock.now();
-        self.on_their_way.entry(queue.clone()).or_insert_with(|| (Last::new(), now)).0.extend(last);
+        self.on_their_way
+            .entry(queue.clone())
+            .or_insert_with(|| (Last::new(), now))
+            .0
+            .extend(last);
         Ok(())
     }
 
@@ -222,7 +274,12 @@ impl Parked {
         &mut self,
         queue: &QueueName,
         rows: &[&OutboxRow],
-        Released { published, is_full, has_moved, .. }: Released,
+        Released {
+            published,
+            is_full,
+            has_moved,
+            ..
+        }: Released,
         refused: &mut HashSet<TaskId>,
     ) -> Result<bool, Error> {
         match has_moved {
@@ -230,12 +287,23 @@ impl Parked {
             false => _ = self.refusals.remove(queue),
         }
         if !published.is_empty() {
-            match self.store.mark_published(self.bus.generation(), &published).await {
+            match self
+                .store
+                .mark_published(self.bus.generation(), &published)
+                .await
+            {
                 Err(error) if error.is_refusal() => {
                     // By the bus each is marked alone, and the queue knows them.
-                    let done: HashSet<TaskId> =
-                        published.iter().flat_map(|some| &some.tasks).map(|(task, _)| *task).collect();
-                    let rows: Vec<_> = rows.iter().filter(|row| done.contains(&row.task.id)).copied().collect();
+                    let done: HashSet<TaskId> = published
+                        .iter()
+                        .flat_map(|some| &some.tasks)
+                        .map(|(task, _)| *task)
+                        .collect();
+                    let rows: Vec<_> = rows
+                        .iter()
+                        .filter(|row| done.contains(&row.task.id))
+                        .copied()
+                        .collect();
                     self.publish(queue, &rows, refused).await?;
                 }
                 marked => {
@@ -249,7 +317,11 @@ impl Parked {
     }
 
     fn shards_of(&self, queue: &QueueName) -> Vec<ShardId> {
-        self.queue.shards_of(queue).iter().map(|shard| shard.id.clone()).collect()
+        self.queue
+            .shards_of(queue)
+            .iter()
+            .map(|shard| shard.id.clone())
+            .collect()
     }
 
     /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
@@ -264,20 +336,29 @@ impl Parked {
             !released.is_empty()
         });
         let now = self.clock.now();
-        for (released, since) in self.on_their_way.values_mut().filter(|(_, since)| now - *since > LATE) {
+        for (released, since) in self
+            .on_their_way
+            .values_mut()
+            .filter(|(_, since)| now - *since > LATE)
+        {
             for (partition, last) in released.clone() {
-                if self.bus.lies_beyond(Topic::Pipeline, partition, last).await? {
+                if self
+                    .bus
+                    .lies_beyond(Topic::Pipeline, partition, last)
+                    .await?
+                {
                     released.remove(&partition);
                 }
             }
             *since = now;
         }
-        self.on_their_way.retain(|_, (released, _)| !released.is_empty());
+        self.on_their_way
+            .retain(|_, (released, _)| !released.is_empty());
         Ok(())
     }
 
-    /// Whether every shard of the queue is below nine tenths of its high water. One that does not answer holds up no
-    /// other queue.
+    /// Whether every shard of the queue is below nine tenths of its high water. One that does not
+    /// answer holds up no other queue.
     async fn has_room(&self, queue: &QueueName, failing: &mut Failing<Error>) -> bool {
         let settings = self.settings.queues.get(queue);
         for shard in self.queue.shards_of(queue) {

@@ -1,12 +1,15 @@
-//! The rebuild of shards: one walk over their unfinished tasks in SQL, which publishes them again and changes no row.
+//! The rebuild of shards: one walk over their unfinished tasks in SQL, which publishes them again
+//! and changes no row.
 //!
-//! Each shard is open in Redis, and reads behind the end that `pipeline` had before the walk began. So a task may come
-//! twice: by the walk, and by its inserter, the outbox or another walk. All records of the walk are flagged `again`:
-//! the fanout drops a task that SQL shows final and carries the credits of the others, and the queue ignores a task
-//! that has a record. The walk may begin anew at any time, and repeats only work.
+//! Each shard is open in Redis, and reads behind the end that `pipeline` had before the walk began.
+//! So a task may come twice: by the walk, and by its inserter, the outbox or another walk. All
+//! records of the walk are flagged `again`: the fanout drops a task that SQL shows final and
+//! carries the credits of the others, and the queue ignores a task that has a record. The walk may
+//! begin anew at any time, and repeats only work.
 //!
-//! In the end one row per shard says where its tasks were published (`Store::end_rebuild`). It is written behind the
-//! last record: a place that no record has would keep the reconciler from missing a task.
+//! In the end one row per shard says where its tasks were published (`Store::end_rebuild`). It is
+//! written behind the last record: a place that no record has would keep the reconciler from
+//! missing a task.
 
 use std::{
     collections::VecDeque,
@@ -31,7 +34,8 @@ use crate::{
 
 /// Tasks that the walk looks at in one page.
 const PAGE: u32 = 2000;
-/// Pages that are published and that the fanout has not read. The bus may be Redis, whose memory is dear.
+/// Pages that are published and that the fanout has not read. The bus may be Redis, whose memory is
+/// dear.
 const PAGES_IN_FLIGHT: usize = 8;
 /// How often the walk asks how far the fanout has read, and whether Redis has memory.
 const ASK_EVERY: Duration = Duration::from_millis(10);
@@ -52,8 +56,21 @@ type InFlight = VecDeque<Last>;
 
 impl Rebuild {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { store, bus, queue, publisher, gates, .. } = context.clone();
-        Self { store, bus, queue: queue.upkeep, publisher, gates }
+        let Context {
+            store,
+            bus,
+            queue,
+            publisher,
+            gates,
+            ..
+        } = context.clone();
+        Self {
+            store,
+            bus,
+            queue: queue.upkeep,
+            publisher,
+            gates,
+        }
     }
 
     /// Publishes all tasks of these shards, and ends the rebuild.
@@ -63,9 +80,12 @@ impl Rebuild {
         let (mut tasks, mut credited) = (0, 0);
         let mut page = self.store.rebuild_page(rebuilding, None, PAGE).await?;
         loop {
-            self.wait_for_room(&mut in_flight, &mut doubt_at, cx).await?;
-            let (published, next) =
-                tokio::try_join!(self.publish(&page.tasks), self.page_behind(rebuilding, page.next.as_ref()))?;
+            self.wait_for_room(&mut in_flight, &mut doubt_at, cx)
+                .await?;
+            let (published, next) = tokio::try_join!(
+                self.publish(&page.tasks),
+                self.page_behind(rebuilding, page.next.as_ref())
+            )?;
             (tasks, credited) = (tasks + page.tasks.len() as u64, credited + page.credited);
             metrics::watchdog_handled(Watched::Republished, page.tasks.len());
             cx.beat();
@@ -85,9 +105,15 @@ impl Rebuild {
         Ok(())
     }
 
-    async fn page_behind(&self, rebuilding: &Rebuilding, after: Option<&Walked>) -> Result<Option<RebuildPage>, Error> {
+    async fn page_behind(
+        &self,
+        rebuilding: &Rebuilding,
+        after: Option<&Walked>,
+    ) -> Result<Option<RebuildPage>, Error> {
         match after {
-            Some(_) => Ok(Some(self.store.rebuild_page(rebuilding, after, PAGE).await?)),
+            Some(_) => Ok(Some(
+                self.store.rebuild_page(rebuilding, after, PAGE).await?,
+            )),
             None => Ok(None),
         }
     }
@@ -106,10 +132,17 @@ impl Rebuild {
         }
     }
 
-    /// Waits while too many pages are in flight, or Redis has little memory left: the fanout would park every task.
+    /// Waits while too many pages are in flight, or Redis has little memory left: the fanout would
+    /// park every task.
     ///
-    /// Looks for another lost shard now and then, also while there is room: nobody else does so during the walk.
-    async fn wait_for_room(&self, in_flight: &mut InFlight, doubt_at: &mut Instant, cx: &Loop) -> Result<(), Error> {
+    /// Looks for another lost shard now and then, also while there is room: nobody else does so
+    /// during the walk.
+    async fn wait_for_room(
+        &self,
+        in_flight: &mut InFlight,
+        doubt_at: &mut Instant,
+        cx: &Loop,
+    ) -> Result<(), Error> {
         loop {
             if cx.stop.is_cancelled() {
                 return Err(Error::Stopping);
@@ -117,10 +150,10 @@ impl Rebuild {
             if in_flight.len() >= PAGES_IN_FLIGHT {
                 let committed = self.bus.committed(Topic::Pipeline).await?;
                 let read = |partition: u32| committed.get(partition as usize).copied().flatten();
-                while in_flight
-                    .front()
-                    .is_some_and(|page| page.iter().all(|(partition, at)| read(*partition) >= Some(*at)))
-                {
+                while in_flight.front().is_some_and(|page| {
+                    page.iter()
+                        .all(|(partition, at)| read(*partition) >= Some(*at))
+                }) {
                     in_flight.pop_front();
                 }
             }
@@ -136,14 +169,22 @@ impl Rebuild {
         }
     }
 
-    /// Looks for a reason why the fanout never reads the pages in flight. The error makes the watchdog begin anew.
+    /// Looks for a reason why the fanout never reads the pages in flight. The error makes the
+    /// watchdog begin anew.
     async fn check_fanout(&self, in_flight: &InFlight) -> Result<(), Error> {
         // The fanout waits for every shard of its partitions.
-        if !without_generation(&self.queue, self.queue.shards()).await?.is_empty() {
+        if !without_generation(&self.queue, self.queue.shards())
+            .await?
+            .is_empty()
+        {
             return Err(Error::LostMeanwhile);
         }
         for (partition, at) in in_flight.front().into_iter().flatten() {
-            if self.bus.lies_beyond(Topic::Pipeline, *partition, *at).await? {
+            if self
+                .bus
+                .lies_beyond(Topic::Pipeline, *partition, *at)
+                .await?
+            {
                 return Err(Error::PipelineMadeAnew);
             }
         }
@@ -157,6 +198,9 @@ impl Rebuild {
             offset: last.get(&shard.number).copied(),
         });
         let rebuilt: Vec<Rebuilt> = rebuilt.collect();
-        Ok(self.store.end_rebuild(self.bus.generation(), &rebuilt).await?)
+        Ok(self
+            .store
+            .end_rebuild(self.bus.generation(), &rebuilt)
+            .await?)
     }
 }

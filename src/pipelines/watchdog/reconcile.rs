@@ -24,12 +24,14 @@ use crate::{
 const PAGE: u32 = 10_000;
 /// Batches of which those are removed that no task needs.
 const BATCHES: u32 = 1000;
-/// The pause after a page, in the time that the page took. So comparing takes a tenth of the time, however slow SQL is.
+/// The pause after a page, in the time that the page took. So comparing takes a tenth of the time,
+/// however slow SQL is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Tasks younger than this, or than `republish_after`, are not looked for: most are done before.
 const YOUNG: Duration = Duration::from_secs(5);
-/// How often all shards are asked whether they have a generation. Each round asks those in which something happens.
+/// How often all shards are asked whether they have a generation. Each round asks those in which
+/// something happens.
 const ALL_EVERY: Duration = Duration::from_secs(30);
 /// Tasks in one transaction.
 const AT_ONCE: usize = 1000;
@@ -58,12 +60,32 @@ struct Place {
 
 impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, settings, clock, .. } = context.clone();
+        let Context {
+            store,
+            bus,
+            queue,
+            settings,
+            clock,
+            ..
+        } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
         let published = Published::new(Arc::clone(&store), queue.shards, bus);
-        let (every, young) = (settings.watchdog.reconcile_every, settings.watchdog.republish_after.min(YOUNG));
+        let (every, young) = (
+            settings.watchdog.reconcile_every,
+            settings.watchdog.republish_after.min(YOUNG),
+        );
         let (queue, lead, place) = (queue.upkeep, lead.clone(), Arc::default());
-        Self { store, published, queue, every, young, clock, lost_shards, lead, place }
+        Self {
+            store,
+            published,
+            queue,
+            every,
+            young,
+            clock,
+            lost_shards,
+            lead,
+            place,
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -73,7 +95,11 @@ impl Reconcile {
             let (started, now) = (Instant::now(), cx.clock().now());
             // An empty shard loses nothing but its generation, so it is asked rarely.
             let all = all_asked.is_none_or(|at| now - at >= ALL_EVERY);
-            let shards = if all { self.queue.shards() } else { self.queue.awake_shards() };
+            let shards = if all {
+                self.queue.shards()
+            } else {
+                self.queue.awake_shards()
+            };
             self.lost_shards.bring_back(shards, &cx).await?;
             if all {
                 all_asked = Some(now);
@@ -99,24 +125,42 @@ impl Reconcile {
         Ok(last.map(|last| end_of_walk(last, self.clock.now_unix_ms(), self.young)))
     }
 
-    /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other one.
+    /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other
+    /// one.
     async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
         let (after, upto) = {
             let place = self.place.lock();
             (place.after.clone(), place.upto)
         };
-        let Some(upto) = (if upto.is_some() { upto } else { self.end_of_walk().await? }) else { return Ok(()) };
-        let stretch = Stretch { queue: None, after: after.as_ref(), upto };
-        let page = self.published.page(stretch, PAGE, &mut Failed::OfLoop(failing)).await?;
+        let Some(upto) = (if upto.is_some() {
+            upto
+        } else {
+            self.end_of_walk().await?
+        }) else {
+            return Ok(());
+        };
+        let stretch = Stretch {
+            queue: None,
+            after: after.as_ref(),
+            upto,
+        };
+        let page = self
+            .published
+            .page(stretch, PAGE, &mut Failed::OfLoop(failing))
+            .await?;
         let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
-            tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
+            tracing::warn!(
+                "{} tasks are in SQL and not in Redis: they go out again",
+                missing.len()
+            );
         }
         for missing in missing.chunks(AT_ONCE) {
             self.store.unpublish(missing, Unpublished::Missing).await?;
             metrics::watchdog_handled(Watched::Republished, missing.len());
         }
-        // Redis has just said which shards have a generation. The page may be of one queue, whose shards fail.
+        // Redis has just said which shards have a generation. The page may be of one queue, whose
+        // shards fail.
         failing.end_part("compare with SQL");
         let mut place = self.place.lock();
         place.upto = page.next.as_ref().map(|_| upto);
@@ -129,7 +173,11 @@ impl Reconcile {
 fn end_of_walk(last: TaskId, now_unix_ms: i64, young: Duration) -> TaskId {
     let old = now_unix_ms.saturating_sub(millis(young));
     // An id of the future is of another clock, or this one was set back. Then age says nothing.
-    if last.created_unix_ms() > now_unix_ms { last } else { TaskId::first_of(old) }
+    if last.created_unix_ms() > now_unix_ms {
+        last
+    } else {
+        TaskId::first_of(old)
+    }
 }
 
 #[cfg(test)]

@@ -26,20 +26,33 @@ pub(super) struct Republish {
 
 impl Republish {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { store, publisher, letters, filter, clock, .. } = context.clone();
-        Self { store, publisher, letters, filter, clock }
+        let Context {
+            store,
+            publisher,
+            letters,
+            filter,
+            clock,
+            ..
+        } = context.clone();
+        Self {
+            store,
+            publisher,
+            letters,
+            filter,
+            clock,
+        }
     }
 
-    /// Publishes rows, and ends tasks that are too large for the bus. Adds rows that SQL refuses to mark to `refused`.
-    /// Answers the last offset per partition.
+    /// Publishes rows, and ends tasks that are too large for the bus. Adds rows that SQL refuses to
+    /// mark to `refused`. Answers the last offset per partition.
     pub(super) async fn publish(
         &self,
         rows: &[(&TaskRow, Turn)],
         why: Republished,
         refused: &mut HashSet<TaskId>,
     ) -> Result<Last, Error> {
-        // A scheduled row was not published before, unless it is late. Any other may have been, a fresh one just before
-        // its mark.
+        // A scheduled row was not published before, unless it is late. Any other may have been, a
+        // fresh one just before its mark.
         let again = why != Republished::Scheduled;
         let outcome = self.publisher.publish_around_refused(rows, again).await?;
         let published = rows.len() - outcome.stay.len() - outcome.too_large.len();
@@ -49,15 +62,22 @@ impl Republish {
         Ok(outcome.last)
     }
 
-    /// Makes tasks dead that the bus does not take. After a crash behind the letters, they are sent again.
-    async fn give_up(&self, rows: &[(&TaskRow, Turn)], too_large: &[(TaskId, String)]) -> Result<(), Error> {
+    /// Makes tasks dead that the bus does not take. After a crash behind the letters, they are sent
+    /// again.
+    async fn give_up(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        too_large: &[(TaskId, String)],
+    ) -> Result<(), Error> {
         if too_large.is_empty() {
             return Ok(());
         }
         let at_unix_ms = self.clock.now_unix_ms();
         let (mut letters, mut deaths, mut keys) = (Vec::new(), Vec::new(), Vec::new());
         for (id, reason) in too_large {
-            let Some((task, _)) = rows.iter().find(|(task, _)| task.id == *id) else { continue };
+            let Some((task, _)) = rows.iter().find(|(task, _)| task.id == *id) else {
+                continue;
+            };
             tracing::error!(%id, "task {id} cannot be published, and is dead: {reason}");
             letters.push(DeadLetter {
                 reason: reason.clone(),
@@ -68,14 +88,24 @@ impl Republish {
                 ..Default::default()
             });
             let (reason, history) = (reason.clone(), Vec::new());
-            deaths.push(Settlement::Died { id: *id, reason, attempts: 0, history, epoch: None, at_unix_ms });
+            deaths.push(Settlement::Died {
+                id: *id,
+                reason,
+                attempts: 0,
+                history,
+                epoch: None,
+                at_unix_ms,
+            });
             keys.push((task.queue.clone(), task.key_hash));
         }
         self.letters.send(letters).await?;
         self.store.settle(&deaths).await?;
         metrics::watchdog_handled(Watched::Dead, too_large.len());
         if let Err(error) = self.filter.forget(&keys).await {
-            tracing::debug!("could not take {} keys out of the filter: {error}", keys.len());
+            tracing::debug!(
+                "could not take {} keys out of the filter: {error}",
+                keys.len()
+            );
         }
         Ok(())
     }

@@ -14,8 +14,8 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks, letters or attempts that one transaction removes: few, so that nobody waits long for it; more while there are
-/// many and a page is quick, as a database on another machine needs it.
+/// Tasks, letters or attempts that one transaction removes: few, so that nobody waits long for it;
+/// more while there are many and a page is quick, as a database on another machine needs it.
 const REMOVED_AT_ONCE: u32 = 256;
 const REMOVED_AT_MOST: u32 = 2048;
 const QUICK: Duration = Duration::from_millis(50);
@@ -35,9 +35,22 @@ pub(super) struct Retention {
 
 impl Retention {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, settings, .. } = context.clone();
-        let Watchdog { retention, letter_retention, history_retention, .. } = settings.watchdog;
-        Self { store, retention, letter_retention, history_retention, lead: lead.clone() }
+        let Context {
+            store, settings, ..
+        } = context.clone();
+        let Watchdog {
+            retention,
+            letter_retention,
+            history_retention,
+            ..
+        } = settings.watchdog;
+        Self {
+            store,
+            retention,
+            letter_retention,
+            history_retention,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -48,28 +61,47 @@ impl Retention {
             let age = |retention: Duration| retention.saturating_sub(cx.clock().skipped());
             let mut is_full = false;
             if !self.retention.is_zero() {
-                let removed = self.store.remove_finished(age(self.retention), most).await?;
+                let removed = self
+                    .store
+                    .remove_finished(age(self.retention), most)
+                    .await?;
                 metrics::watchdog_handled(Watched::Removed, count(removed));
                 is_full |= removed == u64::from(most);
             }
             if !self.letter_retention.is_zero() {
-                let letters = self.store.remove_old_letters(age(self.letter_retention), most).await?;
+                let letters = self
+                    .store
+                    .remove_old_letters(age(self.letter_retention), most)
+                    .await?;
                 is_full |= letters == u64::from(most);
             }
             if !self.history_retention.is_zero() {
-                let attempts = self.store.remove_old_failures(age(self.history_retention), most).await?;
+                let attempts = self
+                    .store
+                    .remove_old_failures(age(self.history_retention), most)
+                    .await?;
                 metrics::history_removed(attempts);
                 is_full |= attempts == u64::from(most);
             }
             metrics::watchdog_step("retention", started.elapsed());
             cx.beat();
             most = next_page(most, is_full, started.elapsed());
-            // The loop works at most half of the time, so that others reach the database, however much is due.
+            // The loop works at most half of the time, so that others reach the database, however
+            // much is due.
             let wait = match is_full {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
                 false => {
-                    let kept = [self.retention, self.letter_retention, self.history_retention];
-                    (kept.into_iter().filter(|kept| !kept.is_zero()).min().unwrap_or_default() / 10)
+                    let kept = [
+                        self.retention,
+                        self.letter_retention,
+                        self.history_retention,
+                    ];
+                    (kept
+                        .into_iter()
+                        .filter(|kept| !kept.is_zero())
+                        .min()
+                        .unwrap_or_default()
+                        / 10)
                         .clamp(SHORTEST, LONGEST)
                 }
             };
@@ -99,7 +131,10 @@ mod tests {
         assert_eq!(next_page(256, true, quick), 512);
         assert_eq!(next_page(2048, true, quick), 2048);
         assert_eq!(next_page(512, true, QUICK), 512);
-        assert_eq!([next_page(512, true, slow), next_page(256, true, slow)], [256, 256]);
+        assert_eq!(
+            [next_page(512, true, slow), next_page(256, true, slow)],
+            [256, 256]
+        );
         assert_eq!(next_page(2048, false, quick), 256);
     }
 }

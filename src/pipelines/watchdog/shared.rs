@@ -12,20 +12,39 @@ use crate::{
 
 impl Context {
     pub(super) fn changing(&self) -> Changing {
-        let Self { store, queue, filter, bus, clock, settings, .. } = self.clone();
-        Changing::new(store, queue.upkeep.changer(), filter, bus, clock, &settings.watchdog)
+        let Self {
+            store,
+            queue,
+            filter,
+            bus,
+            clock,
+            settings,
+            ..
+        } = self.clone();
+        Changing::new(
+            store,
+            queue.upkeep.changer(),
+            filter,
+            bus,
+            clock,
+            &settings.watchdog,
+        )
     }
 }
 
 /// Held while a shard is closed or brought back.
 pub(super) type MovesShards = Arc<tokio::sync::Mutex<()>>;
 
-/// Held while finished tasks are forgotten, and from the look at a fence to the release behind it: what this process
-/// forgets does not refuse what it releases.
+/// Held while finished tasks are forgotten, and from the look at a fence to the release behind it:
+/// what this process forgets does not refuse what it releases.
 pub(super) type Forgets = Arc<tokio::sync::Mutex<()>>;
 
 pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
-    LookFor { max_age, grace: settings.grace, horizon: settings.horizon }
+    LookFor {
+        max_age,
+        grace: settings.grace,
+        horizon: settings.horizon,
+    }
 }
 
 pub(super) fn count(number: u64) -> usize {
@@ -33,8 +52,14 @@ pub(super) fn count(number: u64) -> usize {
 }
 
 /// The shards among these that Redis has no generation for.
-pub(super) async fn without_generation(queue: &Upkeep, shards: Vec<ShardId>) -> Result<Vec<ShardId>, Error> {
+pub(super) async fn without_generation(
+    queue: &Upkeep,
+    shards: Vec<ShardId>,
+) -> Result<Vec<ShardId>, Error> {
     let generations = queue.generations(&shards).await?;
-    let lost = shards.into_iter().zip(generations).filter(|(_, generation)| generation.is_none());
+    let lost = shards
+        .into_iter()
+        .zip(generations)
+        .filter(|(_, generation)| generation.is_none());
     Ok(lost.map(|(shard, _)| shard).collect())
 }

@@ -12,9 +12,11 @@ use crate::{
 
 /// Elements per lane that one sweep looks at.
 pub(super) const SWEEP: usize = 512;
-/// How often a shard with spent elements or pointers is swept, unless the sweep before found so many.
+/// How often a shard with spent elements or pointers is swept, unless the sweep before found so
+/// many.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
-/// How long a shard is left out whose sweep removed nothing, unless a look shows a change. Changes may cancel out.
+/// How long a shard is left out whose sweep removed nothing, unless a look shows a change. Changes
+/// may cancel out.
 const LEFT_OUT: Duration = Duration::from_secs(30);
 
 /// The last sweep of each shard.
@@ -36,7 +38,11 @@ fn state(look: &Look) -> State {
 
 impl Sweep {
     fn leaves_out(&self, look: &Look, now: Instant) -> bool {
-        let pause = if self.in_vain == Some(state(look)) { LEFT_OUT } else { SWEEP_EVERY };
+        let pause = if self.in_vain == Some(state(look)) {
+            LEFT_OUT
+        } else {
+            SWEEP_EVERY
+        };
         now.saturating_duration_since(self.at) < pause
     }
 }
@@ -45,10 +51,21 @@ impl Sweeps {
     /// Answers true if the caller is to sweep the shard now, and notes that it does.
     pub(super) fn begin(&mut self, shard: &ShardId, look: &Look, now: Instant) -> bool {
         let may_find = look.spent > 0 || look.pointers > 0;
-        if !may_find || self.0.get(shard).is_some_and(|sweep| sweep.leaves_out(look, now)) {
+        if !may_find
+            || self
+                .0
+                .get(shard)
+                .is_some_and(|sweep| sweep.leaves_out(look, now))
+        {
             return false;
         }
-        self.0.insert(shard.clone(), Sweep { at: now, in_vain: None });
+        self.0.insert(
+            shard.clone(),
+            Sweep {
+                at: now,
+                in_vain: None,
+            },
+        );
         true
     }
 
@@ -67,7 +84,11 @@ impl Sweeps {
     /// Forgets sweeps that leave out no shard any more.
     pub(super) fn forget_old(&mut self, now: Instant) {
         self.0.retain(|_, sweep| {
-            let pause = if sweep.in_vain.is_some() { LEFT_OUT } else { SWEEP_EVERY };
+            let pause = if sweep.in_vain.is_some() {
+                LEFT_OUT
+            } else {
+                SWEEP_EVERY
+            };
             now.saturating_duration_since(sweep.at) < pause
         });
     }
@@ -79,7 +100,10 @@ mod tests {
     use crate::model::QueueName;
 
     fn shard() -> ShardId {
-        ShardId { queue: QueueName::new("q").unwrap(), number: 0 }
+        ShardId {
+            queue: QueueName::new("q").unwrap(),
+            number: 0,
+        }
     }
 
     /// How many of the looks, a quarter of a second apart, are followed by a sweep that does this.
@@ -101,23 +125,63 @@ mod tests {
 
     const fn look(spent: u64, open: u64, pointers: u64) -> Look {
         let (next, is_idle) = (None, false);
-        Look { is_idle, expires: false, promotes: false, next, spent, pointers, outbox: 0, settles: false, open }
+        Look {
+            is_idle,
+            expires: false,
+            promotes: false,
+            next,
+            spent,
+            pointers,
+            outbox: 0,
+            settles: false,
+            open,
+        }
     }
 
     #[test]
     fn a_shard_is_swept_while_that_removes_something() {
-        assert_eq!(sweeps(&[SPENT; 100], Swept { moved: 1, pointers: 0 }), 100);
-        assert_eq!(sweeps(&[SPENT; 100], Swept { moved: 0, pointers: 1 }), 100);
-        assert_eq!(sweeps(&[look(0, 1, 0); 100], Swept::default()), 0, "there is nothing to remove");
+        assert_eq!(
+            sweeps(
+                &[SPENT; 100],
+                Swept {
+                    moved: 1,
+                    pointers: 0
+                }
+            ),
+            100
+        );
+        assert_eq!(
+            sweeps(
+                &[SPENT; 100],
+                Swept {
+                    moved: 0,
+                    pointers: 1
+                }
+            ),
+            100
+        );
+        assert_eq!(
+            sweeps(&[look(0, 1, 0); 100], Swept::default()),
+            0,
+            "there is nothing to remove"
+        );
     }
 
     #[test]
     fn a_shard_whose_sweep_removes_nothing_is_left_out_until_a_look_shows_a_change() {
         let nothing = Swept::default();
         assert_eq!(sweeps(&[SPENT; 100], nothing), 1);
-        assert_eq!(sweeps(&[SPENT; 400], nothing), 4, "each half minute: changes may cancel out");
+        assert_eq!(
+            sweeps(&[SPENT; 400], nothing),
+            4,
+            "each half minute: changes may cancel out"
+        );
         for changed in [look(2, 1, 0), look(1, 0, 0), look(1, 2, 0), look(1, 1, 1)] {
-            assert_eq!(sweeps(&[&[SPENT; 9][..], &[changed; 9]].concat(), nothing), 2, "{changed:?}");
+            assert_eq!(
+                sweeps(&[&[SPENT; 9][..], &[changed; 9]].concat(), nothing),
+                2,
+                "{changed:?}"
+            );
         }
     }
 
@@ -127,7 +191,10 @@ mod tests {
         let page = SWEEP as u64;
         for (moved, pointers, goes_on) in [(page, 0, true), (0, page, true), (page - 1, 0, false)] {
             assert!(sweeps.begin(&shard(), &SPENT, now));
-            assert_eq!(sweeps.end(&shard(), &SPENT, Swept { moved, pointers }), goes_on);
+            assert_eq!(
+                sweeps.end(&shard(), &SPENT, Swept { moved, pointers }),
+                goes_on
+            );
         }
         assert!(!sweeps.begin(&shard(), &SPENT, now));
     }

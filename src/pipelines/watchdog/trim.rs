@@ -25,8 +25,15 @@ pub(super) struct Trim {
 impl Trim {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { bus, settings, .. } = context.clone();
-        let keep = Keep { age: settings.topic_retention, records: settings.topic_retention_records };
-        Self { bus, keep, lead: lead.clone() }
+        let keep = Keep {
+            age: settings.topic_retention,
+            records: settings.topic_retention_records,
+        };
+        Self {
+            bus,
+            keep,
+            lead: lead.clone(),
+        }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -36,7 +43,9 @@ impl Trim {
             for topic in Topic::ALL {
                 match self.bus.trim(topic, self.keep).await {
                     Ok(0) => {}
-                    Ok(trimmed) => tracing::debug!(%topic, "deleted {trimmed} old records of {topic}"),
+                    Ok(trimmed) => {
+                        tracing::debug!(%topic, "deleted {trimmed} old records of {topic}")
+                    }
                     Err(error) if error.is_lost() => return Err(error.into()),
                     // A leader of this topic is away, and perhaps of no other one.
                     Err(error) => failed = failed.and(Err(error)),

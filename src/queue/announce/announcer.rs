@@ -73,13 +73,14 @@ impl Announcer {
         }
     }
 
-    /// The present time of announcements. A step that others may follow at once takes it before it begins, so that what
-    /// follows is later.
+    /// The present time of announcements. A step that others may follow at once takes it before it
+    /// begins, so that what follows is later.
     pub fn now_unix_ms(&self) -> i64 {
         self.0.clock.now_unix_ms()
     }
 
-    /// Tells those that watch the queue, soon. Costs a look at two flags when nobody watches anything.
+    /// Tells those that watch the queue, soon. Costs a look at two flags when nobody watches
+    /// anything.
     pub fn announce(
         &self,
         queue: &QueueName,
@@ -89,12 +90,21 @@ impl Announcer {
         if !self.is_wanted() {
             return;
         }
-        let interest = match self.0.always.get().is_some_and(|always| always.is_on(queue)) {
+        let interest = match self
+            .0
+            .always
+            .get()
+            .is_some_and(|always| always.is_on(queue))
+        {
             true => Some(Interest::All),
             false => self.0.wanted.read().get(queue).copied(),
         };
         let Some(interest) = interest else { return };
-        let news = news.map(|(id, status)| News { id, status, at_unix_ms });
+        let news = news.map(|(id, status)| News {
+            id,
+            status,
+            at_unix_ms,
+        });
         let news = news.filter(|news| interest == Interest::All || news.is_end());
         let mut waiting = self.0.waiting.lock();
         let of_queue = waiting.entry(queue.clone()).or_default();
@@ -120,7 +130,11 @@ impl Announcer {
     }
 
     /// Watches tasks. Take it, *then* read the tasks.
-    pub fn watch(&self, of: Vec<(QueueName, Vec<TaskId>)>, interest: Interest) -> Result<Watch, Full> {
+    pub fn watch(
+        &self,
+        of: Vec<(QueueName, Vec<TaskId>)>,
+        interest: Interest,
+    ) -> Result<Watch, Full> {
         let queues: Vec<QueueName> = of.iter().map(|(queue, _)| queue.clone()).collect();
         let watch = Watch::new(self.0.watchers.clone(), of, interest)?;
         self.want(&queues, interest);
@@ -145,7 +159,9 @@ impl Announcer {
                 None => is_new = true,
             }
         }
-        self.0.is_wanted.store(!wanted.is_empty(), Ordering::Relaxed);
+        self.0
+            .is_wanted
+            .store(!wanted.is_empty(), Ordering::Relaxed);
         drop(wanted);
         if is_new {
             self.0.look.notify_one();

@@ -37,10 +37,11 @@ const GAPS_AT_ONCE: usize = 256;
 const MESSAGE: usize = 1_000;
 
 impl Announcer {
-    /// Publishes what was announced, at each tick. A message without changes tells all processes of a gap.
+    /// Publishes what was announced, at each tick. A message without changes tells all processes of
+    /// a gap.
     ///
-    /// Crash window: killed between a message that failed and that of its gap, watchers of a queue miss those changes,
-    /// and nobody says so. Watchers of tasks ask SQL and Redis.
+    /// Crash window: killed between a message that failed and that of its gap, watchers of a queue
+    /// miss those changes, and nobody says so. Watchers of tasks ask SQL and Redis.
     pub(in crate::queue) async fn publish(&self, cx: &Loop) -> Result<()> {
         loop {
             let has_gaps = !self.0.gaps.lock().is_empty();
@@ -52,10 +53,18 @@ impl Announcer {
             let gaps = std::mem::take(&mut *self.0.gaps.lock());
             let waiting = std::mem::take(&mut *self.0.waiting.lock());
             let messages = waiting.iter().flat_map(|(queue, news)| {
-                news.chunks(MESSAGE).map(move |news| (keys::events_channel(self.0.redis.prefix(), queue), queue, news))
+                news.chunks(MESSAGE).map(move |news| {
+                    (
+                        keys::events_channel(self.0.redis.prefix(), queue),
+                        queue,
+                        news,
+                    )
+                })
             });
             let sent = messages.map(|(channel, queue, news)| async move {
-                let news_of = news.iter().map(|news| (news.id, news.status, news.at_unix_ms));
+                let news_of = news
+                    .iter()
+                    .map(|news| (news.id, news.status, news.at_unix_ms));
                 let message = wire::status_changes(queue, news_of);
                 let mut publish = redis::cmd("PUBLISH");
                 publish.arg(channel).arg(&message[..]);
@@ -66,7 +75,11 @@ impl Announcer {
                 sent.map_err(|error| (queue.clone(), error))
             });
             // They are hints: watchers ask SQL and Redis, too.
-            for (queue, error) in future::join_all(sent).await.into_iter().filter_map(std::result::Result::err) {
+            for (queue, error) in future::join_all(sent)
+                .await
+                .into_iter()
+                .filter_map(std::result::Result::err)
+            {
                 tracing::debug!("could not announce what happened to tasks: {error}");
                 self.0.gaps.lock().insert(queue);
             }
@@ -78,7 +91,8 @@ impl Announcer {
         }
     }
 
-    /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now waits.
+    /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now
+    /// waits.
     async fn tell_gaps(&self, gaps: HashSet<QueueName>, cx: &Loop) {
         let gaps: Vec<QueueName> = gaps.into_iter().collect();
         for gaps in gaps.chunks(GAPS_AT_ONCE) {
@@ -90,7 +104,10 @@ impl Announcer {
             });
             let told = future::join_all(told).await;
             let untold = gaps.iter().zip(told).filter(|(_, is_told)| !is_told);
-            self.0.gaps.lock().extend(untold.map(|(queue, _)| queue.clone()));
+            self.0
+                .gaps
+                .lock()
+                .extend(untold.map(|(queue, _)| queue.clone()));
             cx.beat();
         }
     }
@@ -101,14 +118,24 @@ impl Announcer {
         let mut renewed: HashMap<(QueueName, Interest), Instant> = HashMap::new();
         loop {
             let own = self.0.watchers.watched();
-            renewed.retain(|(queue, interest), at| own.get(queue) == Some(interest) && at.elapsed() < RENEW_EVERY);
-            let due = own.iter().filter(|(queue, interest)| !renewed.contains_key(&((*queue).clone(), **interest)));
-            let due: Vec<(QueueName, Interest)> = due.map(|(queue, interest)| (queue.clone(), *interest)).collect();
+            renewed.retain(|(queue, interest), at| {
+                own.get(queue) == Some(interest) && at.elapsed() < RENEW_EVERY
+            });
+            let due = own
+                .iter()
+                .filter(|(queue, interest)| !renewed.contains_key(&((*queue).clone(), **interest)));
+            let due: Vec<(QueueName, Interest)> = due
+                .map(|(queue, interest)| (queue.clone(), *interest))
+                .collect();
             let (now, lease) = (self.now_unix_ms(), millis(LEASE));
             if !due.is_empty() {
-                // Entries that have expired, and those in the far future, which a clock that was set back has left.
-                let (mut old, mut far, mut add) =
-                    (redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZADD"));
+                // Entries that have expired, and those in the far future, which a clock that was
+                // set back has left.
+                let (mut old, mut far, mut add) = (
+                    redis::cmd("ZREMRANGEBYSCORE"),
+                    redis::cmd("ZREMRANGEBYSCORE"),
+                    redis::cmd("ZADD"),
+                );
                 old.arg(&key).arg("-inf").arg(now - lease);
                 far.arg(&key).arg(now + 2 * lease).arg("+inf");
                 add.arg(&key);
@@ -142,11 +169,14 @@ impl Announcer {
             let known = all.entry(queue).or_insert(interest);
             *known = (*known).max(interest);
         }
-        self.0.is_wanted.store(!all.is_empty(), std::sync::atomic::Ordering::Relaxed);
+        self.0
+            .is_wanted
+            .store(!all.is_empty(), std::sync::atomic::Ordering::Relaxed);
         *wanted = all;
     }
 
-    /// Hears announcements while this process has watchers, until the stop; an error when the connection ends.
+    /// Hears announcements while this process has watchers, until the stop; an error when the
+    /// connection ends.
     pub(in crate::queue) async fn listen(&self, cx: &Loop) -> Result<()> {
         loop {
             while self.0.watchers.watched().is_empty() {
@@ -174,18 +204,21 @@ impl Announcer {
                 return Ok(false);
             }
             for queue in self.0.watchers.unheard() {
-                in_time(sink.subscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
+                in_time(sink.subscribe(keys::events_channel(self.0.redis.prefix(), &queue)))
+                    .await?;
                 self.0.watchers.hears(queue);
             }
             for queue in self.0.watchers.take_left() {
-                in_time(sink.unsubscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
+                in_time(sink.unsubscribe(keys::events_channel(self.0.redis.prefix(), &queue)))
+                    .await?;
             }
             loop {
                 let message = tokio::select! {
                     message = cx.idle(messages.next()) => message,
                     () = self.0.watchers.changed() => break,
                     _ = ping.tick() => {
-                        // Without a ping, a connection whose server vanished looks like one on which nothing happens.
+                        // Without a ping, a connection whose server vanished looks like one on
+                        // which nothing happens.
                         in_time(sink.ping::<redis::Value>()).await?;
                         break;
                     }
@@ -198,15 +231,25 @@ impl Announcer {
 
     /// Tells the watchers of a message.
     fn take_in(&self, message: &redis::Msg, prefix: &str) {
-        let queue = message.get_channel_name().strip_prefix(prefix).and_then(|name| QueueName::new(name).ok());
+        let queue = message
+            .get_channel_name()
+            .strip_prefix(prefix)
+            .and_then(|name| QueueName::new(name).ok());
         let news = wire::read_status_changes(message.get_payload_bytes());
         match (queue, news) {
             (Some(queue), Ok(news)) if news.is_empty() => self.0.watchers.missed(&queue),
             (Some(queue), Ok(news)) => {
-                let news = news.into_iter().map(|(id, status, at_unix_ms)| News { id, status, at_unix_ms });
+                let news = news.into_iter().map(|(id, status, at_unix_ms)| News {
+                    id,
+                    status,
+                    at_unix_ms,
+                });
                 self.0.watchers.hear(&queue, news.collect());
             }
-            (_, news) => tracing::warn!("ignored an announcement that cannot be read: {:?}", news.err()),
+            (_, news) => tracing::warn!(
+                "ignored an announcement that cannot be read: {:?}",
+                news.err()
+            ),
         }
     }
 }

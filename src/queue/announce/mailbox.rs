@@ -10,7 +10,8 @@ use tokio::sync::Notify;
 
 use crate::{model::TaskEvent, telemetry::metrics};
 
-/// A mailbox holds this many words, plus two for each task. When it is full, the watcher reads the tasks again.
+/// A mailbox holds this many words, plus two for each task. When it is full, the watcher reads the
+/// tasks again.
 const ROOM: usize = 64;
 
 /// A word to a watcher of tasks.
@@ -32,7 +33,12 @@ pub(super) struct Mailbox {
 impl Mailbox {
     pub(super) fn new(tasks: usize) -> Self {
         let (told, has_overflowed, notify) = Default::default();
-        Self { told, room: ROOM + 2 * tasks, has_overflowed, notify }
+        Self {
+            told,
+            room: ROOM + 2 * tasks,
+            has_overflowed,
+            notify,
+        }
     }
 
     pub(super) fn put(&self, told: Told) {

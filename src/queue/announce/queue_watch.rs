@@ -8,34 +8,46 @@ use super::{
 };
 use crate::model::{EventId, QueueName, Watched};
 
-/// The interest of one call in a queue. It ends when this is dropped. It holds a place, and no events.
+/// The interest of one call in a queue. It ends when this is dropped. It holds a place, and no
+/// events.
 pub struct QueueWatch {
     watchers: Watchers,
     queue: QueueName,
     ring: Arc<Ring>,
     place: Place,
-    /// The process has heard the queue since before this, or this goes on behind an event of before.
+    /// The process has heard the queue since before this, or this goes on behind an event of
+    /// before.
     has_begun: bool,
 }
 
 impl QueueWatch {
     pub(super) fn new(watchers: Watchers, queue: QueueName) -> Result<Self, Full> {
         let (ring, place, has_begun) = watchers.enter(&queue)?;
-        Ok(Self { watchers, queue, ring, place, has_begun })
+        Ok(Self {
+            watchers,
+            queue,
+            ring,
+            place,
+            has_begun,
+        })
     }
 
     /// Goes on behind this event. False where the process does not have it.
     pub fn resume(&mut self, last: &EventId) -> bool {
-        let Some(place) = self.ring.behind(last) else { return false };
+        let Some(place) = self.ring.behind(last) else {
+            return false;
+        };
         (self.place, self.has_begun) = (place, true);
         true
     }
 
-    /// Waits until the process hears the queue, and begins then. Without this, a watch that is the first of its queue
-    /// is told of a gap when the process hears it.
+    /// Waits until the process hears the queue, and begins then. Without this, a watch that is the
+    /// first of its queue is told of a gap when the process hears it.
     pub async fn begin(&mut self) {
         if !self.has_begun {
-            self.ring.until(|| self.watchers.is_heard(&self.queue)).await;
+            self.ring
+                .until(|| self.watchers.is_heard(&self.queue))
+                .await;
             (self.place, self.has_begun) = (self.ring.behind_gap(), true);
         }
     }
@@ -68,7 +80,12 @@ mod tests {
     }
 
     fn queued(at_unix_ms: i64) -> TaskEvent {
-        TaskEvent { id: TaskId::new(), queue: queue(), status: TaskStatus::Queued, at_unix_ms }
+        TaskEvent {
+            id: TaskId::new(),
+            queue: queue(),
+            status: TaskStatus::Queued,
+            at_unix_ms,
+        }
     }
 
     fn watch(watchers: &Watchers) -> QueueWatch {
@@ -88,9 +105,20 @@ mod tests {
             watchers.tell((0..100).map(|_| queued(n)).collect(), true);
         }
         // The told events, and the held ones.
-        assert!(watchers.waiting() <= 2 * ROOM, "{} events", watchers.waiting());
-        assert!(all.iter().all(|watch| Arc::ptr_eq(&watch.ring, &all[0].ring)));
-        assert!(size_of::<QueueWatch>() <= 64, "{} bytes of a watcher", size_of::<QueueWatch>());
+        assert!(
+            watchers.waiting() <= 2 * ROOM,
+            "{} events",
+            watchers.waiting()
+        );
+        assert!(
+            all.iter()
+                .all(|watch| Arc::ptr_eq(&watch.ring, &all[0].ring))
+        );
+        assert!(
+            size_of::<QueueWatch>() <= 64,
+            "{} bytes of a watcher",
+            size_of::<QueueWatch>()
+        );
         for watch in &mut all {
             assert_eq!(watch.next().await, Err(TooSlow));
         }
@@ -105,7 +133,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_watcher_of_a_queue_begins_where_the_process_hears_it_and_a_later_gap_is_told() {
+    async fn the_first_watcher_of_a_queue_begins_where_the_process_hears_it_and_a_later_gap_is_told()
+     {
         let watchers = Watchers::default();
         let mut first = watch(&watchers);
         let mut hasty = watch(&watchers);
@@ -123,13 +152,20 @@ mod tests {
         };
         let (of_first, ()) = tokio::join!(begun, hears);
         assert_eq!(of_first, [Watched::Event(next.clone())]);
-        // The hasty watcher did not wait for the beginning: something before the gap may be missing.
+        // The hasty watcher did not wait for the beginning: something before the gap may be
+        // missing.
         assert_eq!(told(&mut hasty).await[0], Watched::Gap);
         let mut second = watch(&watchers);
         second.begin().await;
         watchers.missed(&queue());
-        assert_eq!((told(&mut first).await, told(&mut second).await), (vec![Watched::Gap], vec![Watched::Gap]));
-        assert!(!second.resume(&next.event_id()), "nobody goes on behind an event from before a gap");
+        assert_eq!(
+            (told(&mut first).await, told(&mut second).await),
+            (vec![Watched::Gap], vec![Watched::Gap])
+        );
+        assert!(
+            !second.resume(&next.event_id()),
+            "nobody goes on behind an event from before a gap"
+        );
         // A connection that ended is not heard any more.
         watchers.hears_nothing();
         assert!(!watchers.is_heard(&queue()));
@@ -148,9 +184,17 @@ mod tests {
         let event = queued(1);
         let first = watch(&watchers);
         watchers.tell(vec![event.clone()], true);
-        let ends = Watch::new(watchers.clone(), vec![(queue(), Vec::new())], Interest::Ends).unwrap();
+        let ends = Watch::new(
+            watchers.clone(),
+            vec![(queue(), Vec::new())],
+            Interest::Ends,
+        )
+        .unwrap();
         drop(first);
-        assert!(watch(&watchers).resume(&event.event_id()), "the queue stays watched for a while");
+        assert!(
+            watch(&watchers).resume(&event.event_id()),
+            "the queue stays watched for a while"
+        );
         watchers.stop_lingering(&queue());
         assert!(!watch(&watchers).resume(&event.event_id()));
         drop(ends);

@@ -1,7 +1,7 @@
 //! The events of a queue, kept once for all of its watchers.
 //!
-//! Each watcher has a place in the ring. An event waits [`HOLD`] for earlier ones, because processes have ticks of
-//! their own; then it is told, and all watchers see the same order.
+//! Each watcher has a place in the ring. An event waits [`HOLD`] for earlier ones, because
+//! processes have ticks of their own; then it is told, and all watchers see the same order.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,9 +22,11 @@ use crate::{
 
 /// How long an event waits, at least, for earlier ones of other steps and of other processes.
 pub(super) const HOLD: Duration = Duration::from_millis(50);
-/// The told events of a queue, and those that are held. A watcher whose next event is no longer here is too slow.
+/// The told events of a queue, and those that are held. A watcher whose next event is no longer
+/// here is too slow.
 pub(super) const ROOM: usize = 10_000;
-/// The events of all queues, some 60 bytes each. While there are more, a queue keeps its share of them only.
+/// The events of all queues, some 60 bytes each. While there are more, a queue keeps its share of
+/// them only.
 const ROOM_OF_ALL: usize = 500_000;
 /// The events among which one that was told before is known.
 const KNOWN: usize = 1_000;
@@ -57,7 +59,11 @@ impl Total {
     }
 
     fn room(&self) -> usize {
-        if self.is_crowded() { self.share() } else { ROOM }
+        if self.is_crowded() {
+            self.share()
+        } else {
+            ROOM
+        }
     }
 }
 
@@ -112,23 +118,37 @@ impl Last {
 }
 
 impl Known {
-    /// True for what came before, and for a step back: from the end of its task, or from a later status that watchers
-    /// have been told. One that is still held will be put in order.
+    /// True for what came before, and for a step back: from the end of its task, or from a later
+    /// status that watchers have been told. One that is still held will be put in order.
     fn has(&self, event: &TaskEvent) -> bool {
         self.last.get(&event.id).is_some_and(|last| {
             let is_passed = last.is_told && event.status.rank() < last.status.rank();
-            let is_back = (last.status.is_final() || is_passed) && event.at_unix_ms <= last.at_unix_ms;
+            let is_back =
+                (last.status.is_final() || is_passed) && event.at_unix_ms <= last.at_unix_ms;
             event.status == last.status || is_back
         })
     }
 
     fn note(&mut self, event: &TaskEvent) {
         self.keep(KNOWN - 1);
-        let TaskEvent { id, status, at_unix_ms, .. } = *event;
+        let TaskEvent {
+            id,
+            status,
+            at_unix_ms,
+            ..
+        } = *event;
         // One that is held and comes later in the order stays the last.
-        let is_before = |last: &Last| !last.is_told && event.order() < (last.at_unix_ms, last.status.rank());
+        let is_before =
+            |last: &Last| !last.is_told && event.order() < (last.at_unix_ms, last.status.rank());
         if !self.last.get(&id).is_some_and(is_before) {
-            self.last.insert(id, Last { status, at_unix_ms, is_told: false });
+            self.last.insert(
+                id,
+                Last {
+                    status,
+                    at_unix_ms,
+                    is_told: false,
+                },
+            );
         }
         self.events.push_back((id, status, at_unix_ms));
     }
@@ -173,7 +193,10 @@ impl State {
     }
 
     fn end(&self) -> Place {
-        Place { next: self.first + self.told.len() as u64, from: self.arrival }
+        Place {
+            next: self.first + self.told.len() as u64,
+            from: self.arrival,
+        }
     }
 
     fn keep(&mut self, count: usize) {
@@ -185,7 +208,9 @@ impl State {
     /// Tells what was held up to this place in the order, sorted.
     fn release(&mut self, upto: Option<(i64, u8)>) {
         self.held.sort_by_key(|held| held.event.order());
-        let count = self.held.partition_point(|held| Some(held.event.order()) <= upto);
+        let count = self
+            .held
+            .partition_point(|held| Some(held.event.order()) <= upto);
         for Held { event, arrival, .. } in self.held.drain(..count) {
             self.known.note_told(&event);
             self.told.push_back(Word::Event(event, arrival));
@@ -206,11 +231,18 @@ impl State {
         if self.held.len() >= room {
             // Too many to wait: the earlier half goes on.
             self.held.sort_by_key(|held| held.event.order());
-            let middle = self.held.get(self.held.len() / 2).map(|held| held.event.order());
+            let middle = self
+                .held
+                .get(self.held.len() / 2)
+                .map(|held| held.event.order());
             self.release(middle);
         }
         self.known.note(&event);
-        self.held.push(Held { event, arrival: self.arrival, since: now });
+        self.held.push(Held {
+            event,
+            arrival: self.arrival,
+            since: now,
+        });
         self.arrival += 1;
         self.hear_at.get_or_insert(now + HOLD);
     }
@@ -225,7 +257,11 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn new(total: Arc<Total>) -> Self {
         total.rings.fetch_add(1, Ordering::Relaxed);
-        Self { state: Mutex::default(), wake: Notify::new(), total }
+        Self {
+            state: Mutex::default(),
+            wake: Notify::new(),
+            total,
+        }
     }
 
     /// Changes the state, and counts its events.
@@ -235,9 +271,13 @@ impl Ring {
         let answer = change(&mut state);
         let after = state.len();
         if after >= before {
-            self.total.events.fetch_add(after - before, Ordering::Relaxed);
+            self.total
+                .events
+                .fetch_add(after - before, Ordering::Relaxed);
         } else {
-            self.total.events.fetch_sub(before - after, Ordering::Relaxed);
+            self.total
+                .events
+                .fetch_sub(before - after, Ordering::Relaxed);
         }
         answer
     }
@@ -300,17 +340,28 @@ impl Ring {
     /// The place behind an event, if the ring has it.
     pub(super) fn behind(&self, last: &EventId) -> Option<Place> {
         let state = self.state.lock();
-        let counts = |event: &TaskEvent, arrival: u64| arrival >= state.behind_gap.from && event.event_id() == *last;
+        let counts = |event: &TaskEvent, arrival: u64| {
+            arrival >= state.behind_gap.from && event.event_id() == *last
+        };
         let place = state.told.iter().position(|word| match word {
             Word::Event(event, arrival) => counts(event, *arrival),
             Word::Gap => false,
         });
         if let Some(place) = place {
-            return Some(Place { next: state.first + place as u64 + 1, from: 0 });
+            return Some(Place {
+                next: state.first + place as u64 + 1,
+                from: 0,
+            });
         }
         // Another process has told it already.
-        let held = state.held.iter().find(|held| counts(&held.event, held.arrival))?;
-        Some(Place { from: held.arrival + 1, ..state.end() })
+        let held = state
+            .held
+            .iter()
+            .find(|held| counts(&held.event, held.arrival))?;
+        Some(Place {
+            from: held.arrival + 1,
+            ..state.end()
+        })
     }
 
     /// Takes the next words at a place.
@@ -319,17 +370,25 @@ impl Ring {
             state.hear(now);
             state.keep(ROOM);
             let Some(skip) = place.next.checked_sub(state.first) else {
-                metrics::events_dropped(usize::try_from(state.first - place.next).unwrap_or(usize::MAX));
+                metrics::events_dropped(
+                    usize::try_from(state.first - place.next).unwrap_or(usize::MAX),
+                );
                 return Err(TooSlow);
             };
             let mut words = Vec::new();
-            for word in state.told.iter().skip(usize::try_from(skip).unwrap_or(usize::MAX)) {
+            for word in state
+                .told
+                .iter()
+                .skip(usize::try_from(skip).unwrap_or(usize::MAX))
+            {
                 if words.len() >= AT_ONCE {
                     break;
                 }
                 place.next += 1;
                 match word {
-                    Word::Event(event, arrival) if *arrival >= place.from => words.push(Watched::Event(event.clone())),
+                    Word::Event(event, arrival) if *arrival >= place.from => {
+                        words.push(Watched::Event(event.clone()))
+                    }
                     Word::Event(..) => {}
                     Word::Gap => words.push(Watched::Gap),
                 }

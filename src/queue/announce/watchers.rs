@@ -51,7 +51,9 @@ pub enum Interest {
 
 /// The process has no room for another watcher.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{MOST} calls watch tasks already, and there may be no more in this process; try again later")]
+#[error(
+    "{MOST} calls watch tasks already, and there may be no more in this process; try again later"
+)]
 pub struct Full;
 
 /// The watchers of a task.
@@ -79,12 +81,19 @@ impl OfQueue {
     }
 
     fn interest(&self) -> Option<Interest> {
-        let lingers = self.left.and_then(|(since, interest)| interest.filter(|_| since.elapsed() < LINGER));
-        let now = if self.all > 0 { Some(Interest::All) } else { (self.ends > 0).then_some(Interest::Ends) };
+        let lingers = self
+            .left
+            .and_then(|(since, interest)| interest.filter(|_| since.elapsed() < LINGER));
+        let now = if self.all > 0 {
+            Some(Interest::All)
+        } else {
+            (self.ends > 0).then_some(Interest::Ends)
+        };
         now.max(lingers)
     }
 
-    /// Drops the ring while nobody watches all events. Steps then announce only ends, so the ring would have gaps.
+    /// Drops the ring while nobody watches all events. Steps then announce only ends, so the ring
+    /// would have gaps.
     fn forget_unless_all(&mut self) {
         if self.interest() != Some(Interest::All) {
             self.ring = None;
@@ -127,7 +136,9 @@ impl Map {
 
     fn leave(&mut self, queue: &QueueName, interest: Interest) {
         let lingers = self.queues.len() <= MOST_LINGERING;
-        let Some(of_queue) = self.queues.get_mut(queue) else { return };
+        let Some(of_queue) = self.queues.get_mut(queue) else {
+            return;
+        };
         let before = of_queue.interest();
         *of_queue.count(interest) -= 1;
         if of_queue.interest() != before {
@@ -157,12 +168,19 @@ impl Watchers {
     /// The queues of which something is watched, or was a moment ago.
     pub(super) fn watched(&self) -> HashMap<QueueName, Interest> {
         let mut map = self.0.map.lock();
-        map.queues.retain(|_, of_queue| of_queue.interest().is_some());
+        map.queues
+            .retain(|_, of_queue| of_queue.interest().is_some());
         map.queues.values_mut().for_each(OfQueue::forget_unless_all);
         if self.0.total.is_crowded() {
-            map.queues.values().filter_map(|of_queue| of_queue.ring.as_ref()).for_each(|ring| ring.shrink());
+            map.queues
+                .values()
+                .filter_map(|of_queue| of_queue.ring.as_ref())
+                .for_each(|ring| ring.shrink());
         }
-        map.queues.iter().filter_map(|(queue, of)| Some((queue.clone(), of.interest()?))).collect()
+        map.queues
+            .iter()
+            .filter_map(|(queue, of)| Some((queue.clone(), of.interest()?)))
+            .collect()
     }
 
     pub(super) async fn asked(&self) {
@@ -195,10 +213,23 @@ impl Watchers {
         let mut hints = Vec::with_capacity(news.len());
         {
             let map = self.0.map.lock();
-            let watches_all = map.queues.get(queue).is_some_and(|of_queue| of_queue.whole > 0);
-            for News { id, status, at_unix_ms } in news {
+            let watches_all = map
+                .queues
+                .get(queue)
+                .is_some_and(|of_queue| of_queue.whole > 0);
+            for News {
+                id,
+                status,
+                at_unix_ms,
+            } in news
+            {
                 match status {
-                    Some(status) => hints.push(TaskEvent { id, queue: queue.clone(), status, at_unix_ms }),
+                    Some(status) => hints.push(TaskEvent {
+                        id,
+                        queue: queue.clone(),
+                        status,
+                        at_unix_ms,
+                    }),
                     None if watches_all || map.tasks.contains_key(&id) => unclear.push(id),
                     None => {}
                 }
@@ -217,13 +248,24 @@ impl Watchers {
             let map = self.0.map.lock();
             for event in events {
                 if let Some(boxes) = map.tasks.get(&event.id) {
-                    let told = if are_hints { Told::Hint(event.clone()) } else { Told::Truth(event.clone()) };
+                    let told = if are_hints {
+                        Told::Hint(event.clone())
+                    } else {
+                        Told::Truth(event.clone())
+                    };
                     to_tasks.push((Arc::clone(boxes), told));
                 }
-                let Some(ring) = map.queues.get(&event.queue).and_then(|of_queue| of_queue.ring.as_ref()) else {
+                let Some(ring) = map
+                    .queues
+                    .get(&event.queue)
+                    .and_then(|of_queue| of_queue.ring.as_ref())
+                else {
                     continue;
                 };
-                match to_queues.last_mut().filter(|(last, _)| Arc::ptr_eq(last, ring)) {
+                match to_queues
+                    .last_mut()
+                    .filter(|(last, _)| Arc::ptr_eq(last, ring))
+                {
                     Some((_, events)) => events.push(event),
                     None => to_queues.push((Arc::clone(ring), vec![event])),
                 }
@@ -240,7 +282,13 @@ impl Watchers {
 
     /// Announcements of the queue may have been missed.
     pub(super) fn missed(&self, queue: &QueueName) {
-        let ring = self.0.map.lock().queues.get(queue).and_then(|of_queue| of_queue.ring.clone());
+        let ring = self
+            .0
+            .map
+            .lock()
+            .queues
+            .get(queue)
+            .and_then(|of_queue| of_queue.ring.clone());
         if let Some(ring) = ring {
             ring.gap();
         }
@@ -251,14 +299,23 @@ impl Watchers {
     /// The queues that are watched, and not heard yet.
     pub(super) fn unheard(&self) -> Vec<QueueName> {
         let map = self.0.map.lock();
-        map.queues.keys().filter(|queue| !map.heard.contains(*queue)).cloned().collect()
+        map.queues
+            .keys()
+            .filter(|queue| !map.heard.contains(*queue))
+            .cloned()
+            .collect()
     }
 
     /// The channel of the queue is heard from now on. Announcements of before were missed.
     pub(super) fn hears(&self, queue: QueueName) {
         let mut map = self.0.map.lock();
-        // Before anybody is told that it is heard: a watcher that waits for that begins behind the gap.
-        if let Some(ring) = map.queues.get(&queue).and_then(|of_queue| of_queue.ring.as_ref()) {
+        // Before anybody is told that it is heard: a watcher that waits for that begins behind the
+        // gap.
+        if let Some(ring) = map
+            .queues
+            .get(&queue)
+            .and_then(|of_queue| of_queue.ring.as_ref())
+        {
             ring.gap();
         }
         map.heard.insert(queue);
@@ -268,7 +325,9 @@ impl Watchers {
     pub(super) fn take_left(&self) -> Vec<QueueName> {
         let mut map = self.0.map.lock();
         let Map { heard, queues, .. } = &mut *map;
-        heard.extract_if(|queue| !queues.contains_key(queue)).collect()
+        heard
+            .extract_if(|queue| !queues.contains_key(queue))
+            .collect()
     }
 
     /// The connection has ended: nothing is heard.
@@ -289,7 +348,9 @@ impl Watchers {
         let is_heard = map.heard.contains(queue);
         let of_queue = map.enter(queue, Interest::All);
         of_queue.whole += 1;
-        let ring = of_queue.ring.get_or_insert_with(|| Arc::new(Ring::new(Arc::clone(&self.0.total))));
+        let ring = of_queue
+            .ring
+            .get_or_insert_with(|| Arc::new(Ring::new(Arc::clone(&self.0.total))));
         let (ring, place) = (Arc::clone(ring), ring.end());
         self.0.changed.notify_one();
         Ok((ring, place, is_heard))
@@ -319,7 +380,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(watchers: Watchers, of: Vec<(QueueName, Vec<TaskId>)>, interest: Interest) -> Result<Self, Full> {
+    pub(super) fn new(
+        watchers: Watchers,
+        of: Vec<(QueueName, Vec<TaskId>)>,
+        interest: Interest,
+    ) -> Result<Self, Full> {
         let mailbox = Arc::new(Mailbox::new(of.iter().map(|(_, ids)| ids.len()).sum()));
         {
             let mut map = watchers.0.map.lock();
@@ -332,7 +397,12 @@ impl Watch {
             }
             watchers.0.changed.notify_one();
         }
-        Ok(Self { watchers, mailbox, of, interest })
+        Ok(Self {
+            watchers,
+            mailbox,
+            of,
+            interest,
+        })
     }
 
     /// The words since the last call; waits until there is one. The second part: some were dropped.

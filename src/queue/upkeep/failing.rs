@@ -16,8 +16,8 @@ const LEFT_OUT_FOR_HELP: Duration = Duration::from_secs(60);
 /// Shards of one round that the log names.
 const NAMED: usize = 10;
 
-/// A loop's shards that failed. Each is left out for as long as its failure took, so that the others have at least half
-/// of the loop's time.
+/// A loop's shards that failed. Each is left out for as long as its failure took, so that the
+/// others have at least half of the loop's time.
 #[derive(Debug)]
 pub struct Failing<E> {
     until: HashMap<ShardId, Instant>,
@@ -36,13 +36,19 @@ pub struct FailedRound<E> {
 
 impl<E> Default for Failing<E> {
     fn default() -> Self {
-        Self { until: HashMap::new(), failed: Vec::new(), done: 0 }
+        Self {
+            until: HashMap::new(),
+            failed: Vec::new(),
+            done: 0,
+        }
     }
 }
 
 impl<E: Display> Failing<E> {
     pub fn leaves_out(&self, shard: &ShardId) -> bool {
-        self.until.get(shard).is_some_and(|until| Instant::now() < *until)
+        self.until
+            .get(shard)
+            .is_some_and(|until| Instant::now() < *until)
     }
 
     /// Notes the outcome of a shard's turn that began at `began`.
@@ -55,7 +61,10 @@ impl<E: Display> Failing<E> {
             }
             Err(error) => {
                 let pause = began.elapsed().clamp(LEFT_OUT, LEFT_OUT_AT_MOST);
-                let is_new = self.until.insert(shard.clone(), Instant::now() + pause).is_none();
+                let is_new = self
+                    .until
+                    .insert(shard.clone(), Instant::now() + pause)
+                    .is_none();
                 self.failed.push((shard.clone(), error, is_new));
                 None
             }
@@ -64,7 +73,10 @@ impl<E: Display> Failing<E> {
 
     /// Notes a failure that only somebody's help ends, and that says nothing of the other shards.
     pub fn needs_help(&mut self, shard: &ShardId, error: E) {
-        let is_new = self.until.insert(shard.clone(), Instant::now() + LEFT_OUT_FOR_HELP).is_none();
+        let is_new = self
+            .until
+            .insert(shard.clone(), Instant::now() + LEFT_OUT_FOR_HELP)
+            .is_none();
         self.failed.push((shard.clone(), error, is_new));
         self.done += 1;
     }
@@ -74,7 +86,8 @@ impl<E: Display> Failing<E> {
         self.failed.iter().map(|(shard, ..)| shard)
     }
 
-    /// Ends a round. An error when some shards failed and none was done: then the shards are not the cause.
+    /// Ends a round. An error when some shards failed and none was done: then the shards are not
+    /// the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         if self.done == 0 && !self.failed.is_empty() {
             self.until.clear();
@@ -86,14 +99,20 @@ impl<E: Display> Failing<E> {
         Ok(())
     }
 
-    /// Ends a part of a round that has done other things, too. So the shards that failed are the cause, even if all
-    /// failed.
+    /// Ends a part of a round that has done other things, too. So the shards that failed are the
+    /// cause, even if all failed.
     pub fn end_part(&mut self, step: &'static str) {
         let now = Instant::now();
         // A shard that has not failed again for long is gone.
-        self.until.retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
+        self.until
+            .retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
         self.done = 0;
-        for (shard, error, _) in self.failed.drain(..).filter(|(.., is_new)| *is_new).take(NAMED) {
+        for (shard, error, _) in self
+            .failed
+            .drain(..)
+            .filter(|(.., is_new)| *is_new)
+            .take(NAMED)
+        {
             tracing::warn!(%shard, "cannot {step} {shard}, which is tried again from time to time: {error:#}");
         }
     }
@@ -104,7 +123,10 @@ mod tests {
     use super::*;
 
     fn shard(number: u32) -> ShardId {
-        ShardId { queue: crate::model::QueueName::new("q").unwrap(), number }
+        ShardId {
+            queue: crate::model::QueueName::new("q").unwrap(),
+            number,
+        }
     }
 
     #[test]
@@ -116,7 +138,11 @@ mod tests {
         assert_eq!([0, 1].map(|n| failing.leaves_out(&shard(n))), [false, true]);
 
         failing.note::<()>(&shard(1), began, Err("no"));
-        let FailedRound { step, shard: failed, cause } = failing.end_round("tend").unwrap_err();
+        let FailedRound {
+            step,
+            shard: failed,
+            cause,
+        } = failing.end_round("tend").unwrap_err();
         assert_eq!((step, failed, cause), ("tend", shard(1), "no"));
         failing.note(&shard(1), began, Ok(()));
         assert!(!failing.leaves_out(&shard(1)) && failing.end_round("tend").is_ok());
@@ -126,6 +152,9 @@ mod tests {
 
         failing.note::<()>(&shard(0), began, Err("no"));
         failing.end_part("tend");
-        assert!(failing.leaves_out(&shard(0)) && failing.end_round("tend").is_ok(), "that part is over");
+        assert!(
+            failing.leaves_out(&shard(0)) && failing.end_round("tend").is_ok(),
+            "that part is over"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! For the watchdog and the forwarder: what ran out of time, what is to be reported, which shards close.
+//! For the watchdog and the forwarder: what ran out of time, what is to be reported, which shards
+//! close.
 
 mod failing;
 
@@ -14,24 +15,28 @@ use super::{
     shards::Shards,
     types::{Closing, Event, Expired, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wake::Wake,
-    wire::{items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids, unsigned},
+    wire::{
+        items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids, unsigned,
+    },
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
     redis_pool::{Batch, Call, scripts},
 };
 
-/// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
-/// bus is down.
+/// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it
+/// died, or that the bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
 
-/// Looks a second, about, that Redis has to answer. With more shards than that, older looks will do.
+/// Looks a second, about, that Redis has to answer. With more shards than that, older looks will
+/// do.
 const LOOKS_A_SECOND: usize = 1000;
 
 /// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
 pub struct LookFor {
-    /// A younger look of this process will do, unless something may have become due in the shard since.
+    /// A younger look of this process will do, unless something may have become due in the shard
+    /// since.
     pub max_age: Duration,
     /// Age at which a final record is to be settled.
     pub grace: Duration,
@@ -83,7 +88,8 @@ impl Upkeep {
         Changer(self.0.clone())
     }
 
-    /// Shards that are not empty, in which something has happened, or at which no loop has looked for long.
+    /// Shards that are not empty, in which something has happened, or at which no loop has looked
+    /// for long.
     pub fn awake_shards(&self) -> Vec<ShardId> {
         self.awake().iter().map(|notes| notes.id.clone()).collect()
     }
@@ -92,7 +98,8 @@ impl Upkeep {
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
         let (at, mut looks, mut unseen) = (self.clock().now(), Vec::new(), Vec::new());
         let awake = self.awake();
-        let max_age = look_for.max_age * u32::try_from(awake.len().div_ceil(LOOKS_A_SECOND)).unwrap_or(u32::MAX);
+        let max_age = look_for.max_age
+            * u32::try_from(awake.len().div_ceil(LOOKS_A_SECOND)).unwrap_or(u32::MAX);
         for shard in awake {
             match shard.seen(max_age) {
                 Some(seen) => looks.push((shard.id.clone(), Ok(seen))),
@@ -117,10 +124,18 @@ impl Upkeep {
         looks
     }
 
-    pub async fn expire(&self, shard: &ShardId, most: usize, backoff: &[Duration]) -> Result<Expired> {
+    pub async fn expire(
+        &self,
+        shard: &ShardId,
+        most: usize,
+        backoff: &[Duration],
+    ) -> Result<Expired> {
         let value = self
             .call(&scripts::EXPIRE, shard, 1, |call| {
-                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                call.arg(seed())
+                    .arg(self.wake_channel())
+                    .arg(shard.queue.as_str())
+                    .arg(packed_ms(backoff));
                 call.arg(most).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
             })
             .await?;
@@ -129,19 +144,38 @@ impl Upkeep {
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
         let (expired, dead, undelivered) = (unsigned(n[0]), unsigned(n[1]), unsigned(n[2]));
-        Ok(Expired { expired, dead, undelivered, more: n[3] != 0, next_unix_ms })
+        Ok(Expired {
+            expired,
+            dead,
+            undelivered,
+            more: n[3] != 0,
+            next_unix_ms,
+        })
     }
 
-    /// Offers what is due. A task comes to the shard at most `horizon` before its time, unless a clock was set back.
-    pub async fn promote(&self, shard: &ShardId, most: usize, horizon: Duration) -> Result<Promoted> {
+    /// Offers what is due. A task comes to the shard at most `horizon` before its time, unless a
+    /// clock was set back.
+    pub async fn promote(
+        &self,
+        shard: &ShardId,
+        most: usize,
+        horizon: Duration,
+    ) -> Result<Promoted> {
         let call = |wake: &Wake| {
             let mut call = self.reach(shard).call(&scripts::PROMOTE).of_items(1);
-            call.arg(self.wake_channel()).arg(wake.to_string()).arg(most).arg(ms(horizon));
+            call.arg(self.wake_channel())
+                .arg(wake.to_string())
+                .arg(most)
+                .arg(ms(horizon));
             call
         };
         let read = |answer| {
             let n = numbers(answer, 3)?;
-            Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
+            Ok(Promoted {
+                promoted: unsigned(n[0]),
+                more: n[1] != 0,
+                next_unix_ms: (n[2] >= 0).then_some(n[2]),
+            })
         };
         let count = |done: &Promoted| usize::try_from(done.promoted).unwrap_or(usize::MAX);
         let promoted = self.offer(shard, true, call, read, count).await;
@@ -157,14 +191,18 @@ impl Upkeep {
             })
             .await?;
         let n = numbers(value, 2)?;
-        let swept = Swept { moved: unsigned(n[0]), pointers: unsigned(n[1]) };
+        let swept = Swept {
+            moved: unsigned(n[0]),
+            pointers: unsigned(n[1]),
+        };
         if swept.moved > 0 {
             self.touch(shard);
         }
         Ok(swept)
     }
 
-    /// Final records older than `grace`, the earliest first, of the first `most` entries of the list.
+    /// Final records older than `grace`, the earliest first, of the first `most` entries of the
+    /// list.
     pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Finals> {
         let value = self
             .call(&scripts::FINALS, shard, 1, |call| {
@@ -172,31 +210,62 @@ impl Upkeep {
             })
             .await?;
         let mut answer = items(value)?.into_iter();
-        Ok(Finals { past_ends: number(answer.next())?, ids: task_ids(answer.next())? })
+        Ok(Finals {
+            past_ends: number(answer.next())?,
+            ids: task_ids(answer.next())?,
+        })
     }
 
-    /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its `grace`.
-    pub async fn forget(&self, shard: &ShardId, grace: Duration, settled: &[(TaskId, bool)]) -> Result<u64> {
+    /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its
+    /// `grace`.
+    pub async fn forget(
+        &self,
+        shard: &ShardId,
+        grace: Duration,
+        settled: &[(TaskId, bool)],
+    ) -> Result<u64> {
         let value = self
             .call(&scripts::FORGET, shard, settled.len(), |call| {
-                call.arg(settled.iter().map(|(_, is_settled)| if *is_settled { '1' } else { '0' }).collect::<String>());
-                call.arg(ms(grace)).arg(settled.iter().flat_map(|(id, _)| *id.as_bytes()).collect::<Vec<u8>>());
+                call.arg(
+                    settled
+                        .iter()
+                        .map(|(_, is_settled)| if *is_settled { '1' } else { '0' })
+                        .collect::<String>(),
+                );
+                call.arg(ms(grace)).arg(
+                    settled
+                        .iter()
+                        .flat_map(|(id, _)| *id.as_bytes())
+                        .collect::<Vec<u8>>(),
+                );
             })
             .await?;
         self.touch(shard);
         number(Some(value))
     }
 
-    /// The first entries of the shard's outbox, at most `most` and about `bytes`; none while another process forwards
-    /// them.
-    pub async fn outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Result<Vec<OutboxEntry>> {
-        let value = self.ask_outbox(shard, most, bytes, false).run(&mut self.conn()).await?;
+    /// The first entries of the shard's outbox, at most `most` and about `bytes`; none while
+    /// another process forwards them.
+    pub async fn outbox(
+        &self,
+        shard: &ShardId,
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<OutboxEntry>> {
+        let value = self
+            .ask_outbox(shard, most, bytes, false)
+            .run(&mut self.conn())
+            .await?;
         self.entries(shard, value)
     }
 
-    /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them does not name them.
+    /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them
+    /// does not name them.
     fn entries(&self, shard: &ShardId, value: redis::Value) -> Result<Vec<OutboxEntry>> {
-        let entries: Vec<_> = items(value)?.into_iter().map(outbox_entry).collect::<Result<_>>()?;
+        let entries: Vec<_> = items(value)?
+            .into_iter()
+            .map(outbox_entry)
+            .collect::<Result<_>>()?;
         if entries.is_empty()
             && let Some(shard) = self.shard(shard)
         {
@@ -204,15 +273,19 @@ impl Upkeep {
         }
         for entry in &entries {
             let expired = entry.events.iter().filter_map(|event| match event {
-                Event::Expired { id, dead: false, .. } => Some((*id, None)),
+                Event::Expired {
+                    id, dead: false, ..
+                } => Some((*id, None)),
                 _ => None,
             });
-            self.announcer().announce(&shard.queue, entry.at_unix_ms, expired);
+            self.announcer()
+                .announce(&shard.queue, entry.at_unix_ms, expired);
         }
         Ok(entries)
     }
 
-    /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one exchange.
+    /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one
+    /// exchange.
     pub async fn outbox_behind(
         &self,
         shard: &ShardId,
@@ -232,8 +305,9 @@ impl Upkeep {
         self.entries(shard, answers.swap_remove(1))
     }
 
-    /// Removes and reads, as [`Self::outbox_behind`] does, in several shards, in one exchange. Answers per shard: all
-    /// that its outbox has, or `None` if that is more than `most` or about `bytes`. Not for a cluster.
+    /// Removes and reads, as [`Self::outbox_behind`] does, in several shards, in one exchange.
+    /// Answers per shard: all that its outbox has, or `None` if that is more than `most` or about
+    /// `bytes`. Not for a cluster.
     pub async fn outboxes_behind(
         &self,
         shards: &[(ShardId, Vec<OutboxEntry>)],
@@ -253,7 +327,11 @@ impl Upkeep {
         };
         let mut next = || answers.next().unwrap_or(Ok(redis::Value::Nil));
         let read = |(shard, forwarded): &(ShardId, Vec<OutboxEntry>)| {
-            let removed = if forwarded.is_empty() { Ok(redis::Value::Nil) } else { next() };
+            let removed = if forwarded.is_empty() {
+                Ok(redis::Value::Nil)
+            } else {
+                next()
+            };
             let found = next();
             if removed? != redis::Value::Nil {
                 self.work(shard);
@@ -268,35 +346,54 @@ impl Upkeep {
 
     /// Where the shard's outbox begins and ends.
     pub async fn outbox_extent(&self, shard: &ShardId) -> Result<OutboxExtent> {
-        let mut answer = items(self.call(&scripts::OUTBOX_EXTENT, shard, 1, |_| {}).await?)?.into_iter();
+        let mut answer =
+            items(self.call(&scripts::OUTBOX_EXTENT, shard, 1, |_| {}).await?)?.into_iter();
         let last = stream_id(answer.next())?;
         let first = answer.next().filter(|id| *id != redis::Value::Nil);
-        Ok(OutboxExtent { first: first.map(|id| stream_id(Some(id))).transpose()?, last })
+        Ok(OutboxExtent {
+            first: first.map(|id| stream_id(Some(id))).transpose()?,
+            last,
+        })
     }
 
     fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize, all_or_none: bool) -> Call {
         let mut call = self.reach(shard).call(&scripts::OUTBOX).of_items(most);
-        call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes).arg(u8::from(all_or_none));
+        call.arg(self.process())
+            .arg(FORWARDING.as_millis() as u64)
+            .arg(most)
+            .arg(bytes)
+            .arg(u8::from(all_or_none));
         call
     }
 
     /// Keeps the outbox for another while, as this process still publishes.
     pub async fn keep_outbox(&self, shard: &ShardId) -> Result<()> {
-        self.ask_outbox(shard, 0, 0, false).run(&mut self.conn()).await?;
+        self.ask_outbox(shard, 0, 0, false)
+            .run(&mut self.conn())
+            .await?;
         Ok(())
     }
 
     /// Removes entries that are on the bus now; answers how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Result<usize> {
-        let value = self.ask_forwarded(shard, entries).run(&mut self.conn()).await?;
+        let value = self
+            .ask_forwarded(shard, entries)
+            .run(&mut self.conn())
+            .await?;
         self.work(shard);
         number(Some(value))
     }
 
     fn ask_forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Call {
         let bytes: usize = entries.iter().map(|entry| entry.bytes).sum();
-        let mut call = self.reach(shard).call(&scripts::FORWARDED).of_items(entries.len());
-        call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
+        let mut call = self
+            .reach(shard)
+            .call(&scripts::FORWARDED)
+            .of_items(entries.len());
+        call.arg(self.wake_channel())
+            .arg(shard.queue.as_str())
+            .arg(OUTBOX_FULL)
+            .arg(OUTBOX_FULL_BYTES);
         call.arg(self.process()).arg(bytes);
         for entry in entries {
             call.arg(&entry.id);
@@ -310,16 +407,22 @@ impl Upkeep {
     pub async fn generations(&self, shards: &[ShardId]) -> Result<Vec<Option<u64>>> {
         let mut generations = Vec::with_capacity(shards.len());
         for shards in shards.chunks(KEYS_AT_ONCE) {
-            let keys: Vec<_> = shards.iter().map(|shard| keys::generation(self.prefix(), shard)).collect();
-            let some: Vec<Option<u64>> = redis::cmd("MGET").arg(keys).query_async(&mut self.conn()).await?;
+            let keys: Vec<_> = shards
+                .iter()
+                .map(|shard| keys::generation(self.prefix(), shard))
+                .collect();
+            let some: Vec<Option<u64>> = redis::cmd("MGET")
+                .arg(keys)
+                .query_async(&mut self.conn())
+                .await?;
             generations.extend(some);
         }
         Ok(generations)
     }
 
-    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty state: records of
-    /// `pipeline` up to `offset` count as enqueued, and the entries of its outbox stay. Does nothing when the shard has
-    /// this generation or a later one.
+    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty
+    /// state: records of `pipeline` up to `offset` count as enqueued, and the entries of its outbox
+    /// stay. Does nothing when the shard has this generation or a later one.
     pub async fn open_shard(
         &self,
         shard: &ShardId,

@@ -54,7 +54,8 @@ const REFUSED: &[u16] = &[
 /// The object of a migration exists already: a table, a column, an index, a row.
 const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 
-/// The server takes no writes now. After a failover a connection may stay with the old primary for as long as it lives.
+/// The server takes no writes now. After a failover a connection may stay with the old primary for
+/// as long as it lives.
 const NOT_PRIMARY: &[u16] = &[1047, 1290, 1836];
 
 pub(super) fn error(error: sqlx::Error) -> Error {
@@ -92,14 +93,19 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
 }
 
 fn is_full(number: u16, message: &str) -> bool {
-    // ENOSPC. MySQL says `errno 28`, MariaDB `errno: 28`; both `error 28`, where the storage engine has failed.
-    let is_out_of_space = ["error 28 ", "errno 28 ", "errno: 28 "].iter().any(|words| message.contains(words));
+    // ENOSPC. MySQL says `errno 28`, MariaDB `errno: 28`; both `error 28`, where the storage engine
+    // has failed.
+    let is_out_of_space = ["error 28 ", "errno 28 ", "errno: 28 "]
+        .iter()
+        .any(|words| message.contains(words));
     FULL.contains(&number) || FAILED.contains(&number) && is_out_of_space
 }
 
 /// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
 fn number(error: &dyn DatabaseError) -> Option<u16> {
-    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+    error
+        .try_downcast_ref::<MySqlDatabaseError>()
+        .map(MySqlDatabaseError::number)
 }
 
 /// True if a statement of a migration failed only because it ran before.
@@ -113,9 +119,15 @@ pub(super) fn is_not_primary(error: &Error) -> bool {
 }
 
 fn is_one_of(numbers: &[u16], error: &Error) -> bool {
-    let (Error::Transient(cause) | Error::Refused(cause) | Error::Other(cause)) = error else { return false };
-    let cause = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
-    cause.and_then(number).is_some_and(|number| numbers.contains(&number))
+    let (Error::Transient(cause) | Error::Refused(cause) | Error::Other(cause)) = error else {
+        return false;
+    };
+    let cause = cause
+        .downcast_ref::<sqlx::Error>()
+        .and_then(sqlx::Error::as_database_error);
+    cause
+        .and_then(number)
+        .is_some_and(|number| numbers.contains(&number))
 }
 
 #[cfg(test)]
@@ -125,13 +137,33 @@ mod tests {
     #[test]
     fn a_full_disk_is_known_by_the_number_or_by_the_error_of_the_system() {
         for (number, message, want) in [
-            (1021, "Disk full (/tmp/x); waiting for someone to free some space...", true),
+            (
+                1021,
+                "Disk full (/tmp/x); waiting for someone to free some space...",
+                true,
+            ),
             (1114, "The table 'tasks' is full", true),
-            (1030, "Got error 28 \"No space left on device\" from storage engine InnoDB", true),
+            (
+                1030,
+                "Got error 28 \"No space left on device\" from storage engine InnoDB",
+                true,
+            ),
             (1030, "Got error 28 from storage engine", true),
-            (1026, "Error writing file './x' (errno: 28 \"No space left on device\")", true),
-            (1026, "Error writing file './x' (OS errno 28 - No space left on device)", true),
-            (1026, "Error writing file './x' (errno: 5 \"Input/output error\")", false),
+            (
+                1026,
+                "Error writing file './x' (errno: 28 \"No space left on device\")",
+                true,
+            ),
+            (
+                1026,
+                "Error writing file './x' (OS errno 28 - No space left on device)",
+                true,
+            ),
+            (
+                1026,
+                "Error writing file './x' (errno: 5 \"Input/output error\")",
+                false,
+            ),
             (1030, "Got error 280 from storage engine", false),
             (1064, "You have an error 28 ", false),
         ] {

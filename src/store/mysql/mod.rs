@@ -19,7 +19,10 @@ use tokio::sync::Mutex;
 
 use super::{
     Error, Result,
-    sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Value, Work, migration_files},
+    sql::{
+        self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Value, Work,
+        migration_files,
+    },
 };
 
 use crate::model::{StoredStatus, TaskId};
@@ -33,7 +36,8 @@ pub type MysqlStore = SqlStore<Server>;
 
 const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 
-/// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock get an error.
+/// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock
+/// get an error.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// The pool closes a connection after this idle time, before the server does: see [`SESSION`].
 const IDLE: Duration = Duration::from_secs(5);
@@ -41,10 +45,11 @@ const IDLE: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(2);
 /// The life of a connection. The next one finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
-/// The longest that a start waits for the migration lock, with its connection. A server that accepts and says nothing
-/// is asked again then.
+/// The longest that a start waits for the migration lock, with its connection. A server that
+/// accepts and says nothing is asked again then.
 const LOCKED_WITHIN: Duration = Duration::from_secs(75);
-/// The longest that one attempt to connect may take, when it looks for the reason that the pool has no connection.
+/// The longest that one attempt to connect may take, when it looks for the reason that the pool has
+/// no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
 /// Callers share what such an attempt found for so long: they may be hundreds.
 const SHARED_FOR: Duration = Duration::from_secs(1);
@@ -53,12 +58,12 @@ const PREPARED: usize = 256;
 
 /// Settings of a session, which no setting of a server or a proxy may change.
 ///
-/// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED:
-/// after a wait for a row the transaction sees it, and a search locks no gaps between keys; only the check of a unique
-/// key may. Strict: a value that does
-/// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 10 s;
-/// otherwise a client that was cut off would hold its locks for hours. That is half the time for which a call that
-/// meets these locks is tried again.
+/// Two statements, because the variable of the first one has different names in MySQL and MariaDB.
+/// READ COMMITTED: after a wait for a row the transaction sees it, and a search locks no gaps
+/// between keys; only the check of a unique key may. Strict: a value that does not fit is an error.
+/// A long wait for a lock ends with a retry. The server ends a session that is silent for 10 s;
+/// otherwise a client that was cut off would hold its locks for hours. That is half the time for
+/// which a call that meets these locks is tried again.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -73,21 +78,30 @@ const AWAKE_EVERY: Duration = Duration::from_secs(3);
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
 
 /// Parameters of the URL that name a file, each by both of its names.
-const FILES: &[&str] = &["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey"];
+const FILES: &[&str] = &[
+    "ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey",
+];
 
 impl MysqlStore {
     /// Connects to `mysql://user:password@host:port/database` and migrates it.
     ///
-    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a check), REQUIRED
-    /// (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
+    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a
+    /// check), REQUIRED (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's
+    /// certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
         let options = Self::options(url)?;
-        let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
+        let options = options
+            .statement_cache_capacity(PREPARED)
+            .disable_statement_logging();
         let lock = tokio::time::timeout(LOCKED_WITHIN, migration_lock(&options)).await;
-        let mut lock = lock.map_err(|_| Error::timed_out())?.map_err(error)?.ok_or(Error::Migrating)?;
+        let mut lock = lock
+            .map_err(|_| Error::timed_out())?
+            .map_err(error)?
+            .ok_or(Error::Migrating)?;
         let migrate = async {
             let pool = pool(options, connections).await.map_err(error)?;
-            let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
+            let migrated =
+                sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
             Ok::<_, Error>(Self::new(Server::new(pool), migrated))
         };
         let store = tokio::select! {
@@ -112,17 +126,21 @@ impl MysqlStore {
 
 /// A connection that holds the migration lock. `None`: another process has held it for too long.
 ///
-/// sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
+/// sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not
+/// notice.
 async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<MySqlConnection>> {
     let connected = tokio::time::timeout(PATIENCE, options.connect()).await;
     let mut lock = connected.map_err(|_| sqlx::Error::Io(io::ErrorKind::TimedOut.into()))??;
     // Here an error shows at once; the pool would try until it runs out of time.
     sqlx::raw_sql(SESSION).execute(&mut lock).await?;
-    let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
+    let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK)
+        .fetch_one(&mut lock)
+        .await?;
     Ok((locked == Some(true)).then_some(lock))
 }
 
-/// Keeps the server from ending the session. Answers how that failed: the lock is lost then, or the server is silent.
+/// Keeps the server from ending the session. Answers how that failed: the lock is lost then, or the
+/// server is silent.
 async fn keep_awake(lock: &mut MySqlConnection) -> sqlx::Error {
     loop {
         tokio::time::sleep(AWAKE_EVERY).await;
@@ -140,7 +158,8 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
         .acquire_timeout(PATIENCE)
         .idle_timeout(IDLE)
         .max_lifetime(LIFETIME)
-        // A ping before each use keeps dead connections from callers. sqlx's own ping has no time limit.
+        // A ping before each use keeps dead connections from callers. sqlx's own ping has no time
+        // limit.
         .test_before_acquire(false)
         .before_acquire(|connection, _| {
             Box::pin(async {
@@ -158,12 +177,22 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
         .await
 }
 
-/// Names a file of the URL that cannot be read. sqlx reads them at each connection, and does not name a missing one.
+/// Names a file of the URL that cannot be read. sqlx reads them at each connection, and does not
+/// name a missing one.
 fn check_files(url: &str) -> Result<()> {
-    let Ok(url) = url::Url::parse(url) else { return Ok(()) };
-    for (parameter, name) in url.query_pairs().filter(|(parameter, _)| FILES.contains(&&**parameter)) {
+    let Ok(url) = url::Url::parse(url) else {
+        return Ok(());
+    };
+    for (parameter, name) in url
+        .query_pairs()
+        .filter(|(parameter, _)| FILES.contains(&&**parameter))
+    {
         if let Err(cause) = std::fs::metadata(&*name) {
-            return Err(Error::File { parameter: parameter.into(), name: name.into(), cause });
+            return Err(Error::File {
+                parameter: parameter.into(),
+                name: name.into(),
+                cause,
+            });
         }
     }
     Ok(())
@@ -198,7 +227,8 @@ impl Backend for Server {
     }
 
     async fn ping(&self) -> Result<()> {
-        // A connection that is free costs least. If it is broken, the server may be well: a new one decides.
+        // A connection that is free costs least. If it is broken, the server may be well: a new one
+        // decides.
         if let Some(mut connection) = Pooled::free(&self.pool) {
             let ping = tokio::time::timeout(ONE_CONNECT, connection.ping()).await;
             if matches!(ping, Ok(Ok(()))) {
@@ -216,7 +246,10 @@ impl Backend for Server {
 
 impl Server {
     fn new(pool: Pool<MySql>) -> Self {
-        Self { pool, probed: Mutex::default() }
+        Self {
+            pool,
+            probed: Mutex::default(),
+        }
     }
 
     async fn connection(&self) -> Result<Pooled> {
@@ -226,13 +259,19 @@ impl Server {
         }
     }
 
-    /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one of its own.
+    /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one
+    /// of its own.
     async fn why_none(&self) -> Error {
         match self.probe().await {
             Ok(()) => {
                 let options = self.pool.options();
-                let (connections, waited) = (options.get_max_connections(), options.get_acquire_timeout());
-                Error::Busy { connections, waited, hint: "raise database_pool, or ask for less at once" }
+                let (connections, waited) =
+                    (options.get_max_connections(), options.get_acquire_timeout());
+                Error::Busy {
+                    connections,
+                    waited,
+                    hint: "raise database_pool, or ask for less at once",
+                }
             }
             Err(cause) => error::shared(cause),
         }
@@ -248,12 +287,16 @@ impl Server {
         }
         let options = self.pool.connect_options();
         let connect = async {
-            // The server accepts connections, which was the question: an error of the close does not matter.
+            // The server accepts connections, which was the question: an error of the close does
+            // not matter.
             drop(options.connect().await?.close().await);
             Ok(())
         };
         let silent = |_| Err(sqlx::Error::Io(io::ErrorKind::TimedOut.into()));
-        let probed = tokio::time::timeout(ONE_CONNECT, connect).await.unwrap_or_else(silent).map_err(Arc::new);
+        let probed = tokio::time::timeout(ONE_CONNECT, connect)
+            .await
+            .unwrap_or_else(silent)
+            .map_err(Arc::new);
         *last = Some((Instant::now(), probed.clone()));
         probed
     }
@@ -296,7 +339,10 @@ impl Dialect for MySqlConnection {
     }
 
     fn replace(_key: &str, columns: &[&str]) -> String {
-        let set: Vec<String> = columns.iter().map(|column| format!("{column} = VALUES({column})")).collect();
+        let set: Vec<String> = columns
+            .iter()
+            .map(|column| format!("{column} = VALUES({column})"))
+            .collect();
         format!(" ON DUPLICATE KEY UPDATE {}", set.join(", "))
     }
 
@@ -313,7 +359,10 @@ impl Dialect for MySqlConnection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        ["UPDATE tasks JOIN (".into(), format!(") AS reported ON id = finder SET {set}")]
+        [
+            "UPDATE tasks JOIN (".into(),
+            format!(") AS reported ON id = finder SET {set}"),
+        ]
     }
 
     fn is_there_already(error: &Error) -> bool {

@@ -1,8 +1,9 @@
-//! Pool connections and transactions with time limits, so that a server that falls silent cannot block the pool.
+//! Pool connections and transactions with time limits, so that a server that falls silent cannot
+//! block the pool.
 //!
-//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool has one too. There
-//! sqlx pings the connection and waits without a limit, and a connection that waits for ever is missing from the pool
-//! for ever.
+//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool
+//! has one too. There sqlx pings the connection and waits without a limit, and a connection that
+//! waits for ever is missing from the pool for ever.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -14,7 +15,8 @@ use sqlx::{MySql, MySqlConnection, Pool, pool::PoolConnection};
 use super::{error, session};
 use crate::store::Result;
 
-/// The longest that a return to the pool may take. Then the connection is closed, and the pool may open another.
+/// The longest that a return to the pool may take. Then the connection is closed, and the pool may
+/// open another.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
 /// A connection of the pool, which returns to it when dropped.
@@ -31,14 +33,22 @@ impl Pooled {
         let mut connection = pool.acquire().await?;
         // Otherwise sqlx would return a dropped connection by itself, without a limit.
         connection.close_on_drop();
-        Ok(Self { connection: Some(connection), in_transaction: false, is_stale: false })
+        Ok(Self {
+            connection: Some(connection),
+            in_transaction: false,
+            is_stale: false,
+        })
     }
 
     /// A connection that nobody uses now, if there is one.
     pub(super) fn free(pool: &Pool<MySql>) -> Option<Self> {
         let mut connection = pool.try_acquire()?;
         connection.close_on_drop();
-        Some(Self { connection: Some(connection), in_transaction: false, is_stale: false })
+        Some(Self {
+            connection: Some(connection),
+            in_transaction: false,
+            is_stale: false,
+        })
     }
 
     /// Closes the connection instead of keeping it.
@@ -46,7 +56,8 @@ impl Pooled {
         self.is_stale = true;
     }
 
-    /// Passes on an answer of the server. An error that says that it is not the primary closes the connection.
+    /// Passes on an answer of the server. An error that says that it is not the primary closes the
+    /// connection.
     pub(super) fn checked<T>(&mut self, answer: Result<T>) -> Result<T> {
         self.is_stale |= answer.as_ref().is_err_and(error::is_not_primary);
         answer
@@ -69,7 +80,10 @@ impl DerefMut for Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        let (Some(connection), Ok(runtime)) = (self.connection.take(), tokio::runtime::Handle::try_current()) else {
+        let (Some(connection), Ok(runtime)) = (
+            self.connection.take(),
+            tokio::runtime::Handle::try_current(),
+        ) else {
             return;
         };
         if self.is_stale {
@@ -84,12 +98,16 @@ async fn return_to_pool(mut connection: PoolConnection<MySql>, in_transaction: b
     let returned = async {
         if in_transaction {
             // A connection whose ROLLBACK fails is in an unknown state: it is closed.
-            session::command(&mut connection, "ROLLBACK").await.map_err(|error| error.to_string())?;
+            session::command(&mut connection, "ROLLBACK")
+                .await
+                .map_err(|error| error.to_string())?;
         }
         connection.return_to_pool().await;
         Ok::<_, String>(())
     };
-    let returned = tokio::time::timeout(RETURN_WITHIN, returned).await.unwrap_or_else(|late| Err(late.to_string()));
+    let returned = tokio::time::timeout(RETURN_WITHIN, returned)
+        .await
+        .unwrap_or_else(|late| Err(late.to_string()));
     if let Err(error) = returned {
         tracing::debug!("a connection is closed instead of kept: {error}");
     }

@@ -15,8 +15,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The answer of the server within its time limit.
 async fn answered<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T> {
-    let silent =
-        || io::Error::new(io::ErrorKind::TimedOut, format!("no answer from the database within {ANSWER_WITHIN:?}"));
+    let silent = || {
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer from the database within {ANSWER_WITHIN:?}"),
+        )
+    };
     match tokio::time::timeout(ANSWER_WITHIN, answer).await {
         Ok(answer) => answer.map_err(error),
         Err(_) => Err(error(silent().into())),
@@ -25,7 +29,9 @@ async fn answered<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T>
 
 /// Runs a command without values and rows. It need not be preparable.
 pub(super) async fn command(connection: &mut MySqlConnection, sql: &'static str) -> Result<()> {
-    answered(sqlx::raw_sql(sql).execute(connection)).await.map(drop)
+    answered(sqlx::raw_sql(sql).execute(connection))
+        .await
+        .map(drop)
 }
 
 fn arguments(values: Vec<Value<'_>>) -> Result<MySqlArguments> {
@@ -47,19 +53,22 @@ fn arguments(values: Vec<Value<'_>>) -> Result<MySqlArguments> {
 impl Session for MySqlConnection {
     async fn execute(&mut self, statement: Statement<'_>) -> Result<u64> {
         let arguments = arguments(statement.values)?;
-        let done = sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
+        let done =
+            sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
         Ok(answered(done).await?.rows_affected())
     }
 
     async fn execute_for_long(&mut self, statement: Statement<'_>) -> Result<u64> {
         let arguments = arguments(statement.values)?;
-        let done = sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
+        let done =
+            sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
         Ok(done.await.map_err(error)?.rows_affected())
     }
 
     async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> Result<Vec<T>> {
         let arguments = arguments(statement.values)?;
-        let rows = sqlx::query_as_with::<MySql, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self);
+        let rows = sqlx::query_as_with::<MySql, T, _>(AssertSqlSafe(statement.text), arguments)
+            .fetch_all(self);
         answered(rows).await
     }
 }

@@ -1,7 +1,8 @@
 //! Access tokens and operators' acts.
 //!
-//! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so changes come one after
-//! the other. An act has the id of its call, by which a repeated call knows that it has taken effect.
+//! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so
+//! changes come one after the other. An act has the id of its call, by which a repeated call knows
+//! that it has taken effect.
 
 use std::{collections::HashSet, num::NonZeroU32};
 
@@ -41,38 +42,63 @@ impl<DB: Backend> Tokens for SqlStore<DB> {
         Ok(tokens.into_iter().filter_map(token_or_none).collect())
     }
 
-    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
-        let add = self.sql.run("add_token", (hash, token.clone(), act.clone()), |session, (hash, token, act)| {
-            Box::pin(add(session, hash, token, act))
-        });
+    async fn add_token(
+        &self,
+        hash: SecretHash,
+        token: &AccessToken,
+        act: &Act,
+    ) -> Result<AddedToken> {
+        let add = self.sql.run(
+            "add_token",
+            (hash, token.clone(), act.clone()),
+            |session, (hash, token, act)| Box::pin(add(session, hash, token, act)),
+        );
         add.await
     }
 
     async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
-        let revoke = self.sql.run("revoke_token", (name.to_owned(), act.clone()), |session, (name, act)| {
-            Box::pin(revoke(session, name, act))
-        });
+        let revoke = self.sql.run(
+            "revoke_token",
+            (name.to_owned(), act.clone()),
+            |session, (name, act)| Box::pin(revoke(session, name, act)),
+        );
         revoke.await
     }
 
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
         let before = before.unwrap_or(Uuid::max());
-        let acts = Statement::new("SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?");
-        self.sql.read("acts", acts.bind(&before).bind(limit)).await?.into_iter().map(act).collect()
+        let acts = Statement::new(
+            "SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?",
+        );
+        self.sql
+            .read("acts", acts.bind(&before).bind(limit))
+            .await?
+            .into_iter()
+            .map(act)
+            .collect()
     }
 }
 
-/// The token, unless this taskd does not understand it. Such a token gives no right, and takes none from others.
+/// The token, unless this taskd does not understand it. Such a token gives no right, and takes none
+/// from others.
 fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
     let name = columns.1.clone();
-    token(columns).inspect_err(|error| tracing::warn!("the token {name:?} counts for nothing here: {error}")).ok()
+    token(columns)
+        .inspect_err(|error| tracing::warn!("the token {name:?} counts for nothing here: {error}"))
+        .ok()
 }
 
 fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
-    let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) = columns;
-    let hash = SecretHash(hash.try_into().map_err(|_| corrupt("a token's hash has 32 bytes"))?);
+    let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) =
+        columns;
+    let hash = SecretHash(
+        hash.try_into()
+            .map_err(|_| corrupt("a token's hash has 32 bytes"))?,
+    );
     let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
-    let worker = (!worker.is_empty()).then(|| WorkerName::stored(&worker)).transpose();
+    let worker = (!worker.is_empty())
+        .then(|| WorkerName::stored(&worker))
+        .transpose();
     let token = AccessToken {
         name,
         roles: Roles::from_bits(roles),
@@ -86,26 +112,42 @@ fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
 }
 
 pub(super) fn act((id, who, what, target): ActColumns) -> Result<Act> {
-    Ok(Act { id: act_id(&id)?, who, what, target })
+    Ok(Act {
+        id: act_id(&id)?,
+        who,
+        what,
+        target,
+    })
 }
 
 fn act_id(id: &[u8]) -> Result<Uuid> {
     Uuid::from_slice(id).map_err(|_| corrupt("an act's id is a UUID"))
 }
 
-async fn add<S: Session>(session: &mut S, hash: &SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
+async fn add<S: Session>(
+    session: &mut S,
+    hash: &SecretHash,
+    token: &AccessToken,
+    act: &Act,
+) -> Result<AddedToken> {
     meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(AddedToken::Yes);
     }
-    let same = Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(token.name.as_str());
+    let same =
+        Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(token.name.as_str());
     if count(session, same).await? > 0 {
         return Ok(AddedToken::NameTaken);
     }
-    if count(session, Statement::new("SELECT COUNT(*) FROM tokens")).await? >= i64::from(MOST_TOKENS) {
+    if count(session, Statement::new("SELECT COUNT(*) FROM tokens")).await?
+        >= i64::from(MOST_TOKENS)
+    {
         return Ok(AddedToken::NoRoom);
     }
-    let worker = token.worker.as_ref().map_or(&[][..], |worker| worker.as_str().as_bytes());
+    let worker = token
+        .worker
+        .as_ref()
+        .map_or(&[][..], |worker| worker.as_str().as_bytes());
     let row = [
         hash.into(),
         token.name.as_str().into(),
@@ -129,7 +171,10 @@ async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bo
     if is_recorded(session, act).await? {
         return Ok(true);
     }
-    let was_there = session.execute(Statement::new("DELETE FROM tokens WHERE name = ?").bind(name)).await? > 0;
+    let was_there = session
+        .execute(Statement::new("DELETE FROM tokens WHERE name = ?").bind(name))
+        .await?
+        > 0;
     if was_there {
         record(session, act).await?;
     }
@@ -137,11 +182,19 @@ async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bo
 }
 
 pub(super) async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
-    Ok(count(session, Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id)).await? > 0)
+    Ok(count(
+        session,
+        Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id),
+    )
+    .await?
+        > 0)
 }
 
 /// The ids of those acts that are recorded.
-pub(super) async fn recorded<S: Session>(session: &mut S, acts: impl Iterator<Item = &Act>) -> Result<HashSet<Uuid>> {
+pub(super) async fn recorded<S: Session>(
+    session: &mut S,
+    acts: impl Iterator<Item = &Act>,
+) -> Result<HashSet<Uuid>> {
     let (ids, mut recorded) = (acts.map(|act| act.id).collect::<Vec<_>>(), HashSet::new());
     for ids in lists(&ids) {
         let found = Statement::new("SELECT id FROM acts WHERE id IN ").list(ids);
@@ -154,14 +207,23 @@ pub(super) async fn recorded<S: Session>(session: &mut S, acts: impl Iterator<It
 
 /// Records an act that is not one of tokens, once.
 pub(super) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
-    if is_recorded(session, act).await? { Ok(()) } else { record(session, act).await }
+    if is_recorded(session, act).await? {
+        Ok(())
+    } else {
+        record(session, act).await
+    }
 }
 
 /// Records acts, each once.
 pub(super) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
     for piece in pieces(acts, |_| 0) {
         let rows = piece.iter().map(|act| {
-            [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()]
+            [
+                (&act.id).into(),
+                act.who.as_str().into(),
+                act.what.as_str().into(),
+                act.target.as_str().into(),
+            ]
         });
         let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values(rows);
         session.execute(insert.sql(&S::keep_first("id"))).await?;
@@ -174,30 +236,52 @@ pub(super) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Resul
 
 /// Records an act, and removes those that have been there for long.
 async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
-    let row = [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()];
-    let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values([row].into_iter());
+    let row = [
+        (&act.id).into(),
+        act.who.as_str().into(),
+        act.what.as_str().into(),
+        act.target.as_str().into(),
+    ];
+    let insert =
+        Statement::new("INSERT INTO acts (id, who, what, target)").values([row].into_iter());
     session.execute(insert).await?;
     remove_old(session, act).await
 }
 
-/// Removes acts that have been there for long before this one, a thousand more than a call adds at most. A job leaves
-/// an act for each task, so millions may come of age together.
+/// Removes acts that have been there for long before this one, a thousand more than a call adds at
+/// most. A job leaves an act for each task, so millions may come of age together.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
-    let now: Vec<(i64,)> = session.fetch(Statement::new(format!("SELECT {}", S::NOW_MS))).await?;
-    let now = now.first().map(|(now,)| *now).ok_or_else(|| corrupt("no time"))?;
+    let now: Vec<(i64,)> = session
+        .fetch(Statement::new(format!("SELECT {}", S::NOW_MS)))
+        .await?;
+    let now = now
+        .first()
+        .map(|(now,)| *now)
+        .ok_or_else(|| corrupt("no time"))?;
     // The clock of the act's process may be ahead.
     let at_ms = act.at_unix_ms().min(now);
-    let old_ms = at_ms.unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
-    let mut old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0)).as_bytes().to_vec();
+    let old_ms = at_ms
+        .unsigned_abs()
+        .saturating_sub(ACTS_STAY.as_millis() as u64);
+    let mut old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0))
+        .as_bytes()
+        .to_vec();
     let too_many = Statement::new("SELECT id FROM acts WHERE id < ? ORDER BY id LIMIT 1 OFFSET ?");
-    let too_many: Vec<(Vec<u8>,)> = session.fetch(too_many.bind(&old[..]).bind(OLD_ACTS)).await?;
+    let too_many: Vec<(Vec<u8>,)> = session
+        .fetch(too_many.bind(&old[..]).bind(OLD_ACTS))
+        .await?;
     if let Some((first,)) = too_many.into_iter().next() {
         old = first;
     }
-    session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old[..])).await.map(drop)
+    session
+        .execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old[..]))
+        .await
+        .map(drop)
 }
 
 pub(super) async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
     let rows: Vec<(i64,)> = session.fetch(statement).await?;
-    rows.first().map(|(count,)| *count).ok_or_else(|| corrupt("a count has a row"))
+    rows.first()
+        .map(|(count,)| *count)
+        .ok_or_else(|| corrupt("a count has a row"))
 }

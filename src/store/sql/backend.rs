@@ -17,13 +17,19 @@ pub trait Backend: Send + Sync + 'static {
     type Connection: Session + 'static;
 
     /// Runs `work` in a transaction and commits it.
-    fn transact<I, T>(&self, work: &Work<Self::Connection, I, T>) -> impl Future<Output = Result<T>> + Send
+    fn transact<I, T>(
+        &self,
+        work: &Work<Self::Connection, I, T>,
+    ) -> impl Future<Output = Result<T>> + Send
     where
         I: Send + Sync + 'static,
         T: Send + 'static;
 
     /// Runs one statement that changes nothing.
-    fn read<T: Columns>(&self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send;
+    fn read<T: Columns>(
+        &self,
+        statement: Statement<'_>,
+    ) -> impl Future<Output = Result<Vec<T>>> + Send;
 
     /// The owners of keys that the database has in memory. `None`: an index of `tasks` has all.
     fn recent(&self, _keys: &[KeyHash]) -> impl Future<Output = Result<Option<Recent>>> + Send {
@@ -42,7 +48,8 @@ pub trait Backend: Send + Sync + 'static {
 /// The statements of a transaction: a function of a connection and of what the caller gave.
 pub(super) type Steps<C, I, T> = for<'a> fn(&'a mut C, &'a I) -> BoxFuture<'a, Result<T>>;
 
-/// The work of a transaction. It owns what it needs, so that it may run in another thread, and again.
+/// The work of a transaction. It owns what it needs, so that it may run in another thread, and
+/// again.
 pub struct Work<C, I, T> {
     input: Arc<I>,
     steps: Steps<C, I, T>,
@@ -50,7 +57,10 @@ pub struct Work<C, I, T> {
 
 impl<C, I, T> Work<C, I, T> {
     pub(in crate::store) fn new(input: I, steps: Steps<C, I, T>) -> Self {
-        Self { input: Arc::new(input), steps }
+        Self {
+            input: Arc::new(input),
+            steps,
+        }
     }
 
     pub(in crate::store) fn on<'a>(&'a self, connection: &'a mut C) -> BoxFuture<'a, Result<T>> {
@@ -60,6 +70,9 @@ impl<C, I, T> Work<C, I, T> {
 
 impl<C, I, T> Clone for Work<C, I, T> {
     fn clone(&self) -> Self {
-        Self { input: Arc::clone(&self.input), steps: self.steps }
+        Self {
+            input: Arc::clone(&self.input),
+            steps: self.steps,
+        }
     }
 }

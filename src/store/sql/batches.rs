@@ -1,8 +1,8 @@
 //! Batches: the fresh tasks of one insert, which go to the bus together.
 //!
-//! One row says whether the batch is published, and where. A task follows this row while `on_bus` is 1 and its
-//! `pub_generation` is empty. It leaves the batch for good when it becomes final, comes into the outbox, or gets an
-//! offset of its own.
+//! One row says whether the batch is published, and where. A task follows this row while `on_bus`
+//! is 1 and its `pub_generation` is empty. It leaves the batch for good when it becomes final,
+//! comes into the outbox, or gets an offset of its own.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,7 +19,8 @@ use super::{
 use crate::model::{Offset, TaskId};
 use crate::store::{NewRow, Published, Result, Turn};
 
-/// The due time of a batch that is published, and of a parked row, which waits for room and not for a time.
+/// The due time of a batch that is published, and of a parked row, which waits for room and not for
+/// a time.
 pub(super) const NEVER: i64 = i64::MAX;
 
 /// Batches that one statement looks into.
@@ -37,9 +38,17 @@ pub(super) fn new_batch() -> Turn {
 /// Adds the batch of these rows. A batch without rows is none.
 pub(super) async fn add<S: Session>(session: &mut S, batch: Turn, rows: &[&NewRow]) -> Result<()> {
     let ids = || rows.iter().map(|row| &row.task.id);
-    let (Some(first), Some(last)) = (ids().min(), ids().max()) else { return Ok(()) };
+    let (Some(first), Some(last)) = (ids().min(), ids().max()) else {
+        return Ok(());
+    };
     let due_ms = rows.iter().map(|row| row.due_unix_ms).max().unwrap_or(0);
-    let values = [batch.into(), first.into(), last.into(), (rows.len() as u64).into(), due_ms.into()];
+    let values = [
+        batch.into(),
+        first.into(),
+        last.into(),
+        (rows.len() as u64).into(),
+        due_ms.into(),
+    ];
     let add = Statement::new("INSERT INTO batches (batch, first_id, last_id, tasks, due_ms)");
     session.execute(add.values([values].into_iter())).await?;
     Ok(())
@@ -59,7 +68,12 @@ pub(super) async fn mark<S: Session>(
     published: &[Published],
 ) -> Result<HashSet<Turn>> {
     let mut parts: BTreeMap<Turn, Part> = BTreeMap::new();
-    for Published { partition, offset, tasks } in published {
+    for Published {
+        partition,
+        offset,
+        tasks,
+    } in published
+    {
         for (id, turn) in tasks.iter().filter(|(_, turn)| turn.is_batch()) {
             let part = parts.entry(*turn).or_default();
             part.tasks.insert(*id);
@@ -89,15 +103,20 @@ pub(super) async fn mark<S: Session>(
 }
 
 fn places_text(places: &Places) -> String {
-    let places: BTreeMap<u32, (u64, u64)> =
-        places.iter().map(|(partition, at)| (*partition, (at.major, at.minor))).collect();
+    let places: BTreeMap<u32, (u64, u64)> = places
+        .iter()
+        .map(|(partition, at)| (*partition, (at.major, at.minor)))
+        .collect();
     serde_json::to_string(&places).expect("numbers are always JSON")
 }
 
 pub(super) fn places(text: &str) -> Result<Places> {
     let places: BTreeMap<u32, (u64, u64)> =
         serde_json::from_str(text).map_err(|e| corrupt(format!("places of a batch: {e}")))?;
-    Ok(places.into_iter().map(|(partition, (major, minor))| (partition, Offset { major, minor })).collect())
+    Ok(places
+        .into_iter()
+        .map(|(partition, (major, minor))| (partition, Offset { major, minor }))
+        .collect())
 }
 
 /// The places of those batches that were published in this generation.
@@ -137,11 +156,18 @@ type BatchColumns = (i64, i64, i64, Vec<u8>, Vec<u8>);
 impl Batch {
     fn read((number_, due_ms, tasks, first, last): BatchColumns) -> Result<Self> {
         let (first, last) = (task_id(&first)?, task_id(&last)?);
-        Ok(Self { number: Turn(number_), due_ms, tasks: number(tasks)?, first, last })
+        Ok(Self {
+            number: Turn(number_),
+            due_ms,
+            tasks: number(tasks)?,
+            first,
+            last,
+        })
     }
 }
 
-/// The first batches that are not published and due between these times, as many as have `tasks` tasks.
+/// The first batches that are not published and due between these times, as many as have `tasks`
+/// tasks.
 pub(super) async fn unpublished<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -190,14 +216,17 @@ pub(super) async fn waiting_by_queue<DB: Backend>(
 
 /// Which of these batches has a task that is on the bus.
 ///
-/// A task with an offset of its own counts, too: the offset of its batch may be the later one, and a place does not
-/// move backwards.
+/// A task with an offset of its own counts, too: the offset of its batch may be the later one, and
+/// a place does not move backwards.
 pub(super) async fn needed<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
     batches: &[Batch],
 ) -> Result<HashSet<Turn>> {
-    let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch::<DB>("insertion"));
+    let first = format!(
+        "SELECT * FROM ({} LIMIT 1) AS first_task",
+        of_batch::<DB>("insertion")
+    );
     let needed: Vec<(i64,)> = look_into(sql, operation, &first, batches).await?;
     Ok(needed.into_iter().map(|(batch,)| Turn(batch)).collect())
 }
@@ -210,7 +239,9 @@ fn waiting<DB: Backend>(columns: &str) -> String {
 /// The tasks of one batch that are not in the outbox.
 fn of_batch<DB: Backend>(columns: &str) -> String {
     let index = DB::Connection::BY_IDS_ON_BUS;
-    format!("SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND id >= ? AND id <= ? AND insertion = ?")
+    format!(
+        "SELECT {columns} FROM tasks {index} WHERE on_bus = 1 AND id >= ? AND id <= ? AND insertion = ?"
+    )
 }
 
 /// Asks the same of each batch, of many at once.
@@ -223,7 +254,13 @@ async fn look_into<DB: Backend, T: Columns>(
     let mut found = Vec::new();
     for some in batches.chunks(AT_ONCE) {
         for some in pieces(some, |_| 0) {
-            let ranges = some.iter().map(|batch| [(&batch.first).into(), (&batch.last).into(), batch.number.into()]);
+            let ranges = some.iter().map(|batch| {
+                [
+                    (&batch.first).into(),
+                    (&batch.last).into(),
+                    batch.number.into(),
+                ]
+            });
             let statement = Statement::new("").rows(select, " UNION ALL ", ranges);
             found.extend(sql.read::<T>(operation, statement).await?);
         }
@@ -232,9 +269,15 @@ async fn look_into<DB: Backend, T: Columns>(
 }
 
 /// Makes unpublished batches due.
-pub(super) async fn bring_forward<S: Session>(session: &mut S, batches: &[Turn], to_ms: i64) -> Result<()> {
+pub(super) async fn bring_forward<S: Session>(
+    session: &mut S,
+    batches: &[Turn],
+    to_ms: i64,
+) -> Result<()> {
     for batches in lists(batches) {
-        let statement = Statement::new("UPDATE batches SET due_ms = ? WHERE generation = '' AND batch IN ").bind(to_ms);
+        let statement =
+            Statement::new("UPDATE batches SET due_ms = ? WHERE generation = '' AND batch IN ")
+                .bind(to_ms);
         session.execute(statement.list(batches)).await?;
     }
     Ok(())
@@ -243,7 +286,9 @@ pub(super) async fn bring_forward<S: Session>(session: &mut S, batches: &[Turn],
 /// Removes batches. No task needs them, and none ever will: tasks only leave a batch.
 pub(super) async fn remove<S: Session>(session: &mut S, batches: &[Turn]) -> Result<()> {
     for batches in lists(batches) {
-        session.execute(Statement::new("DELETE FROM batches WHERE batch IN ").list(batches)).await?;
+        session
+            .execute(Statement::new("DELETE FROM batches WHERE batch IN ").list(batches))
+            .await?;
     }
     Ok(())
 }
@@ -260,5 +305,9 @@ pub(super) async fn published<DB: Backend>(
         .sql(" WHERE batch > ? AND generation <> '' ORDER BY batch LIMIT ?")
         .bind(after.unwrap_or(Turn(i64::MIN)))
         .bind(limit);
-    sql.read::<BatchColumns>(operation, statement).await?.into_iter().map(Batch::read).collect()
+    sql.read::<BatchColumns>(operation, statement)
+        .await?
+        .into_iter()
+        .map(Batch::read)
+        .collect()
 }

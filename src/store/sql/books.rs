@@ -26,7 +26,11 @@ use crate::{
 #[async_trait]
 impl<DB: Backend> BookStore for SqlStore<DB> {
     async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()> {
-        let add = self.sql.run("add_turned_away", counts.clone(), |session, counts| Box::pin(add(session, counts)));
+        let add = self
+            .sql
+            .run("add_turned_away", counts.clone(), |session, counts| {
+                Box::pin(add(session, counts))
+            });
         add.await
     }
 
@@ -47,15 +51,24 @@ async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<(
     let counts: Vec<_> = counts.iter().collect();
     for piece in pieces(&counts, |_| 0) {
         let rows = piece.iter().map(|((queue, why), count)| {
-            [queue.as_ref().map_or("", QueueName::as_str).into(), (*why as u32).into(), (**count).into()]
+            [
+                queue.as_ref().map_or("", QueueName::as_str).into(),
+                (*why as u32).into(),
+                (**count).into(),
+            ]
         });
         let add = Statement::new("INSERT INTO turned_away (queue, kind, count)").values(rows);
-        session.execute(add.sql(&S::add("queue, kind", "count"))).await?;
+        session
+            .execute(add.sql(&S::add("queue, kind", "count")))
+            .await?;
     }
     Ok(())
 }
 
-async fn turned_away<DB: Backend>(sql: &Runner<DB>, queues: &[QueueName]) -> Result<TurnedAwayCounts> {
+async fn turned_away<DB: Backend>(
+    sql: &Runner<DB>,
+    queues: &[QueueName],
+) -> Result<TurnedAwayCounts> {
     let (mut names, mut counts) = (vec![""], TurnedAwayCounts::new());
     names.extend(queues.iter().map(QueueName::as_str));
     for names in lists(&names) {
@@ -66,7 +79,11 @@ async fn turned_away<DB: Backend>(sql: &Runner<DB>, queues: &[QueueName]) -> Res
         for (queue, kind, count) in sql.read::<(String, i64, i64)>("turned_away", found).await? {
             let why = TurnedAway::ALL.into_iter().find(|why| *why as i64 == kind);
             let why = why.ok_or_else(|| corrupt(format!("turned away by the reason {kind}")))?;
-            let queue = if queue.is_empty() { None } else { Some(queue_name(&queue)?) };
+            let queue = if queue.is_empty() {
+                None
+            } else {
+                Some(queue_name(&queue)?)
+            };
             counts.insert((queue, why), number(count)?);
         }
     }
@@ -78,7 +95,9 @@ async fn count_fresh<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -
     const NAME: &str = "off_bus";
     let due = batches::unpublished(sql, NAME, i64::MIN..=i64::MAX, FRESH_COUNTED).await?;
     for (queue, count) in batches::waiting_by_queue(sql, NAME, &due).await? {
-        *counts.entry((queue_name(&queue)?, Unpublished::Fresh)).or_default() += number::<u64>(count)?;
+        *counts
+            .entry((queue_name(&queue)?, Unpublished::Fresh))
+            .or_default() += number::<u64>(count)?;
     }
     Ok(())
 }
@@ -106,7 +125,11 @@ async fn last_of_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId) -> Result<O
     Ok(sql.ids("off_bus", last).await?.first().copied())
 }
 
-async fn count_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId, last: Option<TaskId>) -> Result<OffBusCounts> {
+async fn count_piece<DB: Backend>(
+    sql: &Runner<DB>,
+    after: TaskId,
+    last: Option<TaskId>,
+) -> Result<OffBusCounts> {
     let last = last.unwrap_or(TaskId::LAST);
     let count = Statement::new("SELECT queue, state, COUNT(*) FROM outbox ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
@@ -115,7 +138,10 @@ async fn count_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId, last: Option<
         .bind(&last);
     let mut counts = BTreeMap::new();
     for (queue, state, count) in sql.read::<(String, i64, i64)>("off_bus", count).await? {
-        counts.insert((queue_name(&queue)?, outbox::unpublished(state)?), number(count)?);
+        counts.insert(
+            (queue_name(&queue)?, outbox::unpublished(state)?),
+            number(count)?,
+        );
     }
     Ok(counts)
 }

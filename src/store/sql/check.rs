@@ -22,28 +22,46 @@ impl<DB: Backend> CheckStore for SqlStore<DB> {
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
         let wrong = wrong_counts::<DB::Connection>();
         let wrong: Vec<(String, i64, i64)> = self.sql.read("wrong_counts", wrong).await?;
-        let read =
-            |(queue, kept, counted): (String, i64, i64)| Ok(WrongCount { queue: queue_name(&queue)?, kept, counted });
+        let read = |(queue, kept, counted): (String, i64, i64)| {
+            Ok(WrongCount {
+                queue: queue_name(&queue)?,
+                kept,
+                counted,
+            })
+        };
         wrong.into_iter().map(read).collect()
     }
 
     async fn correct_count(&self, queue: &QueueName) -> Result<()> {
-        let correct = self.sql.run("correct_count", queue.clone(), |session, queue| Box::pin(correct(session, queue)));
+        let correct = self
+            .sql
+            .run("correct_count", queue.clone(), |session, queue| {
+                Box::pin(correct(session, queue))
+            });
         correct.await
     }
 
-    async fn published_among(&self, generation: &str, ids: &[TaskId]) -> Result<Vec<PublishedTask>> {
+    async fn published_among(
+        &self,
+        generation: &str,
+        ids: &[TaskId],
+    ) -> Result<Vec<PublishedTask>> {
         tasks::published_among(&self.sql, generation, ids).await
     }
 
-    async fn stranded(&self, after: Option<TaskId>) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
+    async fn stranded(
+        &self,
+        after: Option<TaskId>,
+    ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
         stranded(&self.sql, after).await
     }
 }
 
-/// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox may outlive its task.
+/// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox
+/// may outlive its task.
 fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
-    let on_bus = Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ").sql(S::ON_BUS);
+    let on_bus =
+        Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ").sql(S::ON_BUS);
     let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
         .sql(S::BY_PRIMARY_KEY)
         .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
@@ -61,10 +79,11 @@ fn wrong_counts<'a, S: Session>() -> Statement<'a> {
         .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
-/// Writes the right count of a queue. It locks the row of the count first, and makes one where there is none.
+/// Writes the right count of a queue. It locks the row of the count first, and makes one where
+/// there is none.
 ///
-/// A transaction changes counts in its last step. One that has changed tasks before waits here, and then adds to the
-/// corrected count.
+/// A transaction changes counts in its last step. One that has changed tasks before waits here, and
+/// then adds to the corrected count.
 async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
         .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
@@ -72,8 +91,16 @@ async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     session.execute(lock).await?;
     let [on_bus, in_outbox] = counted::<S>();
     let count = Statement::new("SELECT CAST(SUM(counted) AS SIGNED) FROM (")
-        .append(on_bus.sql(" AND queue = ? GROUP BY queue UNION ALL ").bind(queue))
-        .append(in_outbox.sql(" AND tasks.queue = ? GROUP BY tasks.queue) AS numbers").bind(queue));
+        .append(
+            on_bus
+                .sql(" AND queue = ? GROUP BY queue UNION ALL ")
+                .bind(queue),
+        )
+        .append(
+            in_outbox
+                .sql(" AND tasks.queue = ? GROUP BY tasks.queue) AS numbers")
+                .bind(queue),
+        );
     let count: Vec<(Option<i64>,)> = session.fetch(count).await?;
     let right = count.first().and_then(|(count,)| *count).unwrap_or(0);
     let write = Statement::new("UPDATE queue_counts SET count = ? WHERE status = 0 AND queue = ?");

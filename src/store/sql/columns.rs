@@ -48,7 +48,9 @@ impl<T: Column> Column for Option<T> {
 
 pub(super) fn column<T: Column>(row: &Row<'_>, number: usize) -> rusqlite::Result<T> {
     let value = row.get_ref(number)?;
-    T::of(value).map_err(|error| rusqlite::Error::FromSqlConversionFailure(number, value.data_type(), Box::new(error)))
+    T::of(value).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(number, value.data_type(), Box::new(error))
+    })
 }
 
 /// The column of the next name.

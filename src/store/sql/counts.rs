@@ -21,28 +21,45 @@ pub(super) struct Counts {
 impl Counts {
     /// Of a transaction that keeps events of these queues.
     pub(super) fn with_events(queues: &Arc<EventQueues>) -> Self {
-        Self { changes: BTreeMap::new(), events: Happened::in_queues(queues) }
+        Self {
+            changes: BTreeMap::new(),
+            events: Happened::in_queues(queues),
+        }
     }
 
     pub(super) fn added(&mut self, task: &TaskRow) {
-        *self.changes.entry((task.queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
+        *self
+            .changes
+            .entry((task.queue.clone(), StoredStatus::Unfinished))
+            .or_default() += 1;
         self.events.created(task);
     }
 
-    pub(super) fn moved(&mut self, id: TaskId, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
+    pub(super) fn moved(
+        &mut self,
+        id: TaskId,
+        queue: &QueueName,
+        from: StoredStatus,
+        to: StoredStatus,
+    ) {
         *self.changes.entry((queue.clone(), from)).or_default() -= 1;
         *self.changes.entry((queue.clone(), to)).or_default() += 1;
         self.events.moved(queue, id);
     }
 
-    /// Writes the events and the changes: the last step of a transaction, so that it holds the few rows of the latter
-    /// briefly.
+    /// Writes the events and the changes: the last step of a transaction, so that it holds the few
+    /// rows of the latter briefly.
     pub(super) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         self.events.store(session).await?;
-        let changed: Vec<_> = self.changes.into_iter().filter(|(_, change)| *change != 0).collect();
+        let changed: Vec<_> = self
+            .changes
+            .into_iter()
+            .filter(|(_, change)| *change != 0)
+            .collect();
         for changed in pieces(&changed, |_| 0) {
-            let rows =
-                changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);
+            let rows = changed.iter().map(|((queue, status), change)| {
+                [queue.into(), (*status).into(), (*change).into()]
+            });
             let statement = Statement::new("INSERT INTO queue_counts (queue, status, count)")
                 .values(rows)
                 .sql(&S::add("queue, status", "count"));
@@ -60,7 +77,11 @@ impl TryFrom<CountColumns> for QueueCount {
 
     fn try_from((queue, n, count): CountColumns) -> Result<Self> {
         // A wrong count concerns its queue alone, until `fsck` writes the right one.
-        Ok(Self { queue: queue_name(&queue)?, status: status(n)?, count: count.max(0).unsigned_abs() })
+        Ok(Self {
+            queue: queue_name(&queue)?,
+            status: status(n)?,
+            count: count.max(0).unsigned_abs(),
+        })
     }
 }
 
@@ -77,7 +98,8 @@ pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     }
 }
 
-/// The first queues with unfinished tasks, each with their number, which is wrong if it is below zero.
+/// The first queues with unfinished tasks, each with their number, which is wrong if it is below
+/// zero.
 pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> Statement<'a> {
     let unfinished = unfinished::<S>().sql(" AND queue >= ? ORDER BY queue LIMIT ?");
     unfinished.bind(first).bind(limit as u64)
@@ -85,5 +107,8 @@ pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> State
 
 /// The counts of unfinished tasks other than zero, by an index that contains nothing else.
 pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
-    select().sql(&S::by_index("queue_counts_unfinished")).sql(" WHERE ").sql(S::IS_UNFINISHED)
+    select()
+        .sql(&S::by_index("queue_counts_unfinished"))
+        .sql(" WHERE ")
+        .sql(S::IS_UNFINISHED)
 }

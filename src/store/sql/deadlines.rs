@@ -1,7 +1,8 @@
 //! The deadlines of tasks: rows of `changes` of a kind of their own.
 //!
-//! `tasks` has the deadline too, and no index on it: an index would have an entry for each task that has none. The row
-//! of a task that ended in time stays until the deadline, or goes with its task: the end of a task pays nothing.
+//! `tasks` has the deadline too, and no index on it: an index would have an entry for each task
+//! that has none. The row of a task that ended in time stays until the deadline, or goes with its
+//! task: the end of a task pays nothing.
 
 use async_trait::async_trait;
 
@@ -19,17 +20,24 @@ use crate::{
 
 #[async_trait]
 impl<DB: Backend> Deadlines for SqlStore<DB> {
-    async fn due_deadlines(&self, now_unix_ms: i64, again_unix_ms: i64, limit: u32) -> Result<DueDeadlines> {
-        let due =
-            self.sql.run("due_deadlines", (now_unix_ms, again_unix_ms, limit), |session, (now_ms, again_ms, limit)| {
-                Box::pin(due(session, *now_ms, *again_ms, *limit))
-            });
+    async fn due_deadlines(
+        &self,
+        now_unix_ms: i64,
+        again_unix_ms: i64,
+        limit: u32,
+    ) -> Result<DueDeadlines> {
+        let due = self.sql.run(
+            "due_deadlines",
+            (now_unix_ms, again_unix_ms, limit),
+            |session, (now_ms, again_ms, limit)| Box::pin(due(session, *now_ms, *again_ms, *limit)),
+        );
         due.await
     }
 }
 
 const KIND: i64 = ChangeKind::Deadline as i64;
-/// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the others.
+/// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the
+/// others.
 const UNREAD_MS: i64 = 24 * 3_600_000;
 
 columns! {
@@ -53,19 +61,31 @@ impl Columns {
         else {
             return Ok(None);
         };
-        let number_of = |column: Option<i64>| column.ok_or_else(|| corrupt("a task without a number"));
+        let number_of =
+            |column: Option<i64>| column.ok_or_else(|| corrupt("a task without a number"));
         let task = ChangingTask {
             id: task_id(&self.task_id)?,
-            shard: ShardId { queue: queue_name(&queue)?, number: number(number_of(self.shard)?)? },
+            shard: ShardId {
+                queue: queue_name(&queue)?,
+                number: number(number_of(self.shard)?)?,
+            },
             replicas: number(number_of(self.replicas)?)?,
             priority: Priority::from_number(number_of(self.priority)?),
             epoch: 0,
         };
-        Ok(Some(Overdue { task, deadline_unix_ms }))
+        Ok(Some(Overdue {
+            task,
+            deadline_unix_ms,
+        }))
     }
 }
 
-async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32) -> Result<DueDeadlines> {
+async fn due<S: Session>(
+    session: &mut S,
+    now_ms: i64,
+    again_ms: i64,
+    limit: u32,
+) -> Result<DueDeadlines> {
     let page =
         Statement::new("SELECT task_id, queue, shard, replicas, priority, epoch, status, deadline_ms FROM changes ")
             .sql(&S::by_index("changes_at"))
@@ -77,7 +97,8 @@ async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32
             .bind(limit);
     let page: Vec<Columns> = session.fetch(page).await?;
     let is_full = page.len() == limit as usize;
-    let (mut overdue, mut again, mut over, mut unread) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut overdue, mut again, mut over, mut unread) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for columns in page {
         let id = columns.task_id.clone();
         match columns.into_overdue() {
@@ -88,14 +109,17 @@ async fn due<S: Session>(session: &mut S, now_ms: i64, again_ms: i64, limit: u32
             Ok(None) => over.push(id),
             Err(error) => {
                 let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-                tracing::error!("the deadline of task {hex} cannot be read, and waits for a day: {error}");
+                tracing::error!(
+                    "the deadline of task {hex} cannot be read, and waits for a day: {error}"
+                );
                 unread.push(id);
             }
         }
     }
     over.sort_unstable();
     for ids in lists(&over) {
-        let remove = Statement::new("DELETE FROM changes WHERE kind = ? AND task_id IN ").bind(KIND);
+        let remove =
+            Statement::new("DELETE FROM changes WHERE kind = ? AND task_id IN ").bind(KIND);
         session.execute(remove.list(ids)).await?;
     }
     move_to(session, again, again_ms).await?;
@@ -107,7 +131,9 @@ async fn move_to<S: Session>(session: &mut S, mut ids: Vec<Vec<u8>>, at_ms: i64)
     ids.sort_unstable();
     for ids in lists(&ids) {
         let again = Statement::new("UPDATE changes SET at_ms = ? WHERE kind = ? AND task_id IN ");
-        session.execute(again.bind(at_ms).bind(KIND).list(ids)).await?;
+        session
+            .execute(again.bind(at_ms).bind(KIND).list(ids))
+            .await?;
     }
     Ok(())
 }

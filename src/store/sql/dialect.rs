@@ -11,14 +11,16 @@ pub trait Dialect {
     /// SELECT suffix that locks the rows it finds. SQLite needs none: it has one writer at a time.
     const FOR_UPDATE: &'static str;
 
-    /// SELECT suffix that reads the latest rows and keeps others from changing them until the transaction ends.
+    /// SELECT suffix that reads the latest rows and keeps others from changing them until the
+    /// transaction ends.
     const FOR_SHARE: &'static str;
 
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id finds both as fast.
-    /// Where there is one, `results` have the [groups](super::groups) of the ids.
+    /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id
+    /// finds both as fast. Where there is one, `results` have the [groups](super::groups) of the
+    /// ids.
     const NUMBER: Option<&'static str>;
 
     /// The condition that a row of `results` is one of the row of `tasks`.
@@ -36,16 +38,20 @@ pub trait Dialect {
     /// A question mark for what finds a row of `tasks`, where nothing else gives it a type.
     const FINDER: &'static str;
 
-    /// The beginning of an INSERT of many rows, of which an error may leave some, because its transaction is undone.
+    /// The beginning of an INSERT of many rows, of which an error may leave some, because its
+    /// transaction is undone.
     const INSERT: &'static str;
 
-    /// The beginning of an UPDATE of many rows, of which an error may leave some, because its transaction is undone.
+    /// The beginning of an UPDATE of many rows, of which an error may leave some, because its
+    /// transaction is undone.
     const UPDATE: &'static str;
 
-    /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL must assign one).
+    /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL
+    /// must assign one).
     fn keep_first(column: &str) -> String;
 
-    /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to be read back.
+    /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to
+    /// be read back.
     const COUNTS_INSERTED: bool;
 
     /// SELECT of key, task and last status of the keys in `seen`, up to the list of keys.
@@ -57,13 +63,16 @@ pub trait Dialect {
     /// INSERT suffix that adds to the number in `column` where `key` exists.
     fn add(key: &str, column: &str) -> String;
 
-    /// Table suffix: use this index or fail. No statement here may scan a table, whatever the planner believes.
+    /// Table suffix: use this index or fail. No statement here may scan a table, whatever the
+    /// planner believes.
     fn by_index(index: &str) -> String;
 
-    /// Table suffix: use the primary key. A planner may prefer to scan a small table, and lock all of it.
+    /// Table suffix: use the primary key. A planner may prefer to scan a small table, and lock all
+    /// of it.
     const BY_PRIMARY_KEY: &'static str;
 
-    /// Table suffix and condition: the tasks with this status, by the index that has those of a queue in order of ids.
+    /// Table suffix and condition: the tasks with this status, by the index that has those of a
+    /// queue in order of ids.
     fn of_status(status: StoredStatus) -> String;
 
     /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.
@@ -72,11 +81,12 @@ pub trait Dialect {
     /// Table suffix and condition: all tasks on the bus, by an index that has their queues.
     const ON_BUS: &'static str;
 
-    /// The condition of the index `queue_counts_unfinished`: a count of unfinished tasks other than zero.
+    /// The condition of the index `queue_counts_unfinished`: a count of unfinished tasks other than
+    /// zero.
     const IS_UNFINISHED: &'static str;
 
-    /// The text before and behind a SELECT with a `finder`, the [`Self::NUMBER`] or the id of a task: sets the columns
-    /// of each such task from its row.
+    /// The text before and behind a SELECT with a `finder`, the [`Self::NUMBER`] or the id of a
+    /// task: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 
     /// True if a statement of a migration failed only because it ran before.

@@ -23,13 +23,18 @@ impl<DB: Backend> IdempotencyKeys for SqlStore<DB> {
             .bind(now_unix_ms)
             .bind(limit);
         let expired = self.sql.read::<(Vec<u8>,)>(NAME, expired).await?;
-        let mut hashes = expired.into_iter().map(|(hash,)| key_hash(&hash)).collect::<Result<Vec<_>>>()?;
+        let mut hashes = expired
+            .into_iter()
+            .map(|(hash,)| key_hash(&hash))
+            .collect::<Result<Vec<_>>>()?;
         if hashes.is_empty() {
             return Ok(0);
         }
         hashes.sort_unstable();
         self.sql
-            .run(NAME, (hashes, now_unix_ms), |session, (hashes, now)| Box::pin(remove(session, hashes, *now)))
+            .run(NAME, (hashes, now_unix_ms), |session, (hashes, now)| {
+                Box::pin(remove(session, hashes, *now))
+            })
             .await
     }
 }
@@ -38,9 +43,10 @@ async fn remove<S: Session>(session: &mut S, hashes: &[KeyHash], now_unix_ms: i6
     let mut removed = 0;
     for hashes in lists(hashes) {
         // An insert may have taken one again since the read.
-        let remove = Statement::new("DELETE FROM idempotency_keys WHERE expires_ms <= ? AND hash IN ")
-            .bind(now_unix_ms)
-            .list(hashes);
+        let remove =
+            Statement::new("DELETE FROM idempotency_keys WHERE expires_ms <= ? AND hash IN ")
+                .bind(now_unix_ms)
+                .list(hashes);
         removed += session.execute(remove).await?;
     }
     Ok(removed)

@@ -1,7 +1,8 @@
 //! The events of a transaction: rows of `kept_events`, which it adds before its counts.
 //!
-//! Two changes of one task are in two transactions, and the second has waited for the first, because each locks the
-//! task or finds it new. The row of the second is inserted behind that, so it has the later number.
+//! Two changes of one task are in two transactions, and the second has waited for the first,
+//! because each locks the task or finds it new. The row of the second is inserted behind that, so
+//! it has the later number.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,7 +15,9 @@ use super::{
 };
 use crate::{
     config::EventQueues,
-    model::{EventRecord, MOST_KEPT_TOGETHER, QueueName, StoredStatus, TaskId, TaskRow, TaskStatus},
+    model::{
+        EventRecord, MOST_KEPT_TOGETHER, QueueName, StoredStatus, TaskId, TaskRow, TaskStatus,
+    },
     store::Result,
     wire,
 };
@@ -35,7 +38,10 @@ pub(super) struct Happened {
 
 impl Happened {
     pub(super) fn in_queues(queues: &Arc<EventQueues>) -> Self {
-        Self { queues: Arc::clone(queues), ..Self::default() }
+        Self {
+            queues: Arc::clone(queues),
+            ..Self::default()
+        }
     }
 
     pub(super) fn created(&mut self, task: &TaskRow) {
@@ -68,7 +74,12 @@ impl Happened {
 
     /// Keeps the events. The tasks are as they will be by now.
     pub(super) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
-        let Self { created: mut events, mut moved, mut credited, .. } = self;
+        let Self {
+            created: mut events,
+            mut moved,
+            mut credited,
+            ..
+        } = self;
         moved.sort_unstable();
         moved.dedup();
         for ids in lists(&moved) {
@@ -88,8 +99,12 @@ impl Happened {
         }
         let rows = rows(&events);
         for piece in pieces(&rows, |(_, records)| records.len()) {
-            let values = piece.iter().map(|(at_ms, records)| [(*at_ms).into(), (&records[..]).into()]);
-            session.execute(Statement::new("INSERT INTO kept_events (at_ms, records)").values(values)).await?;
+            let values = piece
+                .iter()
+                .map(|(at_ms, records)| [(*at_ms).into(), (&records[..]).into()]);
+            session
+                .execute(Statement::new("INSERT INTO kept_events (at_ms, records)").values(values))
+                .await?;
         }
         Ok(())
     }
@@ -118,7 +133,11 @@ fn rows(events: &[EventRecord]) -> Vec<(i64, Bytes)> {
 
 /// The status of an unfinished task.
 fn waiting(not_before_unix_ms: i64, now_unix_ms: i64) -> TaskStatus {
-    if not_before_unix_ms > now_unix_ms { TaskStatus::Delayed } else { TaskStatus::Pending }
+    if not_before_unix_ms > now_unix_ms {
+        TaskStatus::Delayed
+    } else {
+        TaskStatus::Pending
+    }
 }
 
 columns! {
@@ -138,8 +157,11 @@ columns! {
 impl MovedColumns {
     fn into_event(self, credited: &mut HashMap<TaskId, (String, u32)>) -> Result<EventRecord> {
         let (id, stored) = (task_id(&self.id)?, status(self.status)?);
-        let status = TaskStatus::of_end(stored).unwrap_or_else(|| waiting(self.not_before_ms, self.updated_ms));
-        let credit = credited.remove(&id).filter(|_| stored == StoredStatus::Completed);
+        let status = TaskStatus::of_end(stored)
+            .unwrap_or_else(|| waiting(self.not_before_ms, self.updated_ms));
+        let credit = credited
+            .remove(&id)
+            .filter(|_| stored == StoredStatus::Completed);
         let (worker, attempt) = credit.unwrap_or_default();
         Ok(EventRecord {
             key: self.task_key.into(),
@@ -170,7 +192,10 @@ mod tests {
             rows(events).into_iter().map(read).collect::<Vec<_>>()
         };
         assert_eq!(sizes(&[]), [0; 0]);
-        assert_eq!(sizes(&vec![event(1); 2 * MOST_KEPT_TOGETHER + 1]), [MOST_KEPT_TOGETHER, MOST_KEPT_TOGETHER, 1]);
+        assert_eq!(
+            sizes(&vec![event(1); 2 * MOST_KEPT_TOGETHER + 1]),
+            [MOST_KEPT_TOGETHER, MOST_KEPT_TOGETHER, 1]
+        );
         assert_eq!(sizes(&[event(ROW_BYTES), event(1), event(1)]), [1, 2]);
     }
 }

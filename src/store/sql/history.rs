@@ -1,8 +1,9 @@
 //! Failed attempts, and operators' acts on tasks.
 //!
-//! A failed attempt has an id that begins with its time and goes on with a hash of the task and the lease. So a report
-//! that comes twice is known, and the oldest attempts are the first ones by id. A transaction that adds attempts holds
-//! the locks of their tasks: a task that is removed takes all of its attempts with it.
+//! A failed attempt has an id that begins with its time and goes on with a hash of the task and the
+//! lease. So a report that comes twice is known, and the oldest attempts are the first ones by id.
+//! A transaction that adds attempts holds the locks of their tasks: a task that is removed takes
+//! all of its attempts with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,45 +57,69 @@ fn first_at(unix_ms: i64) -> AttemptId {
 #[async_trait]
 impl<DB: Backend> History for SqlStore<DB> {
     async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
-        let keep = self.sql.run("keep_failures", failures.to_vec(), |session, failures| {
-            Box::pin(async move {
-                // An attempt that comes twice in one call counts once.
-                let by_id: BTreeMap<AttemptId, &FailedAttempt> =
-                    failures.iter().map(|failure| (id_of(failure), failure)).collect();
-                keep(session, &by_id).await
-            })
-        });
+        let keep = self
+            .sql
+            .run("keep_failures", failures.to_vec(), |session, failures| {
+                Box::pin(async move {
+                    // An attempt that comes twice in one call counts once.
+                    let by_id: BTreeMap<AttemptId, &FailedAttempt> = failures
+                        .iter()
+                        .map(|failure| (id_of(failure), failure))
+                        .collect();
+                    keep(session, &by_id).await
+                })
+            });
         keep.await
     }
 
     async fn attempts(&self, id: TaskId, limit: u32) -> Result<Attempts> {
         const NAME: &str = "attempts";
-        let failed = Statement::new("SELECT state, leased_ms, at_ms, attempt, worker, reason FROM history ")
-            .sql(&DB::Connection::by_index("history_task"))
-            .sql(" WHERE task_id = ? ORDER BY id DESC LIMIT ?")
-            .bind(&id)
-            .bind(FAILURES_STAY);
+        let failed =
+            Statement::new("SELECT state, leased_ms, at_ms, attempt, worker, reason FROM history ")
+                .sql(&DB::Connection::by_index("history_task"))
+                .sql(" WHERE task_id = ? ORDER BY id DESC LIMIT ?")
+                .bind(&id)
+                .bind(FAILURES_STAY);
         let failed = self.sql.read::<FailedColumns>(NAME, failed).await?;
         let of_task = std::slice::from_ref(&id);
-        let completed = Statement::new("SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE ")
-            .append(DB::Connection::of_tasks(of_task))
-            .sql(" ORDER BY completed_ms DESC, worker DESC LIMIT ?")
-            .bind(limit);
+        let completed = Statement::new(
+            "SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE ",
+        )
+        .append(DB::Connection::of_tasks(of_task))
+        .sql(" ORDER BY completed_ms DESC, worker DESC LIMIT ?")
+        .bind(limit);
         let completed = self.sql.read::<CompletedColumns>(NAME, completed).await?;
-        let count = Statement::new("SELECT COUNT(*) FROM results WHERE ").append(DB::Connection::of_tasks(of_task));
+        let count = Statement::new("SELECT COUNT(*) FROM results WHERE ")
+            .append(DB::Connection::of_tasks(of_task));
         let count: Vec<(i64,)> = self.sql.read(NAME, count).await?;
         Ok(Attempts {
-            failed: failed.into_iter().rev().map(failed_attempt).collect::<Result<_>>()?,
-            completed: completed.into_iter().rev().map(completed_attempt).collect::<Result<_>>()?,
+            failed: failed
+                .into_iter()
+                .rev()
+                .map(failed_attempt)
+                .collect::<Result<_>>()?,
+            completed: completed
+                .into_iter()
+                .rev()
+                .map(completed_attempt)
+                .collect::<Result<_>>()?,
             results: count.first().map_or(Ok(0), |(count,)| number(*count))?,
         })
     }
 
     async fn remove_old_failures(&self, age: Duration, limit: u32) -> Result<u64> {
         const NAME: &str = "remove_old_failures";
-        let now: Vec<(i64,)> =
-            self.sql.read(NAME, Statement::new(format!("SELECT {}", DB::Connection::NOW_MS))).await?;
-        let now = now.first().map(|(now,)| *now).ok_or_else(|| corrupt("no time"))?;
+        let now: Vec<(i64,)> = self
+            .sql
+            .read(
+                NAME,
+                Statement::new(format!("SELECT {}", DB::Connection::NOW_MS)),
+            )
+            .await?;
+        let now = now
+            .first()
+            .map(|(now,)| *now)
+            .ok_or_else(|| corrupt("no time"))?;
         let young = first_at(now.saturating_sub(millis(age)));
         let old = Statement::new("SELECT id FROM history ")
             .sql(DB::Connection::BY_PRIMARY_KEY)
@@ -105,11 +130,17 @@ impl<DB: Backend> History for SqlStore<DB> {
         if old.is_empty() {
             return Ok(0);
         }
-        self.sql.run(NAME, old, |session, old| Box::pin(remove(session, old))).await
+        self.sql
+            .run(NAME, old, |session, old| Box::pin(remove(session, old)))
+            .await
     }
 
     async fn keep_acts(&self, acts: &[Act]) -> Result<()> {
-        self.sql.run("keep_acts", acts.to_vec(), |session, acts| Box::pin(access::keep_all(session, acts))).await
+        self.sql
+            .run("keep_acts", acts.to_vec(), |session, acts| {
+                Box::pin(access::keep_all(session, acts))
+            })
+            .await
     }
 
     async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>> {
@@ -118,7 +149,13 @@ impl<DB: Backend> History for SqlStore<DB> {
             .sql(" WHERE target = ? ORDER BY id DESC LIMIT ?")
             .bind(target)
             .bind(limit);
-        self.sql.read::<ActColumns>("acts_on", acts).await?.into_iter().rev().map(access::act).collect()
+        self.sql
+            .read::<ActColumns>("acts_on", acts)
+            .await?
+            .into_iter()
+            .rev()
+            .map(access::act)
+            .collect()
     }
 
     async fn lease_times_from(&self) -> Result<i64> {
@@ -129,10 +166,13 @@ impl<DB: Backend> History for SqlStore<DB> {
 /// State, when it was leased, when it ended, attempt, worker, reason.
 type FailedColumns = (i64, i64, i64, i64, Vec<u8>, String);
 
-fn failed_attempt((state, leased_ms, at_ms, attempt, worker, reason): FailedColumns) -> Result<Attempt> {
+fn failed_attempt(
+    (state, leased_ms, at_ms, attempt, worker, reason): FailedColumns,
+) -> Result<Attempt> {
     Ok(Attempt {
         worker: worker_name(worker)?,
-        state: AttemptState::from_number(state).ok_or_else(|| corrupt(format!("an attempt's state {state}")))?,
+        state: AttemptState::from_number(state)
+            .ok_or_else(|| corrupt(format!("an attempt's state {state}")))?,
         from_unix_ms: began(leased_ms, at_ms),
         until_unix_ms: Some(at_ms),
         expires_unix_ms: None,
@@ -145,7 +185,9 @@ fn failed_attempt((state, leased_ms, at_ms, attempt, worker, reason): FailedColu
 /// Worker, attempt, when it was leased, when it was completed, whether it is surplus.
 type CompletedColumns = (Vec<u8>, i64, i64, i64, i64);
 
-fn completed_attempt((worker, attempt, leased_ms, completed_ms, surplus): CompletedColumns) -> Result<Attempt> {
+fn completed_attempt(
+    (worker, attempt, leased_ms, completed_ms, surplus): CompletedColumns,
+) -> Result<Attempt> {
     Ok(Attempt {
         worker: worker_name(worker)?,
         state: AttemptState::Completed,
@@ -158,12 +200,31 @@ fn completed_attempt((worker, attempt, leased_ms, completed_ms, surplus): Comple
     })
 }
 
-async fn keep<S: Session>(session: &mut S, failures: &BTreeMap<AttemptId, &FailedAttempt>) -> Result<()> {
-    let tasks = stored_tasks(session, failures.values().map(|failure| failure.id).collect()).await?;
-    let failures: Vec<_> = failures.iter().filter(|(_, failure)| tasks.contains(&failure.id)).collect();
+async fn keep<S: Session>(
+    session: &mut S,
+    failures: &BTreeMap<AttemptId, &FailedAttempt>,
+) -> Result<()> {
+    let tasks = stored_tasks(
+        session,
+        failures.values().map(|failure| failure.id).collect(),
+    )
+    .await?;
+    let failures: Vec<_> = failures
+        .iter()
+        .filter(|(_, failure)| tasks.contains(&failure.id))
+        .collect();
     for piece in pieces(&failures, |(_, failure)| failure.reason.len()) {
         let rows = piece.iter().map(|(id, failure)| {
-            let FailedAttempt { id: task, worker, state, leased_unix_ms, at_unix_ms, attempt, reason, .. } = failure;
+            let FailedAttempt {
+                id: task,
+                worker,
+                state,
+                leased_unix_ms,
+                at_unix_ms,
+                attempt,
+                reason,
+                ..
+            } = failure;
             [
                 (*id).into(),
                 task.into(),
@@ -175,18 +236,35 @@ async fn keep<S: Session>(session: &mut S, failures: &BTreeMap<AttemptId, &Faile
                 reason.as_str().into(),
             ]
         });
-        const INSERT: &str = "INSERT INTO history (id, task_id, state, leased_ms, at_ms, attempt, worker, reason)";
-        session.execute(Statement::new(INSERT).values(rows).sql(&S::keep_first("state"))).await?;
+        const INSERT: &str =
+            "INSERT INTO history (id, task_id, state, leased_ms, at_ms, attempt, worker, reason)";
+        session
+            .execute(
+                Statement::new(INSERT)
+                    .values(rows)
+                    .sql(&S::keep_first("state")),
+            )
+            .await?;
     }
     trim(session, &Vec::from_iter(tasks)).await
 }
 
 /// The tasks among `ids` that are stored. Nobody removes them before the transaction ends.
-async fn stored_tasks<S: Session>(session: &mut S, ids: BTreeSet<TaskId>) -> Result<BTreeSet<TaskId>> {
+async fn stored_tasks<S: Session>(
+    session: &mut S,
+    ids: BTreeSet<TaskId>,
+) -> Result<BTreeSet<TaskId>> {
     let (ids, mut stored) = (Vec::from_iter(ids), BTreeSet::new());
     for ids in lists(&ids) {
-        let found = Statement::new("SELECT id FROM tasks ").sql(S::BY_PRIMARY_KEY).sql(" WHERE id IN ").list(ids);
-        stored.extend(session.ids(found.sql(" ORDER BY id").sql(S::FOR_SHARE)).await?);
+        let found = Statement::new("SELECT id FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids);
+        stored.extend(
+            session
+                .ids(found.sql(" ORDER BY id").sql(S::FOR_SHARE))
+                .await?,
+        );
     }
     Ok(stored)
 }
@@ -217,7 +295,9 @@ async fn trim<S: Session>(session: &mut S, tasks: &[TaskId]) -> Result<()> {
 async fn remove<S: Session>(session: &mut S, ids: &[AttemptId]) -> Result<u64> {
     let mut removed = 0;
     for ids in lists(ids) {
-        removed += session.execute(Statement::new("DELETE FROM history WHERE id IN ").list(ids)).await?;
+        removed += session
+            .execute(Statement::new("DELETE FROM history WHERE id IN ").list(ids))
+            .await?;
     }
     Ok(removed)
 }

@@ -13,11 +13,15 @@ impl<DB: Backend> Holders for SqlStore<DB> {
 
     async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool> {
         let input = (seen.to_owned(), holder.to_owned());
-        let replace = self.sql.run("replace_holder", input, |session, (seen, holder)| {
-            let replace = Statement::new("UPDATE meta SET value = ?").bind(&**holder);
-            let replace = replace.sql(" WHERE name = 'redis' AND value = ?").bind(&**seen);
-            Box::pin(async move { Ok(session.execute(replace).await? == 1) })
-        });
+        let replace = self
+            .sql
+            .run("replace_holder", input, |session, (seen, holder)| {
+                let replace = Statement::new("UPDATE meta SET value = ?").bind(&**holder);
+                let replace = replace
+                    .sql(" WHERE name = 'redis' AND value = ?")
+                    .bind(&**seen);
+                Box::pin(async move { Ok(session.execute(replace).await? == 1) })
+            });
         replace.await
     }
 }

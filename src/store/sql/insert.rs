@@ -1,7 +1,8 @@
 //! Inserts of tasks that may be new.
 //!
-//! In MySQL the unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the
-//! key, `seen` tells whether a removed task had it. In SQLite the keys in memory and `seen` decide before the insert.
+//! In MySQL the unique key decides, and the row that is there afterwards tells the owner of the
+//! key. If no row had the key, `seen` tells whether a removed task had it. In SQLite the keys in
+//! memory and `seen` decide before the insert.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,19 +28,28 @@ use crate::store::{Inserted, NewRow, Result, Turn, Unpublished};
 struct Owner {
     id: TaskId,
     status: StoredStatus,
-    /// This transaction inserted it. A row that an earlier attempt left is not counted or published again.
+    /// This transaction inserted it. A row that an earlier attempt left is not counted or published
+    /// again.
     fresh: bool,
 }
 
 impl Owner {
     fn fresh(id: TaskId) -> Self {
-        Self { id, status: StoredStatus::Unfinished, fresh: true }
+        Self {
+            id,
+            status: StoredStatus::Unfinished,
+            fresh: true,
+        }
     }
 }
 
 impl From<Removed> for Owner {
     fn from(Removed { id, status }: Removed) -> Self {
-        Self { id, status, fresh: false }
+        Self {
+            id,
+            status,
+            fresh: false,
+        }
     }
 }
 
@@ -70,11 +80,16 @@ pub(super) async fn insert<S: Session>(
     let keys = idempotency::take(session, rows).await?;
     let candidates = first_of_each_key(keys.unanswered(rows));
     let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
-    let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
+    let is_fresh = |row: &&&NewRow| {
+        owners
+            .get(&row.task.key_hash)
+            .is_some_and(|owner| owner.fresh)
+    };
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     new.iter().for_each(|row| counts.added(&row.task));
     wishes::keep_deadlines(session, &new).await?;
-    let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new.into_iter().partition(|row| is_batched(row));
+    let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) =
+        new.into_iter().partition(|row| is_batched(row));
     batches::add(session, batch, &together).await?;
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
     entries.sort_unstable_by_key(Entry::task);
@@ -99,7 +114,10 @@ fn first_of_each_key(rows: Vec<&NewRow>) -> Vec<&NewRow> {
 
 fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
     match owners.get(&row.task.key_hash) {
-        Some(owner) if owner.id != row.task.id => Inserted::Duplicate { id: owner.id, status: owner.status },
+        Some(owner) if owner.id != row.task.id => Inserted::Duplicate {
+            id: owner.id,
+            status: owner.status,
+        },
         // No owner: the id was stored before with another key. The row exists and stays as it is.
         _ => Inserted::New,
     }
@@ -126,26 +144,37 @@ async fn insert_by_memory<S: Session>(
     recent: Recent,
 ) -> Result<HashMap<KeyHash, Owner>> {
     let known = owners_by_memory(session, recent).await?;
-    let mut new: Vec<&NewRow> =
-        candidates.iter().filter(|row| !known.contains_key(&row.task.key_hash)).copied().collect();
-    // Rows get their places in this order. Workers end the tasks of a shard one behind the other, and then those of one
-    // insert share pages.
+    let mut new: Vec<&NewRow> = candidates
+        .iter()
+        .filter(|row| !known.contains_key(&row.task.key_hash))
+        .copied()
+        .collect();
+    // Rows get their places in this order. Workers end the tasks of a shard one behind the other,
+    // and then those of one insert share pages.
     new.sort_unstable_by(|a, b| place(a).cmp(&place(b)));
     if insert_tasks(session, &new, batch).await? < new.len() as u64 {
         // An id was stored before, with another key.
         let ids: Vec<TaskId> = new.iter().map(|row| row.task.id).collect();
         let mut stored = HashSet::new();
         for ids in lists(&ids) {
-            let of_batch = Statement::new("SELECT id FROM tasks WHERE insertion = ? AND id IN ").bind(batch).list(ids);
+            let of_batch = Statement::new("SELECT id FROM tasks WHERE insertion = ? AND id IN ")
+                .bind(batch)
+                .list(ids);
             stored.extend(session.ids(of_batch).await?);
         }
         new.retain(|row| stored.contains(&row.task.id));
     }
-    let keys: Vec<(KeyHash, TaskId)> = new.iter().map(|row| (row.task.key_hash, row.task.id)).collect();
+    let keys: Vec<(KeyHash, TaskId)> = new
+        .iter()
+        .map(|row| (row.task.key_hash, row.task.id))
+        .collect();
     if !keys.is_empty() {
         session.take_keys(&keys).await?;
     }
-    let mut owners: HashMap<KeyHash, Owner> = known.into_iter().map(|(hash, known)| (hash, known.into())).collect();
+    let mut owners: HashMap<KeyHash, Owner> = known
+        .into_iter()
+        .map(|(hash, known)| (hash, known.into()))
+        .collect();
     owners.extend(keys.into_iter().map(|(hash, id)| (hash, Owner::fresh(id))));
     Ok(owners)
 }
@@ -154,7 +183,8 @@ fn place(row: &NewRow) -> (&QueueName, u32, TaskId) {
     (&row.task.queue, row.task.partition, row.task.id)
 }
 
-/// The unique index of `tasks` says which rows are new, and `seen` which keys are those of removed tasks.
+/// The unique index of `tasks` says which rows are new, and `seen` which keys are those of removed
+/// tasks.
 async fn insert_by_index<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
@@ -165,23 +195,42 @@ async fn insert_by_index<S: Session>(
     if old_keys.are_many() {
         old = removed(session, &key_hashes(candidates), "").await?;
     }
-    let rest: Vec<&NewRow> = candidates.iter().filter(|row| !old.contains_key(&row.task.key_hash)).copied().collect();
+    let rest: Vec<&NewRow> = candidates
+        .iter()
+        .filter(|row| !old.contains_key(&row.task.key_hash))
+        .copied()
+        .collect();
     insert_tasks(session, &rest, batch).await?;
     let mut owners = owners(session, &key_hashes(&rest), batch).await?;
-    // Asked only now, and under lock: a removal that frees a key has moved it before another row can take its place.
-    let fresh: Vec<&NewRow> =
-        rest.into_iter().filter(|row| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh)).collect();
+    // Asked only now, and under lock: a removal that frees a key has moved it before another row
+    // can take its place.
+    let fresh: Vec<&NewRow> = rest
+        .into_iter()
+        .filter(|row| {
+            owners
+                .get(&row.task.key_hash)
+                .is_some_and(|owner| owner.fresh)
+        })
+        .collect();
     let taken = removed(session, &key_hashes(&fresh), S::FOR_SHARE).await?;
     if !taken.is_empty() {
-        let back: Vec<TaskId> =
-            fresh.iter().filter(|row| taken.contains_key(&row.task.key_hash)).map(|row| row.task.id).collect();
+        let back: Vec<TaskId> = fresh
+            .iter()
+            .filter(|row| taken.contains_key(&row.task.key_hash))
+            .map(|row| row.task.id)
+            .collect();
         for ids in lists(&back) {
-            session.execute(Statement::new("DELETE FROM tasks WHERE id IN ").list(ids)).await?;
+            session
+                .execute(Statement::new("DELETE FROM tasks WHERE id IN ").list(ids))
+                .await?;
         }
         old.extend(taken);
     }
     old_keys.note(old.len(), candidates.len());
-    owners.extend(old.into_iter().map(|(hash, removed)| (hash, removed.into())));
+    owners.extend(
+        old.into_iter()
+            .map(|(hash, removed)| (hash, removed.into())),
+    );
     Ok(owners)
 }
 
@@ -190,7 +239,11 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
 }
 
 /// Answers how many rows it inserted, if the database tells.
-async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], insertion: Turn) -> Result<u64> {
+async fn insert_tasks<S: Session>(
+    session: &mut S,
+    candidates: &[&NewRow],
+    insertion: Turn,
+) -> Result<u64> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
         let insert = Statement::new(S::INSERT).sql(
@@ -202,7 +255,9 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow], inser
         let more = piece.iter().any(|row| has_more(row));
         let insert = insert.sql(if more { ", backoff, deadline_ms)" } else { ")" });
         let rows = piece.iter().map(|row| {
-            task_values(row, insertion).into_iter().chain(more.then(|| more_values(row)).into_iter().flatten())
+            task_values(row, insertion)
+                .into_iter()
+                .chain(more.then(|| more_values(row)).into_iter().flatten())
         });
         let insert = insert.values_of(18 + 2 * usize::from(more), rows);
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
@@ -240,16 +295,34 @@ fn has_more(row: &NewRow) -> bool {
 
 /// The backoff and the deadline.
 fn more_values(row: &NewRow) -> [Value<'_>; 2] {
-    let backoff = row.task.backoff.map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
-    [backoff.unwrap_or_default().into(), row.task.deadline_unix_ms.into()]
+    let backoff = row
+        .task
+        .backoff
+        .map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
+    [
+        backoff.unwrap_or_default().into(),
+        row.task.deadline_unix_ms.into(),
+    ]
 }
 
-async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {
+async fn owners<S: Session>(
+    session: &mut S,
+    hashes: &[KeyHash],
+    insertion: Turn,
+) -> Result<HashMap<KeyHash, Owner>> {
     let mut owners = HashMap::with_capacity(hashes.len());
     for hashes in lists(hashes) {
-        let taken = Statement::new("SELECT key_hash, id, status, insertion FROM tasks WHERE key_hash IN ").list(hashes);
-        for (hash, id, number, inserted_by) in session.fetch::<(Vec<u8>, Vec<u8>, i64, i64)>(taken).await? {
-            let owner = Owner { id: task_id(&id)?, status: status(number)?, fresh: inserted_by == insertion.0 };
+        let taken =
+            Statement::new("SELECT key_hash, id, status, insertion FROM tasks WHERE key_hash IN ")
+                .list(hashes);
+        for (hash, id, number, inserted_by) in
+            session.fetch::<(Vec<u8>, Vec<u8>, i64, i64)>(taken).await?
+        {
+            let owner = Owner {
+                id: task_id(&id)?,
+                status: status(number)?,
+                fresh: inserted_by == insertion.0,
+            };
             owners.insert(key_hash(&hash)?, owner);
         }
     }

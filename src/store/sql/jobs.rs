@@ -1,5 +1,5 @@
-//! Jobs. A page of a job is changed first; then one statement stores the progress, if the job still stands where the
-//! page began. So a page that was changed twice is counted once.
+//! Jobs. A page of a job is changed first; then one statement stores the progress, if the job still
+//! stands where the page began. So a page that was changed twice is counted once.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,7 +24,8 @@ use super::{
 use crate::{
     config::EventQueues,
     model::{
-        Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName,
+        Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId,
+        TaskStatus, WorkerName,
     },
     store::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
 };
@@ -36,20 +37,30 @@ const COLUMNS: &str = "id, what, filter, who, scope, token, state, position, loo
 impl<DB: Backend> Jobs for SqlStore<DB> {
     async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
         let input = (job.clone(), most_of_token, act.clone());
-        let add = self.sql.run("add_job", input, |session, (job, most_of_token, act)| {
-            Box::pin(add(session, job, *most_of_token, act))
-        });
+        let add = self
+            .sql
+            .run("add_job", input, |session, (job, most_of_token, act)| {
+                Box::pin(add(session, job, *most_of_token, act))
+            });
         add.await
     }
 
     async fn job(&self, id: Uuid) -> Result<Option<Job>> {
         let found = select("WHERE id = ?").bind(&id);
-        self.sql.read::<Columns>("job", found).await?.into_iter().next().map(Job::try_from).transpose()
+        self.sql
+            .read::<Columns>("job", found)
+            .await?
+            .into_iter()
+            .next()
+            .map(Job::try_from)
+            .transpose()
     }
 
     async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>> {
         let before = before.unwrap_or(Uuid::max());
-        let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?").bind(&before).bind(limit);
+        let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?")
+            .bind(&before)
+            .bind(limit);
         Ok(readable(self.sql.read("jobs", page).await?))
     }
 
@@ -84,33 +95,53 @@ impl<DB: Backend> Jobs for SqlStore<DB> {
         advance.await
     }
 
-    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, why: Option<&str>, act: &Act) -> Result<Option<Job>> {
+    async fn stop_job(
+        &self,
+        id: Uuid,
+        at_unix_ms: i64,
+        why: Option<&str>,
+        act: &Act,
+    ) -> Result<Option<Job>> {
         let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
-        let stop = self.sql.run("stop_job", input, |session, (id, at, why, act)| {
-            Box::pin(async move {
-                let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
-                    .bind(JobState::Stopped as u32)
-                    .bind(*at);
-                if let Some(why) = why {
-                    stop = stop.sql(", last_error = ?").bind(why.as_str());
-                }
-                let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
-                if session.execute(stop).await? > 0 {
-                    access::keep(session, act).await?;
-                }
-                Ok(())
-            })
-        });
+        let stop = self
+            .sql
+            .run("stop_job", input, |session, (id, at, why, act)| {
+                Box::pin(async move {
+                    let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
+                        .bind(JobState::Stopped as u32)
+                        .bind(*at);
+                    if let Some(why) = why {
+                        stop = stop.sql(", last_error = ?").bind(why.as_str());
+                    }
+                    let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
+                    if session.execute(stop).await? > 0 {
+                        access::keep(session, act).await?;
+                    }
+                    Ok(())
+                })
+            });
         stop.await?;
         self.job(id).await
     }
 
-    async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>> {
+    async fn retry_with_acts(
+        &self,
+        ids: &[TaskId],
+        now_unix_ms: i64,
+        who: &str,
+        what: &str,
+    ) -> Result<Vec<Retried>> {
         // Every attempt has the same acts, by which it knows what an earlier one has done.
-        let acts: Acts = ids.iter().map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string()))).collect();
+        let acts: Acts = ids
+            .iter()
+            .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
+            .collect();
         let input = (acts, now_unix_ms, self.event_queues());
-        let retry =
-            self.sql.run("retry", input, |session, (acts, now, events)| Box::pin(retry(session, acts, *now, events)));
+        let retry = self
+            .sql
+            .run("retry", input, |session, (acts, now, events)| {
+                Box::pin(retry(session, acts, *now, events))
+            });
         retry.await
     }
 }
@@ -123,18 +154,33 @@ fn position(cursor: Option<&TaskCursor>) -> &[u8] {
     cursor.map_or(&[], |TaskCursor(id)| id.as_bytes())
 }
 
-async fn add<S: Session>(session: &mut S, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
+async fn add<S: Session>(
+    session: &mut S,
+    job: &Job,
+    most_of_token: u32,
+    act: &Act,
+) -> Result<AddedJob> {
     const RUNNING: &str = "SELECT COUNT(*) FROM jobs WHERE state = 0 AND id <> ?";
     if count(session, Statement::new(RUNNING).bind(&job.id)).await? >= i64::from(MOST_JOBS) {
         return Ok(AddedJob::NoRoom);
     }
     if let Some(token) = &job.token {
-        let of_token = Statement::new(RUNNING).bind(&job.id).sql(" AND token = ?").bind(&token.0[..]);
+        let of_token = Statement::new(RUNNING)
+            .bind(&job.id)
+            .sql(" AND token = ?")
+            .bind(&token.0[..]);
         if count(session, of_token).await? >= i64::from(most_of_token) {
             return Ok(AddedJob::NoRoomForToken);
         }
     }
-    let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
+    let JobProgress {
+        cursor,
+        looked_at,
+        matched,
+        changed,
+        failed,
+        last_error,
+    } = &job.progress;
     let row: [Value<'_>; 15] = [
         (&job.id).into(),
         job.change.to_string().into(),
@@ -156,9 +202,14 @@ async fn add<S: Session>(session: &mut S, job: &Job, most_of_token: u32, act: &A
     // A repeated call finds its own row.
     session.execute(insert.sql(&S::keep_first("id"))).await?;
     access::keep(session, act).await?;
-    let old_ms = job.created_unix_ms.unsigned_abs().saturating_sub(JOBS_STAY.as_millis() as u64);
+    let old_ms = job
+        .created_unix_ms
+        .unsigned_abs()
+        .saturating_sub(JOBS_STAY.as_millis() as u64);
     let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
-    session.execute(Statement::new("DELETE FROM jobs WHERE id < ? AND state <> 0").bind(&old)).await?;
+    session
+        .execute(Statement::new("DELETE FROM jobs WHERE id < ? AND state <> 0").bind(&old))
+        .await?;
     Ok(AddedJob::Yes)
 }
 
@@ -176,7 +227,10 @@ async fn retry<S: Session>(
     now_ms: i64,
     events: &Arc<EventQueues>,
 ) -> Result<Vec<Retried>> {
-    let (mut counts, ids) = (Counts::with_events(events), acts.keys().copied().collect::<Vec<_>>());
+    let (mut counts, ids) = (
+        Counts::with_events(events),
+        acts.keys().copied().collect::<Vec<_>>(),
+    );
     let mut retried = letters::retry(session, &ids, now_ms, &mut counts).await?;
     let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
     let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
@@ -188,14 +242,23 @@ async fn retry<S: Session>(
 }
 
 /// The tasks whose acts are recorded: an earlier attempt of this call has sent them again.
-async fn sent_before<S: Session>(session: &mut S, acts: &[(&TaskId, &Act)]) -> Result<Vec<Retried>> {
+async fn sent_before<S: Session>(
+    session: &mut S,
+    acts: &[(&TaskId, &Act)],
+) -> Result<Vec<Retried>> {
     let recorded = access::recorded(session, acts.iter().map(|(_, act)| *act)).await?;
-    let ids = acts.iter().filter(|(_, act)| recorded.contains(&act.id)).map(|(id, _)| **id);
+    let ids = acts
+        .iter()
+        .filter(|(_, act)| recorded.contains(&act.id))
+        .map(|(id, _)| **id);
     let (ids, mut sent) = (ids.collect::<Vec<TaskId>>(), Vec::new());
     for ids in lists(&ids) {
         let found = Statement::new("SELECT id, status FROM tasks WHERE id IN ").list(ids);
         for (id, stored) in session.fetch::<(Vec<u8>, i64)>(found).await? {
-            sent.push(Retried { id: task_id(&id)?, status: status(stored)? });
+            sent.push(Retried {
+                id: task_id(&id)?,
+                status: status(stored)?,
+            });
         }
     }
     Ok(sent)
@@ -236,7 +299,11 @@ impl TryFrom<Columns> for Job {
     type Error = crate::store::Error;
 
     fn try_from(columns: Columns) -> Result<Self> {
-        let cursor = if columns.position.is_empty() { None } else { Some(TaskCursor(task_id(&columns.position)?)) };
+        let cursor = if columns.position.is_empty() {
+            None
+        } else {
+            Some(TaskCursor(task_id(&columns.position)?))
+        };
         let state = JobState::from_number(columns.state);
         Ok(Self {
             id: Uuid::from_slice(&columns.id).map_err(|_| corrupt("a job's id is a UUID"))?,
@@ -264,7 +331,9 @@ fn token_of(hash: &[u8]) -> Result<Option<SecretHash>> {
     if hash.is_empty() {
         return Ok(None);
     }
-    let hash = hash.try_into().map_err(|_| corrupt("the hash of a job's token has 32 bytes"))?;
+    let hash = hash
+        .try_into()
+        .map_err(|_| corrupt("the hash of a job's token has 32 bytes"))?;
     Ok(Some(SecretHash(hash)))
 }
 
@@ -293,11 +362,18 @@ struct StoredFilter {
 fn filter_text(filter: &TaskFilter) -> String {
     let stored = StoredFilter {
         queue: filter.queue.as_ref().map(|queue| queue.as_str().to_owned()),
-        statuses: filter.statuses.iter().map(|status| status.as_str().to_owned()).collect(),
+        statuses: filter
+            .statuses
+            .iter()
+            .map(|status| status.as_str().to_owned())
+            .collect(),
         key_base64: filter.key.as_ref().map(|key| BASE64.encode(key)),
         key_prefix_base64: BASE64.encode(&filter.key_prefix),
         headers: filter.headers.clone(),
-        worker: filter.worker.as_ref().map(|worker| worker.as_str().to_owned()),
+        worker: filter
+            .worker
+            .as_ref()
+            .map(|worker| worker.as_str().to_owned()),
         since_unix_ms: filter.since_unix_ms,
         until_unix_ms: filter.until_unix_ms,
     };
@@ -309,12 +385,24 @@ fn filter_of(text: &str) -> Result<TaskFilter> {
     let stored: StoredFilter = serde_json::from_str(text).map_err(|error| wrong(&error))?;
     let bytes = |text: &str| BASE64.decode(text).map_err(|error| wrong(&error));
     Ok(TaskFilter {
-        queue: stored.queue.map(|queue| QueueName::new(&queue)).transpose().map_err(|error| wrong(&error))?,
+        queue: stored
+            .queue
+            .map(|queue| QueueName::new(&queue))
+            .transpose()
+            .map_err(|error| wrong(&error))?,
         statuses: TaskStatus::list(&stored.statuses.join(",")).map_err(|error| wrong(&error))?,
-        key: stored.key_base64.map(|key| bytes(&key)).transpose()?.map(Into::into),
+        key: stored
+            .key_base64
+            .map(|key| bytes(&key))
+            .transpose()?
+            .map(Into::into),
         key_prefix: bytes(&stored.key_prefix_base64)?.into(),
         headers: stored.headers,
-        worker: stored.worker.map(|worker| WorkerName::stored(&worker)).transpose().map_err(|error| wrong(&error))?,
+        worker: stored
+            .worker
+            .map(|worker| WorkerName::stored(&worker))
+            .transpose()
+            .map_err(|error| wrong(&error))?,
         since_unix_ms: stored.since_unix_ms,
         until_unix_ms: stored.until_unix_ms,
     })
@@ -337,7 +425,10 @@ mod tests {
             until_unix_ms: Some(2),
         };
         assert_eq!(filter_of(&filter_text(&filter)).unwrap(), filter);
-        assert_eq!(filter_of(&filter_text(&TaskFilter::default())).unwrap(), TaskFilter::default());
+        assert_eq!(
+            filter_of(&filter_text(&TaskFilter::default())).unwrap(),
+            TaskFilter::default()
+        );
         assert!(filter_of(r#"{"queue":"q","colour":"red"}"#).is_err());
     }
 }

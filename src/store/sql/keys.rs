@@ -1,7 +1,7 @@
 //! The owners of keys.
 //!
-//! Where `tasks` has a unique index of keys, it is asked, and `seen` for those of removed tasks. Where it has none, the
-//! database keeps the latest keys in memory, and `seen` has all others.
+//! Where `tasks` has a unique index of keys, it is asked, and `seen` for those of removed tasks.
+//! Where it has none, the database keeps the latest keys in memory, and `seen` has all others.
 
 use std::collections::HashMap;
 
@@ -22,9 +22,20 @@ use crate::store::Result;
 /// A key whose task is nowhere is free: somebody has deleted it from the database.
 pub(super) async fn owners_by_memory<S: Session>(
     session: &mut S,
-    Recent { owners: recent, others }: Recent,
+    Recent {
+        owners: recent,
+        others,
+    }: Recent,
 ) -> Result<HashMap<KeyHash, Removed>> {
-    let stored = |(hash, id)| (hash, Removed { id, status: StoredStatus::Unfinished });
+    let stored = |(hash, id)| {
+        (
+            hash,
+            Removed {
+                id,
+                status: StoredStatus::Unfinished,
+            },
+        )
+    };
     let mut owners: HashMap<KeyHash, Removed> = recent.into_iter().map(stored).collect();
     owners.extend(removed(session, &others, "").await?);
     let open = |owner: &&Removed| owner.status == StoredStatus::Unfinished;
@@ -37,8 +48,14 @@ pub(super) async fn owners_by_memory<S: Session>(
             statuses.insert(task_id(&id)?, status(number)?);
         }
     }
-    let is_gone = |owner: &Removed| owner.status == StoredStatus::Unfinished && !statuses.contains_key(&owner.id);
-    let gone: Vec<KeyHash> = owners.iter().filter(|(_, owner)| is_gone(owner)).map(|(hash, _)| *hash).collect();
+    let is_gone = |owner: &Removed| {
+        owner.status == StoredStatus::Unfinished && !statuses.contains_key(&owner.id)
+    };
+    let gone: Vec<KeyHash> = owners
+        .iter()
+        .filter(|(_, owner)| is_gone(owner))
+        .map(|(hash, _)| *hash)
+        .collect();
     // Memory keeps the keys of tasks that were removed lately.
     owners.extend(removed(session, &gone, "").await?);
     owners.retain(|_, owner| match statuses.get(&owner.id) {
@@ -65,10 +82,15 @@ pub(super) async fn owners<DB: Backend>(
             Some(recent) => {
                 let ids: Vec<TaskId> = recent.owners.into_values().collect();
                 let by_id = Statement::new("SELECT key_hash, id, status FROM tasks WHERE id IN ");
-                if ids.is_empty() { Vec::new() } else { sql.read::<Row>(name, by_id.list(&ids)).await? }
+                if ids.is_empty() {
+                    Vec::new()
+                } else {
+                    sql.read::<Row>(name, by_id.list(&ids)).await?
+                }
             }
             None => {
-                let by_key = Statement::new("SELECT key_hash, id, status FROM tasks WHERE key_hash IN ");
+                let by_key =
+                    Statement::new("SELECT key_hash, id, status FROM tasks WHERE key_hash IN ");
                 sql.read::<Row>(name, by_key.list(keys)).await?
             }
         };
@@ -77,5 +99,8 @@ pub(super) async fn owners<DB: Backend>(
             owners.insert(key_hash(&hash)?, (task_id(&id)?, status(number)?));
         }
     }
-    Ok(owners.into_iter().map(|(hash, (id, status))| (hash, id, status)).collect())
+    Ok(owners
+        .into_iter()
+        .map(|(hash, (id, status))| (hash, id, status))
+        .collect())
 }

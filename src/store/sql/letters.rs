@@ -1,7 +1,7 @@
 //! Dead letters: what is kept of them, and how a dead task is sent again.
 //!
-//! A dead task has its letter from the transaction in which it died. The letter goes with the task, or when the task
-//! is sent again. A transaction locks tasks first, then their letters.
+//! A dead task has its letter from the transaction in which it died. The letter goes with the task,
+//! or when the task is sent again. A transaction locks tasks first, then their letters.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -43,41 +43,71 @@ impl From<&DeadLetter> for NewLetter {
             task.headers.clear();
         }
         // A discovered task may name a queue that cannot be one.
-        let queue = QueueName::new(&letter.queue).map_or_else(|_| String::new(), |queue| queue.as_str().to_owned());
+        let queue = QueueName::new(&letter.queue)
+            .map_or_else(|_| String::new(), |queue| queue.as_str().to_owned());
         Self {
             id: letter.id(),
             queue,
             kind,
             at_ms: letter.at_unix_ms,
             summary: wire::dead_letter(&brief),
-            content: if kind == LetterKind::Task { Bytes::new() } else { wire::dead_letter(letter) },
+            content: if kind == LetterKind::Task {
+                Bytes::new()
+            } else {
+                wire::dead_letter(letter)
+            },
         }
     }
 }
 
-/// Adds letters. One that is there already stays as it is, unless it is about a task: that one has died again.
+/// Adds letters. One that is there already stays as it is, unless it is about a task: that one has
+/// died again.
 pub(super) async fn add<S: Session>(session: &mut S, letters: &[NewLetter]) -> Result<()> {
     const INSERT: &str = "INSERT INTO letters (id, queue, kind, at_ms, summary, content)";
     let mut letters: Vec<&NewLetter> = letters.iter().collect();
     letters.sort_unstable_by_key(|letter| letter.id);
-    let (tasks, others): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.kind == LetterKind::Task);
-    for (letters, suffix) in [(tasks, S::replace("id", &["at_ms", "summary"])), (others, S::keep_first("kind"))] {
-        for piece in pieces(&letters, |letter| letter.summary.len() + letter.content.len()) {
+    let (tasks, others): (Vec<_>, Vec<_>) = letters
+        .into_iter()
+        .partition(|letter| letter.kind == LetterKind::Task);
+    for (letters, suffix) in [
+        (tasks, S::replace("id", &["at_ms", "summary"])),
+        (others, S::keep_first("kind")),
+    ] {
+        for piece in pieces(&letters, |letter| {
+            letter.summary.len() + letter.content.len()
+        }) {
             let rows = piece.iter().map(|letter| {
-                let NewLetter { id, queue, kind, at_ms, summary, content } = letter;
+                let NewLetter {
+                    id,
+                    queue,
+                    kind,
+                    at_ms,
+                    summary,
+                    content,
+                } = letter;
                 let (summary, content) = (&summary[..], &content[..]);
-                [id.into(), queue.as_str().into(), (*kind).into(), (*at_ms).into(), summary.into(), content.into()]
+                [
+                    id.into(),
+                    queue.as_str().into(),
+                    (*kind).into(),
+                    (*at_ms).into(),
+                    summary.into(),
+                    content.into(),
+                ]
             });
-            session.execute(Statement::new(INSERT).values(rows).sql(&suffix)).await?;
+            session
+                .execute(Statement::new(INSERT).values(rows).sql(&suffix))
+                .await?;
         }
     }
     Ok(())
 }
 
-/// Makes dead and cancelled tasks unfinished again, in their next epoch, and puts them into the outbox.
+/// Makes dead and cancelled tasks unfinished again, in their next epoch, and puts them into the
+/// outbox.
 ///
-/// A completion that came late, behind the end, counts now: its worker has done its replica, and no worker gets a
-/// second one. With NUM of them the task is completed.
+/// A completion that came late, behind the end, counts now: its worker has done its replica, and no
+/// worker gets a second one. With NUM of them the task is completed.
 pub(super) async fn retry<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -90,7 +120,9 @@ pub(super) async fn retry<S: Session>(
         let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
         retried.extend(begin_again(session, ended, now_ms, counts).await?);
         if !ids.is_empty() {
-            session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
+            session
+                .execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids))
+                .await?;
             wishes::remove(session, &ids).await?;
         }
     }
@@ -106,8 +138,16 @@ async fn begin_again<S: Session>(
 ) -> Result<Vec<Retried>> {
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
     let mut late = late_workers(session, &ids).await?;
-    let (mut done, mut due, mut scheduled, mut retried) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for EndedTask { id, queue, missing, not_before_ms, status: before } in ended {
+    let (mut done, mut due, mut scheduled, mut retried) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for EndedTask {
+        id,
+        queue,
+        missing,
+        not_before_ms,
+        status: before,
+    } in ended
+    {
         let mut workers = late.remove(&id).unwrap_or_default();
         workers.truncate(missing);
         credit(session, &id, &workers).await?;
@@ -127,7 +167,8 @@ async fn begin_again<S: Session>(
     }
     if !done.is_empty() {
         // One that is reopened may be on the bus, or wait to go there.
-        let end = Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ? WHERE id IN ");
+        let end =
+            Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ? WHERE id IN ");
         session.execute(end.bind(now_ms).list(&done)).await?;
         outbox::remove(session, &done).await?;
     }
@@ -135,14 +176,17 @@ async fn begin_again<S: Session>(
     if !again.is_empty() {
         const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
              on_bus = 0, updated_ms = ? WHERE id IN ";
-        session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
+        session
+            .execute(Statement::new(AGAIN).bind(now_ms).list(&again))
+            .await?;
         outbox::unpublish(session, &due, Unpublished::Missing, 0).await?;
         outbox::unpublish(session, &scheduled, Unpublished::Scheduled, 0).await?;
     }
     Ok(retried)
 }
 
-/// Reopens tasks that have more replicas than credits now, whether SQL has their completion or only the queue.
+/// Reopens tasks that have more replicas than credits now, whether SQL has their completion or only
+/// the queue.
 pub(super) async fn reopen<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -166,27 +210,42 @@ struct EndedTask {
 }
 
 /// The tasks among `ids` in one of these statuses, locked.
-async fn ended_tasks<S: Session>(session: &mut S, ids: &[TaskId], statuses: &str) -> Result<Vec<EndedTask>> {
-    let ended = Statement::new("SELECT id, queue, replicas - completed, not_before_ms, status FROM tasks ")
-        .sql(S::BY_PRIMARY_KEY)
-        .sql(&format!(" WHERE status IN {statuses} AND id IN "))
-        .list(ids)
-        .sql(" ORDER BY id")
-        .sql(S::FOR_UPDATE);
+async fn ended_tasks<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    statuses: &str,
+) -> Result<Vec<EndedTask>> {
+    let ended =
+        Statement::new("SELECT id, queue, replicas - completed, not_before_ms, status FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(&format!(" WHERE status IN {statuses} AND id IN "))
+            .list(ids)
+            .sql(" ORDER BY id")
+            .sql(S::FOR_UPDATE);
     let read = |(id, queue, missing, not_before_ms, stored): (Vec<u8>, String, i64, i64, i64)| {
         let (queue, missing) = (queue_name(&queue)?, number(missing.max(0))?);
-        Ok(EndedTask { id: task_id(&id)?, queue, missing, not_before_ms, status: status(stored)? })
+        Ok(EndedTask {
+            id: task_id(&id)?,
+            queue,
+            missing,
+            not_before_ms,
+            status: status(stored)?,
+        })
     };
     session.fetch(ended).await?.into_iter().map(read).collect()
 }
 
 /// The workers with a surplus result, by task.
-async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTreeMap<TaskId, Vec<Vec<u8>>>> {
+async fn late_workers<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<BTreeMap<TaskId, Vec<Vec<u8>>>> {
     let mut workers: BTreeMap<TaskId, Vec<Vec<u8>>> = BTreeMap::new();
     if ids.is_empty() {
         return Ok(workers);
     }
-    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND ").append(S::of_tasks(ids));
+    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND ")
+        .append(S::of_tasks(ids));
     for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
         workers.entry(task_id(&id)?).or_default().push(worker);
     }
@@ -196,12 +255,15 @@ async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTr
 async fn credit<S: Session>(session: &mut S, id: &TaskId, workers: &[Vec<u8>]) -> Result<()> {
     for worker in workers {
         let worker = worker_name(worker.clone())?;
-        let credit = Statement::new("UPDATE results SET surplus = 0 WHERE worker = ? AND ").bind(worker);
-        session.execute(credit.append(S::of_tasks(std::slice::from_ref(id)))).await?;
+        let credit =
+            Statement::new("UPDATE results SET surplus = 0 WHERE worker = ? AND ").bind(worker);
+        session
+            .execute(credit.append(S::of_tasks(std::slice::from_ref(id))))
+            .await?;
     }
     if !workers.is_empty() {
-        let count =
-            Statement::new("UPDATE tasks SET completed = completed + ? WHERE id = ?").bind(workers.len() as u64);
+        let count = Statement::new("UPDATE tasks SET completed = completed + ? WHERE id = ?")
+            .bind(workers.len() as u64);
         session.execute(count.bind(id)).await?;
     }
     Ok(())
@@ -230,7 +292,12 @@ pub(super) fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
             .sql(" ORDER BY at_ms LIMIT ?) AS page")
             .bind(limit)
     };
-    let others = LetterKind::ALL.into_iter().filter(|kind| *kind != LetterKind::Task).map(of_kind);
-    let all = others.reduce(|all, kind| all.sql(" UNION ALL ").append(kind)).expect("there are other kinds");
+    let others = LetterKind::ALL
+        .into_iter()
+        .filter(|kind| *kind != LetterKind::Task)
+        .map(of_kind);
+    let all = others
+        .reduce(|all, kind| all.sql(" UNION ALL ").append(kind))
+        .expect("there are other kinds");
     all.sql(" LIMIT ?").bind(limit)
 }

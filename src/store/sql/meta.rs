@@ -2,11 +2,17 @@
 
 use std::str::FromStr;
 
-use super::{backend::Backend, rows::corrupt, runner::Runner, session::Session, statement::Statement};
+use super::{
+    backend::Backend, rows::corrupt, runner::Runner, session::Session, statement::Statement,
+};
 use crate::store::Result;
 
 /// The value, for `operation`.
-pub(super) async fn read<DB: Backend, T: FromStr>(sql: &Runner<DB>, operation: &'static str, name: &str) -> Result<T> {
+pub(super) async fn read<DB: Backend, T: FromStr>(
+    sql: &Runner<DB>,
+    operation: &'static str,
+    name: &str,
+) -> Result<T> {
     parsed(name, sql.read(operation, select(name)).await?)
 }
 
@@ -18,7 +24,10 @@ pub(super) async fn value<S: Session, T: FromStr>(session: &mut S, name: &str) -
 /// Raises a number by one. Its row stays locked until the transaction ends.
 pub(super) async fn raise<S: Session>(session: &mut S, name: &str) -> Result<()> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = ?";
-    session.execute(Statement::new(raise).bind(name)).await.map(drop)
+    session
+        .execute(Statement::new(raise).bind(name))
+        .await
+        .map(drop)
 }
 
 fn select(name: &str) -> Statement<'_> {
@@ -26,5 +35,7 @@ fn select(name: &str) -> Statement<'_> {
 }
 
 fn parsed<T: FromStr>(name: &str, rows: Vec<(String,)>) -> Result<T> {
-    rows.first().and_then(|(value,)| value.parse().ok()).ok_or_else(|| corrupt(format!("no {name}")))
+    rows.first()
+        .and_then(|(value,)| value.parse().ok())
+        .ok_or_else(|| corrupt(format!("no {name}")))
 }

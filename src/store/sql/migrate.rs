@@ -1,12 +1,13 @@
 //! Brings the schema up to date at a start.
 //!
-//! MySQL and MariaDB commit at each statement that changes the schema. A start that is killed during a migration leaves
-//! one of which only the first statements took effect. sqlx notes that (`success = FALSE`) and refuses to go on. So
-//! taskd may run each statement of a migration again, and skips what exists already. A migration never drops what it
-//! made, and changes data only in a repeatable way.
+//! MySQL and MariaDB commit at each statement that changes the schema. A start that is killed
+//! during a migration leaves one of which only the first statements took effect. sqlx notes that
+//! (`success = FALSE`) and refuses to go on. So taskd may run each statement of a migration again,
+//! and skips what exists already. A migration never drops what it made, and changes data only in a
+//! repeatable way.
 //!
-//! A taskd that knows fewer migrations than the database has may use it if they allow it: `meta.lowest_schema` names
-//! the first schema that a taskd must know.
+//! A taskd that knows fewer migrations than the database has may use it if they allow it:
+//! `meta.lowest_schema` names the first schema that a taskd must know.
 
 use sqlx::{
     SqlStr,
@@ -62,13 +63,22 @@ macro_rules! migration_files {
 }
 pub(crate) use migration_files;
 
-/// The migrator that `sqlx::migrate!` would make of the same files. The macro would compile sqlx a second time.
+/// The migrator that `sqlx::migrate!` would make of the same files. The macro would compile sqlx a
+/// second time.
 fn migrator(files: &[MigrationFile]) -> Migrator {
     let migrations = files.iter().map(|&(name, sql)| {
-        let (version, description) = name.split_once('_').expect("a migration's name has a version and a description");
+        let (version, description) = name
+            .split_once('_')
+            .expect("a migration's name has a version and a description");
         let version = version.parse().expect("a migration's version is a number");
         let description = description.replace('_', " ").into();
-        Migration::new(version, description, MigrationType::Simple, SqlStr::from_static(sql), false)
+        Migration::new(
+            version,
+            description,
+            MigrationType::Simple,
+            SqlStr::from_static(sql),
+            false,
+        )
     });
     Migrator::with_migrations(migrations.collect())
 }
@@ -81,54 +91,90 @@ pub(in crate::store) async fn run<C: Session + Migrate>(
     connection: &mut C,
 ) -> Result<usize> {
     let is_transient = |error: &MigrateError| match error {
-        MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) => C::is_transient(cause),
+        MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) => {
+            C::is_transient(cause)
+        }
         _ => false,
     };
-    apply(migrations, connection).await.map_err(|error| match error {
-        Error::Migrate(cause) if is_transient(&cause) => Error::Transient(cause.into()),
-        other => other,
-    })
+    apply(migrations, connection)
+        .await
+        .map_err(|error| match error {
+            Error::Migrate(cause) if is_transient(&cause) => Error::Transient(cause.into()),
+            other => other,
+        })
 }
 
-async fn apply<C: Session + Migrate>(migrations: &'static [MigrationFile], connection: &mut C) -> Result<usize> {
+async fn apply<C: Session + Migrate>(
+    migrations: &'static [MigrationFile],
+    connection: &mut C,
+) -> Result<usize> {
     let mut migrator = migrator(migrations);
     connection.ensure_migrations_table(TABLE).await?;
     check_known(&migrator, connection).await?;
     let finished = finish_interrupted(&migrator, connection).await?;
     let before = connection.list_applied_migrations(TABLE).await?.len();
-    migrator.set_ignore_missing(true).run_direct(None, connection, false).await?;
+    migrator
+        .set_ignore_missing(true)
+        .run_direct(None, connection, false)
+        .await?;
     let after = connection.list_applied_migrations(TABLE).await?.len();
     Ok(finished + after - before)
 }
 
 /// Refuses a schema that needs a newer taskd.
 async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<()> {
-    let knows = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+    let knows = migrator
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or(0);
     let applied = connection.list_applied_migrations(TABLE).await?;
-    let schema = applied.iter().map(|migration| migration.version).max().unwrap_or(0);
+    let schema = applied
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or(0);
     if schema <= knows {
         return Ok(());
     }
     let lowest = Statement::new("SELECT value FROM meta WHERE name = 'lowest_schema'");
     let lowest: Vec<(String,)> = connection.fetch(lowest).await?;
     let needs = match lowest.first() {
-        Some((number,)) => number.parse().map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
+        Some((number,)) => number
+            .parse()
+            .map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
         // No migration has allowed an older taskd.
         None => schema,
     };
-    if needs > knows { Err(Error::TooNew { schema, needs, knows }) } else { Ok(()) }
+    if needs > knows {
+        Err(Error::TooNew {
+            schema,
+            needs,
+            knows,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 /// Runs the migrations again that a killed start left half done. Answers how many.
-async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<usize> {
-    let interrupted =
-        Statement::new(format!("SELECT version, checksum FROM {TABLE} WHERE success = ? ORDER BY version"));
+async fn finish_interrupted<C: Session + Migrate>(
+    migrator: &Migrator,
+    connection: &mut C,
+) -> Result<usize> {
+    let interrupted = Statement::new(format!(
+        "SELECT version, checksum FROM {TABLE} WHERE success = ? ORDER BY version"
+    ));
     let interrupted: Vec<(i64, Vec<u8>)> = connection.fetch(interrupted.bind(false)).await?;
     let mut finished = 0;
     for (version, checksum) in interrupted {
-        let same = |migration: &&Migration| migration.version == version && *migration.checksum == *checksum;
+        let same = |migration: &&Migration| {
+            migration.version == version && *migration.checksum == *checksum
+        };
         // The number has another text here: sqlx reports it.
-        let Some(migration) = migrator.iter().find(same) else { continue };
+        let Some(migration) = migrator.iter().find(same) else {
+            continue;
+        };
         tracing::warn!(version, "migration {version} was interrupted: finishing it");
         for statement in statements(migration.sql.as_str()) {
             match connection.execute_for_long(Statement::new(statement)).await {
@@ -149,7 +195,9 @@ fn statements(sql: &str) -> Vec<String> {
     let mut rest = sql.chars().peekable();
     while let Some(c) = rest.next() {
         match c {
-            '-' if !quoted && rest.peek() == Some(&'-') => while rest.next_if(|c| *c != '\n').is_some() {},
+            '-' if !quoted && rest.peek() == Some(&'-') => {
+                while rest.next_if(|c| *c != '\n').is_some() {}
+            }
             ';' if !quoted => statements.push(std::mem::take(&mut statement)),
             _ => {
                 quoted ^= c == '\'';
@@ -158,7 +206,9 @@ fn statements(sql: &str) -> Vec<String> {
         }
     }
     statements.push(statement);
-    let trimmed = statements.into_iter().map(|statement| statement.trim().to_owned());
+    let trimmed = statements
+        .into_iter()
+        .map(|statement| statement.trim().to_owned());
     trimmed.filter(|statement| !statement.is_empty()).collect()
 }
 
@@ -170,7 +220,18 @@ mod tests {
 
     /// The parts of a migration that the database stores or that decide how it runs.
     fn parts(migrator: &Migrator) -> Vec<(i64, &str, &str, &[u8], bool)> {
-        migrator.iter().map(|m| (m.version, &*m.description, m.sql.as_str(), &*m.checksum, m.no_tx)).collect()
+        migrator
+            .iter()
+            .map(|m| {
+                (
+                    m.version,
+                    &*m.description,
+                    m.sql.as_str(),
+                    &*m.checksum,
+                    m.no_tx,
+                )
+            })
+            .collect()
     }
 
     #[tokio::test]
@@ -178,7 +239,9 @@ mod tests {
         let mysql: &[MigrationFile] = migration_files!("mysql");
         let sqlite: &[MigrationFile] = migration_files!("sqlite");
         for (backend, files) in [("mysql", mysql), ("sqlite", sqlite)] {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(backend);
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("migrations")
+                .join(backend);
             let found = Migrator::new(folder).await.unwrap();
             assert_eq!(parts(&migrator(files)), parts(&found), "{backend}");
         }
@@ -188,7 +251,10 @@ mod tests {
     fn a_migration_falls_into_its_statements() {
         let sql = "-- first; a comment\nCREATE TABLE a (b TEXT DEFAULT ';--' -- c; d\n);\n\n\
                    INSERT INTO a VALUES (REPLACE('x-', '-', ''));\n";
-        let expected = ["CREATE TABLE a (b TEXT DEFAULT ';--' \n)", "INSERT INTO a VALUES (REPLACE('x-', '-', ''))"];
+        let expected = [
+            "CREATE TABLE a (b TEXT DEFAULT ';--' \n)",
+            "INSERT INTO a VALUES (REPLACE('x-', '-', ''))",
+        ];
         assert_eq!(statements(sql), expected);
     }
 }

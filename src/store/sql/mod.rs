@@ -1,27 +1,33 @@
 //! The store in SQL: everything that both databases have in common.
 //!
-//! - `tasks`: a task, its status, and the offset of its last record on the bus, if that is not its batch's. `on_bus`
-//!   says that it is unfinished and not in the outbox: Redis knows it, or will when its batch is published.
+//! - `tasks`: a task, its status, and the offset of its last record on the bus, if that is not its
+//!   batch's. `on_bus` says that it is unfinished and not in the outbox: Redis knows it, or will
+//!   when its batch is published.
 //! - `batches`: the fresh tasks of one insert; whether they are published, and where.
-//! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
-//! - `results`: what each worker reported, by (task, worker): no worker gets two credits. In SQLite the task is a
-//!   number there, which groups tasks of a shard (ADR 56).
+//! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled,
+//!   parked, missing.
+//! - `results`: what each worker reported, by (task, worker): no worker gets two credits. In SQLite
+//!   the task is a number there, which groups tasks of a shard (ADR 56).
 //! - `history`: the attempts that failed.
-//! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those are in `new_keys`.
+//! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those
+//!   are in `new_keys`.
 //! - `letters`: dead letters; that of a dead task has its id.
-//! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
-//!   and the offset at which the last rebuild published its tasks.
+//! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether
+//!   it is being rebuilt, and the offset at which the last rebuild published its tasks.
 //! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
 //! - `jobs`: changes of all tasks of a filter, and how far they have come.
 //! - `kept_events`: events until topic `events` has them.
 //! - `turned_away`: how many tasks came in and were not stored.
-//! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines of tasks.
+//! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines
+//!   of tasks.
 //! - `paused_queues`: the queues of which no worker gets anything.
 //! - `tokens`, `acts`: who may do what, and what operators did.
-//! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
+//! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the
+//!   few rows briefly.
 //!
-//! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are inserted in the
-//! order of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
+//! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are
+//! inserted in the order of their hashes. When two transactions conflict nevertheless, a deadlock
+//! ends one of them, and it is repeated.
 
 mod access;
 mod backend;
@@ -97,7 +103,12 @@ pub struct SqlStore<DB> {
 impl<DB: Backend> SqlStore<DB> {
     /// A store in a database that `migrated` migrations have just brought up to date.
     pub(super) fn new(database: DB, migrated: usize) -> Self {
-        Self { sql: Runner(database, Outage::default()), migrated, old_keys: Arc::default(), events: RwLock::default() }
+        Self {
+            sql: Runner(database, Outage::default()),
+            migrated,
+            old_keys: Arc::default(),
+            events: RwLock::default(),
+        }
     }
 
     /// The queues whose events are kept.
@@ -123,40 +134,62 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
-        let input = (rows.to_vec(), Arc::clone(&self.old_keys), self.event_queues());
-        let insert = self.sql.run("insert", input, |session, (rows, old_keys, events)| {
-            Box::pin(async move {
-                // Each attempt has a number of its own, which tells what it inserted from what another did.
-                let (batch, mut counts) = (batches::new_batch(), Counts::with_events(events));
-                let rows: Vec<&NewRow> = rows.iter().collect();
-                let answers = insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
-                counts.store(session).await?;
-                Ok(Stored { answers, batch })
-            })
-        });
+        let input = (
+            rows.to_vec(),
+            Arc::clone(&self.old_keys),
+            self.event_queues(),
+        );
+        let insert = self
+            .sql
+            .run("insert", input, |session, (rows, old_keys, events)| {
+                Box::pin(async move {
+                    // Each attempt has a number of its own, which tells what it inserted from what
+                    // another did.
+                    let (batch, mut counts) = (batches::new_batch(), Counts::with_events(events));
+                    let rows: Vec<&NewRow> = rows.iter().collect();
+                    let answers =
+                        insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
+                    counts.store(session).await?;
+                    Ok(Stored { answers, batch })
+                })
+            });
         insert.await
     }
 
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>> {
-        let input = (reports.to_vec(), Arc::clone(&self.old_keys), self.event_queues());
-        let settle = self.sql.run("settle", input, |session, (reports, old_keys, events)| {
-            Box::pin(async move {
-                let batch = batches::new_batch();
-                let answers = settle::settle(session, reports, batch, old_keys, events).await?;
-                Ok(Stored { answers, batch })
-            })
-        });
+        let input = (
+            reports.to_vec(),
+            Arc::clone(&self.old_keys),
+            self.event_queues(),
+        );
+        let settle = self
+            .sql
+            .run("settle", input, |session, (reports, old_keys, events)| {
+                Box::pin(async move {
+                    let batch = batches::new_batch();
+                    let answers = settle::settle(session, reports, batch, old_keys, events).await?;
+                    Ok(Stored { answers, batch })
+                })
+            });
         settle.await
     }
 
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
-        let ids = self.sql.ids("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
+        let ids = self
+            .sql
+            .ids(
+                "remove_finished",
+                retention::finished::<DB::Connection>(age, limit),
+            )
+            .await?;
         if ids.is_empty() {
             return Ok(0);
         }
-        let remove = self.sql.run("remove_finished", (ids, age), |session, (ids, age)| {
-            Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
-        });
+        let remove = self
+            .sql
+            .run("remove_finished", (ids, age), |session, (ids, age)| {
+                Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
+            });
         remove.await
     }
 

@@ -26,10 +26,26 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn of_new(row: &NewRow) -> Self {
-        let due_ms = if row.unpublished == Unpublished::Parked { NEVER } else { row.due_unix_ms };
-        let NewRow { task, unpublished: state, .. } = row;
+        let due_ms = if row.unpublished == Unpublished::Parked {
+            NEVER
+        } else {
+            row.due_unix_ms
+        };
+        let NewRow {
+            task,
+            unpublished: state,
+            ..
+        } = row;
         let (queue, priority) = (task.queue.clone(), task.priority);
-        Self { task: task.id, state: *state, queue, priority, due_ms, turn: Turn::FIRST, bytes: task.weight() }
+        Self {
+            task: task.id,
+            state: *state,
+            queue,
+            priority,
+            due_ms,
+            turn: Turn::FIRST,
+            bytes: task.weight(),
+        }
     }
 
     pub(super) fn task(&self) -> TaskId {
@@ -41,7 +57,15 @@ impl Entry {
 pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
-            let Entry { task, state, queue, priority, due_ms, turn, bytes } = entry;
+            let Entry {
+                task,
+                state,
+                queue,
+                priority,
+                due_ms,
+                turn,
+                bytes,
+            } = entry;
             let bytes = *bytes as u64;
             [
                 task.into(),
@@ -53,9 +77,11 @@ pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
                 bytes.into(),
             ]
         });
-        let statement = Statement::new("INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn, bytes)")
-            .values(rows)
-            .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
+        let statement = Statement::new(
+            "INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn, bytes)",
+        )
+        .values(rows)
+        .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
         session.execute(statement).await?;
     }
     Ok(())
@@ -64,7 +90,9 @@ pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
 /// Removes the rows of these tasks.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
     for ids in lists(ids) {
-        session.execute(Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids)).await?;
+        session
+            .execute(Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids))
+            .await?;
     }
     Ok(())
 }
@@ -83,18 +111,31 @@ pub(super) async fn mark_published<S: Session>(
     Ok(())
 }
 
-/// Locks the tasks that are marked one by one, in the order of ids: those of one offset may be among those of another.
-async fn lock<S: Session>(session: &mut S, published: &[Published], whole: &HashSet<Turn>) -> Result<()> {
+/// Locks the tasks that are marked one by one, in the order of ids: those of one offset may be
+/// among those of another.
+async fn lock<S: Session>(
+    session: &mut S,
+    published: &[Published],
+    whole: &HashSet<Turn>,
+) -> Result<()> {
     if S::FOR_UPDATE.is_empty() || published.len() < 2 {
         return Ok(());
     }
     let tasks = published.iter().flat_map(|published| &published.tasks);
-    let mut ids: Vec<TaskId> = tasks.filter(|(_, turn)| !whole.contains(turn)).map(|(id, _)| *id).collect();
+    let mut ids: Vec<TaskId> = tasks
+        .filter(|(_, turn)| !whole.contains(turn))
+        .map(|(id, _)| *id)
+        .collect();
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let lock = Statement::new("SELECT id FROM tasks ").sql(S::BY_PRIMARY_KEY).sql(" WHERE id IN ").list(ids);
-        session.ids(lock.sql(" ORDER BY id").sql(S::FOR_UPDATE)).await?;
+        let lock = Statement::new("SELECT id FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids);
+        session
+            .ids(lock.sql(" ORDER BY id").sql(S::FOR_UPDATE))
+            .await?;
     }
     Ok(())
 }
@@ -106,22 +147,27 @@ async fn mark_tasks<S: Session>(
     published: &Published,
     whole: &HashSet<Turn>,
 ) -> Result<()> {
-    let tasks = published.tasks.iter().filter(|(_, turn)| !whole.contains(turn));
+    let tasks = published
+        .tasks
+        .iter()
+        .filter(|(_, turn)| !whole.contains(turn));
     let mut tasks: Vec<(TaskId, Turn)> = tasks.copied().collect();
     tasks.sort_unstable();
     for tasks in lists(&tasks) {
         let (ids, turns) = apart(tasks);
         let moved = move_forward(session, generation, published, &ids).await?;
-        // A task that did not move is final, or was marked at a later offset: a batch and its retry may overtake each
-        // other.
+        // A task that did not move is final, or was marked at a later offset: a batch and its retry
+        // may overtake each other.
         if moved < ids.len() as u64 {
-            let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(&ids);
+            let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ")
+                .list(&ids);
             session.execute(stay).await?;
         }
         if remove_turns(session, &ids, &turns).await? < ids.len() as u64 {
-            let came_back = Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ")
-                .list(&ids)
-                .sql(" AND EXISTS (SELECT 1 FROM outbox WHERE task_id = id)");
+            let came_back =
+                Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ")
+                    .list(&ids)
+                    .sql(" AND EXISTS (SELECT 1 FROM outbox WHERE task_id = id)");
             session.execute(came_back).await?;
         }
     }
@@ -137,15 +183,21 @@ fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     (ids, turns)
 }
 
-/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn of another row
-/// here.
+/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn
+/// of another row here.
 async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
-    let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids).sql(" AND turn IN ").list(turns);
+    let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ")
+        .list(ids)
+        .sql(" AND turn IN ")
+        .list(turns);
     session.execute(remove).await
 }
 
 /// Removes rows without an unfinished task, unless they came back since.
-pub(super) async fn remove_over<S: Session>(session: &mut S, over: &[(TaskId, Turn)]) -> Result<()> {
+pub(super) async fn remove_over<S: Session>(
+    session: &mut S,
+    over: &[(TaskId, Turn)],
+) -> Result<()> {
     let mut over = over.to_vec();
     over.sort_unstable();
     for over in lists(&over) {
@@ -177,7 +229,8 @@ async fn move_forward<S: Session>(
     session.execute(statement).await
 }
 
-/// Puts the unfinished tasks among `ids` into the outbox, in a new turn. Fresh and missing ones are due at `due_ms`.
+/// Puts the unfinished tasks among `ids` into the outbox, in a new turn. Fresh and missing ones are
+/// due at `due_ms`.
 pub(super) async fn unpublish<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -198,26 +251,29 @@ pub(super) async fn unpublish<S: Session>(
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
         let unfinished: Vec<(Vec<u8>, String, i64, i64, i64)> = session.fetch(unfinished).await?;
-        let entries = unfinished.into_iter().map(|(id, queue, priority, not_before_ms, bytes)| {
-            let due_ms = match why {
-                Unpublished::Parked => NEVER,
-                Unpublished::Scheduled => not_before_ms,
-                Unpublished::Fresh | Unpublished::Missing => due_ms,
-            };
-            let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
-            Ok(Entry {
-                task: task_id(&id)?,
-                state: why,
-                queue,
-                priority,
-                due_ms,
-                turn: new_turn(),
-                bytes: number(bytes)?,
-            })
-        });
+        let entries = unfinished
+            .into_iter()
+            .map(|(id, queue, priority, not_before_ms, bytes)| {
+                let due_ms = match why {
+                    Unpublished::Parked => NEVER,
+                    Unpublished::Scheduled => not_before_ms,
+                    Unpublished::Fresh | Unpublished::Missing => due_ms,
+                };
+                let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
+                Ok(Entry {
+                    task: task_id(&id)?,
+                    state: why,
+                    queue,
+                    priority,
+                    due_ms,
+                    turn: new_turn(),
+                    bytes: number(bytes)?,
+                })
+            });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         put(session, &entries).await?;
-        let off_bus = Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ").list(ids);
+        let off_bus =
+            Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ").list(ids);
         session.execute(off_bus).await?;
     }
     Ok(())
@@ -241,11 +297,22 @@ pub(super) struct Listed {
 impl Listed {
     /// A task of a batch.
     pub(super) fn of_batch(batch: &Batch, task: TaskId, bytes: usize) -> Self {
-        Self { task, turn: batch.number, bytes, due_ms: batch.due_ms, unpublished: Unpublished::Fresh }
+        Self {
+            task,
+            turn: batch.number,
+            bytes,
+            due_ms: batch.due_ms,
+            unpublished: Unpublished::Fresh,
+        }
     }
 
     pub(super) fn with(&self, (task, is_as_new): (TaskRow, bool)) -> OutboxRow {
-        OutboxRow { task, is_as_new, unpublished: self.unpublished, turn: self.turn }
+        OutboxRow {
+            task,
+            is_as_new,
+            unpublished: self.unpublished,
+            turn: self.turn,
+        }
     }
 }
 
@@ -257,17 +324,31 @@ impl TryFrom<ListedColumns> for Listed {
 
     fn try_from((task, state, turn, bytes, due_ms): ListedColumns) -> Result<Self> {
         let (task, unpublished) = (task_id(&task)?, unpublished(state)?);
-        Ok(Self { task, turn: Turn(turn), bytes: number(bytes)?, due_ms, unpublished })
+        Ok(Self {
+            task,
+            turn: Turn(turn),
+            bytes: number(bytes)?,
+            due_ms,
+            unpublished,
+        })
     }
 }
 
 pub(super) fn unpublished(state: i64) -> Result<Unpublished> {
-    let all = [Unpublished::Fresh, Unpublished::Parked, Unpublished::Scheduled, Unpublished::Missing];
-    all.into_iter().find(|known| *known as i64 == state).ok_or_else(|| corrupt(format!("outbox state {state}")))
+    let all = [
+        Unpublished::Fresh,
+        Unpublished::Parked,
+        Unpublished::Scheduled,
+        Unpublished::Missing,
+    ];
+    all.into_iter()
+        .find(|known| *known as i64 == state)
+        .ok_or_else(|| corrupt(format!("outbox state {state}")))
 }
 
 fn page<'a, S: Session>(index: &str) -> Statement<'a> {
-    Statement::new("SELECT task_id, state, turn, bytes, due_ms FROM outbox ").sql(&S::by_index(index))
+    Statement::new("SELECT task_id, state, turn, bytes, due_ms FROM outbox ")
+        .sql(&S::by_index(index))
 }
 
 /// The first due rows.
@@ -306,7 +387,11 @@ pub(super) fn later<'a, S: Session>(due_ms: i64, task: &'a TaskId, limit: usize)
 }
 
 pub(super) fn later_row((due_unix_ms, task, state): (i64, Vec<u8>, i64)) -> Result<Later> {
-    Ok(Later { due_unix_ms, task: task_id(&task)?, unpublished: unpublished(state)? })
+    Ok(Later {
+        due_unix_ms,
+        task: task_id(&task)?,
+        unpublished: unpublished(state)?,
+    })
 }
 
 /// Makes the fresh rows that are due later than `later_than_ms` due at `to_ms`. Answers how many.
@@ -320,11 +405,13 @@ pub(super) async fn bring_forward<S: Session>(
     ids.sort_unstable();
     let mut changed = 0;
     for ids in lists(&ids) {
-        let statement = Statement::new("UPDATE outbox SET due_ms = ? WHERE state = ? AND due_ms > ? AND task_id IN ")
-            .bind(to_ms)
-            .bind(Unpublished::Fresh)
-            .bind(later_than_ms)
-            .list(ids);
+        let statement = Statement::new(
+            "UPDATE outbox SET due_ms = ? WHERE state = ? AND due_ms > ? AND task_id IN ",
+        )
+        .bind(to_ms)
+        .bind(Unpublished::Fresh)
+        .bind(later_than_ms)
+        .list(ids);
         changed += session.execute(statement).await?;
     }
     Ok(changed)
@@ -340,7 +427,10 @@ pub(super) fn oldest_parked<S: Session>(queue: &QueueName) -> Statement<'_> {
             .bind(priority)
     };
     let [high, medium, low] = Priority::ALL.map(of_priority);
-    high.sql(" UNION ALL ").append(medium).sql(" UNION ALL ").append(low)
+    high.sql(" UNION ALL ")
+        .append(medium)
+        .sql(" UNION ALL ")
+        .append(low)
 }
 
 /// The oldest task of each queue among the first due rows, without scheduled ones.
@@ -375,7 +465,10 @@ impl UnfinishedColumns {
 
 /// Tasks with what became of them, in any order.
 pub(super) fn tasks(ids: &[TaskId]) -> Statement<'_> {
-    Statement::new(format!("SELECT {TASK_COLUMNS}, status, completed, epoch FROM tasks WHERE id IN ")).list(ids)
+    Statement::new(format!(
+        "SELECT {TASK_COLUMNS}, status, completed, epoch FROM tasks WHERE id IN "
+    ))
+    .list(ids)
 }
 
 /// The first queue with parked rows behind `last`.

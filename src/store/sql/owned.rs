@@ -24,10 +24,11 @@ impl<DB: Backend> KeyOwners for SqlStore<DB> {
     async fn lately_final(&self, ids: &[TaskId], age: Duration) -> Result<Vec<TaskId>> {
         let mut lately = Vec::new();
         for ids in lists(ids) {
-            let statement = Statement::new("SELECT id FROM tasks WHERE status <> 0 AND updated_ms > ")
-                .append(before::<DB::Connection>(age))
-                .sql(" AND id IN ")
-                .list(ids);
+            let statement =
+                Statement::new("SELECT id FROM tasks WHERE status <> 0 AND updated_ms > ")
+                    .append(before::<DB::Connection>(age))
+                    .sql(" AND id IN ")
+                    .list(ids);
             lately.extend(self.sql.ids("lately_final", statement).await?);
         }
         Ok(lately)

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::model::{QueueName, TaskId, TaskRow};
 use crate::store::{
-    BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published, Result, Turn, Unpublished,
+    BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published, Result, Turn,
+    Unpublished,
 };
 
 /// The kind of a page.
@@ -42,27 +43,40 @@ const ALL: usize = i64::MAX as usize;
 #[async_trait]
 impl<DB: Backend> Outbox for SqlStore<DB> {
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
-        let mark = self.sql.run("mark_published", (generation.to_owned(), published.to_vec()), |session, input| {
-            Box::pin(outbox::mark_published(session, &input.0, &input.1))
-        });
+        let mark = self.sql.run(
+            "mark_published",
+            (generation.to_owned(), published.to_vec()),
+            |session, input| Box::pin(outbox::mark_published(session, &input.0, &input.1)),
+        );
         mark.await
     }
 
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
-        let unpublish = self.sql.run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
-            Box::pin(outbox::unpublish(session, ids, *why, 0))
-        });
+        let unpublish = self
+            .sql
+            .run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
+                Box::pin(outbox::unpublish(session, ids, *why, 0))
+            });
         unpublish.await
     }
 
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
-        let put_off = self.sql.run("put_off", (ids.to_vec(), until_unix_ms), |session, (ids, until)| {
-            Box::pin(outbox::unpublish(session, ids, Unpublished::Fresh, *until))
-        });
+        let put_off = self.sql.run(
+            "put_off",
+            (ids.to_vec(), until_unix_ms),
+            |session, (ids, until)| {
+                Box::pin(outbox::unpublish(session, ids, Unpublished::Fresh, *until))
+            },
+        );
         put_off.await
     }
 
-    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+    async fn due(
+        &self,
+        now_unix_ms: i64,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
         page(&self.sql, Of::Due(now_unix_ms), limit, without).await
     }
 
@@ -74,49 +88,99 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
         limit: usize,
     ) -> Result<BroughtForward> {
         const NAME: &str = "bring_forward";
-        let batched =
-            if after.is_none() { bring_batches_forward(&self.sql, later_than_unix_ms, to_unix_ms).await? } else { 0 };
+        let batched = if after.is_none() {
+            bring_batches_forward(&self.sql, later_than_unix_ms, to_unix_ms).await?
+        } else {
+            0
+        };
         let (due, task) = after.unwrap_or((later_than_unix_ms, TaskId::LAST));
-        let page = self.sql.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
-        let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
-        let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
-        let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
+        let page = self
+            .sql
+            .read(NAME, outbox::later::<DB::Connection>(due, &task, limit))
+            .await?;
+        let page = page
+            .into_iter()
+            .map(outbox::later_row)
+            .collect::<Result<Vec<_>>>()?;
+        let next = (page.len() == limit)
+            .then(|| page.last().map(|row| (row.due_unix_ms, row.task)))
+            .flatten();
+        let fresh = page
+            .iter()
+            .filter(|row| row.unpublished == Unpublished::Fresh)
+            .map(|row| row.task);
         let fresh: Vec<TaskId> = fresh.collect();
         if fresh.is_empty() {
-            return Ok(BroughtForward { rows: batched, next });
+            return Ok(BroughtForward {
+                rows: batched,
+                next,
+            });
         }
         let rows = self
             .sql
-            .run(NAME, (fresh, later_than_unix_ms, to_unix_ms), |session, (fresh, later_than_ms, to_ms)| {
-                Box::pin(outbox::bring_forward(session, fresh, *later_than_ms, *to_ms))
-            })
+            .run(
+                NAME,
+                (fresh, later_than_unix_ms, to_unix_ms),
+                |session, (fresh, later_than_ms, to_ms)| {
+                    Box::pin(outbox::bring_forward(
+                        session,
+                        fresh,
+                        *later_than_ms,
+                        *to_ms,
+                    ))
+                },
+            )
             .await?;
-        Ok(BroughtForward { rows: rows + batched, next })
+        Ok(BroughtForward {
+            rows: rows + batched,
+            next,
+        })
     }
 
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
         const NAME: &str = "oldest_waiting";
         let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
         let mut waits = |queue: QueueName, id: TaskId| {
-            oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
+            oldest
+                .entry(queue)
+                .and_modify(|oldest| *oldest = id.min(*oldest))
+                .or_insert(id);
         };
-        for (queue, id) in
-            self.sql.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_unix_ms)).await?
+        for (queue, id) in self
+            .sql
+            .read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_unix_ms))
+            .await?
         {
             waits(queue_name(&queue)?, task_id(&id)?);
         }
-        let due = batches::unpublished(&self.sql, NAME, i64::MIN..=now_unix_ms, DUE_LOOKED_AT as usize).await?;
-        let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(&self.sql, NAME, "queue, id", &due).await?;
+        let due = batches::unpublished(
+            &self.sql,
+            NAME,
+            i64::MIN..=now_unix_ms,
+            DUE_LOOKED_AT as usize,
+        )
+        .await?;
+        let in_batches: Vec<(String, Vec<u8>)> =
+            batches::waiting_in(&self.sql, NAME, "queue, id", &due).await?;
         for (queue, id) in in_batches {
             waits(queue_name(&queue)?, task_id(&id)?);
         }
         for queue in self.parked_queues().await? {
             let parked = outbox::oldest_parked::<DB::Connection>(&queue);
-            for id in self.sql.read::<(Option<Vec<u8>>,)>(NAME, parked).await?.into_iter().filter_map(|(id,)| id) {
+            for id in self
+                .sql
+                .read::<(Option<Vec<u8>>,)>(NAME, parked)
+                .await?
+                .into_iter()
+                .filter_map(|(id,)| id)
+            {
                 waits(queue.clone(), task_id(&id)?);
             }
         }
-        Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
+        Ok(oldest
+            .into_iter()
+            .map(|(queue, id)| (queue, id.created_unix_ms()))
+            .collect())
     }
 
     async fn parked_queues(&self) -> Result<Vec<QueueName>> {
@@ -124,14 +188,23 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
         // From one queue to the next: a queue may have millions of rows.
         loop {
             let next = outbox::next_parked_queue::<DB::Connection>(queues.last());
-            match &self.sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
+            match &self
+                .sql
+                .read::<(Option<String>,)>("parked_queues", next)
+                .await?[..]
+            {
                 [(Some(queue),)] => queues.push(queue_name(queue)?),
                 _ => return Ok(queues),
             }
         }
     }
 
-    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+    async fn parked(
+        &self,
+        queue: &QueueName,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
         page(&self.sql, Of::Parked(queue), limit, without).await
     }
 
@@ -139,10 +212,15 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
         const NAME: &str = "remove_batches";
         let page = batches::published(&self.sql, NAME, after, limit).await?;
         let needed = batches::needed(&self.sql, NAME, &page).await?;
-        let settled: Vec<Turn> =
-            page.iter().map(|batch| batch.number).filter(|number| !needed.contains(number)).collect();
+        let settled: Vec<Turn> = page
+            .iter()
+            .map(|batch| batch.number)
+            .filter(|number| !needed.contains(number))
+            .collect();
         remove_batches(&self.sql, &settled).await?;
-        Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
+        Ok((page.len() == limit as usize)
+            .then(|| page.last().map(|batch| batch.number))
+            .flatten())
     }
 }
 
@@ -167,7 +245,10 @@ async fn page<DB: Backend>(
         }
         let removed = !over.is_empty();
         if removed {
-            sql.run("remove_over", over, |session, over| Box::pin(outbox::remove_over(session, over))).await?;
+            sql.run("remove_over", over, |session, over| {
+                Box::pin(outbox::remove_over(session, over))
+            })
+            .await?;
         }
         if !rows.is_empty() || !removed {
             return Ok(rows);
@@ -182,7 +263,10 @@ async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result
         Of::Parked(queue) => outbox::parked::<DB::Connection>(queue, limit),
     };
     let rows: Vec<outbox::ListedColumns> = sql.read(of.operation(), rows).await?;
-    let mut listed = rows.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
+    let mut listed = rows
+        .into_iter()
+        .map(Listed::try_from)
+        .collect::<Result<Vec<_>>>()?;
     if let Of::Due(now_ms) = of {
         listed.extend(due_in_batches(sql, now_ms, limit).await?);
         listed.sort_unstable_by_key(|row| (row.due_ms, row.task));
@@ -191,23 +275,34 @@ async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result
     Ok(listed)
 }
 
-/// The first tasks that wait in due batches, and perhaps some more. Removes batches in which none waits.
-async fn due_in_batches<DB: Backend>(sql: &Runner<DB>, now_ms: i64, limit: usize) -> Result<Vec<Listed>> {
+/// The first tasks that wait in due batches, and perhaps some more. Removes batches in which none
+/// waits.
+async fn due_in_batches<DB: Backend>(
+    sql: &Runner<DB>,
+    now_ms: i64,
+    limit: usize,
+) -> Result<Vec<Listed>> {
     const NAME: &str = "due";
     const COLUMNS: &str = "insertion, id, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)";
     let mut wanted = limit;
     loop {
         let due = batches::unpublished(sql, NAME, i64::MIN..=now_ms, wanted).await?;
         let are_all = due.iter().map(|batch| batch.tasks).sum::<u64>() < wanted as u64;
-        let waiting: Vec<(i64, Vec<u8>, i64)> = batches::waiting_in(sql, NAME, COLUMNS, &due).await?;
-        let by_number: HashMap<Turn, &Batch> = due.iter().map(|batch| (batch.number, batch)).collect();
+        let waiting: Vec<(i64, Vec<u8>, i64)> =
+            batches::waiting_in(sql, NAME, COLUMNS, &due).await?;
+        let by_number: HashMap<Turn, &Batch> =
+            due.iter().map(|batch| (batch.number, batch)).collect();
         let mut listed = Vec::with_capacity(waiting.len());
         for (batch, id, bytes) in waiting {
             let batch = by_number.get(&Turn(batch)).expect("asked for");
             listed.push(Listed::of_batch(batch, task_id(&id)?, number(bytes)?));
         }
         let still: HashSet<Turn> = listed.iter().map(|row| row.turn).collect();
-        let empty: Vec<Turn> = due.iter().map(|batch| batch.number).filter(|number| !still.contains(number)).collect();
+        let empty: Vec<Turn> = due
+            .iter()
+            .map(|batch| batch.number)
+            .filter(|number| !still.contains(number))
+            .collect();
         remove_batches(sql, &empty).await?;
         if listed.len() >= limit || are_all {
             return Ok(listed);
@@ -221,7 +316,10 @@ async fn remove_batches<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Resu
     if batches.is_empty() {
         return Ok(());
     }
-    sql.run("remove_batches", batches.to_vec(), |session, batches| Box::pin(batches::remove(session, batches))).await
+    sql.run("remove_batches", batches.to_vec(), |session, batches| {
+        Box::pin(batches::remove(session, batches))
+    })
+    .await
 }
 
 /// The unfinished tasks of a page, and whether each is as new.
@@ -233,7 +331,10 @@ async fn unfinished_of<DB: Backend>(
     let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
     let mut tasks = HashMap::with_capacity(ids.len());
     for ids in lists(&ids) {
-        for columns in sql.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await? {
+        for columns in sql
+            .read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids))
+            .await?
+        {
             if !columns.is_final() {
                 let is_as_new = columns.is_as_new();
                 let task: TaskRow = columns.task.try_into()?;
@@ -247,7 +348,10 @@ async fn unfinished_of<DB: Backend>(
 /// The rows up to the one with which the page weighs [`PAGE_BYTES`].
 fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec<Listed> {
     let mut bytes = 0;
-    let wanted = listed.into_iter().filter(|row| !without.contains(&row.task)).take(limit);
+    let wanted = listed
+        .into_iter()
+        .filter(|row| !without.contains(&row.task))
+        .take(limit);
     let fits = |row: &Listed| {
         let has_room = bytes < PAGE_BYTES;
         bytes += row.bytes;
@@ -257,7 +361,11 @@ fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec
 }
 
 /// Makes all batches due that are due later. Answers how many tasks they have.
-async fn bring_batches_forward<DB: Backend>(sql: &Runner<DB>, later_than_ms: i64, to_ms: i64) -> Result<u64> {
+async fn bring_batches_forward<DB: Backend>(
+    sql: &Runner<DB>,
+    later_than_ms: i64,
+    to_ms: i64,
+) -> Result<u64> {
     const NAME: &str = "bring_forward";
     let later = later_than_ms.saturating_add(1)..=i64::MAX;
     let batches = batches::unpublished(sql, NAME, later, ALL).await?;

@@ -35,7 +35,11 @@ columns! {
 
 const NAME: &str = "place";
 
-pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: TaskId) -> Result<Option<Place>> {
+pub(super) async fn of<DB: Backend>(
+    sql: &Runner<DB>,
+    generation: &str,
+    id: TaskId,
+) -> Result<Option<Place>> {
     let statement = Statement::new(
         "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, \
              outbox.due_ms AS due_ms, turn, generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
@@ -44,31 +48,59 @@ pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: Task
     )
     .bind(&id);
     let found: Option<PlaceColumns> = sql.read(NAME, statement).await?.into_iter().next();
-    let Some(columns) = found else { return Ok(None) };
-    let shard = ShardId { queue: queue_name(&columns.queue)?, number: number(columns.shard)? };
+    let Some(columns) = found else {
+        return Ok(None);
+    };
+    let shard = ShardId {
+        queue: queue_name(&columns.queue)?,
+        number: number(columns.shard)?,
+    };
     let rebuilt = shards::rebuilt_places(sql, NAME, generation, &BTreeSet::from([&shard])).await?;
-    columns.place(generation, rebuilt.get(&shard).copied()).map(Some)
+    columns
+        .place(generation, rebuilt.get(&shard).copied())
+        .map(Some)
 }
 
 impl PlaceColumns {
     fn place(self, generation: &str, rebuilt: Option<Offset>) -> Result<Place> {
         if let (Some(state), Some(due_ms)) = (self.state, self.due_ms) {
             let came_back = self.turn.map(Turn) != Some(Turn::FIRST);
-            return Ok(Place::Off { why: outbox::unpublished(state)?, due_unix_ms: due(due_ms), came_back });
+            return Ok(Place::Off {
+                why: outbox::unpublished(state)?,
+                due_unix_ms: due(due_ms),
+                came_back,
+            });
         }
         // A task without an offset of its own is where its batch is.
-        if let ("", Some(""), Some(due_ms)) =
-            (&*self.pub_generation, self.batch_generation.as_deref(), self.batch_due_ms)
-        {
+        if let ("", Some(""), Some(due_ms)) = (
+            &*self.pub_generation,
+            self.batch_generation.as_deref(),
+            self.batch_due_ms,
+        ) {
             let (why, due_unix_ms) = (Unpublished::Fresh, due(due_ms));
-            return Ok(Place::Off { why, due_unix_ms, came_back: false });
+            return Ok(Place::Off {
+                why,
+                due_unix_ms,
+                came_back: false,
+            });
         }
-        let own = Offset { major: number(self.pub_major)?, minor: number(self.pub_minor)? };
+        let own = Offset {
+            major: number(self.pub_major)?,
+            minor: number(self.pub_minor)?,
+        };
         let own = (self.pub_generation == generation).then_some(own);
-        let places = self.places.filter(|_| self.batch_generation.as_deref() == Some(generation));
-        let places = places.map(|text| batches::places(&text)).transpose()?.unwrap_or_default();
+        let places = self
+            .places
+            .filter(|_| self.batch_generation.as_deref() == Some(generation));
+        let places = places
+            .map(|text| batches::places(&text))
+            .transpose()?
+            .unwrap_or_default();
         // Of several offsets the latest one holds, as for the reconciler.
-        Ok(Place::On(own.max(places.get(&number(self.shard)?).copied()).max(rebuilt)))
+        Ok(Place::On(
+            own.max(places.get(&number(self.shard)?).copied())
+                .max(rebuilt),
+        ))
     }
 }
 

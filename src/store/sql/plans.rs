@@ -1,7 +1,9 @@
-//! For the tests of the library: SQLite explains each statement before it runs it, and a test can count them.
+//! For the tests of the library: SQLite explains each statement before it runs it, and a test can
+//! count them.
 //!
-//! No statement may scan a table that grows. A walk over the tasks on the bus reads an index alone. None with `OR FAIL`
-//! may keep copies of pages: those change many rows of `tasks` or `results` for the calls of workers.
+//! No statement may scan a table that grows. A walk over the tasks on the bus reads an index alone.
+//! None with `OR FAIL` may keep copies of pages: those change many rows of `tasks` or `results` for
+//! the calls of workers.
 
 use std::sync::Arc;
 
@@ -22,12 +24,15 @@ const GROWING: [&str; 11] = [
 ];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
-    let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {text}")).expect("SQLite explains what it can run");
+    let mut plan = db
+        .prepare(&format!("EXPLAIN QUERY PLAN {text}"))
+        .expect("SQLite explains what it can run");
     let mut steps = plan.raw_query();
     while let Some(step) = steps.next().expect("an explanation needs no values") {
         let step: String = step.get("detail").expect("a step has a text");
-        let scans =
-            GROWING.iter().any(|table| step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} ")));
+        let scans = GROWING.iter().any(|table| {
+            step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} "))
+        });
         let in_order = [
             "FROM outbox",
             "FROM letters ",
@@ -38,12 +43,16 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
             "INDEXED BY results_worker",
         ];
         // The last term alone is sorted within a group that the index gives.
-        let sorts =
-            step.contains("ORDER BY") && !step.contains("LAST TERM") && in_order.iter().any(|part| text.contains(part));
+        let sorts = step.contains("ORDER BY")
+            && !step.contains("LAST TERM")
+            && in_order.iter().any(|part| text.contains(part));
         let reads_rows = text.contains("queue, id, on_bus, shard FROM tasks")
             && step.contains(" tasks ")
             && !step.contains("COVERING");
-        assert!(!scans && !sorts && !reads_rows && !step.contains("AUTOMATIC"), "{step}: {text}");
+        assert!(
+            !scans && !sorts && !reads_rows && !step.contains("AUTOMATIC"),
+            "{step}: {text}"
+        );
     }
     if text.contains(" OR FAIL ") {
         check_steps(db, text);
@@ -56,17 +65,23 @@ pub(in crate::store) fn check_compiled(prepared: &rusqlite::Statement<'_>, text:
     assert!(again <= 2, "compiled {again} times more: {text}");
 }
 
-/// SQLite copies each page before a statement changes it, if the statement may fail in a way that undoes it alone: by a
-/// constraint without OR FAIL, or by a function, also by one in an index.
+/// SQLite copies each page before a statement changes it, if the statement may fail in a way that
+/// undoes it alone: by a constraint without OR FAIL, or by a function, also by one in an index.
 fn check_steps(db: &rusqlite::Connection, text: &str) {
     const ABORT: i64 = 2;
-    let mut program = db.prepare(&format!("EXPLAIN {text}")).expect("SQLite explains what it can run");
+    let mut program = db
+        .prepare(&format!("EXPLAIN {text}"))
+        .expect("SQLite explains what it can run");
     let mut steps = program.raw_query();
     while let Some(step) = steps.next().expect("an explanation needs no values") {
-        let [code, how] = ["p1", "p2"].map(|column| step.get::<_, i64>(column).expect("a step has numbers"));
+        let [code, how] =
+            ["p1", "p2"].map(|column| step.get::<_, i64>(column).expect("a step has numbers"));
         let step: String = step.get("opcode").expect("a step has a name");
         let aborts = step.starts_with("Halt") && code != 0 && how == ABORT;
-        assert!(!aborts && step != "Function" && step != "PureFunc", "{step}: {text}");
+        assert!(
+            !aborts && step != "Function" && step != "PureFunc",
+            "{step}: {text}"
+        );
     }
 }
 

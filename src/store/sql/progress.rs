@@ -44,12 +44,15 @@ struct Change<'a> {
     reason: &'a str,
 }
 
-/// The number of tasks that change alike from which they share a statement. It is cheaper than one that changes each
-/// in its own way, and reports of one call of a worker come with one time.
+/// The number of tasks that change alike from which they share a statement. It is cheaper than one
+/// that changes each in its own way, and reports of one call of a worker come with one time.
 const ALIKE: usize = 4;
 
 /// Reads these tasks and locks them.
-pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> Result<BTreeMap<TaskId, Progress>> {
+pub(super) async fn lock<S: Session>(
+    session: &mut S,
+    mut ids: Vec<TaskId>,
+) -> Result<BTreeMap<TaskId, Progress>> {
     ids.sort_unstable();
     ids.dedup();
     let mut tasks = BTreeMap::new();
@@ -68,12 +71,17 @@ pub(super) async fn lock<S: Session>(session: &mut S, mut ids: Vec<TaskId>) -> R
             tasks.insert(task_id(&columns.id)?, columns.into_progress()?);
         }
     }
-    // A task has results once it is credited or final. Every transaction that adds one holds the task's lock, so this
-    // sees all of them.
+    // A task has results once it is credited or final. Every transaction that adds one holds the
+    // task's lock, so this sees all of them.
     let may_have = |task: &Progress| task.completed > 0 || task.status.is_final();
-    let reported: Vec<TaskId> = tasks.iter().filter(|(_, task)| may_have(task)).map(|(id, _)| *id).collect();
+    let reported: Vec<TaskId> = tasks
+        .iter()
+        .filter(|(_, task)| may_have(task))
+        .map(|(id, _)| *id)
+        .collect();
     for ids in lists(&reported) {
-        let workers = Statement::new("SELECT task_id, worker FROM results WHERE ").append(S::of_tasks(ids));
+        let workers =
+            Statement::new("SELECT task_id, worker FROM results WHERE ").append(S::of_tasks(ids));
         for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(workers).await? {
             if let Some(task) = tasks.get_mut(&task_id(&id)?) {
                 task.workers.insert(worker_name(worker)?);
@@ -143,9 +151,23 @@ impl Progress {
     }
 
     fn change(&self) -> Change<'_> {
-        let Self { status, completed, attempts, reason, updated_ms, .. } = self;
-        let (status, completed, attempts, updated_ms) = (*status, *completed, *attempts, *updated_ms);
-        Change { status, completed, attempts, reason, updated_ms }
+        let Self {
+            status,
+            completed,
+            attempts,
+            reason,
+            updated_ms,
+            ..
+        } = self;
+        let (status, completed, attempts, updated_ms) =
+            (*status, *completed, *attempts, *updated_ms);
+        Change {
+            status,
+            completed,
+            attempts,
+            reason,
+            updated_ms,
+        }
     }
 
     fn touch(&mut self, at_ms: i64) {
@@ -185,23 +207,49 @@ pub(super) async fn store<S: Session>(
     for piece in pieces(&others, |(_, change)| change.reason.len()) {
         session.execute(update::<S>(piece)).await?;
     }
-    let ended: Vec<_> = changed.into_iter().filter(|(_, task)| task.status != task.stored).collect();
+    let ended: Vec<_> = changed
+        .into_iter()
+        .filter(|(_, task)| task.status != task.stored)
+        .collect();
     for (id, task) in &ended {
         counts.moved(**id, &task.queue, task.stored, task.status);
     }
     // A task on the bus or in a batch has no row there.
-    let ended: Vec<TaskId> = ended.into_iter().filter(|(_, task)| task.off_bus).map(|(id, _)| *id).collect();
+    let ended: Vec<TaskId> = ended
+        .into_iter()
+        .filter(|(_, task)| task.off_bus)
+        .map(|(id, _)| *id)
+        .collect();
     outbox::remove(session, &ended).await
 }
 
 /// Changes tasks that come to look the same.
 fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) -> Statement<'a> {
-    let Change { status, completed, attempts, reason, updated_ms } = change;
+    let Change {
+        status,
+        completed,
+        attempts,
+        reason,
+        updated_ms,
+    } = change;
     let set = " tasks SET status = ?, completed = ?, attempts = ?, reason = ?, updated_ms = ?";
-    let update =
-        Statement::new(S::UPDATE).sql(set).bind(status).bind(completed).bind(attempts).bind(reason).bind(updated_ms);
-    let leave = if status.is_final() { ", on_bus = 0 WHERE " } else { " WHERE " };
-    update.sql(leave).sql(S::NUMBER.unwrap_or("id")).sql(" IN ").list(finders)
+    let update = Statement::new(S::UPDATE)
+        .sql(set)
+        .bind(status)
+        .bind(completed)
+        .bind(attempts)
+        .bind(reason)
+        .bind(updated_ms);
+    let leave = if status.is_final() {
+        ", on_bus = 0 WHERE "
+    } else {
+        " WHERE "
+    };
+    update
+        .sql(leave)
+        .sql(S::NUMBER.unwrap_or("id"))
+        .sql(" IN ")
+        .list(finders)
 }
 
 /// Changes tasks, each in its own way.
@@ -224,5 +272,7 @@ fn update<'a, S: Session>(tasks: &[(Value<'a>, Change<'a>)]) -> Statement<'a> {
     let set = "status = new_status, completed = new_completed, attempts = new_attempts, reason = new_reason, \
                updated_ms = new_updated, on_bus = CASE WHEN new_status = 0 THEN on_bus ELSE 0 END";
     let [before, behind] = S::update_tasks(set);
-    Statement::new(before).rows(&row, " UNION ALL ", rows).sql(&behind)
+    Statement::new(before)
+        .rows(&row, " UNION ALL ", rows)
+        .sql(&behind)
 }

@@ -1,9 +1,11 @@
-//! Tasks that finished long ago are removed, except for their keys. The key of a dead task goes with its letter: from
-//! then on nobody could send the task again, so its key may be inserted again. A purge keeps it.
+//! Tasks that finished long ago are removed, except for their keys. The key of a dead task goes
+//! with its letter: from then on nobody could send the task again, so its key may be inserted
+//! again. A purge keeps it.
 //!
-//! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the
-//! unique key of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so
-//! `seen` has it. In SQLite `seen` may have the key of a stored task, with status 0.
+//! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An
+//! insert asks the unique key of `tasks` first, and then `seen` as of that moment. A removal that
+//! has freed the key has committed, so `seen` has it. In SQLite `seen` may have the key of a stored
+//! task, with status 0.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -37,7 +39,13 @@ pub(super) async fn removed<S: Session>(
             .list(hashes)
             .sql(lock);
         for (hash, id, number) in session.fetch::<(Vec<u8>, Vec<u8>, i64)>(statement).await? {
-            found.insert(key_hash(&hash)?, Removed { id: task_id(&id)?, status: status(number)? });
+            found.insert(
+                key_hash(&hash)?,
+                Removed {
+                    id: task_id(&id)?,
+                    status: status(number)?,
+                },
+            );
         }
     }
     Ok(found)
@@ -96,7 +104,11 @@ impl Which {
 }
 
 /// Removes such tasks among `ids`, with their letters and histories. Answers how many.
-pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: Which) -> Result<u64> {
+pub(super) async fn remove<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    which: Which,
+) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
     let mut count = 0;
@@ -124,13 +136,19 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
         kept.retain(|(.., status)| which.keeps_key_of(*status));
         kept.sort_unstable_by_key(|(hash, ..)| *hash);
         for piece in pieces(&kept, |_| 0) {
-            let rows = piece.iter().map(|(hash, id, status)| [hash.into(), id.into(), (*status).into()]);
+            let rows = piece
+                .iter()
+                .map(|(hash, id, status)| [hash.into(), id.into(), (*status).into()]);
             let keep = Statement::new("INSERT INTO seen (key_hash, task_id, status)").values(rows);
-            session.execute(keep.sql(&S::replace("key_hash", &["task_id", "status"]))).await?;
+            session
+                .execute(keep.sql(&S::replace("key_hash", &["task_id", "status"])))
+                .await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
         // Before their tasks, by whose rows SQLite finds them.
-        session.execute(Statement::new("DELETE FROM results WHERE ").append(S::of_tasks(&ids))).await?;
+        session
+            .execute(Statement::new("DELETE FROM results WHERE ").append(S::of_tasks(&ids)))
+            .await?;
         const TABLES: [&str; 4] = [
             "DELETE FROM tasks WHERE id IN ",
             "DELETE FROM letters WHERE id IN ",

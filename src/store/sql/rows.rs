@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 
-use crate::model::{Backoff, Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
+use crate::model::{
+    Backoff, Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow,
+};
 use crate::store::{Error, Result, TaskDetail};
 
 /// The columns of [`TaskColumns`].
@@ -10,8 +12,8 @@ pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_ke
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
      backoff, COALESCE(deadline_ms, 0) AS deadline";
 
-/// Declares a struct that rows of both databases can be read into: a field from the column of its name, a `#[flatten]`
-/// field from the row. The derive of sqlx would compile sqlx a second time.
+/// Declares a struct that rows of both databases can be read into: a field from the column of its
+/// name, a `#[flatten]` field from the row. The derive of sqlx would compile sqlx a second time.
 macro_rules! columns {
     (
         $(#[$attribute:meta])*
@@ -91,7 +93,8 @@ impl TryFrom<TaskColumns> for TaskRow {
             max_attempts: number(columns.max_attempts)?,
             lease_ms: number(columns.lease_ms)?,
             not_before_unix_ms: columns.not_before_ms,
-            headers: serde_json::from_str(&columns.headers).map_err(|e| corrupt(format!("headers: {e}")))?,
+            headers: serde_json::from_str(&columns.headers)
+                .map_err(|e| corrupt(format!("headers: {e}")))?,
             traceparent: columns.traceparent,
             created_unix_ms: columns.created_ms,
             backoff: match &columns.backoff[..] {
@@ -150,7 +153,9 @@ pub(super) fn task_ids(rows: Vec<(Vec<u8>,)>) -> Result<Vec<TaskId>> {
 }
 
 pub(super) fn key_hash(bytes: &[u8]) -> Result<KeyHash> {
-    let hash = bytes.try_into().map_err(|_| corrupt(format!("a key hash of {} bytes", bytes.len())))?;
+    let hash = bytes
+        .try_into()
+        .map_err(|_| corrupt(format!("a key hash of {} bytes", bytes.len())))?;
     Ok(KeyHash(hash))
 }
 

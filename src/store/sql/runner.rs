@@ -1,4 +1,5 @@
-//! The operations of a store. Each has a name, under which the metrics count its duration and its retries.
+//! The operations of a store. Each has a name, under which the metrics count its duration and its
+//! retries.
 
 use std::{future::Future, time::Instant};
 
@@ -23,7 +24,12 @@ pub(super) struct Runner<DB>(pub(super) DB, pub(super) Outage);
 
 impl<DB: Backend> Runner<DB> {
     /// Runs `steps` in one transaction, again as a whole after an error that may pass.
-    pub(super) async fn run<I, T>(&self, name: &'static str, input: I, steps: Steps<DB::Connection, I, T>) -> Result<T>
+    pub(super) async fn run<I, T>(
+        &self,
+        name: &'static str,
+        input: I,
+        steps: Steps<DB::Connection, I, T>,
+    ) -> Result<T>
     where
         I: Send + Sync + 'static,
         T: Send + 'static,
@@ -33,8 +39,16 @@ impl<DB: Backend> Runner<DB> {
     }
 
     /// Runs one statement that changes nothing, as part of the operation `name`.
-    pub(super) async fn read<T: Columns>(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<T>> {
-        timed(name, repeating(name, &self.1, || self.0.read(statement.clone()))).await
+    pub(super) async fn read<T: Columns>(
+        &self,
+        name: &'static str,
+        statement: Statement<'_>,
+    ) -> Result<Vec<T>> {
+        timed(
+            name,
+            repeating(name, &self.1, || self.0.read(statement.clone())),
+        )
+        .await
     }
 
     /// Asks once whether the database answers. Later calls give up sooner if it does not.
@@ -46,7 +60,11 @@ impl<DB: Backend> Runner<DB> {
     }
 
     /// Reads the ids of a statement that selects nothing else.
-    pub(super) async fn ids(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<TaskId>> {
+    pub(super) async fn ids(
+        &self,
+        name: &'static str,
+        statement: Statement<'_>,
+    ) -> Result<Vec<TaskId>> {
         task_ids(self.read(name, statement).await?)
     }
 }

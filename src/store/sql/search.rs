@@ -1,7 +1,8 @@
-//! Searches for tasks: an index gives the ids of candidates, and the rows decide about the rest of the filter.
+//! Searches for tasks: an index gives the ids of candidates, and the rows decide about the rest of
+//! the filter.
 //!
-//! The rows are read behind the ids, so a task that changes its status in between is left out, or shown with the new
-//! one. No payload is read.
+//! The rows are read behind the ids, so a task that changes its status in between is left out, or
+//! shown with the new one. No payload is read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,13 +19,17 @@ use super::{
     statement::{Statement, lists},
 };
 use crate::{
-    model::{KeyHash, Priority, QueueName, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId, WorkerName},
+    model::{
+        KeyHash, Priority, QueueName, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId,
+        WorkerName,
+    },
     store::{ListedTask, Result, Search, TaskPage, TaskSearch},
 };
 
 const NAME: &str = "search";
 
-/// The candidates that are read at once, where the rows decide. A key has at most 4 KiB, headers 16 KiB by default.
+/// The candidates that are read at once, where the rows decide. A key has at most 4 KiB, headers 16
+/// KiB by default.
 const AT_ONCE: usize = 512;
 /// The characters of a reason that a list shows.
 const SHOWN: usize = 4096;
@@ -36,12 +41,21 @@ impl<DB: Backend> Search for SqlStore<DB> {
     }
 
     async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>> {
-        Ok(rows(&self.sql, ids, &TaskFilter::default()).await?.into_values().collect())
+        Ok(rows(&self.sql, ids, &TaskFilter::default())
+            .await?
+            .into_values()
+            .collect())
     }
 }
 
 async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {
-    let TaskSearch { filter, limit, look_at, after, stays_in_queue } = search;
+    let TaskSearch {
+        filter,
+        limit,
+        look_at,
+        after,
+        stays_in_queue,
+    } = search;
     let (from, mut below) = filter.ids();
     if let Some(TaskCursor(after)) = after {
         below = below.min(*after);
@@ -52,7 +66,11 @@ async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<Task
     let mut looked_at = 0;
     while page.tasks.len() < limit && looked_at < look_at {
         let missing = limit - page.tasks.len();
-        let wanted = if filter.is_residual() { AT_ONCE.max(missing.min(2 * AT_ONCE)) } else { missing };
+        let wanted = if filter.is_residual() {
+            AT_ONCE.max(missing.min(2 * AT_ONCE))
+        } else {
+            missing
+        };
         let wanted = wanted.min(look_at - looked_at);
         let ids = index.candidates(sql, from, below, wanted).await?;
         let are_last = ids.len() < wanted;
@@ -141,7 +159,12 @@ impl<'a> Index<'a> {
                 .sql(DB::Connection::BY_PRIMARY_KEY)
                 .sql(" WHERE id >= ? AND id < ?"),
         };
-        merged(sql, newest(statement, "id DESC", &from, &below, limit), limit).await
+        merged(
+            sql,
+            newest(statement, "id DESC", &from, &below, limit),
+            limit,
+        )
+        .await
     }
 }
 
@@ -156,12 +179,23 @@ fn by_worker<'a, DB: Backend>(
         .sql(&DB::Connection::by_index("results_worker"))
         .sql(" WHERE worker = ? AND ")
         .bind(worker.as_str());
-    let range = in_groups::<DB::Connection>("task_id", from, below).sql(" AND task_id >= ? AND task_id < ?");
-    newest(results.append(range), &order::<DB::Connection>("task_id", " DESC"), from, below, limit)
+    let range = in_groups::<DB::Connection>("task_id", from, below)
+        .sql(" AND task_id >= ? AND task_id < ?");
+    newest(
+        results.append(range),
+        &order::<DB::Connection>("task_id", " DESC"),
+        from,
+        below,
+        limit,
+    )
 }
 
 /// The tasks among `ids` of which the worker has a result.
-async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[TaskId]) -> Result<HashSet<TaskId>> {
+async fn done_by<DB: Backend>(
+    sql: &Runner<DB>,
+    worker: &WorkerName,
+    ids: &[TaskId],
+) -> Result<HashSet<TaskId>> {
     let mut done = HashSet::new();
     for ids in lists(ids) {
         let found = Statement::new("SELECT task_id FROM results ")
@@ -174,12 +208,26 @@ async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[Task
     Ok(done)
 }
 
-fn newest<'a>(range: Statement<'a>, order: &str, from: &'a TaskId, below: &'a TaskId, limit: usize) -> Statement<'a> {
-    range.bind(from).bind(below).sql(&format!(" ORDER BY {order} LIMIT ?")).bind(limit as u64)
+fn newest<'a>(
+    range: Statement<'a>,
+    order: &str,
+    from: &'a TaskId,
+    below: &'a TaskId,
+    limit: usize,
+) -> Statement<'a> {
+    range
+        .bind(from)
+        .bind(below)
+        .sql(&format!(" ORDER BY {order} LIMIT ?"))
+        .bind(limit as u64)
 }
 
 /// The newest of some ranges, each in order.
-async fn merged<DB: Backend>(sql: &Runner<DB>, ranges: Statement<'_>, limit: usize) -> Result<Vec<TaskId>> {
+async fn merged<DB: Backend>(
+    sql: &Runner<DB>,
+    ranges: Statement<'_>,
+    limit: usize,
+) -> Result<Vec<TaskId>> {
     let mut ids = sql.ids(NAME, ranges).await?;
     ids.sort_unstable_by(|a, b| b.cmp(a));
     // A task that moves between two ranges may be in both.
@@ -214,7 +262,11 @@ async fn rows<DB: Backend>(
     ids: &[TaskId],
     filter: &TaskFilter,
 ) -> Result<HashMap<TaskId, ListedTask>> {
-    let headers = if filter.headers.is_empty() { "'[]'" } else { "headers" };
+    let headers = if filter.headers.is_empty() {
+        "'[]'"
+    } else {
+        "headers"
+    };
     let (statuses, mut rows) = (filter.stored_statuses(), HashMap::with_capacity(ids.len()));
     for ids in lists(ids) {
         let found = Statement::new(format!(
@@ -228,9 +280,13 @@ async fn rows<DB: Backend>(
         for columns in sql.read::<Columns>(NAME, found).await? {
             let status = status(columns.status)?;
             let has_status = statuses.is_empty() || statuses.contains(&status);
-            let is_of_queue = filter.queue.as_ref().is_none_or(|queue| queue.as_str() == columns.queue);
+            let is_of_queue = filter
+                .queue
+                .as_ref()
+                .is_none_or(|queue| queue.as_str() == columns.queue);
             let has_key = columns.task_key.starts_with(&filter.key_prefix);
-            if has_status && is_of_queue && has_key && has_headers(filter, &columns.shown_headers)? {
+            if has_status && is_of_queue && has_key && has_headers(filter, &columns.shown_headers)?
+            {
                 let task = columns.into_task(status)?;
                 rows.insert(task.id, task);
             }
@@ -243,7 +299,8 @@ fn has_headers(filter: &TaskFilter, text: &str) -> Result<bool> {
     if filter.headers.is_empty() {
         return Ok(true);
     }
-    let headers: Vec<(String, String)> = serde_json::from_str(text).map_err(|e| corrupt(format!("headers: {e}")))?;
+    let headers: Vec<(String, String)> =
+        serde_json::from_str(text).map_err(|e| corrupt(format!("headers: {e}")))?;
     Ok(filter.headers.iter().all(|header| headers.contains(header)))
 }
 
@@ -255,7 +312,10 @@ impl Columns {
         }
         Ok(ListedTask {
             id: task_id(&self.id)?,
-            shard: ShardId { queue: queue_name(&self.queue)?, number: number(self.shard)? },
+            shard: ShardId {
+                queue: queue_name(&self.queue)?,
+                number: number(self.shard)?,
+            },
             key: self.task_key.into(),
             status,
             replicas: number(self.replicas)?,

@@ -51,7 +51,8 @@ pub(super) async fn settle<S: Session>(
     old_keys: &OldKeys,
     events: &Arc<EventQueues>,
 ) -> Result<Vec<Settled>> {
-    let mut tasks = progress::lock(session, reports.iter().map(|report| *report.id()).collect()).await?;
+    let mut tasks =
+        progress::lock(session, reports.iter().map(|report| *report.id()).collect()).await?;
     let (mut results, mut letters) = (Vec::new(), Vec::new());
     let mut counts = Counts::with_events(events);
     let decide = |report| decide(report, &mut tasks, &mut results, &mut letters, &mut counts);
@@ -76,10 +77,23 @@ fn decide<'a>(
     counts: &mut Counts,
 ) -> Settled {
     let Some(task) = tasks.get_mut(report.id()) else {
-        return Settled { unknown: true, ..Settled::default() };
+        return Settled {
+            unknown: true,
+            ..Settled::default()
+        };
     };
     let (repeated, surplus) = match report {
-        Settlement::Completed { id, worker, lease, result, encoding, attempt, leased_unix_ms, at_unix_ms, .. } => {
+        Settlement::Completed {
+            id,
+            worker,
+            lease,
+            result,
+            encoding,
+            attempt,
+            leased_unix_ms,
+            at_unix_ms,
+            ..
+        } => {
             let repeated = !task.workers.insert(worker.clone());
             let surplus = !repeated && task.status.is_final();
             if !repeated {
@@ -109,10 +123,22 @@ fn decide<'a>(
             (repeated, surplus)
         }
         // The task was sent again since.
-        Settlement::Died { epoch: Some(epoch), .. } if *epoch < task.epoch => {
-            return Settled { unknown: true, ..Settled::default() };
+        Settlement::Died {
+            epoch: Some(epoch), ..
+        } if *epoch < task.epoch => {
+            return Settled {
+                unknown: true,
+                ..Settled::default()
+            };
         }
-        Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } => {
+        Settlement::Died {
+            id,
+            reason,
+            attempts,
+            history,
+            at_unix_ms,
+            ..
+        } => {
             let repeated = task.status == StoredStatus::Dead;
             if !task.status.is_final() {
                 task.die(reason, *attempts, *at_unix_ms);
@@ -128,9 +154,19 @@ fn decide<'a>(
             (repeated, false)
         }
     };
-    let about = SettledTask { queue: task.queue.clone(), priority: task.priority };
+    let about = SettledTask {
+        queue: task.queue.clone(),
+        priority: task.priority,
+    };
     let (status, key) = (Some(task.status), task.freed_key());
-    Settled { repeated, surplus, status, key, task: Some(about), ..Settled::default() }
+    Settled {
+        repeated,
+        surplus,
+        status,
+        key,
+        task: Some(about),
+        ..Settled::default()
+    }
 }
 
 async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -> Result<()> {
@@ -140,9 +176,11 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
              result_encoding, result",
         );
         let insert = match S::NUMBER {
-            Some(_) => {
-                insert.sql(", task, ").sql(&S::group("task_id")).sql(")").values(piece.iter().map(numbered::<S>))
-            }
+            Some(_) => insert
+                .sql(", task, ")
+                .sql(&S::group("task_id"))
+                .sql(")")
+                .values(piece.iter().map(numbered::<S>)),
             None => insert.sql(")").values(piece.iter().map(result_values)),
         };
         session.execute(insert).await?;
@@ -151,7 +189,18 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
 }
 
 fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
-    let NewResult { task, worker, lease, result: bytes, encoding, attempt, leased_ms, at_ms, surplus, .. } = *result;
+    let NewResult {
+        task,
+        worker,
+        lease,
+        result: bytes,
+        encoding,
+        attempt,
+        leased_ms,
+        at_ms,
+        surplus,
+        ..
+    } = *result;
     [
         task.into(),
         worker.into(),
@@ -169,10 +218,24 @@ fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
 /// The values of a result, and the number and the group of its task.
 fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     let [a, b, c, d, e, f, g, h, i, j] = result_values(result);
-    [a, b, c, d, e, f, g, h, i, j, result.number.into(), S::group_of(result.task)]
+    [
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        result.number.into(),
+        S::group_of(result.task),
+    ]
 }
 
-/// Stores the discovered tasks of all reports as one batch. Of two with the same key the first wins.
+/// Stores the discovered tasks of all reports as one batch. Of two with the same key the first
+/// wins.
 async fn store_discovered<S: Session>(
     session: &mut S,
     reports: &[Settlement],
@@ -183,10 +246,18 @@ async fn store_discovered<S: Session>(
 ) -> Result<()> {
     let taken = |settled: &Settled| !settled.repeated && !settled.unknown;
     let pairs = reports.iter().zip(settled.iter());
-    let rows: Vec<&NewRow> =
-        pairs.filter(|(_, settled)| taken(settled)).flat_map(|(report, _)| report.discovered()).collect();
-    let mut answers = insert::insert(session, &rows, batch, counts, old_keys).await?.into_iter();
-    for (report, settled) in reports.iter().zip(settled).filter(|(_, settled)| taken(settled)) {
+    let rows: Vec<&NewRow> = pairs
+        .filter(|(_, settled)| taken(settled))
+        .flat_map(|(report, _)| report.discovered())
+        .collect();
+    let mut answers = insert::insert(session, &rows, batch, counts, old_keys)
+        .await?
+        .into_iter();
+    for (report, settled) in reports
+        .iter()
+        .zip(settled)
+        .filter(|(_, settled)| taken(settled))
+    {
         settled.discovered = answers.by_ref().take(report.discovered().len()).collect();
     }
     Ok(())

@@ -21,18 +21,29 @@ use crate::store::{Error, Opening, Result, Shards, StoredShard};
 impl<DB: Backend> Shards for SqlStore<DB> {
     async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
         let statement = changed_after.map_or_else(all_open, changed::<DB::Connection>);
-        self.sql.read::<ShardColumns>("shards", statement).await?.into_iter().map(StoredShard::try_from).collect()
+        self.sql
+            .read::<ShardColumns>("shards", statement)
+            .await?
+            .into_iter()
+            .map(StoredShard::try_from)
+            .collect()
     }
 
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
-        let open = self.sql.run("open_shards", shards.to_vec(), |session, shards| Box::pin(open(session, shards)));
+        let open = self
+            .sql
+            .run("open_shards", shards.to_vec(), |session, shards| {
+                Box::pin(open(session, shards))
+            });
         open.await
     }
 
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
-        let close = self.sql.run("close_shard", (shard.clone(), generation), |session, (shard, generation)| {
-            Box::pin(close(session, shard, *generation))
-        });
+        let close = self.sql.run(
+            "close_shard",
+            (shard.clone(), generation),
+            |session, (shard, generation)| Box::pin(close(session, shard, *generation)),
+        );
         close.await
     }
 }
@@ -44,8 +55,16 @@ impl TryFrom<ShardColumns> for StoredShard {
     type Error = Error;
 
     fn try_from((queue, shard, generation, closed, version): ShardColumns) -> Result<Self> {
-        let id = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        Ok(Self { id, generation: number(generation)?, is_open: closed == 0, version: number(version)? })
+        let id = ShardId {
+            queue: queue_name(&queue)?,
+            number: number(shard)?,
+        };
+        Ok(Self {
+            id,
+            generation: number(generation)?,
+            is_open: closed == 0,
+            version: number(version)?,
+        })
     }
 }
 
@@ -60,7 +79,10 @@ fn all_open<'a>() -> Statement<'a> {
 
 /// The shards with a change after `version`.
 fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
-    select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
+    select()
+        .sql(&S::by_index("shards_version"))
+        .sql(" WHERE version > ? ORDER BY version")
+        .bind(version)
 }
 
 /// Raises the version of the shards and answers it.
@@ -78,27 +100,49 @@ async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Ope
     sorted.sort_unstable();
     sorted.dedup();
     for piece in pieces(&sorted, |_| 0) {
-        let rows = piece.iter().map(|id| [(&id.queue).into(), id.number.into(), 1_u32.into(), version.into()]);
+        let rows = piece.iter().map(|id| {
+            [
+                (&id.queue).into(),
+                id.number.into(),
+                1_u32.into(),
+                version.into(),
+            ]
+        });
         let add = Statement::new("INSERT INTO shards (queue, shard, life, version)").values(rows);
         session.execute(add.sql(&S::keep_first("life"))).await?;
     }
     let mut found = HashMap::new();
     for (number, queues) in by_number(sorted) {
         for queues in lists(&queues) {
-            let reopen = Statement::new("UPDATE shards SET life = life + 1, closed = 0, version = ?")
-                .bind(version)
-                .sql(" WHERE closed = 1 AND shard = ? AND queue IN ")
+            let reopen =
+                Statement::new("UPDATE shards SET life = life + 1, closed = 0, version = ?")
+                    .bind(version)
+                    .sql(" WHERE closed = 1 AND shard = ? AND queue IN ")
+                    .bind(number)
+                    .list(queues);
+            session.execute(reopen).await?;
+            let now = select()
+                .sql("WHERE shard = ? AND queue IN ")
                 .bind(number)
                 .list(queues);
-            session.execute(reopen).await?;
-            let now = select().sql("WHERE shard = ? AND queue IN ").bind(number).list(queues);
             for columns in session.fetch::<ShardColumns>(now).await? {
                 let shard = StoredShard::try_from(columns)?;
-                found.insert(shard.id, Opening { generation: shard.generation, is_new: shard.version == version });
+                found.insert(
+                    shard.id,
+                    Opening {
+                        generation: shard.generation,
+                        is_new: shard.version == version,
+                    },
+                );
             }
         }
     }
-    let opening = |id| found.get(id).copied().ok_or_else(|| corrupt(format!("no shard {id}")));
+    let opening = |id| {
+        found
+            .get(id)
+            .copied()
+            .ok_or_else(|| corrupt(format!("no shard {id}")))
+    };
     shards.iter().map(opening).collect()
 }
 
@@ -106,31 +150,50 @@ async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Ope
 async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
     let version = next_version(session).await?;
     let close = Statement::new("UPDATE shards SET closed = 1, version = ?").bind(version);
-    session.execute(in_generation(close, shard, generation)).await?;
+    session
+        .execute(in_generation(close, shard, generation))
+        .await?;
     let now = find(session, shard).await?;
     Ok(!now.is_open && now.generation == generation)
 }
 
 /// Completes a change of the shard, which it makes only in this generation.
-pub(super) fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
-    let of_shard = change.sql(" WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
+pub(super) fn in_generation<'a>(
+    change: Statement<'a>,
+    shard: &'a ShardId,
+    generation: u64,
+) -> Statement<'a> {
+    let of_shard = change
+        .sql(" WHERE queue = ? AND shard = ?")
+        .bind(&shard.queue)
+        .bind(shard.number);
     of_shard.sql(" AND life = ?").bind(generation)
 }
 
 pub(super) async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
-    let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
+    let now = select()
+        .sql("WHERE queue = ? AND shard = ?")
+        .bind(&shard.queue)
+        .bind(shard.number);
     let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
-    found.ok_or_else(|| corrupt("no row of a shard that was just written"))?.try_into()
+    found
+        .ok_or_else(|| corrupt("no row of a shard that was just written"))?
+        .try_into()
 }
 
 /// The queues of these shards, by their number.
-pub(super) fn by_number<'a>(shards: impl IntoIterator<Item = &'a ShardId>) -> BTreeMap<u32, Vec<&'a QueueName>> {
+pub(super) fn by_number<'a>(
+    shards: impl IntoIterator<Item = &'a ShardId>,
+) -> BTreeMap<u32, Vec<&'a QueueName>> {
     let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
-    shards.into_iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
+    shards
+        .into_iter()
+        .for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
     by_number
 }
 
-/// The places at which the tasks of these shards were published by a rebuild, in this generation of the topic.
+/// The places at which the tasks of these shards were published by a rebuild, in this generation of
+/// the topic.
 pub(super) async fn rebuilt_places<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -148,8 +211,17 @@ pub(super) async fn rebuilt_places<DB: Backend>(
                 .sql(" AND queue IN ")
                 .list(queues);
             for (queue, major, minor) in sql.read::<(String, i64, i64)>(operation, place).await? {
-                let shard = ShardId { queue: queue_name(&queue)?, number: number_ };
-                places.insert(shard, Offset { major: number(major)?, minor: number(minor)? });
+                let shard = ShardId {
+                    queue: queue_name(&queue)?,
+                    number: number_,
+                };
+                places.insert(
+                    shard,
+                    Offset {
+                        major: number(major)?,
+                        minor: number(minor)?,
+                    },
+                );
             }
         }
     }

@@ -6,10 +6,13 @@ use std::borrow::Cow;
 
 use uuid::Uuid;
 
-use crate::model::{Encoding, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus, TaskId};
+use crate::model::{
+    Encoding, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus, TaskId,
+};
 use crate::store::{Turn, Unpublished};
 
-/// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and 32,766 values.
+/// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and
+/// 32,766 values.
 const SIZES: [usize; 5] = [1, 4, 16, 64, 256];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 
@@ -72,7 +75,10 @@ pub struct Statement<'a> {
 
 impl<'a> Statement<'a> {
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), values: Vec::new() }
+        Self {
+            text: text.into(),
+            values: Vec::new(),
+        }
     }
 
     /// Appends text.
@@ -94,7 +100,10 @@ impl<'a> Statement<'a> {
             Value::Text(text) => Value::Text(text.into_owned().into()),
             Value::Bytes(bytes) => Value::Bytes(bytes.into_owned().into()),
         });
-        Statement { text: self.text, values: values.collect() }
+        Statement {
+            text: self.text,
+            values: values.collect(),
+        }
     }
 
     /// Appends a part with its own values.
@@ -104,15 +113,21 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// Appends `(?, ?, …)` for an `IN`, filled up to the next size with the last item, which changes nothing.
+    /// Appends `(?, ?, …)` for an `IN`, filled up to the next size with the last item, which
+    /// changes nothing.
     pub fn list<T>(mut self, items: &'a [T]) -> Self
     where
         &'a T: Into<Value<'a>>,
     {
-        let size = SIZES.into_iter().find(|size| *size >= items.len()).unwrap_or(items.len());
-        self.text.push_str(&format!("({})", vec!["?"; size].join(", ")));
+        let size = SIZES
+            .into_iter()
+            .find(|size| *size >= items.len())
+            .unwrap_or(items.len());
+        self.text
+            .push_str(&format!("({})", vec!["?"; size].join(", ")));
         let padding = items.last().into_iter().cycle().take(size - items.len());
-        self.values.extend(items.iter().chain(padding).map(Into::into));
+        self.values
+            .extend(items.iter().chain(padding).map(Into::into));
         self
     }
 
@@ -139,7 +154,11 @@ impl<'a> Statement<'a> {
     }
 
     /// Appends `VALUES` with `columns` question marks in each row.
-    pub fn values_of(self, columns: usize, rows: impl Iterator<Item = impl IntoIterator<Item = Value<'a>>>) -> Self {
+    pub fn values_of(
+        self,
+        columns: usize,
+        rows: impl Iterator<Item = impl IntoIterator<Item = Value<'a>>>,
+    ) -> Self {
         let row = format!("({})", vec!["?"; columns].join(", "));
         self.sql(" VALUES ").rows(&row, ", ", rows)
     }
@@ -160,7 +179,10 @@ pub(super) fn pieces<T>(rows: &[T], weight: impl Fn(&T) -> usize) -> impl Iterat
             bytes <= MAX_BYTES
         });
         let fit = fit.count().max(1);
-        let size = SIZES.into_iter().rev().find(|size| *size <= fit.min(rest.len()))?;
+        let size = SIZES
+            .into_iter()
+            .rev()
+            .find(|size| *size <= fit.min(rest.len()))?;
         let (piece, behind) = rest.split_at(size);
         rest = behind;
         Some(piece)
@@ -173,12 +195,20 @@ mod tests {
 
     #[test]
     fn pieces_have_few_sizes_and_bounded_weight() {
-        let sizes = |rows: &[usize]| pieces(rows, |weight| *weight).map(<[_]>::len).collect::<Vec<_>>();
+        let sizes = |rows: &[usize]| {
+            pieces(rows, |weight| *weight)
+                .map(<[_]>::len)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(sizes(&[]), [0; 0]);
         assert_eq!(sizes(&[1; 3]), [1, 1, 1]);
         assert_eq!(sizes(&[1; 1000]), [256, 256, 256, 64, 64, 64, 16, 16, 4, 4]);
         assert_eq!(sizes(&[1 << 20; 6]), [4, 1, 1]);
-        assert_eq!(sizes(&[8 << 20, 1]), [1, 1], "one row goes, whatever it weighs");
+        assert_eq!(
+            sizes(&[8 << 20, 1]),
+            [1, 1],
+            "one row goes, whatever it weighs"
+        );
     }
 
     #[test]

@@ -11,17 +11,22 @@ use super::{
     counts::{self, CountColumns},
     dialect::Dialect,
     place,
-    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id, worker_name},
+    rows::{
+        TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id,
+        worker_name,
+    },
     runner::Runner,
     shards,
     statement::{Statement, lists},
     walk::{QUEUES, Walk},
 };
 use crate::model::{
-    Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow, WorkerName,
+    Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow,
+    WorkerName,
 };
 use crate::store::{
-    Place, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState, Turn, WalkedPage,
+    Place, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState,
+    Turn, WalkedPage,
 };
 
 /// Each id once: an id in two lists would bring its workers twice.
@@ -32,22 +37,24 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
     ids
 }
 
-const RESULTS: &str = "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ";
+const RESULTS: &str =
+    "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE ";
 const RESULTS_IN_ORDER: &str = " ORDER BY completed_ms, surplus, worker";
 
 type ResultColumns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
 
 fn results_in_order(rows: Vec<ResultColumns>) -> Result<Vec<TaskResult>> {
-    let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): ResultColumns| {
-        Ok(TaskResult {
-            worker: worker_name(worker)?,
-            result: result.into(),
-            encoding: Encoding::from_number(encoding),
-            attempt: number(attempt)?,
-            completed_unix_ms,
-            surplus: surplus != 0,
-        })
-    };
+    let result =
+        |(worker, result, encoding, attempt, completed_unix_ms, surplus): ResultColumns| {
+            Ok(TaskResult {
+                worker: worker_name(worker)?,
+                result: result.into(),
+                encoding: Encoding::from_number(encoding),
+                attempt: number(attempt)?,
+                completed_unix_ms,
+                surplus: surplus != 0,
+            })
+        };
     rows.into_iter().map(result).collect()
 }
 
@@ -62,10 +69,19 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
                     .sql(DB::Connection::IS_RESULT_OF)
                     .sql(" AND surplus = 0 WHERE id IN ")
                     .list(ids);
-            for (id, stored, epoch, replicas, priority, worker) in self.sql.read::<Columns>("states", credited).await? {
+            for (id, stored, epoch, replicas, priority, worker) in
+                self.sql.read::<Columns>("states", credited).await?
+            {
                 let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
                 let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
-                let new = TaskState { id, status, workers: Vec::new(), epoch, replicas, priority };
+                let new = TaskState {
+                    id,
+                    status,
+                    workers: Vec::new(),
+                    epoch,
+                    replicas,
+                    priority,
+                };
                 let state = states.entry(id).or_insert(new);
                 state.workers.extend(worker.map(worker_name).transpose()?);
             }
@@ -84,15 +100,26 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
             .sql(" AND worker = ? WHERE id IN ")
             .bind(worker.as_str())
             .list(ids);
-            for (id, queue, shard, stored, generation, grant) in self.sql.read::<Columns>("states_for", found).await? {
+            for (id, queue, shard, stored, generation, grant) in
+                self.sql.read::<Columns>("states_for", found).await?
+            {
                 let completed_under = match generation.zip(grant) {
-                    Some((generation, grant)) => {
-                        Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
-                    }
+                    Some((generation, grant)) => Some(LeaseNumber {
+                        generation: number(generation)?,
+                        grant: number(grant)?,
+                    }),
                     None => None,
                 };
-                let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-                states.push(StateFor { id: task_id(&id)?, shard, status: status(stored)?, completed_under });
+                let shard = ShardId {
+                    queue: queue_name(&queue)?,
+                    number: number(shard)?,
+                };
+                states.push(StateFor {
+                    id: task_id(&id)?,
+                    shard,
+                    status: status(stored)?,
+                    completed_under,
+                });
             }
         }
         Ok(states)
@@ -119,21 +146,36 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
                 let first = after.map_or("", |after| after.queue.as_str());
                 let found = counts::queues_from::<DB::Connection>(first, QUEUES + 1);
                 let found: Vec<CountColumns> = self.sql.read(NAME, found).await?;
-                let counted = |(queue, _, count): CountColumns| Ok((queue_name(&queue)?, count.max(0) as u64));
+                let counted = |(queue, _, count): CountColumns| {
+                    Ok((queue_name(&queue)?, count.max(0) as u64))
+                };
                 found.into_iter().map(counted).collect::<Result<_>>()?
             }
         };
-        let walk = Walk { name: NAME, queues: &queues, after, upto: &upto };
-        let page = walk.page::<_, WalkedColumns>(&self.sql, WALKED, limit as usize, |row| (&row.0, &row.1)).await?;
+        let walk = Walk {
+            name: NAME,
+            queues: &queues,
+            after,
+            upto: &upto,
+        };
+        let page = walk
+            .page::<_, WalkedColumns>(&self.sql, WALKED, limit as usize, |row| (&row.0, &row.1))
+            .await?;
         let mut tasks = BTreeMap::<ShardId, Vec<TaskId>>::new();
         for of_queue in page.rows.chunk_by(|row, next| row.0 == next.0) {
             let queue = queue_name(&of_queue[0].0)?;
             for (_, id, _, shard) in of_queue.iter().filter(|row| row.2 != 0) {
-                let shard = ShardId { queue: queue.clone(), number: number(*shard)? };
+                let shard = ShardId {
+                    queue: queue.clone(),
+                    number: number(*shard)?,
+                };
                 tasks.entry(shard).or_default().push(task_id(id)?);
             }
         }
-        Ok(WalkedPage { tasks, next: page.next })
+        Ok(WalkedPage {
+            tasks,
+            next: page.next,
+        })
     }
 
     async fn last_id(&self) -> Result<Option<TaskId>> {
@@ -147,7 +189,8 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
         let mut rows = Vec::with_capacity(ids.len());
         for ids in lists(ids) {
-            let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+            let statement =
+                Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
             for columns in self.sql.read::<TaskColumns>("rows", statement).await? {
                 rows.push(columns.try_into()?);
             }
@@ -163,7 +206,8 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
              FROM tasks WHERE id = ?"
         ))
         .bind(&id);
-        let found: Option<TaskDetailColumns> = self.sql.read("task", task).await?.into_iter().next();
+        let found: Option<TaskDetailColumns> =
+            self.sql.read("task", task).await?.into_iter().next();
         found.map(TryInto::try_into).transpose()
     }
 
@@ -172,8 +216,13 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
     }
 
     async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
-        let results = Statement::new(RESULTS).append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
-        results_in_order(self.sql.read("results", results.sql(RESULTS_IN_ORDER)).await?)
+        let results =
+            Statement::new(RESULTS).append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
+        results_in_order(
+            self.sql
+                .read("results", results.sql(RESULTS_IN_ORDER))
+                .await?,
+        )
     }
 
     async fn result_sizes(&self, id: TaskId) -> Result<Vec<(String, usize)>> {
@@ -198,15 +247,23 @@ impl<DB: Backend> TaskReads for SqlStore<DB> {
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
         let mut counts = Vec::new();
         // All queues are one part, and an empty list of queues is none.
-        let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
+        let parts: Vec<Option<&[QueueName]>> =
+            queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
         for part in parts {
-            counts.extend(self.sql.read::<CountColumns>("counts", counts::of(part)).await?);
+            counts.extend(
+                self.sql
+                    .read::<CountColumns>("counts", counts::of(part))
+                    .await?,
+            );
         }
         counts.into_iter().map(QueueCount::try_from).collect()
     }
 
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
-        let unfinished = self.sql.read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>()).await?;
+        let unfinished = self
+            .sql
+            .read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>())
+            .await?;
         let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
         unfinished.into_iter().map(count).collect()
     }
@@ -238,7 +295,8 @@ pub(super) async fn published_among<DB: Backend>(
     let mut found = Vec::new();
     for ids in lists(ids) {
         let (by_key, is_published) = (DB::Connection::BY_PRIMARY_KEY, is_published::<DB>());
-        let some = format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {is_published} AND id IN ");
+        let some =
+            format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {is_published} AND id IN ");
         let some = Statement::new(some).list(ids);
         found.extend(sql.read(PUBLISHED_NAME, some).await?);
     }
@@ -251,19 +309,41 @@ async fn with_places<DB: Backend>(
     page: Vec<PublishedColumns>,
 ) -> Result<Vec<PublishedTask>> {
     const NAME: &str = PUBLISHED_NAME;
-    let batches: BTreeSet<Turn> = page.iter().map(|columns| Turn(columns.3)).filter(|turn| turn.is_batch()).collect();
+    let batches: BTreeSet<Turn> = page
+        .iter()
+        .map(|columns| Turn(columns.3))
+        .filter(|turn| turn.is_batch())
+        .collect();
     let batches = batches::places_of(sql, NAME, generation, &Vec::from_iter(batches)).await?;
     let published = |(id, queue, shard, batch, at, major, minor): PublishedColumns| {
-        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        let own = Offset { major: number(major)?, minor: number(minor)? };
+        let shard = ShardId {
+            queue: queue_name(&queue)?,
+            number: number(shard)?,
+        };
+        let own = Offset {
+            major: number(major)?,
+            minor: number(minor)?,
+        };
         let own = (at == generation).then_some(own);
-        let of_batch = batches.get(&Turn(batch)).and_then(|places| places.get(&shard.number)).copied();
-        Ok(PublishedTask { id: task_id(&id)?, shard, offset: own.max(of_batch) })
+        let of_batch = batches
+            .get(&Turn(batch))
+            .and_then(|places| places.get(&shard.number))
+            .copied();
+        Ok(PublishedTask {
+            id: task_id(&id)?,
+            shard,
+            offset: own.max(of_batch),
+        })
     };
-    let mut page = page.into_iter().map(published).collect::<Result<Vec<_>>>()?;
+    let mut page = page
+        .into_iter()
+        .map(published)
+        .collect::<Result<Vec<_>>>()?;
     let of_page: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
     let rebuilt = shards::rebuilt_places(sql, NAME, generation, &of_page).await?;
-    // A task that came back may have several places. The latest one holds: the task stands at or before it.
-    page.iter_mut().for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
+    // A task that came back may have several places. The latest one holds: the task stands at or
+    // before it.
+    page.iter_mut()
+        .for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
     Ok(page)
 }

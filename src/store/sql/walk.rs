@@ -1,7 +1,7 @@
 //! Walks over unfinished tasks: queue by queue, in each by id.
 //!
-//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 61). So a walk learns its queues
-//! first.
+//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 61). So a walk
+//! learns its queues first.
 
 use std::collections::HashMap;
 
@@ -27,8 +27,8 @@ pub(super) const QUEUES: usize = AT_ONCE * STATEMENTS;
 /// A walk over the tasks up to `upto`.
 pub(super) struct Walk<'a> {
     pub(super) name: &'static str,
-    /// The queues in their order, each with the number of its unfinished tasks, which may be wrong. If that of `after`
-    /// is not among them, all lie behind it.
+    /// The queues in their order, each with the number of its unfinished tasks, which may be wrong.
+    /// If that of `after` is not among them, all lie behind it.
     pub(super) queues: &'a [(QueueName, u64)],
     pub(super) after: Option<&'a Walked>,
     pub(super) upto: &'a TaskId,
@@ -42,8 +42,8 @@ pub(super) struct Page<T> {
 }
 
 impl Walk<'_> {
-    /// Reads `columns` of the next `limit` unfinished tasks, also of those that are not on the bus. `place` is the
-    /// queue and the id in the columns.
+    /// Reads `columns` of the next `limit` unfinished tasks, also of those that are not on the bus.
+    /// `place` is the queue and the id in the columns.
     pub(super) async fn page<DB: Backend, T: Columns>(
         &self,
         sql: &Runner<DB>,
@@ -56,7 +56,11 @@ impl Walk<'_> {
              AND queue = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?) AS page",
             DB::Connection::of_status(StoredStatus::Unfinished)
         );
-        let begun = self.after.and_then(|after| self.queues.iter().position(|(queue, _)| *queue == after.queue));
+        let begun = self.after.and_then(|after| {
+            self.queues
+                .iter()
+                .position(|(queue, _)| *queue == after.queue)
+        });
         let (mut rest, mut rows) = (&self.queues[begun.unwrap_or(0)..], Vec::new());
         for _ in 0..STATEMENTS {
             if rows.len() >= limit || rest.is_empty() {
@@ -65,12 +69,29 @@ impl Walk<'_> {
             let missing = limit - rows.len();
             let some = enough(rest, missing as u64);
             let ranges = some.iter().map(|(queue, _)| {
-                let beyond = self.after.filter(|after| after.queue == *queue).map_or(&TaskId::FIRST, |after| &after.id);
-                [queue.into(), beyond.into(), self.upto.into(), (missing as u64).into()]
+                let beyond = self
+                    .after
+                    .filter(|after| after.queue == *queue)
+                    .map_or(&TaskId::FIRST, |after| &after.id);
+                [
+                    queue.into(),
+                    beyond.into(),
+                    self.upto.into(),
+                    (missing as u64).into(),
+                ]
             });
-            let mut read: Vec<T> = sql.read(self.name, Statement::new("").rows(&select, " UNION ALL ", ranges)).await?;
+            let mut read: Vec<T> = sql
+                .read(
+                    self.name,
+                    Statement::new("").rows(&select, " UNION ALL ", ranges),
+                )
+                .await?;
             // SQL does not promise in which order the parts of a union come.
-            let turns: HashMap<&str, usize> = some.iter().map(|(queue, _)| queue.as_str()).zip(0..).collect();
+            let turns: HashMap<&str, usize> = some
+                .iter()
+                .map(|(queue, _)| queue.as_str())
+                .zip(0..)
+                .collect();
             read.sort_by(|a, b| {
                 let ((queue, id), (other, other_id)) = (place(a), place(b));
                 (turns.get(queue), id).cmp(&(turns.get(other), other_id))
@@ -82,7 +103,10 @@ impl Walk<'_> {
         if rows.len() >= limit {
             rows.truncate(limit);
             if let Some((queue, id)) = rows.last().map(place) {
-                next = Some(Walked { queue: queue_name(queue)?, id: task_id(id)? });
+                next = Some(Walked {
+                    queue: queue_name(queue)?,
+                    id: task_id(id)?,
+                });
             }
         }
         Ok(Page { rows, next })
@@ -98,5 +122,7 @@ fn enough(queues: &[(QueueName, u64)], tasks: u64) -> &[(QueueName, u64)] {
         is_short
     });
     // A statement has one of a few sizes.
-    pieces(&queues[..few.count()], |_| 0).next().unwrap_or_default()
+    pieces(&queues[..few.count()], |_| 0)
+        .next()
+        .unwrap_or_default()
 }

@@ -17,10 +17,16 @@ use crate::{
 pub(super) type Row = (TaskId, Turn, i64);
 
 /// Keeps wishes of a kind, each in place of an earlier one about its task.
-pub(super) async fn keep<S: Session>(session: &mut S, kind: ChangeKind, wishes: &[Row]) -> Result<()> {
+pub(super) async fn keep<S: Session>(
+    session: &mut S,
+    kind: ChangeKind,
+    wishes: &[Row],
+) -> Result<()> {
     for piece in pieces(wishes, |_| 0) {
         let kind = i64::from(kind as u8);
-        let rows = piece.iter().map(|(id, turn, at_ms)| [id.into(), kind.into(), (*turn).into(), (*at_ms).into()]);
+        let rows = piece
+            .iter()
+            .map(|(id, turn, at_ms)| [id.into(), kind.into(), (*turn).into(), (*at_ms).into()]);
         let keep = Statement::new("INSERT INTO changes (task_id, kind, turn, at_ms)")
             .values(rows)
             .sql(&S::replace("task_id, kind", &["turn", "at_ms"]));
@@ -32,17 +38,32 @@ pub(super) async fn keep<S: Session>(session: &mut S, kind: ChangeKind, wishes: 
 /// Keeps the deadlines of new tasks.
 pub(super) async fn keep_deadlines<S: Session>(session: &mut S, new: &[&NewRow]) -> Result<()> {
     let with = new.iter().filter(|row| row.task.deadline_unix_ms > 0);
-    let mut deadlines: Vec<Row> =
-        with.map(|row| (row.task.id, outbox::new_turn(), row.task.deadline_unix_ms)).collect();
+    let mut deadlines: Vec<Row> = with
+        .map(|row| (row.task.id, outbox::new_turn(), row.task.deadline_unix_ms))
+        .collect();
     deadlines.sort_unstable_by_key(|(id, ..)| *id);
     keep(session, ChangeKind::Deadline, &deadlines).await
 }
 
 /// Gives wishes of a kind other times, unless later ones have replaced them.
-pub(super) async fn postpone<S: Session>(session: &mut S, kind: ChangeKind, wishes: &[Row]) -> Result<()> {
+pub(super) async fn postpone<S: Session>(
+    session: &mut S,
+    kind: ChangeKind,
+    wishes: &[Row],
+) -> Result<()> {
     for (id, turn, at_ms) in wishes {
-        let postpone = Statement::new("UPDATE changes SET at_ms = ? WHERE task_id = ? AND kind = ? AND turn = ?");
-        session.execute(postpone.bind(*at_ms).bind(id).bind(i64::from(kind as u8)).bind(*turn)).await?;
+        let postpone = Statement::new(
+            "UPDATE changes SET at_ms = ? WHERE task_id = ? AND kind = ? AND turn = ?",
+        );
+        session
+            .execute(
+                postpone
+                    .bind(*at_ms)
+                    .bind(id)
+                    .bind(i64::from(kind as u8))
+                    .bind(*turn),
+            )
+            .await?;
     }
     Ok(())
 }
@@ -50,20 +71,27 @@ pub(super) async fn postpone<S: Session>(session: &mut S, kind: ChangeKind, wish
 /// Removes the wishes about these tasks, because they are final.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
     for ids in lists(ids) {
-        session.execute(Statement::new("DELETE FROM changes WHERE task_id IN ").list(ids)).await?;
+        session
+            .execute(Statement::new("DELETE FROM changes WHERE task_id IN ").list(ids))
+            .await?;
     }
     Ok(())
 }
 
 /// Removes wishes, unless later ones have replaced them.
-pub(super) async fn remove_turns<S: Session>(session: &mut S, wishes: &[(TaskId, Turn)]) -> Result<()> {
+pub(super) async fn remove_turns<S: Session>(
+    session: &mut S,
+    wishes: &[(TaskId, Turn)],
+) -> Result<()> {
     let mut wishes = wishes.to_vec();
     wishes.sort_unstable();
     for wishes in lists(&wishes) {
         let (ids, turns): (Vec<TaskId>, Vec<Turn>) = wishes.iter().copied().unzip();
         // A turn is random, so no other row has it.
         let remove = Statement::new("DELETE FROM changes WHERE task_id IN ").list(&ids);
-        session.execute(remove.sql(" AND turn IN ").list(&turns)).await?;
+        session
+            .execute(remove.sql(" AND turn IN ").list(&turns))
+            .await?;
     }
     Ok(())
 }

@@ -1,8 +1,10 @@
-//! Checkpoints: a thread copies the log of the file into the file, a little at a time, while the writer goes on.
+//! Checkpoints: a thread copies the log of the file into the file, a little at a time, while the
+//! writer goes on.
 //!
-//! Left to SQLite, the writer does it at a commit, whenever the log has grown by thousands of pages. Keys fall anywhere
-//! in their index, so that is as many places of the file, and all callers wait. Here the writer finds little left to
-//! copy when the log is full: it only does the rest, and begins the log anew.
+//! Left to SQLite, the writer does it at a commit, whenever the log has grown by thousands of
+//! pages. Keys fall anywhere in their index, so that is as many places of the file, and all callers
+//! wait. Here the writer finds little left to copy when the log is full: it only does the rest, and
+//! begins the log anew.
 //!
 //! A crash loses nothing: the log has what the file may have only in part.
 
@@ -20,8 +22,8 @@ use crate::telemetry::metrics;
 
 /// The time in which commits gather for a checkpoint.
 const EVERY: Duration = Duration::from_millis(250);
-/// Pages of the log that are not in the file, from which on something must hold checkpoints up: 64 MiB, twice the log
-/// after which the writer copies itself.
+/// Pages of the log that are not in the file, from which on something must hold checkpoints up: 64
+/// MiB, twice the log after which the writer copies itself.
 const HELD_UP: i64 = 16_384;
 const PAGE_BYTES: i64 = 4096;
 
@@ -43,16 +45,21 @@ struct State {
 }
 
 impl Checkpoints {
-    /// Starts the thread. It opens its connection by itself, and ends where it cannot: the writer then does everything.
+    /// Starts the thread. It opens its connection by itself, and ends where it cannot: the writer
+    /// then does everything.
     pub(super) fn start(
         &self,
         open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
     ) -> std::io::Result<JoinHandle<()>> {
         let shared = Arc::clone(&self.0);
-        thread::Builder::new().name("taskd-sqlite-log".into()).spawn(move || match open() {
-            Ok(connection) => shared.run(&connection),
-            Err(error) => tracing::warn!("no thread copies the log of SQLite, the writer does: {error}"),
-        })
+        thread::Builder::new()
+            .name("taskd-sqlite-log".into())
+            .spawn(move || match open() {
+                Ok(connection) => shared.run(&connection),
+                Err(error) => {
+                    tracing::warn!("no thread copies the log of SQLite, the writer does: {error}")
+                }
+            })
     }
 
     /// Something was committed.
@@ -75,8 +82,10 @@ impl Shared {
         let mut is_held_up = false;
         let mut state = self.state.lock();
         loop {
-            self.changed.wait_while(&mut state, |state| !state.is_due && !state.is_stopped);
-            self.changed.wait_while_for(&mut state, |state| !state.is_stopped, EVERY);
+            self.changed
+                .wait_while(&mut state, |state| !state.is_due && !state.is_stopped);
+            self.changed
+                .wait_while_for(&mut state, |state| !state.is_stopped, EVERY);
             if state.is_stopped {
                 return;
             }
@@ -94,17 +103,21 @@ impl Shared {
                     }
                     is_held_up = left > HELD_UP;
                 }
-                Err(error) => tracing::debug!("a checkpoint of SQLite failed, the next one comes: {error}"),
+                Err(error) => {
+                    tracing::debug!("a checkpoint of SQLite failed, the next one comes: {error}")
+                }
             }
             state = self.state.lock();
         }
     }
 }
 
-/// Copies what it may; answers how many pages of the log are not in the file. Passive: it waits for nobody, and nobody
-/// for it.
+/// Copies what it may; answers how many pages of the log are not in the file. Passive: it waits for
+/// nobody, and nobody for it.
 fn checkpoint(db: &Db) -> rusqlite::Result<i64> {
-    db.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |row| Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?))
+    db.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |row| {
+        Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?)
+    })
 }
 
 #[cfg(test)]
@@ -116,10 +129,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || Db::open(dir.path().join("taskd.db")).unwrap();
         let (writer, reader) = (open(), open());
-        writer.execute_batch("PRAGMA journal_mode = wal; CREATE TABLE t (x); INSERT INTO t VALUES (1)").unwrap();
+        writer
+            .execute_batch(
+                "PRAGMA journal_mode = wal; CREATE TABLE t (x); INSERT INTO t VALUES (1)",
+            )
+            .unwrap();
         assert_eq!(checkpoint(&writer).unwrap(), 0);
         reader.execute_batch("BEGIN; SELECT * FROM t").unwrap();
-        writer.execute_batch("INSERT INTO t VALUES (zeroblob(100000))").unwrap();
+        writer
+            .execute_batch("INSERT INTO t VALUES (zeroblob(100000))")
+            .unwrap();
         let left = checkpoint(&writer).unwrap();
         assert!(left > 20, "{left}");
         reader.execute_batch("COMMIT").unwrap();

@@ -1,4 +1,5 @@
-//! A connection to the file. SQLite runs in the thread that calls it, so no call here waits for another thread.
+//! A connection to the file. SQLite runs in the thread that calls it, so no call here waits for
+//! another thread.
 
 use std::{future, path::Path, time::Duration};
 
@@ -30,9 +31,11 @@ pub struct Connection {
 impl Connection {
     /// Opens the file and applies `settings`, which are pragmas.
     pub(super) fn open(path: &Path, flags: OpenFlags, settings: &str) -> rusqlite::Result<Self> {
-        let db = rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        let db =
+            rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         db.busy_timeout(PATIENCE)?;
-        // Otherwise SQLite compiles a statement with `LIMIT ?` anew each time, to plan for the value.
+        // Otherwise SQLite compiles a statement with `LIMIT ?` anew each time, to plan for the
+        // value.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         db.set_prepared_statement_cache_capacity(PREPARED);
         db.execute_batch(settings)?;
@@ -44,9 +47,9 @@ impl Connection {
         })
     }
 
-    /// Fails while another process has a file open that is older than schema 24. Before 19 that process relies on the
-    /// index that goes there, and would take every key for new; before 21 it could store no result, before 23 list no
-    /// queue, and before 24 insert no task.
+    /// Fails while another process has a file open that is older than schema 24. Before 19 that
+    /// process relies on the index that goes there, and would take every key for new; before 21 it
+    /// could store no result, before 23 list no queue, and before 24 insert no task.
     pub(super) fn own_before_24(&self) -> rusqlite::Result<()> {
         let is_older = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'tasks_on_bus')";
         if self.db.query_row(is_older, (), |row| row.get(0))? {
@@ -59,7 +62,10 @@ impl Connection {
 
     /// Runs a command without values and rows.
     pub(super) fn command(&self, sql: &'static str) -> Result<()> {
-        self.db.prepare_cached(sql).and_then(|mut command| command.raw_execute()).map_err(error)?;
+        self.db
+            .prepare_cached(sql)
+            .and_then(|mut command| command.raw_execute())
+            .map_err(error)?;
         #[cfg(test)]
         self.asked.note_command(sql);
         Ok(())
@@ -80,7 +86,10 @@ impl Connection {
         let mut prepared = self.prepared(statement)?;
         let (mut names, mut read) = (Vec::new(), Vec::new());
         T::names(&mut names);
-        let places = names.into_iter().map(|name| prepared.column_index(name)).collect::<Result<Vec<_>, _>>()?;
+        let places = names
+            .into_iter()
+            .map(|name| prepared.column_index(name))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut rows = prepared.raw_query();
         while let Some(row) = rows.next()? {
             read.push(FromRow::from_row(row, &mut places.iter())?);
@@ -91,7 +100,10 @@ impl Connection {
     }
 
     /// The statement with its values.
-    fn prepared(&self, statement: &Statement<'_>) -> rusqlite::Result<rusqlite::CachedStatement<'_>> {
+    fn prepared(
+        &self,
+        statement: &Statement<'_>,
+    ) -> rusqlite::Result<rusqlite::CachedStatement<'_>> {
         #[cfg(test)]
         crate::store::sql::plans::check(&self.db, &statement.text);
         let mut prepared = self.db.prepare_cached(&statement.text)?;
@@ -119,11 +131,17 @@ impl Session for Connection {
         future::ready(self.run(&statement).map_err(error))
     }
 
-    fn execute_for_long(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send {
+    fn execute_for_long(
+        &mut self,
+        statement: Statement<'_>,
+    ) -> impl Future<Output = Result<u64>> + Send {
         self.execute(statement)
     }
 
-    fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send {
+    fn fetch<T: Columns>(
+        &mut self,
+        statement: Statement<'_>,
+    ) -> impl Future<Output = Result<Vec<T>>> + Send {
         future::ready(self.rows(&statement).map_err(error))
     }
 
@@ -140,7 +158,11 @@ impl Session for Connection {
 
 /// Nothing was free within [`PATIENCE`].
 pub(super) fn busy(connections: u32) -> Error {
-    Error::Busy { connections, waited: PATIENCE, hint: "the disk is slow, or too much is asked for at once" }
+    Error::Busy {
+        connections,
+        waited: PATIENCE,
+        hint: "the disk is slow, or too much is asked for at once",
+    }
 }
 
 pub(super) fn closed() -> Error {

@@ -1,17 +1,19 @@
 //! Which task has a key, without an index that every insert hits at random.
 //!
-//! Keys are hashes. In an index of millions each falls on a page of its own, and that page costs more than all the
-//! rest of an insert. So the latest keys are in memory, in order (the idea is that of a log-structured merge tree:
-//! O'Neil and others, 1996). Each transaction adds one row with all its keys to the end of `new_keys`; a start reads
-//! them from there. When there are [`MOST`], they move to `seen` in the order of the table, where several share a page:
-//! a few with each insert, in its transaction, so that nobody waits for all of them. A filter ([`super::known`]) says
-//! which keys may be in `seen`.
+//! Keys are hashes. In an index of millions each falls on a page of its own, and that page costs
+//! more than all the rest of an insert. So the latest keys are in memory, in order (the idea is
+//! that of a log-structured merge tree: O'Neil and others, 1996). Each transaction adds one row
+//! with all its keys to the end of `new_keys`; a start reads them from there. When there are
+//! [`MOST`], they move to `seen` in the order of the table, where several share a page: a few with
+//! each insert, in its transaction, so that nobody waits for all of them. A filter
+//! ([`super::known`]) says which keys may be in `seen`.
 //!
-//! One thread of one process writes at a time, so memory decides who is new. `PRAGMA data_version` tells whether
-//! another process has written since; then its rows of `new_keys` come first.
+//! One thread of one process writes at a time, so memory decides who is new. `PRAGMA data_version`
+//! tells whether another process has written since; then its rows of `new_keys` come first.
 //!
-//! The crash windows: a key and its task commit together. Killed during a move, the rows of `new_keys` are still there,
-//! because they go last; the next start moves their keys again, which changes nothing.
+//! The crash windows: a key and its task commit together. Killed during a move, the rows of
+//! `new_keys` are still there, because they go last; the next start moves their keys again, which
+//! changes nothing.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,7 +32,8 @@ use crate::{
 
 /// Keys in memory before they move: about 30 MB. During the move half as many gather.
 pub(super) const MOST: usize = 400_000;
-/// Keys that move at least at a time. Each is a change of a page, or of half a page in a table of ten million.
+/// Keys that move at least at a time. Each is a change of a page, or of half a page in a table of
+/// ten million.
 const STEP: usize = 128;
 /// Keys that move in one transaction at a start.
 const AT_START: usize = 20_000;
@@ -66,9 +69,13 @@ impl Latest {
         recent
     }
 
-    /// Forgets all: a connection that writes begins anew, and the file may not have what an earlier one had here.
+    /// Forgets all: a connection that writes begins anew, and the file may not have what an earlier
+    /// one had here.
     pub(super) fn begin_anew(&mut self) {
-        *self = Self { lives: self.lives + 1, ..Self::default() };
+        *self = Self {
+            lives: self.lives + 1,
+            ..Self::default()
+        };
     }
 
     /// Adds what others have committed. Answers how many keys.
@@ -77,8 +84,11 @@ impl Latest {
             let latest = latest.read();
             (latest.last_row, latest.lives)
         };
-        let mut select = db.prepare_cached("SELECT seq, keys FROM new_keys WHERE seq > ? ORDER BY seq")?;
-        let rows = select.query_map((known,), |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?)))?;
+        let mut select =
+            db.prepare_cached("SELECT seq, keys FROM new_keys WHERE seq > ? ORDER BY seq")?;
+        let rows = select.query_map((known,), |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?))
+        })?;
         let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
         let (mut latest, mut count) = (latest.write(), 0);
         if latest.lives != lives {
@@ -141,16 +151,24 @@ enum Move {
 impl Keys {
     /// `most`: keys in memory before they move.
     pub(super) fn new(latest: &Arc<RwLock<Latest>>, known: Known, most: usize) -> Self {
-        Self { latest: Arc::clone(latest), known, most, ..Self::default() }
+        Self {
+            latest: Arc::clone(latest),
+            known,
+            most,
+            ..Self::default()
+        }
     }
 
     /// Reads what others have committed, at the begin of a transaction that writes.
     pub(super) fn begin(&mut self, db: &Db) -> rusqlite::Result<()> {
-        let version = db.prepare_cached("PRAGMA data_version")?.query_row((), |row| row.get(0))?;
+        let version = db
+            .prepare_cached("PRAGMA data_version")?
+            .query_row((), |row| row.get(0))?;
         if self.version != Some(version) {
             self.owed += 2 * Latest::catch_up(&self.latest, db)?;
-            let last =
-                db.prepare_cached("SELECT COALESCE(MAX(seq), 0) FROM new_keys")?.query_row((), |row| row.get(0))?;
+            let last = db
+                .prepare_cached("SELECT COALESCE(MAX(seq), 0) FROM new_keys")?
+                .query_row((), |row| row.get(0))?;
             if self.version.replace(version).is_some() && last != self.last_row {
                 // Keys may have moved that were never here.
                 self.known.give_up();
@@ -164,8 +182,13 @@ impl Keys {
     pub(super) fn recent(&self, keys: &[KeyHash]) -> Recent {
         let mut recent = self.latest.read().recent(keys);
         if !self.taken.owners.is_empty() {
-            recent.owners.extend(keys.iter().filter_map(|key| Some((*key, *self.taken.owners.get(key)?))));
-            recent.others.retain(|key| !self.taken.owners.contains_key(key));
+            recent.owners.extend(
+                keys.iter()
+                    .filter_map(|key| Some((*key, *self.taken.owners.get(key)?))),
+            );
+            recent
+                .others
+                .retain(|key| !self.taken.owners.contains_key(key));
         }
         self.known.retain(&mut recent.others);
         recent
@@ -178,19 +201,22 @@ impl Keys {
             row.extend_from_slice(&key.0);
             row.extend_from_slice(id.as_bytes());
         }
-        db.prepare_cached("INSERT INTO new_keys (keys) VALUES (?)")?.execute([row])?;
+        db.prepare_cached("INSERT INTO new_keys (keys) VALUES (?)")?
+            .execute([row])?;
         self.taken.last_row = Some(db.last_insert_rowid());
         self.taken.owners.extend(keys.iter().copied());
         self.taken.in_order.extend(keys.iter().map(|(key, _)| *key));
         Ok(())
     }
 
-    /// How many keys are taken and not committed, and the last row that has some: a place to go back to.
+    /// How many keys are taken and not committed, and the last row that has some: a place to go
+    /// back to.
     pub(super) fn taken(&self) -> (usize, Option<i64>) {
         (self.taken.in_order.len(), self.taken.last_row)
     }
 
-    /// Forgets the keys behind that place: their transaction was undone. The number of its row is free again.
+    /// Forgets the keys behind that place: their transaction was undone. The number of its row is
+    /// free again.
     pub(super) fn give_back(&mut self, (count, last_row): (usize, Option<i64>)) {
         for key in self.taken.in_order.drain(count..) {
             self.taken.owners.remove(&key);
@@ -198,8 +224,8 @@ impl Keys {
         self.taken.last_row = last_row;
     }
 
-    /// Moves the keys of earlier lives, if they fill memory. A life that is too short to move them would leave ever
-    /// more of them.
+    /// Moves the keys of earlier lives, if they fill memory. A life that is too short to move them
+    /// would leave ever more of them.
     pub(super) fn finish(&mut self, db: &Db) -> rusqlite::Result<()> {
         self.committed();
         while self.moved.is_some() {
@@ -218,7 +244,9 @@ impl Keys {
 
     /// Moves twice as many keys as the running transaction took, if a move is under way.
     pub(super) fn step(&mut self, db: &Db) -> rusqlite::Result<()> {
-        let Some(moved) = self.moved else { return Ok(()) };
+        let Some(moved) = self.moved else {
+            return Ok(());
+        };
         self.owed += 2 * self.taken.in_order.len();
         if self.owed < STEP.min(self.most / 8) {
             return Ok(());
@@ -230,17 +258,33 @@ impl Keys {
                 // Rows go faster than they come, so that memory never stays full.
                 let until = rows_to.min(from.saturating_add(4 * count as i64));
                 // The last row stays, so that no number comes twice.
-                db.prepare_cached("DELETE FROM new_keys WHERE seq <= ? AND seq < (SELECT MAX(seq) FROM new_keys)")?
-                    .execute([until])?;
-                if until < rows_to { Move::Rows { from: until, rows_to } } else { Move::Done }
+                db.prepare_cached(
+                    "DELETE FROM new_keys WHERE seq <= ? AND seq < (SELECT MAX(seq) FROM new_keys)",
+                )?
+                .execute([until])?;
+                if until < rows_to {
+                    Move::Rows {
+                        from: until,
+                        rows_to,
+                    }
+                } else {
+                    Move::Done
+                }
             }
             Move::Done => Move::Done,
         });
         Ok(())
     }
 
-    fn move_keys(&self, db: &Db, last: Option<KeyHash>, rows_to: i64, count: usize) -> rusqlite::Result<Move> {
-        // A key without a task, because somebody deleted it from the file, may have another one by now.
+    fn move_keys(
+        &self,
+        db: &Db,
+        last: Option<KeyHash>,
+        rows_to: i64,
+        count: usize,
+    ) -> rusqlite::Result<Move> {
+        // A key without a task, because somebody deleted it from the file, may have another one by
+        // now.
         let mut insert = db.prepare_cached(
             "INSERT INTO seen (key_hash, task_id, status) VALUES (?, ?, 0) \
              ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id WHERE status = 0",
@@ -248,22 +292,36 @@ impl Keys {
         let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
         let next: Vec<(KeyHash, TaskId)> = {
             let latest = self.latest.read();
-            latest.moving.range((behind, Bound::Unbounded)).take(count).map(|(key, id)| (*key, *id)).collect()
+            latest
+                .moving
+                .range((behind, Bound::Unbounded))
+                .take(count)
+                .map(|(key, id)| (*key, *id))
+                .collect()
         };
         self.known.add(next.iter().map(|(key, _)| key));
         for (key, id) in &next {
             insert.execute((&key.0[..], &id.as_bytes()[..]))?;
         }
         if next.len() == count {
-            return Ok(Move::Keys { last: next.last().map(|(key, _)| *key), rows_to });
+            return Ok(Move::Keys {
+                last: next.last().map(|(key, _)| *key),
+                rows_to,
+            });
         }
-        let first: Option<i64> = db.query_row("SELECT MIN(seq) FROM new_keys", (), |row| row.get(0))?;
-        Ok(Move::Rows { from: first.map_or(rows_to, |first| first - 1), rows_to })
+        let first: Option<i64> =
+            db.query_row("SELECT MIN(seq) FROM new_keys", (), |row| row.get(0))?;
+        Ok(Move::Rows {
+            from: first.map_or(rows_to, |first| first - 1),
+            rows_to,
+        })
     }
 
     /// The transactions have committed.
     pub(super) fn committed(&mut self) {
-        let Taken { owners, last_row, .. } = std::mem::take(&mut self.taken);
+        let Taken {
+            owners, last_row, ..
+        } = std::mem::take(&mut self.taken);
         self.last_row = last_row.unwrap_or(self.last_row);
         let mut latest = self.latest.write();
         latest.last_row = latest.last_row.max(self.last_row);
@@ -283,7 +341,13 @@ impl Keys {
             }
             None if is_full => {
                 latest.moving = std::mem::take(&mut latest.new);
-                (self.moved, self.owed) = (Some(Move::Keys { last: None, rows_to: latest.last_row }), 0);
+                (self.moved, self.owed) = (
+                    Some(Move::Keys {
+                        last: None,
+                        rows_to: latest.last_row,
+                    }),
+                    0,
+                );
             }
             _ => {}
         }

@@ -1,7 +1,8 @@
 //! A filter of the keys in `seen`: an insert need not look there for a key that is new.
 //!
-//! Bloom filters (B. H. Bloom, Space/time trade-offs in hash coding, 1970), each for twice as many keys as the one
-//! before. A thread reads the keys that are there at a start; until it has, every key may be there.
+//! Bloom filters (B. H. Bloom, Space/time trade-offs in hash coding, 1970), each for twice as many
+//! keys as the one before. A thread reads the keys that are there at a start; until it has, every
+//! key may be there.
 
 use std::{
     sync::{
@@ -95,7 +96,10 @@ impl Known {
 
     /// From now on every key may be there: somebody else has written to the file.
     pub(super) fn give_up(&self) {
-        *self.0.lock() = Filters { state: State::GivenUp, ..Filters::default() };
+        *self.0.lock() = Filters {
+            state: State::GivenUp,
+            ..Filters::default()
+        };
     }
 
     fn is_whole(&self) {
@@ -136,8 +140,8 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Starts it, unless there is nothing to read. It opens its connection by itself; where it cannot, inserts look
-    /// for all keys.
+    /// Starts it, unless there is nothing to read. It opens its connection by itself; where it
+    /// cannot, inserts look for all keys.
     pub(super) fn start(
         known: Known,
         db: &Db,
@@ -145,17 +149,29 @@ impl Reading {
     ) -> std::io::Result<Self> {
         let is_stopped = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&is_stopped);
-        let some = db.query_row("SELECT 1 FROM seen LIMIT 1", (), |_| Ok(())).optional();
+        let some = db
+            .query_row("SELECT 1 FROM seen LIMIT 1", (), |_| Ok(()))
+            .optional();
         if matches!(some, Ok(None)) {
             known.is_whole();
-            return Ok(Self { is_stopped, thread: Mutex::default() });
+            return Ok(Self {
+                is_stopped,
+                thread: Mutex::default(),
+            });
         }
-        let thread = thread::Builder::new().name("taskd-sqlite-keys".into()).spawn(move || {
-            if let Err(error) = open().and_then(|db| known.read(&db, &stopped)) {
-                tracing::warn!("no filter of old keys, each insert looks for them in SQLite: {error}");
-            }
-        })?;
-        Ok(Self { is_stopped, thread: Mutex::new(Some(thread)) })
+        let thread = thread::Builder::new()
+            .name("taskd-sqlite-keys".into())
+            .spawn(move || {
+                if let Err(error) = open().and_then(|db| known.read(&db, &stopped)) {
+                    tracing::warn!(
+                        "no filter of old keys, each insert looks for them in SQLite: {error}"
+                    );
+                }
+            })?;
+        Ok(Self {
+            is_stopped,
+            thread: Mutex::new(Some(thread)),
+        })
     }
 
     /// Ends it and waits for that.

@@ -1,4 +1,5 @@
-//! Migrations in the file, as sqlx keeps them: each is one transaction, and a row of the table remembers it.
+//! Migrations in the file, as sqlx keeps them: each is one transaction, and a row of the table
+//! remembers it.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions, TryLockError},
@@ -25,26 +26,40 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 type Migrated<'e, T> = BoxFuture<'e, Result<T, MigrateError>>;
 
-/// Takes the lock of the migrations, which is another file beside the database. It ends with the answer.
+/// Takes the lock of the migrations, which is another file beside the database. It ends with the
+/// answer.
 ///
-/// A lock on the database itself would exclude SQLite where the file system takes both kinds of locks for one.
+/// A lock on the database itself would exclude SQLite where the file system takes both kinds of
+/// locks for one.
 pub(super) async fn lock(database: &Path) -> Result<File, Error> {
     // It may be a link.
-    let database = database.canonicalize().unwrap_or_else(|_| database.to_owned());
+    let database = database
+        .canonicalize()
+        .unwrap_or_else(|_| database.to_owned());
     let mut beside = database.clone().into_os_string();
     beside.push("-migration");
-    let failed = |cause: io::Error| Error::Other(format!("cannot lock {}: {cause}", beside.display()).into());
+    let failed = |cause: io::Error| {
+        Error::Other(format!("cannot lock {}: {cause}", beside.display()).into())
+    };
     let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let options = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
     // A link would lead root to a file of somebody else.
-    let lock = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&beside).map_err(failed)?;
+    let lock = options
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(&beside)
+        .map_err(failed)?;
     let own = lock.metadata().map_err(failed)?;
     if let Ok(found) = fs::metadata(&database)
         && own.is_file()
         && own.nlink() == 1
     {
-        // As SQLite does with its own files: the users of the database may use it whoever made it. Only the owner of
-        // the lock and root succeed, which is enough.
+        // As SQLite does with its own files: the users of the database may use it whoever made it.
+        // Only the owner of the lock and root succeed, which is enough.
         drop(lock.set_permissions(Permissions::from_mode(found.mode() | 0o600)));
         drop(fchown(&lock, Some(found.uid()), Some(found.gid())));
     }
@@ -52,7 +67,9 @@ pub(super) async fn lock(database: &Path) -> Result<File, Error> {
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) if began.elapsed() < LOCKED_WITHIN => tokio::time::sleep(LOOK_EVERY).await,
+            Err(TryLockError::WouldBlock) if began.elapsed() < LOCKED_WITHIN => {
+                tokio::time::sleep(LOOK_EVERY).await
+            }
             Err(TryLockError::WouldBlock) => return Err(Error::Migrating),
             Err(TryLockError::Error(cause)) => return Err(failed(cause)),
         }
@@ -83,11 +100,19 @@ impl Migrate for Connection {
         ready(Ok(None)).boxed()
     }
 
-    fn list_applied_migrations<'e>(&'e mut self, table: &'e str) -> Migrated<'e, Vec<AppliedMigration>> {
+    fn list_applied_migrations<'e>(
+        &'e mut self,
+        table: &'e str,
+    ) -> Migrated<'e, Vec<AppliedMigration>> {
         let list = || -> rusqlite::Result<Vec<AppliedMigration>> {
-            let mut list = self.db.prepare(&format!("SELECT version, checksum FROM {table} ORDER BY version"))?;
+            let mut list = self.db.prepare(&format!(
+                "SELECT version, checksum FROM {table} ORDER BY version"
+            ))?;
             let applied = list.query_map([], |row| {
-                Ok(AppliedMigration { version: row.get(0)?, checksum: row.get::<_, Vec<u8>>(1)?.into() })
+                Ok(AppliedMigration {
+                    version: row.get(0)?,
+                    checksum: row.get::<_, Vec<u8>>(1)?.into(),
+                })
             })?;
             applied.collect()
         };
@@ -113,14 +138,31 @@ impl Migrate for Connection {
                  VALUES (?, ?, TRUE, ?, ?)"
             );
             let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
-            transaction.execute(&note, (migration.version, &*migration.description, &*migration.checksum, took))?;
+            transaction.execute(
+                &note,
+                (
+                    migration.version,
+                    &*migration.description,
+                    &*migration.checksum,
+                    took,
+                ),
+            )?;
             transaction.commit()?;
             Ok(began.elapsed())
         };
-        ready(apply().map_err(|error| MigrateError::ExecuteMigration(reported(error), migration.version))).boxed()
+        ready(
+            apply().map_err(|error| {
+                MigrateError::ExecuteMigration(reported(error), migration.version)
+            }),
+        )
+        .boxed()
     }
 
-    fn revert<'e>(&'e mut self, _table: &'e str, migration: &'e Migration) -> Migrated<'e, Duration> {
+    fn revert<'e>(
+        &'e mut self,
+        _table: &'e str,
+        migration: &'e Migration,
+    ) -> Migrated<'e, Duration> {
         ready(Err(MigrateError::VersionNotPresent(migration.version))).boxed()
     }
 }
@@ -130,7 +172,10 @@ fn failed(error: rusqlite::Error) -> MigrateError {
 }
 
 fn reported(error: rusqlite::Error) -> sqlx::Error {
-    sqlx::Error::Database(Box::new(Reported { text: error.to_string(), error }))
+    sqlx::Error::Database(Box::new(Reported {
+        text: error.to_string(),
+        error,
+    }))
 }
 
 /// An error of SQLite, for sqlx.

@@ -25,7 +25,10 @@ use self::{
 };
 use super::{
     Error, Result,
-    sql::{self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Value, Work, migration_files},
+    sql::{
+        self, Backend, Columns, Dialect, MigrationFile, Recent, SqlStore, Statement, Value, Work,
+        migration_files,
+    },
 };
 use crate::model::{KeyHash, StoredStatus, TaskId};
 
@@ -36,10 +39,12 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 /// Settings of the connection that writes.
 ///
 /// - `cache_size`: 16 MiB of pages in memory.
-/// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that [`checkpoints`] left.
-/// - `journal_size_limit`: a log that grew beyond 64 MiB, because a reader held it up, gives the rest back.
-/// - `temp_store`: statements of many rows without `OR FAIL` keep a journal of their own, so that they can be undone
-///   alone. In a file, that would be bytes to write.
+/// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that
+///   [`checkpoints`] left.
+/// - `journal_size_limit`: a log that grew beyond 64 MiB, because a reader held it up, gives the
+///   rest back.
+/// - `temp_store`: statements of many rows without `OR FAIL` keep a journal of their own, so that
+///   they can be undone alone. In a file, that would be bytes to write.
 const WRITES: &str = "\
     PRAGMA journal_mode = wal; \
     PRAGMA synchronous = full; \
@@ -77,24 +82,36 @@ impl SqliteStore {
             };
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
             let (readers, of_log) = (Readers::new(path.clone()), path.clone());
-            let checkpoints = move || Connection::open(&of_log, OpenFlags::SQLITE_OPEN_READ_WRITE, "");
+            let checkpoints =
+                move || Connection::open(&of_log, OpenFlags::SQLITE_OPEN_READ_WRITE, "");
             let keys = Arc::<RwLock<Latest>>::default();
             let of_writer = Arc::clone(&keys);
             let open = move |known| {
                 of_writer.write().begin_anew();
                 let keys = Keys::new(&of_writer, known, most_keys);
-                Ok(Connection { keys, ..Connection::open(&path, flags, &settings)? })
+                Ok(Connection {
+                    keys,
+                    ..Connection::open(&path, flags, &settings)?
+                })
             };
             let known = Known::default();
             let mut connection = open(known.clone()).map_err(error)?;
             if connection.db.is_readonly(MAIN_DB).map_err(error)? {
-                return Err(Error::Other("the file cannot be written to; give this user the right to write".into()));
+                return Err(Error::Other(
+                    "the file cannot be written to; give this user the right to write".into(),
+                ));
             }
             connection.own_before_24().map_err(|cause| {
-                Error::Other(format!("stop the older taskd that has the file open, it cannot share it: {cause}").into())
+                Error::Other(
+                    format!(
+                        "stop the older taskd that has the file open, it cannot share it: {cause}"
+                    )
+                    .into(),
+                )
             })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
-            let migrated = migrated.ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
+            let migrated = migrated
+                .ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
             drop(lock);
             connection.keys.begin(&connection.db).map_err(error)?;
             if let Err(error) = connection.keys.finish(&connection.db) {
@@ -107,14 +124,20 @@ impl SqliteStore {
             let file = File {
                 #[cfg(test)]
                 asked: connection.asked.clone(),
-                writer: Writer::start(connection, move || open(Known::of_every_key()), checkpoints)?,
+                writer: Writer::start(
+                    connection,
+                    move || open(Known::of_every_key()),
+                    checkpoints,
+                )?,
                 readers,
                 keys,
                 old_keys: old_keys.map_err(|error| Error::Other(error.into()))?,
             };
             Ok(Self::new(file, migrated))
         });
-        opened.await.map_err(|stopped| Error::Other(stopped.into()))?
+        opened
+            .await
+            .map_err(|stopped| Error::Other(stopped.into()))?
     }
 }
 
@@ -143,7 +166,9 @@ impl Backend for File {
 
     async fn recent(&self, keys: &[KeyHash]) -> Result<Option<Recent>> {
         let latest = Arc::clone(&self.keys);
-        self.readers.run(move |connection| Latest::catch_up(&latest, &connection.db)).await?;
+        self.readers
+            .run(move |connection| Latest::catch_up(&latest, &connection.db))
+            .await?;
         Ok(Some(self.keys.read().recent(keys)))
     }
 
@@ -169,7 +194,8 @@ impl Dialect for Connection {
     // The unique index: those of tasks on the bus begin with the queue.
     const BY_IDS_ON_BUS: &'static str = "";
     // A condition for the first column keeps SQLite to the index. Each queue has a name.
-    const ON_BUS: &'static str = "INDEXED BY tasks_unfinished WHERE status = 0 AND queue > '' AND on_bus = 1";
+    const ON_BUS: &'static str =
+        "INDEXED BY tasks_unfinished WHERE status = 0 AND queue > '' AND on_bus = 1";
     const COUNTS_INSERTED: bool = true;
     // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
@@ -187,7 +213,9 @@ impl Dialect for Connection {
     }
 
     fn of_tasks(ids: &[TaskId]) -> Statement<'_> {
-        Statement::new("task IN (SELECT number FROM tasks WHERE id IN ").list(ids).sql(")")
+        Statement::new("task IN (SELECT number FROM tasks WHERE id IN ")
+            .list(ids)
+            .sql(")")
     }
 
     fn keep_first(_column: &str) -> String {
@@ -195,7 +223,10 @@ impl Dialect for Connection {
     }
 
     fn replace(key: &str, columns: &[&str]) -> String {
-        let set: Vec<String> = columns.iter().map(|column| format!("{column} = excluded.{column}")).collect();
+        let set: Vec<String> = columns
+            .iter()
+            .map(|column| format!("{column} = excluded.{column}"))
+            .collect();
         format!(" ON CONFLICT ({key}) DO UPDATE SET {}", set.join(", "))
     }
 
@@ -213,13 +244,19 @@ impl Dialect for Connection {
             StoredStatus::Unfinished => "INDEXED BY tasks_unfinished WHERE status = 0".into(),
             StoredStatus::Completed => "INDEXED BY tasks_completed WHERE status = 1".into(),
             StoredStatus::Dead | StoredStatus::Cancelled => {
-                format!("INDEXED BY tasks_given_up WHERE status > 1 AND status = {}", status as i64)
+                format!(
+                    "INDEXED BY tasks_given_up WHERE status > 1 AND status = {}",
+                    status as i64
+                )
             }
         }
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        [format!("{} tasks SET {set} FROM (", Self::UPDATE), ") AS reported WHERE tasks.number = finder".into()]
+        [
+            format!("{} tasks SET {set} FROM (", Self::UPDATE),
+            ") AS reported WHERE tasks.number = finder".into(),
+        ]
     }
 
     // A migration is one transaction: no statement of it ran before.

@@ -1,4 +1,5 @@
-//! Connections that read while the writer writes. Reads run in threads for blocking work, and do not hold up others.
+//! Connections that read while the writer writes. Reads run in threads for blocking work, and do
+//! not hold up others.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -23,12 +24,17 @@ pub(super) struct Readers {
 
 impl Readers {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, idle: Arc::default(), turns: Arc::new(Semaphore::new(READERS)) }
+        Self {
+            path,
+            idle: Arc::default(),
+            turns: Arc::new(Semaphore::new(READERS)),
+        }
     }
 
     pub(super) async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
         let statement = statement.into_owned();
-        self.run(move |connection| connection.rows(&statement)).await
+        self.run(move |connection| connection.rows(&statement))
+            .await
     }
 
     pub(super) async fn run<T: Send + 'static>(
@@ -36,7 +42,9 @@ impl Readers {
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.turns).acquire_owned()).await;
-        let turn = turn.map_err(|_| busy(READERS as u32))?.map_err(|_| closed())?;
+        let turn = turn
+            .map_err(|_| busy(READERS as u32))?
+            .map_err(|_| closed())?;
         let (path, idle) = (self.path.clone(), Arc::clone(&self.idle));
         let read = tokio::task::spawn_blocking(move || {
             let kept = idle.lock().pop();
@@ -46,7 +54,9 @@ impl Readers {
             drop(turn);
             done
         });
-        read.await.map_err(|stopped| Error::Other(stopped.into()))?.map_err(error)
+        read.await
+            .map_err(|stopped| Error::Other(stopped.into()))?
+            .map_err(error)
     }
 
     /// Waits for the reads under way, and closes the connections.
@@ -59,5 +69,9 @@ impl Readers {
 }
 
 fn open(path: PathBuf) -> rusqlite::Result<Connection> {
-    Connection::open(&path, OpenFlags::SQLITE_OPEN_READ_WRITE, "PRAGMA query_only = on")
+    Connection::open(
+        &path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE,
+        "PRAGMA query_only = on",
+    )
 }

@@ -4,27 +4,46 @@ use super::*;
 use crate::{
     config::Settings,
     model::{
-        DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
-        QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
+        DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages,
+        NewTask, Offset, QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus,
+        WorkerName, validate,
     },
     store::{
-        BookStore as _, CheckStore as _, IdempotencyKeys as _, Jobs as _, Letters as _, NewRow, Outbox as _, Published,
-        Rebuilds as _, Rebuilt, Search as _, Settlement, Shards as _, Store, Stretch, TaskReads as _, TaskSearch, Turn,
-        TurnedAway, Unpublished, Walked,
+        BookStore as _, CheckStore as _, IdempotencyKeys as _, Jobs as _, Letters as _, NewRow,
+        Outbox as _, Published, Rebuilds as _, Rebuilt, Search as _, Settlement, Shards as _,
+        Store, Stretch, TaskReads as _, TaskSearch, Turn, TurnedAway, Unpublished, Walked,
     },
 };
 
 fn row(key: &str) -> NewRow {
-    let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
-    let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-    NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+    let task = NewTask {
+        queue: "q".into(),
+        key: key.as_bytes().to_vec().into(),
+        ..Default::default()
+    };
+    let task = validate::task_row(
+        task,
+        TaskId::new(),
+        &Settings::default().task_rules("q"),
+        1,
+        1,
+    )
+    .unwrap();
+    NewRow {
+        task,
+        unpublished: Unpublished::Fresh,
+        due_unix_ms: 0,
+    }
 }
 
 fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
     Settlement::Completed {
         id,
         worker: "w".into(),
-        lease: LeaseNumber { generation: 1, grant: 1 },
+        lease: LeaseNumber {
+            generation: 1,
+            grant: 1,
+        },
         result: "r".into(),
         encoding: Encoding::Text,
         attempt: 1,
@@ -34,23 +53,38 @@ fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
     }
 }
 
-/// The budget of a task of NUM = 1: statements, rows and waits for the disk, from the insert to the result.
+/// The budget of a task of NUM = 1: statements, rows and waits for the disk, from the insert to the
+/// result.
 #[tokio::test]
 async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-    // Statements of insert, mark and settle. Rows in all: of a task, of its result, its change; and of the batch
-    // the batch, its keys, its mark and the counts.
-    for (tasks, statements) in [(1, [4, 1, 5]), (10, [7, 1, 8]), (100, [7, 1, 8]), (1000, [16, 1, 20])] {
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
+    // Statements of insert, mark and settle. Rows in all: of a task, of its result, its change; and
+    // of the batch the batch, its keys, its mark and the counts.
+    for (tasks, statements) in [
+        (1, [4, 1, 5]),
+        (10, [7, 1, 8]),
+        (100, [7, 1, 8]),
+        (1000, [16, 1, 20]),
+    ] {
         let rows: Vec<NewRow> = (0..tasks).map(|n| row(&format!("{tasks} {n}"))).collect();
         store.asked();
         let batch = store.insert(&rows).await.unwrap().batch;
         let insert = store.asked();
         let published = rows.iter().map(|row| (row.task.id, batch)).collect();
-        let published = [Published { partition: 0, offset: Offset::default(), tasks: published }];
+        let published = [Published {
+            partition: 0,
+            offset: Offset::default(),
+            tasks: published,
+        }];
         store.mark_published("g", &published).await.unwrap();
         let mark = store.asked();
-        let reports: Vec<Settlement> = rows.iter().map(|row| completed(row.task.id, vec![])).collect();
+        let reports: Vec<Settlement> = rows
+            .iter()
+            .map(|row| completed(row.task.id, vec![]))
+            .collect();
         let settled = store.settle(&reports).await.unwrap();
         assert!(settled.answers.iter().all(|settled| !settled.repeated));
         let settle = store.asked();
@@ -58,72 +92,148 @@ async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
         let all = [insert, mark, settle];
         assert_eq!(all.map(|asked| asked.commits), [1; 3], "{tasks}: {all:?}");
         let asked = all.map(|asked| asked.statements);
-        assert!(asked.iter().zip(statements).all(|(asked, most)| *asked <= most), "{tasks}: {all:?}");
-        assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 7, "{tasks}: {all:?}");
+        assert!(
+            asked
+                .iter()
+                .zip(statements)
+                .all(|(asked, most)| *asked <= most),
+            "{tasks}: {all:?}"
+        );
+        assert!(
+            all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 7,
+            "{tasks}: {all:?}"
+        );
     }
 }
 
-/// SQLite syncs its log at each commit: an insert or a result that taskd has confirmed survives a loss of power.
+/// SQLite syncs its log at each commit: an insert or a result that taskd has confirmed survives a
+/// loss of power.
 #[tokio::test]
 async fn a_commit_waits_for_the_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
     let pragmas = Work::new((), |connection: &mut Connection, (): &()| {
-        let synchronous = connection.db.query_row("PRAGMA synchronous", (), |row| row.get::<_, i64>(0));
-        let mode = connection.db.query_row("PRAGMA journal_mode", (), |row| row.get::<_, String>(0));
+        let synchronous = connection
+            .db
+            .query_row("PRAGMA synchronous", (), |row| row.get::<_, i64>(0));
+        let mode = connection
+            .db
+            .query_row("PRAGMA journal_mode", (), |row| row.get::<_, String>(0));
         futures::future::ready(Ok((synchronous.unwrap(), mode.unwrap()))).boxed()
     });
     // 2 is FULL.
-    assert_eq!(store.database().transact(&pragmas).await.unwrap(), (2, "wal".to_owned()));
+    assert_eq!(
+        store.database().transact(&pragmas).await.unwrap(),
+        (2, "wal".to_owned())
+    );
 }
 
 /// Each statement of a test is checked for scans.
 #[tokio::test]
 async fn a_place_is_found_without_a_scan() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
     let row = row("k");
     store.insert(std::slice::from_ref(&row)).await.unwrap();
     assert!(store.place("g", row.task.id).await.unwrap().is_some());
 }
 
-/// The cost of idempotency keys: a statement for each piece of a batch, and nothing where there are none (the test
-/// above).
+/// The cost of idempotency keys: a statement for each piece of a batch, and nothing where there are
+/// none (the test above).
 #[tokio::test]
 async fn idempotency_keys_cost_a_statement_a_piece_and_no_scan() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
     let with_key = |key: &str| {
         let (queue, idempotency_key) = ("q".into(), format!("of {key}"));
-        let task = NewTask { queue, key: key.to_owned().into(), idempotency_key, ..Default::default() };
-        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-        NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+        let task = NewTask {
+            queue,
+            key: key.to_owned().into(),
+            idempotency_key,
+            ..Default::default()
+        };
+        let task = validate::task_row(
+            task,
+            TaskId::new(),
+            &Settings::default().task_rules("q"),
+            1,
+            1,
+        )
+        .unwrap();
+        NewRow {
+            task,
+            unpublished: Unpublished::Fresh,
+            due_unix_ms: 0,
+        }
     };
-    let batch = |from: usize| (from..from + 100).map(|n| n.to_string()).collect::<Vec<_>>();
+    let batch = |from: usize| {
+        (from..from + 100)
+            .map(|n| n.to_string())
+            .collect::<Vec<_>>()
+    };
     store.asked();
-    store.insert(&batch(0).iter().map(|key| row(key)).collect::<Vec<_>>()).await.unwrap();
+    store
+        .insert(&batch(0).iter().map(|key| row(key)).collect::<Vec<_>>())
+        .await
+        .unwrap();
     let without = store.asked();
     let keyed: Vec<NewRow> = batch(100).iter().map(|key| with_key(key)).collect();
     store.insert(&keyed).await.unwrap();
-    assert_eq!(store.asked().statements, without.statements + 4, "a hundred rows are four pieces");
+    assert_eq!(
+        store.asked().statements,
+        without.statements + 4,
+        "a hundred rows are four pieces"
+    );
     // Sent again, with new ids; and one that was a duplicate.
-    store.insert(&batch(99).iter().map(|key| with_key(key)).collect::<Vec<_>>()).await.unwrap();
+    store
+        .insert(
+            &batch(99)
+                .iter()
+                .map(|key| with_key(key))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap();
     assert_eq!(store.remove_expired_keys(i64::MAX, 10).await.unwrap(), 10);
 }
 
 #[tokio::test]
 async fn the_books_are_counted_without_a_scan() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
     let rows = [row("a"), row("b")];
     store.insert(&rows).await.unwrap();
     let queue = rows[0].task.queue.clone();
-    store.unpublish(&[rows[0].task.id], Unpublished::Parked).await.unwrap();
-    let off_bus = [((queue.clone(), Unpublished::Fresh), 1), ((queue.clone(), Unpublished::Parked), 1)];
+    store
+        .unpublish(&[rows[0].task.id], Unpublished::Parked)
+        .await
+        .unwrap();
+    let off_bus = [
+        ((queue.clone(), Unpublished::Fresh), 1),
+        ((queue.clone(), Unpublished::Parked), 1),
+    ];
     assert_eq!(store.off_bus().await.unwrap(), off_bus.into());
-    let away = [((Some(queue.clone()), TurnedAway::Duplicate), 2), ((None, TurnedAway::Rejected), 1)].into();
+    let away = [
+        ((Some(queue.clone()), TurnedAway::Duplicate), 2),
+        ((None, TurnedAway::Rejected), 1),
+    ]
+    .into();
     store.add_turned_away(&away).await.unwrap();
-    assert_eq!(store.turned_away(std::slice::from_ref(&queue)).await.unwrap(), away);
+    assert_eq!(
+        store
+            .turned_away(std::slice::from_ref(&queue))
+            .await
+            .unwrap(),
+        away
+    );
     assert_eq!(store.wrong_counts().await.unwrap(), []);
     store.correct_count(&queue).await.unwrap();
     assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
@@ -137,17 +247,33 @@ async fn the_tasks_of_a_shard_that_came_together_lie_together() {
     let store = SqliteStore::open(&path, None).await.unwrap();
     let in_shard = |n: usize| {
         let mut row = row(&n.to_string());
-        (row.task.queue, row.task.partition) = (QueueName::new(["a", "b"][n % 2]).unwrap(), n as u32 / 2 % 2);
+        (row.task.queue, row.task.partition) =
+            (QueueName::new(["a", "b"][n % 2]).unwrap(), n as u32 / 2 % 2);
         row
     };
     let rows: Vec<NewRow> = (0..40).map(in_shard).collect();
     store.insert(&rows).await.unwrap();
     let reader = rusqlite::Connection::open(&path).unwrap();
-    let mut by_number = reader.prepare("SELECT id FROM tasks ORDER BY number").unwrap();
-    let stored: Vec<Vec<u8>> = by_number.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
-    let mut expected: Vec<_> = rows.iter().map(|row| (&row.task.queue, row.task.partition, row.task.id)).collect();
+    let mut by_number = reader
+        .prepare("SELECT id FROM tasks ORDER BY number")
+        .unwrap();
+    let stored: Vec<Vec<u8>> = by_number
+        .query_map([], |row| row.get(0))
+        .unwrap()
+        .collect::<Result<_, _>>()
+        .unwrap();
+    let mut expected: Vec<_> = rows
+        .iter()
+        .map(|row| (&row.task.queue, row.task.partition, row.task.id))
+        .collect();
     expected.sort_unstable();
-    assert_eq!(stored, expected.iter().map(|(.., id)| id.0.as_bytes().to_vec()).collect::<Vec<_>>());
+    assert_eq!(
+        stored,
+        expected
+            .iter()
+            .map(|(.., id)| id.0.as_bytes().to_vec())
+            .collect::<Vec<_>>()
+    );
 }
 
 /// The third is removed by hand.
@@ -157,25 +283,44 @@ async fn a_task_with_the_number_of_a_removed_one_has_none_of_its_results() {
     let path = dir.path().join("taskd.db");
     let store = SqliteStore::open(&path, None).await.unwrap();
     let file = rusqlite::Connection::open(&path).unwrap();
-    let number = || file.query_one("SELECT MAX(number) FROM tasks", [], |row| row.get::<_, i64>(0)).unwrap();
+    let number = || {
+        file.query_one("SELECT MAX(number) FROM tasks", [], |row| {
+            row.get::<_, i64>(0)
+        })
+        .unwrap()
+    };
     let mut numbers = Vec::new();
     for key in ["first", "second", "third", "fourth"] {
         let row = row(key);
         store.insert(std::slice::from_ref(&row)).await.unwrap();
         numbers.push(number());
         assert_eq!(store.results(row.task.id).await.unwrap(), []);
-        let settled = store.settle(&[completed(row.task.id, Vec::new())]).await.unwrap().answers;
+        let settled = store
+            .settle(&[completed(row.task.id, Vec::new())])
+            .await
+            .unwrap()
+            .answers;
         assert!(!settled[0].repeated && settled[0].status == Some(StoredStatus::Completed));
         assert_eq!(store.results(row.task.id).await.unwrap().len(), 1);
         match key {
             "third" => assert_eq!(file.execute("DELETE FROM tasks", []).unwrap(), 1),
-            _ => assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 1),
+            _ => assert_eq!(
+                store
+                    .remove_finished(Duration::from_secs(1), 10)
+                    .await
+                    .unwrap(),
+                1
+            ),
         }
     }
-    assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
+    assert!(
+        numbers.iter().all(|number| *number == numbers[0]),
+        "{numbers:?}"
+    );
 }
 
-/// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.
+/// Transactions that gather behind another one wait for the disk together. One that fails undoes
+/// only itself.
 #[tokio::test]
 async fn transactions_that_wait_together_commit_together() {
     let dir = tempfile::tempdir().unwrap();
@@ -184,11 +329,20 @@ async fn transactions_that_wait_together_commit_together() {
     let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
                    BEGIN SELECT RAISE(FAIL, 'no dash'); END";
     let rival = rusqlite::Connection::open(&path).unwrap();
-    rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
+    rival
+        .execute_batch(&format!("{refused}; BEGIN IMMEDIATE"))
+        .unwrap();
     store.asked();
     // The first may wait for the rival alone, and the others wait for the first.
-    let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
-    let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
+    let insert = async |key: String| {
+        store
+            .insert(&[row(&key), row(&format!("{key}, too"))])
+            .await
+    };
+    let keys = (0..10)
+        .map(|n| n.to_string())
+        .chain(["-".to_owned()])
+        .chain((10..20).map(|n| n.to_string()));
     let commit = async {
         while store.database().writer.queued() < 21 {
             tokio::task::yield_now().await;
@@ -207,7 +361,8 @@ async fn transactions_that_wait_together_commit_together() {
     assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
 }
 
-/// On a full disk SQLite undoes all that commits together. Those that have room are stored all the same.
+/// On a full disk SQLite undoes all that commits together. Those that have room are stored all the
+/// same.
 #[tokio::test]
 async fn a_transaction_without_room_takes_no_other_with_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +376,15 @@ async fn a_transaction_without_room_takes_no_other_with_it() {
         row
     };
     let insert = async |number: usize| match number {
-        5 => store.insert(&(0..1000).map(|n| large(&format!("large {n}"))).collect::<Vec<_>>()).await,
+        5 => {
+            store
+                .insert(
+                    &(0..1000)
+                        .map(|n| large(&format!("large {n}")))
+                        .collect::<Vec<_>>(),
+                )
+                .await
+        }
         _ => store.insert(&[row(&number.to_string())]).await,
     };
     let commit = async {
@@ -238,34 +401,87 @@ async fn a_transaction_without_room_takes_no_other_with_it() {
         }
     }
     assert_eq!(store.unfinished().await.unwrap()[0].1, 9);
-    assert_eq!(store.database().writer.queued(), 10, "none had to come again");
+    assert_eq!(
+        store.database().writer.queued(),
+        10,
+        "none had to come again"
+    );
 }
 
 #[tokio::test]
 async fn no_statement_scans_a_table() {
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
     let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();
     let ids: Vec<TaskId> = rows.iter().map(|row| row.task.id).collect();
     let stored = store.insert(&rows).await.unwrap();
     let other = store.insert(&[row("0"), row("new")]).await.unwrap();
-    let published = Published { partition: 0, offset: Offset::default(), tasks: vec![(ids[0], other.batch)] };
+    let published = Published {
+        partition: 0,
+        offset: Offset::default(),
+        tasks: vec![(ids[0], other.batch)],
+    };
     store.mark_published("g", &[published]).await.unwrap();
     assert_eq!(store.remove_batches(None, 10).await.unwrap(), None);
     store.due(i64::MAX, 5, &HashSet::new()).await.unwrap();
     let tasks = vec![(ids[29], stored.batch)];
-    store.mark_published("g", &[Published { partition: 0, offset: Offset::default(), tasks }]).await.unwrap();
+    store
+        .mark_published(
+            "g",
+            &[Published {
+                partition: 0,
+                offset: Offset::default(),
+                tasks,
+            }],
+        )
+        .await
+        .unwrap();
     let tasks = ids[..9].iter().map(|id| (*id, Turn::FIRST)).collect();
     let (partition, offset) = (0, Offset { major: 1, minor: 1 });
-    store.mark_published("g", &[Published { partition, offset, tasks }]).await.unwrap();
+    store
+        .mark_published(
+            "g",
+            &[Published {
+                partition,
+                offset,
+                tasks,
+            }],
+        )
+        .await
+        .unwrap();
     // A late mark, and of one that came back.
-    store.unpublish(&ids[..2], Unpublished::Parked).await.unwrap();
+    store
+        .unpublish(&ids[..2], Unpublished::Parked)
+        .await
+        .unwrap();
     let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
-    store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
+    store
+        .mark_published(
+            "g",
+            &[Published {
+                partition,
+                offset: Offset::default(),
+                tasks,
+            }],
+        )
+        .await
+        .unwrap();
     let completed = completed(ids[3], vec![row("1"), row("child")]);
     let (reason, history) = ("no luck".to_owned(), Vec::new());
-    let died = Settlement::Died { id: ids[4], reason, attempts: 1, history, epoch: Some(0), at_unix_ms: 1 };
-    store.settle(&[completed.clone(), completed, died]).await.unwrap();
+    let died = Settlement::Died {
+        id: ids[4],
+        reason,
+        attempts: 1,
+        history,
+        epoch: Some(0),
+        at_unix_ms: 1,
+    };
+    store
+        .settle(&[completed.clone(), completed, died])
+        .await
+        .unwrap();
     letters(&store, &rows[0].task.queue, ids[4]).await;
     let without: HashSet<TaskId> = [ids[10]].into();
     store.due(i64::MAX, 5, &without).await.unwrap();
@@ -274,71 +490,210 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.parked_queues().await.unwrap().len(), 1);
     store.states(&ids).await.unwrap();
     store.unfinished_among(&ids).await.unwrap();
-    store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
-    let walked = Walked { queue: queue.clone(), id: ids[5] };
-    let behind = Stretch { after: Some(&walked), ..Stretch::ALL };
+    store
+        .states_for(&WorkerName::new("w").unwrap(), &ids)
+        .await
+        .unwrap();
+    let walked = Walked {
+        queue: queue.clone(),
+        id: ids[5],
+    };
+    let behind = Stretch {
+        after: Some(&walked),
+        ..Stretch::ALL
+    };
     assert!(!store.on_bus(behind, 10).await.unwrap().tasks.is_empty());
     assert!(!store.published_among("g", &ids).await.unwrap().is_empty());
-    let shard = ShardId { queue: queue.clone(), number: 0 };
-    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
-    assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
+    let shard = ShardId {
+        queue: queue.clone(),
+        number: 0,
+    };
+    store
+        .open_shards(std::slice::from_ref(&shard))
+        .await
+        .unwrap();
+    assert_eq!(
+        store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(),
+        [2]
+    );
     let rebuilding = store.rebuilding().await.unwrap();
-    assert_eq!(store.rebuild_page(&rebuilding, Some(&walked), 2).await.unwrap().tasks.len(), 2);
+    assert_eq!(
+        store
+            .rebuild_page(&rebuilding, Some(&walked), 2)
+            .await
+            .unwrap()
+            .tasks
+            .len(),
+        2
+    );
     let offset = Some(Offset { major: 2, minor: 0 });
-    store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
-    assert_eq!(store.published_among("g", &ids[6..7]).await.unwrap()[0].offset, offset);
+    store
+        .end_rebuild(
+            "g",
+            &[Rebuilt {
+                shard: shard.clone(),
+                generation: 2,
+                offset,
+            }],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        store.published_among("g", &ids[6..7]).await.unwrap()[0].offset,
+        offset
+    );
     assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
     store.bring_forward(-1, 0, None, 100).await.unwrap();
     store.oldest_waiting(i64::MAX).await.unwrap();
     assert_eq!(store.unfinished().await.unwrap().len(), 1);
-    store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
+    store
+        .counts(Some(std::slice::from_ref(queue)))
+        .await
+        .unwrap();
     store.close_shard(&shard, 2).await.unwrap();
-    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+    store
+        .open_shards(std::slice::from_ref(&shard))
+        .await
+        .unwrap();
     assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
     searches(&store, queue, &rows[0].task.key).await;
     assert!(store.task(ids[3]).await.unwrap().is_some());
     assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
-    assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
+    assert_eq!(
+        store
+            .remove_finished(Duration::from_secs(1), 10)
+            .await
+            .unwrap(),
+        2
+    );
     store.insert(&[row("3"), row("4")]).await.unwrap();
     store.insert(&[row("3"), row("4")]).await.unwrap();
 }
 
 /// A list of tasks by each index.
 async fn searches(store: &SqliteStore, queue: &QueueName, key: &bytes::Bytes) {
-    let q = TaskFilter { queue: Some(queue.clone()), ..Default::default() };
+    let q = TaskFilter {
+        queue: Some(queue.clone()),
+        ..Default::default()
+    };
     let filters = [
         TaskFilter::default(),
         q.clone(),
-        TaskFilter { statuses: vec![TaskStatus::Queued, TaskStatus::Dead], ..q.clone() },
-        TaskFilter { key: Some(key.clone()), ..q.clone() },
-        TaskFilter { worker: WorkerName::new("w").ok(), headers: vec![("h".into(), "v".into())], ..q },
+        TaskFilter {
+            statuses: vec![TaskStatus::Queued, TaskStatus::Dead],
+            ..q.clone()
+        },
+        TaskFilter {
+            key: Some(key.clone()),
+            ..q.clone()
+        },
+        TaskFilter {
+            worker: WorkerName::new("w").ok(),
+            headers: vec![("h".into(), "v".into())],
+            ..q
+        },
     ];
     for filter in filters {
-        store.search(&TaskSearch { filter, limit: 2, look_at: 10, after: None, stays_in_queue: false }).await.unwrap();
+        store
+            .search(&TaskSearch {
+                filter,
+                limit: 2,
+                look_at: 10,
+                after: None,
+                stays_in_queue: false,
+            })
+            .await
+            .unwrap();
     }
 }
 
 /// Every statement about letters, where `dead` is a dead task. It is dead again in the end.
 async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
-    let record = DeadLetter { topic: "pipeline".into(), at_unix_ms: 1, ..Default::default() };
-    store.keep_letters(std::slice::from_ref(&record)).await.unwrap();
-    let after = Some(LetterCursor { at_unix_ms: i64::MAX, id: dead });
-    for (queue, kind, found) in [(None, None, 2), (Some(queue), None, 1), (None, Some(LetterKind::Record), 1)] {
+    let record = DeadLetter {
+        topic: "pipeline".into(),
+        at_unix_ms: 1,
+        ..Default::default()
+    };
+    store
+        .keep_letters(std::slice::from_ref(&record))
+        .await
+        .unwrap();
+    let after = Some(LetterCursor {
+        at_unix_ms: i64::MAX,
+        id: dead,
+    });
+    for (queue, kind, found) in [
+        (None, None, 2),
+        (Some(queue), None, 1),
+        (None, Some(LetterKind::Record), 1),
+    ] {
         for after in [None, after] {
-            let filter = LetterFilter { queue: queue.cloned(), kind, ..Default::default() };
-            let page = store.letters(&LetterPages { filter, limit: 5, after }).await.unwrap();
+            let filter = LetterFilter {
+                queue: queue.cloned(),
+                kind,
+                ..Default::default()
+            };
+            let page = store
+                .letters(&LetterPages {
+                    filter,
+                    limit: 5,
+                    after,
+                })
+                .await
+                .unwrap();
             assert_eq!(page.letters.len(), found);
         }
     }
-    let filter = LetterFilter { queue: Some(queue.clone()), kind: Some(LetterKind::Task), ..Default::default() };
-    let page = store.letters(&LetterPages { filter, limit: 1, after: None }).await.unwrap();
+    let filter = LetterFilter {
+        queue: Some(queue.clone()),
+        kind: Some(LetterKind::Task),
+        ..Default::default()
+    };
+    let page = store
+        .letters(&LetterPages {
+            filter,
+            limit: 1,
+            after: None,
+        })
+        .await
+        .unwrap();
     assert_eq!(page.next.map(|next| next.id), Some(dead));
-    assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
-    assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
-    assert_eq!(store.retry_with_acts(&[dead], 1, "ops", "retry").await.unwrap().len(), 1);
+    assert!(
+        store.letter(dead).await.unwrap().is_some()
+            && store.letter(record.id()).await.unwrap().is_some()
+    );
+    assert_eq!(
+        store
+            .letter_kinds(&[dead, record.id()])
+            .await
+            .unwrap()
+            .len(),
+        2
+    );
+    assert_eq!(
+        store
+            .retry_with_acts(&[dead], 1, "ops", "retry")
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
     let (reason, history) = ("again".to_owned(), Vec::new());
-    let died = Settlement::Died { id: dead, reason, attempts: 1, history, epoch: Some(1), at_unix_ms: 1 };
+    let died = Settlement::Died {
+        id: dead,
+        reason,
+        attempts: 1,
+        history,
+        epoch: Some(1),
+        at_unix_ms: 1,
+    };
     store.settle(&[died]).await.unwrap();
-    assert_eq!(store.remove_old_letters(Duration::from_secs(1), 5).await.unwrap(), 1);
+    assert_eq!(
+        store
+            .remove_old_letters(Duration::from_secs(1), 5)
+            .await
+            .unwrap(),
+        1
+    );
     assert_eq!(store.purge(&[record.id()]).await.unwrap(), 0);
 }

@@ -1,8 +1,8 @@
 //! The writer: one thread with the only connection that writes.
 //!
-//! Transactions queue for it, because SQLite has one writer at a time. Those that gather while it is busy run one after
-//! another and commit together: they wait for the disk once. If one of them fails, all are undone and run again, each
-//! inside a savepoint.
+//! Transactions queue for it, because SQLite has one writer at a time. Those that gather while it
+//! is busy run one after another and commit together: they wait for the disk once. If one of them
+//! fails, all are undone and run again, each inside a savepoint.
 //!
 //! The crash window: killed before the COMMIT, nothing took effect, and no caller was answered.
 
@@ -30,7 +30,8 @@ use crate::store::{Error, Result, sql::Work};
 const TOGETHER: usize = 64;
 
 pub(super) struct Writer {
-    /// `None` after the close. The number of callers bounds it: each waits for its answer, a minute at most.
+    /// `None` after the close. The number of callers bounds it: each waits for its answer, a minute
+    /// at most.
     queue: Mutex<Option<Sender<Box<dyn Transaction>>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     checkpoints: Checkpoints,
@@ -39,7 +40,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// `reopen` makes a connection after one that could not undo what it had begun; `of_log` that of the checkpoints.
+    /// `reopen` makes a connection after one that could not undo what it had begun; `of_log` that
+    /// of the checkpoints.
     pub(super) fn start(
         connection: Connection,
         reopen: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
@@ -50,7 +52,9 @@ impl Writer {
         let committed = checkpoints.clone();
         let failed = |error: io::Error| Error::Other(error.into());
         let thread = thread::Builder::new().name("taskd-sqlite".into());
-        let thread = thread.spawn(move || serve(connection, &receiver, reopen, &committed)).map_err(failed)?;
+        let thread = thread
+            .spawn(move || serve(connection, &receiver, reopen, &committed))
+            .map_err(failed)?;
         let threads = vec![thread, checkpoints.start(of_log).map_err(failed)?];
         Ok(Self {
             queue: Mutex::new(Some(sender)),
@@ -61,15 +65,25 @@ impl Writer {
         })
     }
 
-    /// Runs `work` in a transaction of its own. A caller that gives up before it began takes it back.
+    /// Runs `work` in a transaction of its own. A caller that gives up before it began takes it
+    /// back.
     pub(super) async fn transact<I, T>(&self, work: &Work<Connection, I, T>) -> Result<T>
     where
         I: Send + Sync + 'static,
         T: Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
-        let transaction = Waiting { work: work.clone(), since: Instant::now(), done: None, answer };
-        let sent = self.queue.lock().as_ref().map(|queue| queue.send(Box::new(transaction)));
+        let transaction = Waiting {
+            work: work.clone(),
+            since: Instant::now(),
+            done: None,
+            answer,
+        };
+        let sent = self
+            .queue
+            .lock()
+            .as_ref()
+            .map(|queue| queue.send(Box::new(transaction)));
         #[cfg(test)]
         self.queued.fetch_add(1, Ordering::SeqCst);
         match sent {
@@ -135,9 +149,12 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
             return true;
         }
         // The connection runs each statement at once, so the work never waits.
-        let done = match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never())) {
+        let done = match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never()))
+        {
             Ok(Some(done)) => done,
-            Ok(None) => Err(Error::Other("a transaction waited for something else".into())),
+            Ok(None) => Err(Error::Other(
+                "a transaction waited for something else".into(),
+            )),
             Err(_) => Err(Error::Other("a transaction panicked".into())),
         };
         self.done.insert(done).is_ok()
@@ -175,7 +192,9 @@ fn serve(
     let mut kept = Some(connection);
     while let Ok(first) = queue.recv() {
         let gathered = iter::once(first).chain(queue.try_iter()).take(TOGETHER);
-        let mut group: Vec<_> = gathered.filter(|transaction| transaction.is_awaited()).collect();
+        let mut group: Vec<_> = gathered
+            .filter(|transaction| transaction.is_awaited())
+            .collect();
         let stored = match kept.take().map_or_else(&reopen, Ok) {
             Ok(mut connection) => {
                 let stored = commit(&mut connection, &mut group);
@@ -184,16 +203,21 @@ fn serve(
                     Err(_) => connection.keys.undone(),
                 }
                 // A connection that cannot undo is in an unknown state: it is closed.
-                let is_clean = !connection.is_in_transaction() || connection.command("ROLLBACK").is_ok();
+                let is_clean =
+                    !connection.is_in_transaction() || connection.command("ROLLBACK").is_ok();
                 kept = is_clean.then_some(connection);
                 stored
             }
             Err(cause) => Err(error(cause)),
         };
         if let Err(because) = stored {
-            group.iter_mut().for_each(|transaction| transaction.undone(&because));
+            group
+                .iter_mut()
+                .for_each(|transaction| transaction.undone(&because));
         }
-        group.into_iter().for_each(|transaction| transaction.answer());
+        group
+            .into_iter()
+            .for_each(|transaction| transaction.answer());
         checkpoints.note_commit();
     }
 }
@@ -201,8 +225,12 @@ fn serve(
 /// Runs the transactions and commits those that went well. After an error none of them is stored.
 fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     begin(connection)?;
-    // Nearly always all go well. Behind a savepoint SQLite would copy each page before its transaction changes it.
-    if group.iter_mut().all(|transaction| transaction.run(connection)) {
+    // Nearly always all go well. Behind a savepoint SQLite would copy each page before its
+    // transaction changes it.
+    if group
+        .iter_mut()
+        .all(|transaction| transaction.run(connection))
+    {
         return end(connection);
     }
     connection.keys.undone();
@@ -215,7 +243,8 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
     }
 }
 
-/// Runs and commits each transaction behind a savepoint, so that one that fails undoes only its own changes.
+/// Runs and commits each transaction behind a savepoint, so that one that fails undoes only its own
+/// changes.
 fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     let mut left: Vec<_> = group.iter_mut().collect();
     loop {
@@ -230,9 +259,12 @@ fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>])
     }
 }
 
-/// Runs transactions behind savepoints. Answers the place of one with which SQLite undid all: it does that where the
-/// disk is full. The others may go without it.
-fn run_apart(connection: &mut Connection, group: &mut [&mut Box<dyn Transaction>]) -> Result<Option<usize>> {
+/// Runs transactions behind savepoints. Answers the place of one with which SQLite undid all: it
+/// does that where the disk is full. The others may go without it.
+fn run_apart(
+    connection: &mut Connection,
+    group: &mut [&mut Box<dyn Transaction>],
+) -> Result<Option<usize>> {
     for (place, transaction) in group.iter_mut().enumerate() {
         connection.command("SAVEPOINT transaction_of_a_caller")?;
         let keys = connection.keys.taken();

@@ -5,7 +5,11 @@ use ::metrics::{Unit, counter, describe_counter};
 pub const TASKS_CHANGED: &str = "taskd_changes_tasks_total";
 
 pub(super) fn describe() {
-    describe_counter!(TASKS_CHANGED, Unit::Count, "Unfinished tasks that somebody changed, by what and by outcome");
+    describe_counter!(
+        TASKS_CHANGED,
+        Unit::Count,
+        "Unfinished tasks that somebody changed, by what and by outcome"
+    );
 }
 
 /// A wish to change a task has an outcome.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::label::label;
 
@@ -49,27 +51,62 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_counter!(DISCOVERY_IN, Unit::Count, "Tasks that came in, by source: the insert API or workers' results");
+    describe_counter!(
+        DISCOVERY_IN,
+        Unit::Count,
+        "Tasks that came in, by source: the insert API or workers' results"
+    );
     describe_counter!(DISCOVERY_CREATED, Unit::Count, "Tasks stored as new");
-    describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
+    describe_counter!(
+        DISCOVERY_DROPPED,
+        Unit::Count,
+        "Tasks not stored, by reason"
+    );
     describe_counter!(
         DISCOVERY_LETTERED,
         Unit::Count,
         "Discovered tasks sent to dead-letters instead of being stored, by reason"
     );
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
-    describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
-    describe_histogram!(DISCOVERY_INSERT_DURATION, Unit::Seconds, "From an insert's call to its answers");
-    describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
-    describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
-    describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");
+    describe_histogram!(
+        DISCOVERY_BATCH_DURATION,
+        Unit::Seconds,
+        "From taking a batch to its SQL commit"
+    );
+    describe_histogram!(
+        DISCOVERY_INSERT_DURATION,
+        Unit::Seconds,
+        "From an insert's call to its answers"
+    );
+    describe_gauge!(
+        DISCOVERY_DEPTH,
+        Unit::Count,
+        "Tasks of callers that wait to be stored"
+    );
+    describe_counter!(
+        OUTBOX_PUBLISHED,
+        Unit::Count,
+        "Tasks published right after they were stored"
+    );
+    describe_counter!(
+        OUTBOX_REPUBLISHED,
+        Unit::Count,
+        "Tasks published by the watchdog, by reason"
+    );
 }
 
 /// A batch was stored: `taken` = created + duplicates.
-pub fn discovery_batch(source: Source, taken: usize, created: usize, duplicates: usize, elapsed: Duration) {
+pub fn discovery_batch(
+    source: Source,
+    taken: usize,
+    created: usize,
+    duplicates: usize,
+    elapsed: Duration,
+) {
     counter!(DISCOVERY_IN, "source" => source.as_str()).increment(taken as u64);
     counter!(DISCOVERY_CREATED).increment(created as u64);
-    counter!(DISCOVERY_DROPPED, "reason" => Dropped::Duplicate.as_str()).increment(duplicates as u64);
+    counter!(DISCOVERY_DROPPED, "reason" => Dropped::Duplicate.as_str())
+        .increment(duplicates as u64);
     histogram!(DISCOVERY_BATCH_SIZE).record(taken as f64);
     histogram!(DISCOVERY_BATCH_DURATION).record(elapsed);
 }

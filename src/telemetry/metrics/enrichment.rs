@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::label::label;
 
@@ -16,21 +18,35 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_counter!(ENRICHMENT_TASKS, Unit::Count, "New tasks by queue and what the enrichment made of them");
-    describe_gauge!(ENRICHMENT_OPEN, Unit::Count, "Open breakers: the endpoint fails, and nobody waits for it");
-    describe_histogram!(ENRICHMENT_CALL_DURATION, Unit::Seconds, "Calls of the endpoint");
+    describe_counter!(
+        ENRICHMENT_TASKS,
+        Unit::Count,
+        "New tasks by queue and what the enrichment made of them"
+    );
+    describe_gauge!(
+        ENRICHMENT_OPEN,
+        Unit::Count,
+        "Open breakers: the endpoint fails, and nobody waits for it"
+    );
+    describe_histogram!(
+        ENRICHMENT_CALL_DURATION,
+        Unit::Seconds,
+        "Calls of the endpoint"
+    );
 }
 
 /// An endpoint answered about tasks of `queue`.
 pub fn enrichment_done(queue: &str, enriched: usize, rejected: usize) {
     for (outcome, count) in [("enriched", enriched), ("rejected", rejected)] {
-        counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => outcome).increment(count as u64);
+        counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => outcome)
+            .increment(count as u64);
     }
 }
 
 /// Tasks of `queue` went on without.
 pub fn enrichment_skipped(queue: &str, why: Skipped, count: usize) {
-    counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => why.as_str()).increment(count as u64);
+    counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => why.as_str())
+        .increment(count as u64);
 }
 
 /// Calls of an endpoint begin: none of its breakers is open.
@@ -41,7 +57,11 @@ pub fn enrichment_begins(endpoint: &str) {
 /// A breaker of an endpoint turned. Queues with different settings have one each.
 pub fn enrichment_turned(endpoint: &str, is_open: bool) {
     let open = gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned());
-    if is_open { open.increment(1.0) } else { open.decrement(1.0) }
+    if is_open {
+        open.increment(1.0)
+    } else {
+        open.decrement(1.0)
+    }
 }
 
 /// A call of an endpoint ended.

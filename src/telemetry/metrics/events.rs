@@ -23,11 +23,31 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_gauge!(EVENTS_WATCHERS, Unit::Count, "Calls that watch tasks or wait for their ends");
-    describe_counter!(EVENTS_SENT, Unit::Count, "Events sent to those who watch tasks and queues");
-    describe_counter!(EVENTS_DROPPED, Unit::Count, "Announcements of status changes that found no room, or no Redis");
-    describe_counter!(EVENTS_PUBLISHED, Unit::Count, "Events published to topic events");
-    describe_counter!(EVENTS_FAILED, Unit::Count, "Times that topic events did not take what SQL keeps for it");
+    describe_gauge!(
+        EVENTS_WATCHERS,
+        Unit::Count,
+        "Calls that watch tasks or wait for their ends"
+    );
+    describe_counter!(
+        EVENTS_SENT,
+        Unit::Count,
+        "Events sent to those who watch tasks and queues"
+    );
+    describe_counter!(
+        EVENTS_DROPPED,
+        Unit::Count,
+        "Announcements of status changes that found no room, or no Redis"
+    );
+    describe_counter!(
+        EVENTS_PUBLISHED,
+        Unit::Count,
+        "Events published to topic events"
+    );
+    describe_counter!(
+        EVENTS_FAILED,
+        Unit::Count,
+        "Times that topic events did not take what SQL keeps for it"
+    );
     describe_counter!(EVENTS_ENDED, Unit::Count, "Watches that ended, by reason");
 }
 

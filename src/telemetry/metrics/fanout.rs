@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::label::label;
 
@@ -36,14 +38,42 @@ pub struct FanoutBatch {
 pub(super) fn describe() {
     describe_counter!(FANOUT_IN, Unit::Count, "Records read from the bus");
     describe_counter!(FANOUT_ENQUEUED, Unit::Count, "Tasks put into their queue");
-    describe_counter!(FANOUT_DROPPED, Unit::Count, "Records that needed no enqueuing, by reason");
-    describe_counter!(FANOUT_PARKED, Unit::Count, "Tasks sent back to the outbox because their queue is full");
-    describe_counter!(FANOUT_POISON, Unit::Count, "Records that could not be decoded, sent to dead-letters");
+    describe_counter!(
+        FANOUT_DROPPED,
+        Unit::Count,
+        "Records that needed no enqueuing, by reason"
+    );
+    describe_counter!(
+        FANOUT_PARKED,
+        Unit::Count,
+        "Tasks sent back to the outbox because their queue is full"
+    );
+    describe_counter!(
+        FANOUT_POISON,
+        Unit::Count,
+        "Records that could not be decoded, sent to dead-letters"
+    );
     describe_histogram!(FANOUT_BATCH_SIZE, Unit::Count, "Records per batch");
-    describe_histogram!(FANOUT_BATCH_DURATION, Unit::Seconds, "From reading a batch to its enqueuing");
-    describe_gauge!(FANOUT_OLDEST, Unit::Seconds, "How long ago the oldest record of the last batch was published");
-    describe_gauge!(BUS_BACKLOG, Unit::Count, "Records that nobody has dealt with yet, by topic");
-    describe_counter!(BUS_LEFT_OUT, Unit::Count, "Reports that their topic did not take, by topic");
+    describe_histogram!(
+        FANOUT_BATCH_DURATION,
+        Unit::Seconds,
+        "From reading a batch to its enqueuing"
+    );
+    describe_gauge!(
+        FANOUT_OLDEST,
+        Unit::Seconds,
+        "How long ago the oldest record of the last batch was published"
+    );
+    describe_gauge!(
+        BUS_BACKLOG,
+        Unit::Count,
+        "Records that nobody has dealt with yet, by topic"
+    );
+    describe_counter!(
+        BUS_LEFT_OUT,
+        Unit::Count,
+        "Reports that their topic did not take, by topic"
+    );
 }
 
 /// A batch of records was dealt with.
@@ -59,7 +89,10 @@ pub fn fanout_done(batch: FanoutBatch) {
     counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
     counter!(FANOUT_PARKED).increment(batch.parked as u64);
     counter!(FANOUT_POISON).increment(batch.poison as u64);
-    let dropped = [(FanoutDropped::Repeated, batch.repeated), (FanoutDropped::AgainFinal, batch.again_final)];
+    let dropped = [
+        (FanoutDropped::Repeated, batch.repeated),
+        (FanoutDropped::AgainFinal, batch.again_final),
+    ];
     for (reason, count) in dropped {
         counter!(FANOUT_DROPPED, "reason" => reason.as_str()).increment(count as u64);
     }
@@ -68,7 +101,8 @@ pub fn fanout_done(batch: FanoutBatch) {
 /// Tasks came from SQL, past the bus.
 pub fn fanout_took(added: usize, repeated: usize) {
     counter!(FANOUT_ENQUEUED).increment(added as u64);
-    counter!(FANOUT_DROPPED, "reason" => FanoutDropped::Repeated.as_str()).increment(repeated as u64);
+    counter!(FANOUT_DROPPED, "reason" => FanoutDropped::Repeated.as_str())
+        .increment(repeated as u64);
 }
 
 /// The oldest record of a batch waited so long on the bus.

@@ -13,8 +13,16 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_counter!(HISTORY_ATTEMPTS, Unit::Count, "Failed attempts written into histories of tasks, by end");
-    describe_counter!(HISTORY_REMOVED, Unit::Count, "Failed attempts that left histories after history_retention");
+    describe_counter!(
+        HISTORY_ATTEMPTS,
+        Unit::Count,
+        "Failed attempts written into histories of tasks, by end"
+    );
+    describe_counter!(
+        HISTORY_REMOVED,
+        Unit::Count,
+        "Failed attempts that left histories after history_retention"
+    );
 }
 
 /// Failed attempts were written into SQL, or were refused.

@@ -15,8 +15,9 @@ use crate::model::{Priority, TraceId};
 pub const TASKS_LATENCY: &str = "taskd_tasks_latency_seconds";
 
 /// From a task that is done at once to one that waited for days.
-pub(super) const BUCKETS: [f64; 13] =
-    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0];
+pub(super) const BUCKETS: [f64; 13] = [
+    0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0,
+];
 
 /// The queues that have series of their own: each has up to 48.
 const MOST_QUEUES: usize = 100;
@@ -42,7 +43,11 @@ type Exemplars = HashMap<(String, Priority), [Option<Exemplar>; BUCKETS.len() + 
 static EXEMPLARS: Mutex<Option<Exemplars>> = Mutex::new(None);
 
 pub(super) fn describe() {
-    describe_histogram!(TASKS_LATENCY, Unit::Seconds, "From the insert of a task to its last completion, by queue");
+    describe_histogram!(
+        TASKS_LATENCY,
+        Unit::Seconds,
+        "From the insert of a task to its last completion, by queue"
+    );
 }
 
 /// A queue gives its series up after this time without a completion. Zero: never.
@@ -51,17 +56,28 @@ pub(super) fn forget_after(forget: Duration) {
     FORGET.get_or_init(|| forget);
 }
 
-/// Tasks of a queue and a priority were completed: the time of each, and its trace if it is sampled.
-pub fn tasks_completed(queue: &str, priority: Priority, tasks: impl IntoIterator<Item = (Duration, Option<TraceId>)>) {
+/// Tasks of a queue and a priority were completed: the time of each, and its trace if it is
+/// sampled.
+pub fn tasks_completed(
+    queue: &str,
+    priority: Priority,
+    tasks: impl IntoIterator<Item = (Duration, Option<TraceId>)>,
+) {
     let queue = label_of(queue);
     let series = histogram!(TASKS_LATENCY, "queue" => queue.clone(), "priority" => name(priority));
     for (took, trace) in tasks {
         series.record(took);
         if let Some(trace) = trace {
             let (seconds, at) = (took.as_secs_f64(), SystemTime::now());
-            let bucket = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
+            let bucket = BUCKETS
+                .iter()
+                .position(|bound| seconds <= *bound)
+                .unwrap_or(BUCKETS.len());
             let mut exemplars = EXEMPLARS.lock();
-            let of_series = exemplars.get_or_insert_default().entry((queue.clone(), priority)).or_default();
+            let of_series = exemplars
+                .get_or_insert_default()
+                .entry((queue.clone(), priority))
+                .or_default();
             of_series[bucket] = Some(Exemplar { trace, seconds, at });
         }
     }
@@ -100,10 +116,21 @@ fn name(priority: Priority) -> &'static str {
 
 /// Adds the exemplar of its bucket to a line of the histogram. Other lines stay as they are.
 pub(super) fn add_exemplar(line: &mut String) {
-    let Some(exemplar) = exemplar_of(line) else { return };
-    let at = exemplar.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let Some(exemplar) = exemplar_of(line) else {
+        return;
+    };
+    let at = exemplar
+        .at
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64();
     // Writing to a text does not fail.
-    write!(line, " # {{trace_id=\"{}\"}} {} {at:.3}", exemplar.trace, exemplar.seconds).ok();
+    write!(
+        line,
+        " # {{trace_id=\"{}\"}} {} {at:.3}",
+        exemplar.trace, exemplar.seconds
+    )
+    .ok();
 }
 
 fn exemplar_of(line: &str) -> Option<Exemplar> {
@@ -113,7 +140,9 @@ fn exemplar_of(line: &str) -> Option<Exemplar> {
         let from = labels.find(&format!("{name}=\""))? + name.len() + 2;
         labels[from..].split('"').next()
     };
-    let priority = Priority::ALL.into_iter().find(|priority| Some(self::name(*priority)) == value("priority"))?;
+    let priority = Priority::ALL
+        .into_iter()
+        .find(|priority| Some(self::name(*priority)) == value("priority"))?;
     let bucket = match value("le")? {
         "+Inf" => BUCKETS.len(),
         bound => {
@@ -122,7 +151,9 @@ fn exemplar_of(line: &str) -> Option<Exemplar> {
         }
     };
     let exemplars = EXEMPLARS.lock();
-    exemplars.as_ref()?.get(&(value("queue")?.to_owned(), priority))?[bucket]
+    exemplars
+        .as_ref()?
+        .get(&(value("queue")?.to_owned(), priority))?[bucket]
 }
 
 #[cfg(test)]
@@ -133,22 +164,40 @@ mod tests {
     fn a_bucket_shows_its_last_sampled_task() {
         let trace = |byte| Some(TraceId([byte; 16]));
         let ms = Duration::from_millis;
-        let tasks = [(ms(70), trace(1)), (ms(80), trace(2)), (ms(90), None), (Duration::from_secs(90_000), trace(3))];
+        let tasks = [
+            (ms(70), trace(1)),
+            (ms(80), trace(2)),
+            (ms(90), None),
+            (Duration::from_secs(90_000), trace(3)),
+        ];
         tasks_completed("exemplar", Priority::High, tasks);
         let shown = |queue: &str, le: &str| {
-            let mut line = format!("{TASKS_LATENCY}_bucket{{queue=\"{queue}\",priority=\"high\",le=\"{le}\"}} 3");
+            let mut line = format!(
+                "{TASKS_LATENCY}_bucket{{queue=\"{queue}\",priority=\"high\",le=\"{le}\"}} 3"
+            );
             add_exemplar(&mut line);
-            line.split_once(" # ").map(|(_, exemplar)| exemplar.rsplit_once(' ').unwrap().0.to_owned())
+            line.split_once(" # ")
+                .map(|(_, exemplar)| exemplar.rsplit_once(' ').unwrap().0.to_owned())
         };
-        let exemplar = |byte: u8, seconds: &str| Some(format!("{{trace_id=\"{}\"}} {seconds}", TraceId([byte; 16])));
+        let exemplar = |byte: u8, seconds: &str| {
+            Some(format!(
+                "{{trace_id=\"{}\"}} {seconds}",
+                TraceId([byte; 16])
+            ))
+        };
         assert_eq!(shown("exemplar", "0.1"), exemplar(2, "0.08"));
         assert_eq!(shown("exemplar", "+Inf"), exemplar(3, "90000"));
-        assert_eq!((shown("exemplar", "0.05"), shown("another", "0.1")), (None, None));
+        assert_eq!(
+            (shown("exemplar", "0.05"), shown("another", "0.1")),
+            (None, None)
+        );
     }
 
     #[test]
     fn queues_beyond_the_limit_share_their_series() {
-        let labels: Vec<_> = (0..2 * MOST_QUEUES).map(|n| label_of(&format!("many-{n}"))).collect();
+        let labels: Vec<_> = (0..2 * MOST_QUEUES)
+            .map(|n| label_of(&format!("many-{n}")))
+            .collect();
         assert_eq!(labels[2 * MOST_QUEUES - 1], OTHER_QUEUES);
         let own = labels.iter().filter(|label| *label != OTHER_QUEUES).count();
         assert!((MOST_QUEUES - 5..=MOST_QUEUES).contains(&own), "{own}");

@@ -1,7 +1,8 @@
 //! Every metric: its name, unit and labels. Names are `taskd_<subject>_<what>_<unit>[_total]`.
 //!
-//! One function per event records everything that the event means, so that related numbers never differ. Label values
-//! are enums, names of queues, scripts or operations. Ids go into logs, never here.
+//! One function per event records everything that the event means, so that related numbers never
+//! differ. Label values are enums, names of queues, scripts or operations. Ids go into logs, never
+//! here.
 
 mod changes;
 mod discovery;
@@ -24,8 +25,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*, process::*, servers::*,
-    sessions::*, traces::*, watchdog::*, workers::*,
+    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*,
+    process::*, servers::*, sessions::*, traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -37,7 +38,8 @@ const RENDER_AT: u64 = 12;
 
 /// Installs the recorder, once per process. Records of before are lost.
 ///
-/// Series of a queue leave when nothing was recorded for it for `forget_queues_after` (zero: never).
+/// Series of a queue leave when nothing was recorded for it for `forget_queues_after` (zero:
+/// never).
 pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
     latency::forget_after(forget_queues_after);
     let recorders = Recorders::new(builder()?, builder()?, forget_queues_after);
@@ -70,15 +72,25 @@ pub async fn upkeep(handle: Handle) {
 
 fn builder() -> Result<PrometheusBuilder, BuildError> {
     // A get that has waited for the 60 s of `max_wait` ends a little later.
-    const SECONDS: [f64; 16] =
-        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0, 32.0, 64.0];
+    const SECONDS: [f64; 16] = [
+        0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0,
+        32.0, 64.0,
+    ];
     const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full(TASKS_LATENCY.into()), &latency::BUCKETS))
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES))
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_records".into()), &SIZES))
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES))
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full(TASKS_LATENCY.into()), &latency::BUCKETS)
+        })
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES)
+        })
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Suffix("_size_records".into()), &SIZES)
+        })
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES)
+        })
 }
 
 fn describe() {
@@ -109,11 +121,23 @@ mod tests {
             describe();
             discovery_batch(Source::Api, 10, 7, 3, Duration::from_millis(3));
             fanout_batch(
-                FanoutBatch { records: 4, enqueued: 3, repeated: 1, ..Default::default() },
+                FanoutBatch {
+                    records: 4,
+                    enqueued: 3,
+                    repeated: 1,
+                    ..Default::default()
+                },
                 Duration::from_millis(1),
             );
             tasks_call(Method::Get, CallResult::Empty, Duration::from_millis(1));
-            queue_depth("crawl", QueueDepth { waiting: 5, oldest: Duration::from_secs(2), ..Default::default() });
+            queue_depth(
+                "crawl",
+                QueueDepth {
+                    waiting: 5,
+                    oldest: Duration::from_secs(2),
+                    ..Default::default()
+                },
+            );
         });
         let text = handle.render();
         let lines = [

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use crate::model::Protocol;
 
@@ -32,15 +34,31 @@ pub(super) fn describe() {
         Unit::Count,
         "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
     );
-    describe_gauge!(CERTIFICATE_EXPIRES, Unit::Seconds, "When the certificate of the ports expires, in Unix time");
-    describe_counter!(DENIED_CALLS, Unit::Count, "Calls that were refused for their token, by reason");
+    describe_gauge!(
+        CERTIFICATE_EXPIRES,
+        Unit::Seconds,
+        "When the certificate of the ports expires, in Unix time"
+    );
+    describe_counter!(
+        DENIED_CALLS,
+        Unit::Count,
+        "Calls that were refused for their token, by reason"
+    );
     describe_gauge!(
         REQUESTS_HELD,
         Unit::Bytes,
         "Bytes of the request_budget that requests in hand and answers on their way take"
     );
-    describe_gauge!(WAITING_CALLS, Unit::Count, "Calls that wait for tasks, ends, events or lines");
-    describe_counter!(REFUSED_CONNECTIONS, Unit::Count, "Connections beyond max_connections, by protocol");
+    describe_gauge!(
+        WAITING_CALLS,
+        Unit::Count,
+        "Calls that wait for tasks, ends, events or lines"
+    );
+    describe_counter!(
+        REFUSED_CONNECTIONS,
+        Unit::Count,
+        "Connections beyond max_connections, by protocol"
+    );
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
 }
 

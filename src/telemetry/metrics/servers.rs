@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 pub const SERVER_UP: &str = "taskd_server_up";
 pub const SERVER_OUTAGES: &str = "taskd_server_outages_total";
@@ -16,24 +18,56 @@ pub const SQL_RETRIES: &str = "taskd_sql_operation_retries_total";
 pub const SQLITE_LOG: &str = "taskd_sqlite_log_bytes";
 
 pub(super) fn describe() {
-    describe_gauge!(SERVER_UP, Unit::Count, "1 while the server answers, else 0; database, redis or bus (Kafka)");
-    describe_counter!(SERVER_OUTAGES, Unit::Count, "How often a server went away, by server");
+    describe_gauge!(
+        SERVER_UP,
+        Unit::Count,
+        "1 while the server answers, else 0; database, redis or bus (Kafka)"
+    );
+    describe_counter!(
+        SERVER_OUTAGES,
+        Unit::Count,
+        "How often a server went away, by server"
+    );
     describe_gauge!(
         REDIS_UNSAFE,
         Unit::Count,
         "1 while a setting of a Redis server breaks taskd's promises, by server and setting"
     );
-    describe_gauge!(REDIS_USED, Unit::Bytes, "Memory that counts for the limit, by server");
+    describe_gauge!(
+        REDIS_USED,
+        Unit::Bytes,
+        "Memory that counts for the limit, by server"
+    );
     describe_gauge!(
         REDIS_LIMIT,
         Unit::Bytes,
         "maxmemory or redis_max_memory, by server; 0 is none. At 80 % inserts are refused"
     );
-    describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
-    describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
-    describe_histogram!(SQL_DURATION, Unit::Seconds, "Operations of the store, by operation, retries included");
-    describe_counter!(SQL_RETRIES, Unit::Count, "Retries of operations of the store, by operation");
-    describe_gauge!(SQLITE_LOG, Unit::Bytes, "What SQLite's log has and its file has not");
+    describe_histogram!(
+        SCRIPT_DURATION,
+        Unit::Seconds,
+        "Round trips of Redis scripts, by script"
+    );
+    describe_histogram!(
+        SCRIPT_BATCH_SIZE,
+        Unit::Count,
+        "Items combined into one script call, by script"
+    );
+    describe_histogram!(
+        SQL_DURATION,
+        Unit::Seconds,
+        "Operations of the store, by operation, retries included"
+    );
+    describe_counter!(
+        SQL_RETRIES,
+        Unit::Count,
+        "Retries of operations of the store, by operation"
+    );
+    describe_gauge!(
+        SQLITE_LOG,
+        Unit::Bytes,
+        "What SQLite's log has and its file has not"
+    );
 }
 
 /// A script was called for `items` callers' items at once.
@@ -54,7 +88,11 @@ pub fn server_went_away(server: &'static str) {
 
 /// Whether taskd's promises do not hold with a setting of a Redis server.
 pub fn unsafe_setting(server: &str, setting: &'static str, is_unsafe: bool) {
-    gauge!(REDIS_UNSAFE, "server" => server.to_owned(), "setting" => setting).set(if is_unsafe { 1.0 } else { 0.0 });
+    gauge!(REDIS_UNSAFE, "server" => server.to_owned(), "setting" => setting).set(if is_unsafe {
+        1.0
+    } else {
+        0.0
+    });
 }
 
 /// The memory of a Redis server, and its limit (0: none).

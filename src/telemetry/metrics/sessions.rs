@@ -20,9 +20,21 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_gauge!(SESSIONS_OPEN, Unit::Count, "Sessions of workers with streams in this process");
-    describe_counter!(SESSIONS_ENDED, Unit::Count, "Sessions that ended, by the reason");
-    describe_counter!(SESSIONS_LEASES, Unit::Count, "Leases that ended with their session, by what became of them");
+    describe_gauge!(
+        SESSIONS_OPEN,
+        Unit::Count,
+        "Sessions of workers with streams in this process"
+    );
+    describe_counter!(
+        SESSIONS_ENDED,
+        Unit::Count,
+        "Sessions that ended, by the reason"
+    );
+    describe_counter!(
+        SESSIONS_LEASES,
+        Unit::Count,
+        "Leases that ended with their session, by what became of them"
+    );
 }
 
 /// The process has so many sessions now.
@@ -35,7 +47,8 @@ pub fn session_ended(why: SessionEnd) {
     counter!(SESSIONS_ENDED, "reason" => why.as_str()).increment(1);
 }
 
-/// Leases ended with their session: their tasks are offered again, failed and wait for their backoff, or are dead.
+/// Leases ended with their session: their tasks are offered again, failed and wait for their
+/// backoff, or are dead.
 pub fn session_leases(offered: usize, failed: usize, dead: usize) {
     for (outcome, count) in [("offered", offered), ("failed", failed), ("dead", dead)] {
         counter!(SESSIONS_LEASES, "outcome" => outcome).increment(count as u64);

@@ -7,12 +7,17 @@ use super::label::label;
 pub const TRACES_SPANS: &str = "taskd_traces_spans_total";
 
 label! {
-    /// The fate of a span. Dropped: the queue of the exporter was full. Failed: the collector did not take it.
+    /// The fate of a span. Dropped: the queue of the exporter was full. Failed: the collector did
+    /// not take it.
     SpanOutcome { Exported = "exported", Dropped = "dropped", Failed = "failed" }
 }
 
 pub(super) fn describe() {
-    describe_counter!(TRACES_SPANS, Unit::Count, "Spans, by what became of them: exported, dropped, failed");
+    describe_counter!(
+        TRACES_SPANS,
+        Unit::Count,
+        "Spans, by what became of them: exported, dropped, failed"
+    );
 }
 
 /// Spans left the process, or were lost.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::label::label;
 
@@ -14,7 +16,8 @@ pub const FSCK_UNCHECKED_SHARDS: &str = "taskd_fsck_unchecked_shards";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
-    /// An act of the watchdog on a task. Undelivered: the lease expired before the worker had the task.
+    /// An act of the watchdog on a task. Undelivered: the lease expired before the worker had the
+    /// task.
     Watched {
         Expired = "expired",
         Retried = "retried",
@@ -30,12 +33,34 @@ label! {
 }
 
 pub(super) fn describe() {
-    describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
-    describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
-    describe_gauge!(INVARIANT_VIOLATIONS, "Differences that the watchdog's last round of checks found, by kind");
-    describe_gauge!(FSCK_UNCHECKED, Unit::Count, "Suspected tasks that the last round could not look at again");
-    describe_gauge!(FSCK_UNCHECKED_SHARDS, Unit::Count, "Shards that failed in the last round of checks");
-    describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
+    describe_counter!(
+        WATCHDOG_HANDLED,
+        Unit::Count,
+        "Tasks the watchdog dealt with, by what it did"
+    );
+    describe_gauge!(
+        WATCHDOG_LEADS,
+        "1 in the one process that does the watchdog's work now"
+    );
+    describe_gauge!(
+        INVARIANT_VIOLATIONS,
+        "Differences that the watchdog's last round of checks found, by kind"
+    );
+    describe_gauge!(
+        FSCK_UNCHECKED,
+        Unit::Count,
+        "Suspected tasks that the last round could not look at again"
+    );
+    describe_gauge!(
+        FSCK_UNCHECKED_SHARDS,
+        Unit::Count,
+        "Shards that failed in the last round of checks"
+    );
+    describe_histogram!(
+        WATCHDOG_STEP_DURATION,
+        Unit::Seconds,
+        "One step of one of its loops, by loop"
+    );
 }
 
 /// The watchdog dealt with tasks.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use ::metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::label::label;
 
@@ -45,10 +47,26 @@ pub struct QueueDepth {
 }
 
 pub(super) fn describe() {
-    describe_counter!(TASKS_CALLS, Unit::Count, "Workers' calls, by method and result");
-    describe_histogram!(TASKS_CALL_DURATION, Unit::Seconds, "Workers' calls, by method; get includes its wait");
-    describe_counter!(TASKS_ITEMS, Unit::Count, "Answers to single items, by method and status");
-    describe_counter!(TASKS_REJECTED, Unit::Count, "Tasks that workers gave back, by what became of them");
+    describe_counter!(
+        TASKS_CALLS,
+        Unit::Count,
+        "Workers' calls, by method and result"
+    );
+    describe_histogram!(
+        TASKS_CALL_DURATION,
+        Unit::Seconds,
+        "Workers' calls, by method; get includes its wait"
+    );
+    describe_counter!(
+        TASKS_ITEMS,
+        Unit::Count,
+        "Answers to single items, by method and status"
+    );
+    describe_counter!(
+        TASKS_REJECTED,
+        Unit::Count,
+        "Tasks that workers gave back, by what became of them"
+    );
     describe_counter!(TASKS_CLAIMED, Unit::Count, "Tasks handed out, by queue");
     describe_gauge!(
         QUEUE_DEPTH,
@@ -60,9 +78,17 @@ pub(super) fn describe() {
         Unit::Seconds,
         "Time since the insert of the oldest waiting task, by queue; its delay and its earlier attempts count, too"
     );
-    describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
+    describe_counter!(
+        RESULTS_FORWARDED,
+        Unit::Count,
+        "Reports moved from Redis to task-results"
+    );
     describe_histogram!(RESULTS_BATCH_SIZE, Unit::Count, "Reports moved at once");
-    describe_histogram!(RESULTS_BATCH_DURATION, Unit::Seconds, "From reading a batch in Redis to its publication");
+    describe_histogram!(
+        RESULTS_BATCH_DURATION,
+        Unit::Seconds,
+        "From reading a batch in Redis to its publication"
+    );
     describe_gauge!(
         RESULTS_DEPTH,
         Unit::Count,
@@ -76,7 +102,8 @@ pub fn tasks_call(method: Method, result: CallResult, elapsed: Duration) {
     histogram!(TASKS_CALL_DURATION, "method" => method.as_str()).record(elapsed);
 }
 
-/// Single items were answered with `status` (the wire's name without its prefix: `OK`, `LEASE_LOST`, …).
+/// Single items were answered with `status` (the wire's name without its prefix: `OK`,
+/// `LEASE_LOST`, …).
 pub fn tasks_items(method: Method, status: &'static str, count: usize) {
     counter!(TASKS_ITEMS, "method" => method.as_str(), "status" => status).increment(count as u64);
 }
@@ -93,8 +120,12 @@ pub fn tasks_rejected(outcome: Rejected, count: usize) {
 
 /// How `queue` stands.
 pub fn queue_depth(queue: &str, depth: QueueDepth) {
-    let states =
-        [("pending", depth.pending), ("waiting", depth.waiting), ("leased", depth.leased), ("delayed", depth.delayed)];
+    let states = [
+        ("pending", depth.pending),
+        ("waiting", depth.waiting),
+        ("leased", depth.leased),
+        ("delayed", depth.delayed),
+    ];
     for (state, count) in states {
         gauge!(QUEUE_DEPTH, "queue" => queue.to_owned(), "state" => state).set(count as f64);
     }

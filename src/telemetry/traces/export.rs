@@ -59,18 +59,35 @@ impl Exporter {
             attributes.retain(|one| one.key != *key);
             attributes.push(text(key, value));
         }
-        let resource = Resource { attributes, ..Resource::default() };
+        let resource = Resource {
+            attributes,
+            ..Resource::default()
+        };
         let transport = Transport::new(settings)?;
-        Ok(Self { transport, timeout: settings.timeout, resource, spans, is_failing: false })
+        Ok(Self {
+            transport,
+            timeout: settings.timeout,
+            resource,
+            spans,
+            is_failing: false,
+        })
     }
 
     /// Exports until the stop, and then the spans that are left, as far as the time allows.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
-        while stop.run_until_cancelled(self.gather(&mut batch)).await.is_some() {
+        while stop
+            .run_until_cancelled(self.gather(&mut batch))
+            .await
+            .is_some()
+        {
             let until = Instant::now() + TRY_FOR;
             // At the stop the batch stays, and the flush tries it once more.
-            if stop.run_until_cancelled(self.export_until(&batch, until)).await.is_none() {
+            if stop
+                .run_until_cancelled(self.export_until(&batch, until))
+                .await
+                .is_none()
+            {
                 break;
             }
             batch.clear();
@@ -78,13 +95,17 @@ impl Exporter {
         let deadline = Instant::now() + FLUSH_WITHIN;
         loop {
             while batch.len() < BATCH {
-                let Ok(span) = self.spans.try_recv() else { break };
+                let Ok(span) = self.spans.try_recv() else {
+                    break;
+                };
                 batch.push(span);
             }
             if batch.is_empty() {
                 return;
             }
-            let is_exported = timeout_at(deadline, self.export(&batch)).await.is_ok_and(|sent| sent.is_ok());
+            let is_exported = timeout_at(deadline, self.export(&batch))
+                .await
+                .is_ok_and(|sent| sent.is_ok());
             if !is_exported {
                 let left = batch.len() + self.spans.len();
                 metrics::traces_spans(SpanOutcome::Failed, left);
@@ -105,7 +126,9 @@ impl Exporter {
         }
         let deadline = Instant::now() + GATHER;
         while batch.len() < BATCH {
-            let Ok(count) = timeout_at(deadline, self.spans.recv_many(batch, BATCH - batch.len())).await else {
+            let Ok(count) =
+                timeout_at(deadline, self.spans.recv_many(batch, BATCH - batch.len())).await
+            else {
                 return;
             };
             if count == 0 {
@@ -117,7 +140,9 @@ impl Exporter {
     /// Tries to export until it works or the time is over.
     async fn export_until(&mut self, batch: &[Span], until: Instant) {
         loop {
-            let Err(Refused { why, is_final }) = self.export(batch).await else { return };
+            let Err(Refused { why, is_final }) = self.export(batch).await else {
+                return;
+            };
             if !self.is_failing {
                 self.is_failing = true;
                 tracing::warn!("cannot export spans, and drops those that find no room: {why}");
@@ -131,13 +156,31 @@ impl Exporter {
 
     async fn export(&mut self, batch: &[Span]) -> Result<(), Refused> {
         let spans = batch.iter().map(otlp).collect();
-        let scope = InstrumentationScope { name: "taskd".to_owned(), ..Default::default() };
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..Default::default() }];
+        let scope = InstrumentationScope {
+            name: "taskd".to_owned(),
+            ..Default::default()
+        };
+        let scope_spans = vec![ScopeSpans {
+            scope: Some(scope),
+            spans,
+            ..Default::default()
+        }];
         let resource = Some(self.resource.clone());
-        let resource_spans = vec![ResourceSpans { resource, scope_spans, ..Default::default() }];
-        let sent = self.transport.send(ExportTraceServiceRequest { resource_spans }, self.timeout);
-        let no_answer = || Refused { why: "no answer in time".to_owned(), is_final: false };
-        let refused = tokio::time::timeout(self.timeout, sent).await.map_err(|_| no_answer())??;
+        let resource_spans = vec![ResourceSpans {
+            resource,
+            scope_spans,
+            ..Default::default()
+        }];
+        let sent = self
+            .transport
+            .send(ExportTraceServiceRequest { resource_spans }, self.timeout);
+        let no_answer = || Refused {
+            why: "no answer in time".to_owned(),
+            is_final: false,
+        };
+        let refused = tokio::time::timeout(self.timeout, sent)
+            .await
+            .map_err(|_| no_answer())??;
         let refused = usize::try_from(refused).unwrap_or(0).min(batch.len());
         metrics::traces_spans(SpanOutcome::Failed, refused);
         metrics::traces_spans(SpanOutcome::Exported, batch.len() - refused);
@@ -150,7 +193,20 @@ impl Exporter {
 
 /// A span in the form of OTLP, with the attributes that OpenTelemetry names for messaging.
 fn otlp(span: &Span) -> OtlpSpan {
-    let Span { hop, context, parent, link, start, end, task, queue, worker, attempt, outcome, error } = span;
+    let Span {
+        hop,
+        context,
+        parent,
+        link,
+        start,
+        end,
+        task,
+        queue,
+        worker,
+        attempt,
+        outcome,
+        error,
+    } = span;
     let mut attributes = vec![
         text("messaging.system", "taskd"),
         text("messaging.operation.name", hop.as_str()),
@@ -159,14 +215,20 @@ fn otlp(span: &Span) -> OtlpSpan {
         text("taskd.outcome", *outcome),
     ];
     attributes.extend(worker.as_deref().map(|worker| text("taskd.worker", worker)));
-    attributes.extend(attempt.map(|attempt| attribute("taskd.attempt", any_value::Value::IntValue(attempt.into()))));
+    attributes.extend(
+        attempt
+            .map(|attempt| attribute("taskd.attempt", any_value::Value::IntValue(attempt.into()))),
+    );
     let links = link.map(|link| span::Link {
         trace_id: link.trace.0.to_vec(),
         span_id: link.span.0.to_vec(),
         flags: link.flags.into(),
         ..Default::default()
     });
-    let status = (!error.is_empty()).then(|| Status { message: error.clone(), code: StatusCode::Error.into() });
+    let status = (!error.is_empty()).then(|| Status {
+        message: error.clone(),
+        code: StatusCode::Error.into(),
+    });
     OtlpSpan {
         trace_id: context.trace.0.to_vec(),
         span_id: context.span.0.to_vec(),
@@ -198,7 +260,11 @@ fn text(key: &str, value: impl Into<String>) -> KeyValue {
 }
 
 fn attribute(key: &str, value: any_value::Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..Default::default() }
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..Default::default()
+    }
 }
 
 fn unix_nanos(time: SystemTime) -> u64 {

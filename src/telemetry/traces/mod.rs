@@ -1,9 +1,9 @@
-//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by hand, and only of
-//! sampled tasks.
+//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by
+//! hand, and only of sampled tasks.
 //!
-//! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing here waits: a span
-//! that finds the queue full is counted and dropped. Without an endpoint nothing is installed, and each hop costs one
-//! load.
+//! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing
+//! here waits: a span that finds the queue full is counted and dropped. Without an endpoint nothing
+//! is installed, and each hop costs one load.
 
 mod export;
 mod span;
@@ -36,8 +36,9 @@ const QUEUE: usize = 16_384;
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
-/// The tasks in a second, and at once, that callers may have traced in this process. A caller with a right to insert
-/// decides about its own tasks only, and must not fill the queue of spans with them.
+/// The tasks in a second, and at once, that callers may have traced in this process. A caller with
+/// a right to insert decides about its own tasks only, and must not fill the queue of spans with
+/// them.
 const OF_CALLERS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
 /// The process's way to the exporter.
@@ -58,12 +59,18 @@ pub fn install(settings: &Traces) -> Result<Option<Exporter>, Error> {
     let exporter = Exporter::new(settings, receiver)?;
     let sample_below = (settings.sample * u64::MAX as f64) as u64;
     let of_callers = RateLimiter::direct(Quota::per_second(OF_CALLERS));
-    let sink = Sink { of_callers, spans, sample_below, sample_all: settings.sample >= 1.0 };
+    let sink = Sink {
+        of_callers,
+        spans,
+        sample_below,
+        sample_all: settings.sample >= 1.0,
+    };
     SINK.set(sink).map_err(|_| Error::Installed)?;
     Ok(Some(exporter))
 }
 
-/// The time for the beginning of a span. It is this machine's: a collector shows it to people, and nothing compares it.
+/// The time for the beginning of a span. It is this machine's: a collector shows it to people, and
+/// nothing compares it.
 pub fn now() -> SystemTime {
     SystemTime::now()
 }
@@ -97,20 +104,25 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// A child of a sampled context; `None` when it is not sampled, or this process exports nothing.
+    /// A child of a sampled context; `None` when it is not sampled, or this process exports
+    /// nothing.
     pub fn child_of(traceparent: &str) -> Option<Self> {
         let parent = TraceContext::sampled(traceparent).filter(|_| is_on())?;
         Some(Self::child(parent))
     }
 
-    /// A child of the sampled context that the sender of a task gave it. Beyond a bound per second the task is not
-    /// traced, and its context says so from now on.
+    /// A child of the sampled context that the sender of a task gave it. Beyond a bound per second
+    /// the task is not traced, and its context says so from now on.
     pub fn child_of_caller(traceparent: &mut String) -> Option<Self> {
         let parent = TraceContext::sampled(traceparent)?;
         let sink = SINK.get()?;
         if !sink.sample_all && sink.of_callers.check().is_err() {
             metrics::traces_spans(SpanOutcome::Dropped, 1);
-            *traceparent = TraceContext { flags: parent.flags & !1, ..parent }.to_string();
+            *traceparent = TraceContext {
+                flags: parent.flags & !1,
+                ..parent
+            }
+            .to_string();
             return None;
         }
         Some(Self::child(parent))
@@ -119,7 +131,12 @@ impl Begun {
     /// A child of a context that is known to be sampled, in a process that exports spans.
     pub fn child(parent: TraceContext) -> Self {
         let context = parent.at(new_span());
-        Self { context, parent: Some(parent.span), link: None, start: SystemTime::now() }
+        Self {
+            context,
+            parent: Some(parent.span),
+            link: None,
+            start: SystemTime::now(),
+        }
     }
 
     /// The first span of a trace, for the part of all tasks that `trace_sample` says.
@@ -129,8 +146,17 @@ impl Begun {
             return None;
         }
         let trace = (u128::from(random()) << 64) | u128::from(random() | 1);
-        let context = TraceContext { trace: TraceId(trace.to_be_bytes()), span: new_span(), flags: 1 };
-        Some(Self { context, parent: None, link: None, start: SystemTime::now() })
+        let context = TraceContext {
+            trace: TraceId(trace.to_be_bytes()),
+            span: new_span(),
+            flags: 1,
+        };
+        Some(Self {
+            context,
+            parent: None,
+            link: None,
+            start: SystemTime::now(),
+        })
     }
 
     /// With a link to another span.
@@ -148,16 +174,48 @@ impl Begun {
     }
 
     /// Ends the span now. `error` is empty if the hop went well.
-    pub fn end(self, hop: Hop, task: TaskId, queue: &QueueName, outcome: &'static str, error: String) {
+    pub fn end(
+        self,
+        hop: Hop,
+        task: TaskId,
+        queue: &QueueName,
+        outcome: &'static str,
+        error: String,
+    ) {
         record(self.ended(hop, task, queue, outcome, error));
     }
 
     /// Ends the span as [`Self::end`] does, for a caller that adds to it.
-    pub fn ended(self, hop: Hop, task: TaskId, queue: &QueueName, outcome: &'static str, error: String) -> Span {
-        let Self { context, parent, link, start } = self;
+    pub fn ended(
+        self,
+        hop: Hop,
+        task: TaskId,
+        queue: &QueueName,
+        outcome: &'static str,
+        error: String,
+    ) -> Span {
+        let Self {
+            context,
+            parent,
+            link,
+            start,
+        } = self;
         let (queue, end) = (queue.clone(), SystemTime::now());
         let (worker, attempt) = (None, None);
-        Span { hop, context, parent, link, start, end, task, queue, worker, attempt, outcome, error }
+        Span {
+            hop,
+            context,
+            parent,
+            link,
+            start,
+            end,
+            task,
+            queue,
+            worker,
+            attempt,
+            outcome,
+            error,
+        }
     }
 }
 
@@ -177,7 +235,15 @@ pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
     if !is_on() {
         return;
     }
-    let WorkEnd { task, queue, worker, attempt, lease, outcome, error } = end;
+    let WorkEnd {
+        task,
+        queue,
+        worker,
+        attempt,
+        lease,
+        outcome,
+        error,
+    } = end;
     record(Span {
         hop: Hop::Work,
         context: trace.work,
@@ -194,10 +260,14 @@ pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
     });
 }
 
-/// The span of the claim that led to this work. The process that gets the report knows only its token. An attempt whose
-/// lease came back at no cost has several claims.
+/// The span of the claim that led to this work. The process that gets the report knows only its
+/// token. An attempt whose lease came back at no cost has several claims.
 pub fn claim_of(work: TraceContext, lease: LeaseNumber) -> SpanId {
-    SpanId::derived(work, "claim", &[&lease.generation.to_be_bytes(), &lease.grant.to_be_bytes()])
+    SpanId::derived(
+        work,
+        "claim",
+        &[&lease.generation.to_be_bytes(), &lease.grant.to_be_bytes()],
+    )
 }
 
 /// A new span id, which is not zero.

@@ -64,9 +64,13 @@ impl Transport {
             headers.insert(name, value);
         }
         if settings.protocol == OtlpProtocol::Http {
-            return Ok(Self::Http(Box::new(Http::new(&settings.endpoint, headers)?)));
+            return Ok(Self::Http(Box::new(Http::new(
+                &settings.endpoint,
+                headers,
+            )?)));
         }
-        let endpoint = Endpoint::from_shared(settings.endpoint.clone())?.connect_timeout(settings.timeout);
+        let endpoint =
+            Endpoint::from_shared(settings.endpoint.clone())?.connect_timeout(settings.timeout);
         let endpoint = match endpoint.uri().scheme_str() {
             Some("https") => endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?,
             _ => endpoint,
@@ -75,21 +79,35 @@ impl Transport {
         Ok(Self::Grpc(Box::new(Grpc { client, headers })))
     }
 
-    /// Sends a batch. Answers how many spans the collector refused. The caller sets a deadline, too.
-    pub(super) async fn send(&mut self, batch: ExportTraceServiceRequest, timeout: Duration) -> Result<i64, Refused> {
+    /// Sends a batch. Answers how many spans the collector refused. The caller sets a deadline,
+    /// too.
+    pub(super) async fn send(
+        &mut self,
+        batch: ExportTraceServiceRequest,
+        timeout: Duration,
+    ) -> Result<i64, Refused> {
         let answer = match self {
             Self::Grpc(grpc) => {
                 let mut request = tonic::Request::new(batch);
                 *request.metadata_mut() = grpc.headers.clone();
                 request.set_timeout(timeout);
-                grpc.client.export(request).await.map(tonic::Response::into_inner).map_err(|status| {
-                    let why = status.message().to_owned();
-                    Refused { why, is_final: is_final(status.code()) }
-                })?
+                grpc.client
+                    .export(request)
+                    .await
+                    .map(tonic::Response::into_inner)
+                    .map_err(|status| {
+                        let why = status.message().to_owned();
+                        Refused {
+                            why,
+                            is_final: is_final(status.code()),
+                        }
+                    })?
             }
             Self::Http(http) => http.send(batch).await?,
         };
-        Ok(answer.partial_success.map_or(0, |partial| partial.rejected_spans))
+        Ok(answer
+            .partial_success
+            .map_or(0, |partial| partial.rejected_spans))
     }
 }
 
@@ -104,44 +122,80 @@ impl Http {
         if url.scheme() == "https" {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
-        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+        let tls = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .build();
         let pool = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .build(connector);
-        let uri = url.as_str().parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
+        let uri = url
+            .as_str()
+            .parse()
+            .map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
         Ok(Self { pool, uri, headers })
     }
 
-    async fn send(&self, batch: ExportTraceServiceRequest) -> Result<ExportTraceServiceResponse, Refused> {
-        let later = |why: String| Refused { why, is_final: false };
+    async fn send(
+        &self,
+        batch: ExportTraceServiceRequest,
+    ) -> Result<ExportTraceServiceResponse, Refused> {
+        let later = |why: String| Refused {
+            why,
+            is_final: false,
+        };
         let mut request = Request::builder()
             .method(Method::POST)
             .uri(self.uri.clone())
             .header(header::CONTENT_TYPE, "application/x-protobuf")
-            .header(header::USER_AGENT, concat!("taskd/", env!("CARGO_PKG_VERSION")));
+            .header(
+                header::USER_AGENT,
+                concat!("taskd/", env!("CARGO_PKG_VERSION")),
+            );
         if let Some(all) = request.headers_mut() {
             all.extend(self.headers.clone().into_headers());
         }
         let request = request.body(Full::from(batch.encode_to_vec()));
-        let request = request.map_err(|error| Refused { why: error.to_string(), is_final: true })?;
-        let response = self.pool.request(request).await.map_err(|error| later(in_short(&error)))?;
+        let request = request.map_err(|error| Refused {
+            why: error.to_string(),
+            is_final: true,
+        })?;
+        let response = self
+            .pool
+            .request(request)
+            .await
+            .map_err(|error| later(in_short(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let is_final = !is_passing(status);
-            return Err(Refused { why: format!("the collector answered {status}"), is_final });
+            return Err(Refused {
+                why: format!("the collector answered {status}"),
+                is_final,
+            });
         }
-        let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
+        let body = Limited::new(response.into_body(), ANSWER_BYTES)
+            .collect()
+            .await;
         // The spans have arrived. An answer that says no more counts as one without refused spans.
-        Ok(body.ok().and_then(|body| ExportTraceServiceResponse::decode(body.to_bytes()).ok()).unwrap_or_default())
+        Ok(body
+            .ok()
+            .and_then(|body| ExportTraceServiceResponse::decode(body.to_bytes()).ok())
+            .unwrap_or_default())
     }
 }
 
 /// True if the same batch would fail again.
 fn is_final(code: tonic::Code) -> bool {
     use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
-    matches!(code, InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
+    matches!(
+        code,
+        InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented
+    )
 }
 
 /// As OTLP says which answers a client may repeat.

@@ -31,7 +31,9 @@ fn not_code(text: &str) -> Option<usize> {
     }
     let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
         let quoted = text.strip_prefix(prefix);
-        quoted.is_some_and(|quoted| quoted.starts_with(['"', '\'']) || prefix.ends_with('r') && quoted.starts_with('#'))
+        quoted.is_some_and(|quoted| {
+            quoted.starts_with(['"', '\'']) || prefix.ends_with('r') && quoted.starts_with('#')
+        })
     })?;
     let quoted = &text[prefix.len()..];
     let length = match quoted.as_bytes()[0] {
@@ -76,9 +78,12 @@ fn character(text: &str) -> Option<usize> {
 /// `#"…"#`; for the raw name `r#fourth` only its `#`.
 fn raw_string(text: &str) -> usize {
     let hashes = text.bytes().take_while(|byte| *byte == b'#').count();
-    let Some(body) = text[hashes..].strip_prefix('"') else { return hashes };
+    let Some(body) = text[hashes..].strip_prefix('"') else {
+        return hashes;
+    };
     let end = format!("\"{}", "#".repeat(hashes));
-    body.find(&end).map_or(text.len(), |at| hashes + 1 + at + end.len())
+    body.find(&end)
+        .map_or(text.len(), |at| hashes + 1 + at + end.len())
 }
 
 /// Up to the quote that closes the one at the start.

@@ -1,4 +1,5 @@
-//! The workers in Rust of the pages, as programs: a test starts this test binary again to run one of them.
+//! The workers in Rust of the pages, as programs: a test starts this test binary again to run one
+//! of them.
 
 /// The variable that has the address of taskd's gRPC for such a program.
 pub(super) const ADDRESS: &str = "DOCS_TASKD_ADDRESS";
@@ -7,10 +8,16 @@ pub(super) const ADDRESS: &str = "DOCS_TASKD_ADDRESS";
 pub(super) fn worker(page: &str, printed: &str) -> &'static str {
     let (name, compiled) = match page {
         "README.md" => ("docs::rust::worker_of_readme", include_str!("of_readme.rs")),
-        "docs/workers.md" => ("docs::rust::worker_of_workers", include_str!("of_workers.rs")),
+        "docs/workers.md" => (
+            "docs::rust::worker_of_workers",
+            include_str!("of_workers.rs"),
+        ),
         page => panic!("tests/it/docs/rust.rs has no worker of {page}"),
     };
-    assert_eq!(printed, compiled, "copy the block of {page} into tests/it/docs");
+    assert_eq!(
+        printed, compiled,
+        "copy the block of {page} into tests/it/docs"
+    );
     name
 }
 
@@ -21,7 +28,10 @@ mod here {
     pub(super) struct Client;
 
     impl Client {
-        #[expect(clippy::new_ret_no_self, reason = "it stands for the client of the crate")]
+        #[expect(
+            clippy::new_ret_no_self,
+            reason = "it stands for the client of the crate"
+        )]
         pub(super) fn new(printed: &str) -> Result<::taskd_client::Client, Error> {
             assert_eq!(printed, "http://127.0.0.1:7601");
             ::taskd_client::Client::new(std::env::var(super::ADDRESS).unwrap())

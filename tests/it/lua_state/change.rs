@@ -15,7 +15,11 @@ pub(super) fn cancel(call: &mut Call, items: &[(char, u32, u32)]) {
 
 impl Fixture {
     pub(super) async fn cancelled(&self, items: &[(char, u32, u32)]) -> Vec<String> {
-        flat(self.run(&scripts::CANCEL, |call| cancel(call, items)).await.expect("cancel"))
+        flat(
+            self.run(&scripts::CANCEL, |call| cancel(call, items))
+                .await
+                .expect("cancel"),
+        )
     }
 }
 
@@ -25,9 +29,13 @@ async fn cancel_ends_a_task_that_waits_and_one_that_is_held() {
     f.waiting('a', 1, b"1").await;
     f.held('b', "w", 4).await;
     f.waiting('c', 1, b"1").await;
-    f.seed("HSET", "bodies", &[b"aaaaaaaaaaaaaaaah", b"head"]).await;
+    f.seed("HSET", "bodies", &[b"aaaaaaaaaaaaaaaah", b"head"])
+        .await;
     let before = f.state().await;
-    assert_eq!(f.cancelled(&[('a', 1, 0), ('b', 1, 0), ('a', 1, 0)]).await, ["7", "1", "1", "1"]);
+    assert_eq!(
+        f.cancelled(&[('a', 1, 0), ('b', 1, 0), ('a', 1, 0)]).await,
+        ["7", "1", "1", "1"]
+    );
     let x = format!(r#"["X",1,0,[],[],[],{NOW}]"#);
     let after = f.state().await;
     changed(
@@ -38,7 +46,10 @@ async fn cancel_ends_a_task_that_waits_and_one_that_is_held() {
             ("bodies", &["c=body2"]),
             ("leases", &[]),
             ("finals", &["a", "b"]),
-            ("counters", &["open=1", &format!("open_bytes={WEIGHT}"), "live=1"]),
+            (
+                "counters",
+                &["open=1", &format!("open_bytes={WEIGHT}"), "live=1"],
+            ),
         ],
     );
     // The element that is left in the lane offers nothing.
@@ -48,26 +59,60 @@ async fn cancel_ends_a_task_that_waits_and_one_that_is_held() {
 #[tokio::test]
 async fn cancel_ends_all_leases_and_backoffs_of_a_task_of_several() {
     let f = Fixture::new().await;
-    f.seed("HSET", "records", &[&id('a'), b"m\x04\x02\x01\nu\tc1\nw\th2\nv\th3\n"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"m\x04\x02\x01\nu\tc1\nw\th2\nv\th3\n"],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     // ["L", 3, 1, ["9"], [], ["w", "5"], 0, 1]: one replica is left.
-    f.seed("HSET", "records", &[&id('b'), b"\x98\xa1L\x03\x01\x91\xa19\x90\x92\xa1w\xa15\x00\x01"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('b'),
+            b"\x98\xa1L\x03\x01\x91\xa19\x90\x92\xa1w\xa15\x00\x01",
+        ],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('b'), &body(2)]).await;
     for (letter, grant) in [('a', 2), ('a', 3), ('b', 5)] {
-        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, grant)]).await;
+        f.seed(
+            "ZADD",
+            "leases",
+            &[NOW.to_string().as_bytes(), &lease(letter, grant)],
+        )
+        .await;
     }
-    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('b', 9)]).await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[NOW.to_string().as_bytes(), &lease('b', 9)],
+    )
+    .await;
     f.seed("LPUSH", "mr:T", &[&element(3, 1, 'b')]).await;
-    f.seed("HSET", "counters", &[b"live", b"2", b"open", b"2", b"open_bytes", b"826"]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"live", b"2", b"open", b"2", b"open_bytes", b"826"],
+    )
+    .await;
     let before = f.state().await;
-    assert_eq!(f.cancelled(&[('a', 4, 0), ('b', 3, 0)]).await, ["7", "1", "1"]);
+    assert_eq!(
+        f.cancelled(&[('a', 4, 0), ('b', 3, 0)]).await,
+        ["7", "1", "1"]
+    );
     changed(
         &before,
         &f.state().await,
         &[
             (
                 "records",
-                &[&format!(r#"a=["X",4,0,[],["u","1"],[],{NOW}]"#), &format!(r#"b=["X",3,1,[],[],[],{NOW},1]"#)],
+                &[
+                    &format!(r#"a=["X",4,0,[],["u","1"],[],{NOW}]"#),
+                    &format!(r#"b=["X",3,1,[],[],[],{NOW},1]"#),
+                ],
             ),
             ("bodies", &[]),
             ("leases", &[]),
@@ -82,9 +127,19 @@ async fn cancel_ends_all_leases_and_backoffs_of_a_task_of_several() {
 async fn cancel_ends_a_task_before_its_time() {
     let f = Fixture::new().await;
     // ["L", 1, 0, [""], [], [], 0]
-    f.seed("HSET", "records", &[&id('a'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('a'), &body(1)]).await;
-    f.seed("ZADD", "delayed", &[(NOW + 9).to_string().as_bytes(), &id('a')]).await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[(NOW + 9).to_string().as_bytes(), &id('a')],
+    )
+    .await;
     f.seed("HSET", "counters", &[b"live", b"1"]).await;
     let before = f.state().await;
     assert_eq!(f.cancelled(&[('a', 1, 0)]).await, ["7", "1"]);
@@ -109,14 +164,20 @@ async fn cancel_keeps_a_final_record_for_a_task_that_has_not_arrived() {
     f.seed("HSET", "bodies", &[&id('b'), &body(2)]).await;
     f.seed("HSET", "counters", &[b"live", b"1"]).await;
     let before = f.state().await;
-    assert_eq!(f.cancelled(&[('a', 3, 0), ('b', 1, 2)]).await, ["7", "1", "1"]);
+    assert_eq!(
+        f.cancelled(&[('a', 3, 0), ('b', 1, 2)]).await,
+        ["7", "1", "1"]
+    );
     changed(
         &before,
         &f.state().await,
         &[
             (
                 "records",
-                &[&format!(r#"a=["X",3,0,[],[],[],{NOW}]"#), &format!(r#"b=["X",1,0,[],[],[],{NOW},0,[],[],2]"#)],
+                &[
+                    &format!(r#"a=["X",3,0,[],[],[],{NOW}]"#),
+                    &format!(r#"b=["X",1,0,[],[],[],{NOW},0,[],[],2]"#),
+                ],
             ),
             ("bodies", &[]),
             ("finals", &["a", "b"]),
@@ -128,15 +189,37 @@ async fn cancel_keeps_a_final_record_for_a_task_that_has_not_arrived() {
 #[tokio::test]
 async fn cancel_says_how_a_task_ended_before_and_changes_nothing() {
     let f = Fixture::new().await;
-    f.seed("HSET", "records", &[&id('a'), b"f5:1:w", &id('b'), b"e\x025\nu\tc1\nw\tc2\n"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"f5:1:w", &id('b'), b"e\x025\nu\tc1\nw\tc2\n"],
+    )
+    .await;
     // ["D", 1, 2, [], [], [], 5], ["X", …] and a live one of the task's second epoch.
-    f.seed("HSET", "records", &[&id('c'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"]).await;
-    f.seed("HSET", "records", &[&id('d'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('c'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('d'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"],
+    )
+    .await;
     let again = b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01";
     f.seed("HSET", "records", &[&id('e'), again]).await;
-    f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('c'), &id('d')]).await;
+    f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('c'), &id('d')])
+        .await;
     let before = f.state().await;
-    let items = [('a', 1, 0), ('b', 2, 0), ('c', 1, 0), ('d', 1, 0), ('e', 1, 0)];
+    let items = [
+        ('a', 1, 0),
+        ('b', 2, 0),
+        ('c', 1, 0),
+        ('d', 1, 0),
+        ('e', 1, 0),
+    ];
     assert_eq!(f.cancelled(&items).await, ["7", "2", "2", "3", "1", "4"]);
     assert_eq!(f.state().await, before);
 }
@@ -144,15 +227,37 @@ async fn cancel_says_how_a_task_ended_before_and_changes_nothing() {
 #[tokio::test]
 async fn cancel_ends_a_task_that_was_sent_again_whatever_is_left_of_its_end() {
     let f = Fixture::new().await;
-    // The end of the first epoch is still there, and the task of the second is on its way. Its entry in the list stays.
-    f.seed("HSET", "records", &[&id('a'), b"\x98\xa1D\x01\x02\x90\x90\x90\x05\x03"]).await;
+    // The end of the first epoch is still there, and the task of the second is on its way. Its
+    // entry in the list stays.
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"\x98\xa1D\x01\x02\x90\x90\x90\x05\x03"],
+    )
+    .await;
     // This one has arrived.
-    f.seed("HSET", "records", &[&id('b'), b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x04\x90\x90\x01"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('b'),
+            b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x04\x90\x90\x01",
+        ],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('b'), &body(2)]).await;
-    f.seed("HSET", "counters", &[b"live", b"1", b"open", b"1", b"open_bytes", b"413"]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"live", b"1", b"open", b"1", b"open_bytes", b"413"],
+    )
+    .await;
     f.seed("RPUSH", "finals", &[&id('a'), &id('z')]).await;
     let before = f.state().await;
-    assert_eq!(f.cancelled(&[('a', 1, 1), ('b', 1, 1)]).await, ["7", "1", "1"]);
+    assert_eq!(
+        f.cancelled(&[('a', 1, 1), ('b', 1, 1)]).await,
+        ["7", "1", "1"]
+    );
     changed(
         &before,
         &f.state().await,
@@ -177,17 +282,37 @@ async fn the_holder_of_a_cancelled_task_is_told_so() {
     f.held('a', "w", 4).await;
     assert_eq!(f.cancelled(&[('a', 1, 0)]).await, ["7", "1"]);
     let before = f.state().await;
-    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 4, "w")])).await.expect("complete");
+    let answer = f
+        .run(&scripts::COMPLETE, |call| {
+            complete(call, &[('a', "7", 4, "w")])
+        })
+        .await
+        .expect("complete");
     assert_eq!(flat(answer), ["6"]);
     let extend = |call: &mut Call| {
         call.arg(id('a')).arg("7").arg(4).arg("w").arg(1000);
     };
-    assert_eq!(flat(f.run(&scripts::EXTEND, extend).await.expect("extend")), ["6", "0"]);
+    assert_eq!(
+        flat(f.run(&scripts::EXTEND, extend).await.expect("extend")),
+        ["6", "0"]
+    );
     let reject = |call: &mut Call| {
-        call.arg(1).arg("wake").arg("q").arg(b"\x91\x01").arg(1000).arg(id('a')).arg("7").arg(4).arg("w").arg("retry");
+        call.arg(1)
+            .arg("wake")
+            .arg("q")
+            .arg(b"\x91\x01")
+            .arg(1000)
+            .arg(id('a'))
+            .arg("7")
+            .arg(4)
+            .arg("w")
+            .arg("retry");
         call.arg("").arg("no").arg("failed");
     };
-    assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["6", "0"]);
+    assert_eq!(
+        flat(f.run(&scripts::REJECT, reject).await.expect("reject")),
+        ["6", "0"]
+    );
     assert_eq!(f.state().await, before);
 }
 
@@ -195,18 +320,32 @@ async fn the_holder_of_a_cancelled_task_is_told_so() {
 pub(super) fn update(call: &mut Call, items: &[(char, u32, u8, u32)]) {
     call.arg("wake").arg("q");
     for (letter, num, priority, epoch) in items {
-        call.arg(id(*letter)).arg(num).arg(priority).arg(epoch).arg("+tail");
+        call.arg(id(*letter))
+            .arg(num)
+            .arg(priority)
+            .arg(epoch)
+            .arg("+tail");
     }
 }
 
 impl Fixture {
     async fn updated(&self, items: &[(char, u32, u8, u32)]) -> Vec<String> {
-        flat(self.run(&scripts::CHANGE, |call| update(call, items)).await.expect("change"))
+        flat(
+            self.run(&scripts::CHANGE, |call| update(call, items))
+                .await
+                .expect("change"),
+        )
     }
 
     async fn requeued(&self, letter: char, mode: &str, worker: &str, until: i64) -> Vec<String> {
         let requeue = |call: &mut Call| {
-            call.arg("wake").arg("q").arg(id(letter)).arg(0).arg(mode).arg(worker).arg(until);
+            call.arg("wake")
+                .arg("q")
+                .arg(id(letter))
+                .arg(0)
+                .arg(mode)
+                .arg(worker)
+                .arg(until);
         };
         flat(self.run(&scripts::REQUEUE, requeue).await.expect("requeue"))
     }
@@ -222,7 +361,10 @@ async fn change_moves_a_waiting_task_to_another_lane_once() {
     f.waiting('b', 1, b"1").await;
     let before = f.state().await;
     for _ in 0..2 {
-        assert_eq!(f.updated(&[('a', 1, 1, 0), ('b', 1, 2, 0)]).await, ["7", "1", "0", "1", "0"]);
+        assert_eq!(
+            f.updated(&[('a', 1, 1, 0), ('b', 1, 2, 0)]).await,
+            ["7", "1", "0", "1", "0"]
+        );
     }
     let after = f.state().await;
     assert_eq!(after["hr:T"], ["1/1/a"]);
@@ -234,10 +376,21 @@ async fn change_moves_a_waiting_task_to_another_lane_once() {
         &[
             ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#, "b=1"]),
             ("bodies", &[&after["bodies"][0], "b=body2"]),
-            ("counters", &["largest_body=18", "live=2", "open=2", &format!("open_bytes={}", 2 * WEIGHT + TAIL)]),
+            (
+                "counters",
+                &[
+                    "largest_body=18",
+                    "live=2",
+                    "open=2",
+                    &format!("open_bytes={}", 2 * WEIGHT + TAIL),
+                ],
+            ),
         ],
     );
-    assert!(after["bodies"][0].starts_with("a=\u{1}") && after["bodies"][0].ends_with("text+tail"), "{after:?}");
+    assert!(
+        after["bodies"][0].starts_with("a=\u{1}") && after["bodies"][0].ends_with("text+tail"),
+        "{after:?}"
+    );
 }
 
 #[tokio::test]
@@ -248,25 +401,53 @@ async fn a_higher_num_is_offered_and_a_lower_one_ends_what_is_out() {
     let state = f.state().await;
     assert_eq!(state["records"], [r#"a=["L",3,0,[],[],["w","4"],0,1]"#]);
     assert_eq!(
-        (&state["mr:T"][..], state["counters"].contains(&"open=1".to_owned())),
+        (
+            &state["mr:T"][..],
+            state["counters"].contains(&"open=1".to_owned())
+        ),
         (&["3/1/a".to_owned()][..], true)
     );
 
     // u and v have completed it, w holds it and one replica waits: with NUM 2 it is completed.
     f.seed("DEL", "mr:T", &[]).await;
-    f.seed("HSET", "counters", &[b"open", b"0", b"open_bytes", b"0", b"live", b"1"]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"open", b"0", b"open_bytes", b"0", b"live", b"1"],
+    )
+    .await;
     let record = br#"["L",4,1,["9"],["u","1","v","2"],["w","4"],0,1]"#;
     let record: serde_json::Value = serde_json::from_slice(record).expect("JSON");
-    f.seed("HSET", "records", &[&id('a'), &rmp_serde::to_vec(&record).expect("packed")]).await;
-    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('a', 9)]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), &rmp_serde::to_vec(&record).expect("packed")],
+    )
+    .await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[NOW.to_string().as_bytes(), &lease('a', 9)],
+    )
+    .await;
     assert_eq!(f.updated(&[('a', 3, 2, 0)]).await, ["7", "1", "2"]);
     let state = f.state().await;
-    assert_eq!(state["records"], [r#"a=["L",3,1,[],["u","1","v","2"],["w","4"],0,1]"#], "what waits comes back first");
+    assert_eq!(
+        state["records"],
+        [r#"a=["L",3,1,[],["u","1","v","2"],["w","4"],0,1]"#],
+        "what waits comes back first"
+    );
     assert!(!state.contains_key("delayed") && state["leases"].len() == 1);
     assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "2", "2"]);
     let state = f.state().await;
-    assert_eq!(state["records"], [format!(r#"a=["F",2,1,[],["u","1","v","2"],[],{NOW},1]"#)]);
-    assert_eq!((&state["finals"][..], state.contains_key("leases")), (&["a".to_owned()][..], false));
+    assert_eq!(
+        state["records"],
+        [format!(r#"a=["F",2,1,[],["u","1","v","2"],[],{NOW},1]"#)]
+    );
+    assert_eq!(
+        (&state["finals"][..], state.contains_key("leases")),
+        (&["a".to_owned()][..], false)
+    );
     assert!(state["counters"].contains(&"live=0".to_owned()));
     // The same again, and a NUM that the completed task does not reach.
     assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "2", "2"]);
@@ -277,26 +458,71 @@ async fn a_higher_num_is_offered_and_a_lower_one_ends_what_is_out() {
 #[tokio::test]
 async fn a_num_below_the_credits_leaves_a_record_that_can_be_read() {
     let f = Fixture::new().await;
-    f.seed("HSET", "records", &[&id('a'), b"m\x04\x01\x02\nu\tc1\nv\tc2\nw\th3\n"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"m\x04\x01\x02\nu\tc1\nv\tc2\nw\th3\n"],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
-    f.seed("HSET", "counters", &[b"open", b"1", b"open_bytes", b"413", b"live", b"1"]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"open", b"1", b"open_bytes", b"413", b"live", b"1"],
+    )
+    .await;
     assert_eq!(f.updated(&[('a', 1, 2, 0)]).await, ["7", "2", "2"]);
-    assert_eq!(f.state().await["records"], [format!(r#"a=["F",1,0,[],["u","1","v","2"],[],{NOW}]"#)]);
-    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v"), ('a', "7", 3, "w")])).await;
+    assert_eq!(
+        f.state().await["records"],
+        [format!(r#"a=["F",1,0,[],["u","1","v","2"],[],{NOW}]"#)]
+    );
+    let answer = f
+        .run(&scripts::COMPLETE, |call| {
+            complete(call, &[('a', "7", 2, "v"), ('a', "7", 3, "w")])
+        })
+        .await;
     assert_eq!(flat(answer.expect("complete")), ["24"]);
 }
 
 #[tokio::test]
 async fn change_of_a_task_that_is_not_there_only_moves_the_fence() {
     let f = Fixture::new().await;
-    f.seed("HSET", "records", &[&id('b'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"]).await;
-    f.seed("HSET", "records", &[&id('c'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"]).await;
-    f.seed("HSET", "records", &[&id('d'), b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('b'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('c'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('d'),
+            b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01",
+        ],
+    )
+    .await;
     let before = f.state().await;
-    let items = [('a', 2, 1, 0), ('b', 2, 1, 0), ('b', 2, 1, 1), ('c', 2, 1, 0), ('d', 2, 1, 0), ('e', 2, 1, 0)];
-    let expected = ["7", "5", "0", "3", "0", "5", "0", "6", "0", "4", "0", "5", "0"];
+    let items = [
+        ('a', 2, 1, 0),
+        ('b', 2, 1, 0),
+        ('b', 2, 1, 1),
+        ('c', 2, 1, 0),
+        ('d', 2, 1, 0),
+        ('e', 2, 1, 0),
+    ];
+    let expected = [
+        "7", "5", "0", "3", "0", "5", "0", "6", "0", "4", "0", "5", "0",
+    ];
     assert_eq!(f.updated(&items).await, expected);
-    // It may be on its way from SQL past the bus, with the NUM that it had. One move will do for all of a call.
+    // It may be on its way from SQL past the bus, with the NUM that it had. One move will do for
+    // all of a call.
     changed(&before, &f.state().await, &[("counters", &["fence=1"])]);
 }
 
@@ -312,10 +538,19 @@ async fn requeue_ends_leases_and_backoffs_and_offers_the_task_anew() {
     changed(
         &expected,
         &f.state().await,
-        &[("records", &[r#"a=["L",1,0,[],[],[],0,1]"#]), ("leases", &[]), ("counters", &["live=1", "open=1", &bytes])],
+        &[
+            ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
+            ("leases", &[]),
+            ("counters", &["live=1", "open=1", &bytes]),
+        ],
     );
     // Its time has not come: it stays as it is.
-    f.seed("HSET", "records", &[&id('b'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('b'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"],
+    )
+    .await;
     let before = f.state().await;
     assert_eq!(f.requeued('b', "all", "", 0).await, ["7", "7", "0"]);
     assert_eq!(f.requeued('c', "all", "", 0).await, ["7", "5", "0"]);
@@ -328,16 +563,27 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     f.held('a', "w", 4).await;
     assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1", "0"]);
     let state = f.state().await;
-    assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,1,["w",-1,"w",0]]"#]);
+    assert_eq!(
+        state["records"],
+        [r#"a=["L",1,0,[],[],[],0,1,["w",-1,"w",0]]"#]
+    );
     assert!(!state.contains_key("leases"));
     let got = async |worker| {
-        let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
+        let answer = f
+            .run(&scripts::CLAIM, |call| {
+                super::claim::claim(call, &[(worker, 1)])
+            })
+            .await
+            .expect("claim");
         flat(answer).len() > 2
     };
     assert_eq!((got("w").await, got("v").await), (false, true));
     // Not even when v gives it back, and when w is not its holder.
     assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1", "0"]);
-    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["x",-1,"w",-1,"w",0,"x",0]]"#]);
+    assert_eq!(
+        f.state().await["records"],
+        [r#"a=["L",1,0,[],[],["v","1"],0,1,["x",-1,"w",-1,"w",0,"x",0]]"#]
+    );
 }
 
 #[tokio::test]
@@ -348,7 +594,12 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     let reserved = format!(r#"a=["L",1,0,[],[],[],0,1,[],[],0,["w",{}]]"#, NOW + 9);
     assert_eq!(f.state().await["records"], std::slice::from_ref(&reserved));
     let got = async |worker| {
-        let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
+        let answer = f
+            .run(&scripts::CLAIM, |call| {
+                super::claim::claim(call, &[(worker, 1)])
+            })
+            .await
+            .expect("claim");
         flat(answer).len() > 2
     };
     assert!(!got("v").await);
@@ -358,17 +609,26 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     assert_eq!(f.state().await["records"], [reserved]);
     assert_eq!(f.requeued('a', "to", "w", NOW).await, ["7", "1", "0"]);
     assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1", "0"]);
-    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],[],0,3,[],[],0]"#]);
+    assert_eq!(
+        f.state().await["records"],
+        [r#"a=["L",1,0,[],[],[],0,3,[],[],0]"#]
+    );
     assert!(got("v").await);
     // A worker that has completed it cannot do it twice.
-    f.seed("HSET", "records", &[&id('b'), b"m\x02\x00\x01\nw\tc1\n"]).await;
+    f.seed("HSET", "records", &[&id('b'), b"m\x02\x00\x01\nw\tc1\n"])
+        .await;
     assert_eq!(f.requeued('b', "to", "w", NOW + 9).await, ["7", "8", "0"]);
 }
 
 /// A live task with this record, as JSON.
 pub(super) async fn live(f: &Fixture, letter: char, record: &str) {
     let record: serde_json::Value = serde_json::from_str(record).expect("JSON");
-    f.seed("HSET", "records", &[&id(letter), &rmp_serde::to_vec(&record).expect("packed")]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id(letter), &rmp_serde::to_vec(&record).expect("packed")],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
     f.seed("HINCRBY", "counters", &[b"live", b"1"]).await;
 }
@@ -376,16 +636,59 @@ pub(super) async fn live(f: &Fixture, letter: char, record: &str) {
 #[tokio::test]
 async fn a_reservation_ends_when_its_worker_has_done_its_replica() {
     let f = Fixture::new().await;
-    live(&f, 'a', r#"["L",2,0,[],[],["w","4"],0,1,[],[],0,["w",900]]"#).await;
-    live(&f, 'b', r#"["L",3,0,[],["v","2"],["w","5"],0,1,[],[],0,["w",900]]"#).await;
-    live(&f, 'c', r#"["L",3,0,[],[],["v","6"],0,1,[],[],0,["w",900]]"#).await;
-    live(&f, 'd', r#"["L",1,0,[],[],["w","7"],0,1,[],[],0,["w",900]]"#).await;
+    live(
+        &f,
+        'a',
+        r#"["L",2,0,[],[],["w","4"],0,1,[],[],0,["w",900]]"#,
+    )
+    .await;
+    live(
+        &f,
+        'b',
+        r#"["L",3,0,[],["v","2"],["w","5"],0,1,[],[],0,["w",900]]"#,
+    )
+    .await;
+    live(
+        &f,
+        'c',
+        r#"["L",3,0,[],[],["v","6"],0,1,[],[],0,["w",900]]"#,
+    )
+    .await;
+    live(
+        &f,
+        'd',
+        r#"["L",1,0,[],[],["w","7"],0,1,[],[],0,["w",900]]"#,
+    )
+    .await;
     for (letter, grant) in [('a', 4), ('b', 5), ('c', 6), ('d', 7)] {
-        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, grant)]).await;
+        f.seed(
+            "ZADD",
+            "leases",
+            &[NOW.to_string().as_bytes(), &lease(letter, grant)],
+        )
+        .await;
     }
-    f.seed("HSET", "counters", &[b"open", b"3", b"open_bytes", (3 * WEIGHT).to_string().as_bytes()]).await;
-    let items = [('a', "7", 4, "w"), ('b', "7", 5, "w"), ('c', "7", 6, "v"), ('d', "7", 7, "w")];
-    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
+    f.seed(
+        "HSET",
+        "counters",
+        &[
+            b"open",
+            b"3",
+            b"open_bytes",
+            (3 * WEIGHT).to_string().as_bytes(),
+        ],
+    )
+    .await;
+    let items = [
+        ('a', "7", 4, "w"),
+        ('b', "7", 5, "w"),
+        ('c', "7", 6, "v"),
+        ('d', "7", 7, "w"),
+    ];
+    let answer = f
+        .run(&scripts::COMPLETE, |call| complete(call, &items))
+        .await
+        .expect("complete");
     assert_eq!(flat(answer), ["11110"], "a task is due behind the codes");
     let state = f.state().await;
     let expected = [
@@ -399,21 +702,44 @@ async fn a_reservation_ends_when_its_worker_has_done_its_replica() {
     assert_eq!(state["delayed"], [format!("a4={NOW}"), format!("b5={NOW}")]);
     // c has two replicas left. The others come back with the promotion.
     let bytes = format!("open_bytes={WEIGHT}");
-    assert!(["open=1", &bytes].iter().all(|count| state["counters"].contains(&(*count).to_owned())), "{state:?}");
+    assert!(
+        ["open=1", &bytes]
+            .iter()
+            .all(|count| state["counters"].contains(&(*count).to_owned())),
+        "{state:?}"
+    );
     let promote = |call: &mut Call| {
         call.arg("wake").arg("q").arg(10).arg(1000);
     };
     f.run(&scripts::PROMOTE, promote).await.expect("promote");
     let state = f.state().await;
     assert_eq!(state["mr:T"], ["3/2/b", "2/2/a"]);
-    assert_eq!(state["records"][0], r#"a=["L",2,0,[],["w","4"],[],0,2,[],[],0]"#);
-    assert!(state["counters"].contains(&"open=3".to_owned()) && !state.contains_key("delayed"), "{state:?}");
+    assert_eq!(
+        state["records"][0],
+        r#"a=["L",2,0,[],["w","4"],[],0,2,[],[],0]"#
+    );
+    assert!(
+        state["counters"].contains(&"open=3".to_owned()) && !state.contains_key("delayed"),
+        "{state:?}"
+    );
 }
 
-fn reject<'a>(letter: char, grant: u64, worker: &'a str, mode: &'a str) -> impl FnOnce(&mut Call) + 'a {
+fn reject<'a>(
+    letter: char,
+    grant: u64,
+    worker: &'a str,
+    mode: &'a str,
+) -> impl FnOnce(&mut Call) + 'a {
     move |call| {
         call.arg(1).arg("wake").arg("q").arg(b"\x91\x01").arg(1000);
-        call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg("0").arg("no").arg("");
+        call.arg(id(letter))
+            .arg("7")
+            .arg(grant)
+            .arg(worker)
+            .arg(mode)
+            .arg("0")
+            .arg("no")
+            .arg("");
     }
 }
 
@@ -424,10 +750,19 @@ async fn a_reservation_ends_when_its_worker_is_refused() {
     live(&f, 'a', reserved).await;
     live(&f, 'b', reserved).await;
     for letter in ['a', 'b'] {
-        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, 4)]).await;
+        f.seed(
+            "ZADD",
+            "leases",
+            &[NOW.to_string().as_bytes(), &lease(letter, 4)],
+        )
+        .await;
     }
-    f.run(&scripts::REJECT, reject('a', 4, "w", "never")).await.expect("reject");
-    f.run(&scripts::REJECT, reject('b', 4, "w", "retry")).await.expect("reject");
+    f.run(&scripts::REJECT, reject('a', 4, "w", "never"))
+        .await
+        .expect("reject");
+    f.run(&scripts::REJECT, reject('b', 4, "w", "retry"))
+        .await
+        .expect("reject");
     let log = format!(r#"[{NOW},"w","no"]"#);
     let expected = [
         format!(r#"a=["L",2,2,[],[],[],0,2,["w",-1],{log},0]"#),
@@ -439,7 +774,8 @@ async fn a_reservation_ends_when_its_worker_is_refused() {
 #[tokio::test]
 async fn a_requeue_for_all_lets_everybody_have_it_who_was_refused() {
     let f = Fixture::new().await;
-    // An operator took it from w. With NUM 2, v had failed it twice, as often as it may; x once; u was taken away.
+    // An operator took it from w. With NUM 2, v had failed it twice, as often as it may; x once; u
+    // was taken away.
     live(&f, 'a', r#"["L",1,0,[],[],[],0,1,["w",-1,"w",0]]"#).await;
     live(&f, 'b', r#"["L",2,3,[],[],[],0,1,["v",-1,"x",1]]"#).await;
     assert_eq!(f.requeued('b', "away", "u", 0).await, ["7", "1", "0"]);
@@ -451,14 +787,27 @@ async fn a_requeue_for_all_lets_everybody_have_it_who_was_refused() {
     }
     let state = f.state().await;
     assert_eq!(state["records"][0], r#"a=["L",1,0,[],[],[],0,2,[]]"#);
-    assert_eq!(state["records"][1], r#"b=["L",2,3,[],[],[],0,4,["x",1,"v",2]]"#);
-    // The failures of v have counted, and one worker alone must not kill the task: one more bars it, at no cost.
+    assert_eq!(
+        state["records"][1],
+        r#"b=["L",2,3,[],[],[],0,4,["x",1,"v",2]]"#
+    );
+    // The failures of v have counted, and one worker alone must not kill the task: one more bars
+    // it, at no cost.
     let claim = |call: &mut Call| super::claim::claim(call, &[("v", 2)]);
     f.run(&scripts::CLAIM, claim).await.expect("claim");
-    assert!(f.state().await["records"][1].contains(r#"["v","1"]"#), "{:?}", f.state().await);
-    f.run(&scripts::REJECT, reject('b', 1, "v", "retry")).await.expect("reject");
+    assert!(
+        f.state().await["records"][1].contains(r#"["v","1"]"#),
+        "{:?}",
+        f.state().await
+    );
+    f.run(&scripts::REJECT, reject('b', 1, "v", "retry"))
+        .await
+        .expect("reject");
     let state = f.state().await;
-    assert!(state["records"][1].starts_with(r#"b=["L",2,3,[],[],[],0,5,["x",1,"v",-1],"#), "{state:?}");
+    assert!(
+        state["records"][1].starts_with(r#"b=["L",2,3,[],[],[],0,5,["x",1,"v",-1],"#),
+        "{state:?}"
+    );
     // A reservation for it lifts this, too.
     assert_eq!(f.requeued('b', "to", "v", NOW + 9).await, ["7", "1", "0"]);
     assert!(f.state().await["records"][1].contains(r#"["x",1,"v",2]"#));
@@ -474,18 +823,39 @@ async fn a_worker_from_whom_a_task_for_one_was_taken_may_fail_it_as_often_as_oth
     assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1", "0"]);
     let after = f.state().await;
     let mut expected = before;
-    expected.insert("mr:T".into(), ["2/3/a", "2/2/a", "1/1/a"].map(Into::into).into());
-    let counters = ["live=1", "open=1", &format!("open_bytes={}", WEIGHT + TAIL), "largest_body=18"];
+    expected.insert(
+        "mr:T".into(),
+        ["2/3/a", "2/2/a", "1/1/a"].map(Into::into).into(),
+    );
+    let counters = [
+        "live=1",
+        "open=1",
+        &format!("open_bytes={}", WEIGHT + TAIL),
+        "largest_body=18",
+    ];
     let records = r#"a=["L",2,0,[],[],[],0,3,[]]"#;
     let bodies: &[&str] = &[&after["bodies"][0]];
-    changed(&expected, &after, &[("records", &[records]), ("bodies", bodies), ("counters", &counters)]);
+    changed(
+        &expected,
+        &after,
+        &[
+            ("records", &[records]),
+            ("bodies", bodies),
+            ("counters", &counters),
+        ],
+    );
 
     // It fails the task for the first time, of two.
     let claim = |call: &mut Call| super::claim::claim(call, &[("w", 1)]);
     f.run(&scripts::CLAIM, claim).await.expect("claim");
-    f.run(&scripts::REJECT, reject('a', 1, "w", "retry")).await.expect("reject");
+    f.run(&scripts::REJECT, reject('a', 1, "w", "retry"))
+        .await
+        .expect("reject");
     let log = format!(r#"[{NOW},"w","no"]"#);
-    assert_eq!(f.state().await["records"], [format!(r#"a=["L",2,1,[],[],[],0,4,["w",1],{log}]"#)]);
+    assert_eq!(
+        f.state().await["records"],
+        [format!(r#"a=["L",2,1,[],[],[],0,4,["w",1],{log}]"#)]
+    );
 }
 
 /// The failures at a higher NUM count when that comes again.
@@ -493,25 +863,51 @@ async fn a_worker_from_whom_a_task_for_one_was_taken_may_fail_it_as_often_as_oth
 async fn a_lower_num_forgets_no_failures_of_a_worker_that_was_refused() {
     let f = Fixture::new().await;
     live(&f, 'a', r#"["L",2,2,[],[],[],0,1,["w",-1],[]]"#).await;
-    f.seed("HSET", "counters", &[b"open", b"1", b"open_bytes", WEIGHT.to_string().as_bytes()]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"open", b"1", b"open_bytes", WEIGHT.to_string().as_bytes()],
+    )
+    .await;
     let before = f.state().await;
     assert_eq!(f.updated(&[('a', 1, 2, 0)]).await, ["7", "1", "0"]);
     assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1", "0"]);
     assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "1", "0"]);
     let after = f.state().await;
     let mut expected = before;
-    expected.insert("mr:T".into(), ["2/4/a", "1/3/a", "1/2/a"].map(Into::into).into());
-    let counters = ["live=1", "open=1", &format!("open_bytes={}", WEIGHT + 2 * TAIL), "largest_body=23"];
+    expected.insert(
+        "mr:T".into(),
+        ["2/4/a", "1/3/a", "1/2/a"].map(Into::into).into(),
+    );
+    let counters = [
+        "live=1",
+        "open=1",
+        &format!("open_bytes={}", WEIGHT + 2 * TAIL),
+        "largest_body=23",
+    ];
     let records = r#"a=["L",2,2,[],[],[],0,4,["w",2],[]]"#;
     let bodies: &[&str] = &[&after["bodies"][0]];
-    changed(&expected, &after, &[("records", &[records]), ("bodies", bodies), ("counters", &counters)]);
+    changed(
+        &expected,
+        &after,
+        &[
+            ("records", &[records]),
+            ("bodies", bodies),
+            ("counters", &counters),
+        ],
+    );
 
     // One more bars it, at no cost: it cannot kill the task alone.
     let claim = |call: &mut Call| super::claim::claim(call, &[("w", 1)]);
     f.run(&scripts::CLAIM, claim).await.expect("claim");
-    f.run(&scripts::REJECT, reject('a', 1, "w", "retry")).await.expect("reject");
+    f.run(&scripts::REJECT, reject('a', 1, "w", "retry"))
+        .await
+        .expect("reject");
     let log = format!(r#"[{NOW},"w","no"]"#);
-    assert_eq!(f.state().await["records"], [format!(r#"a=["L",2,2,[],[],[],0,5,["w",-1],{log}]"#)]);
+    assert_eq!(
+        f.state().await["records"],
+        [format!(r#"a=["L",2,2,[],[],[],0,5,["w",-1],{log}]"#)]
+    );
 }
 
 #[tokio::test]
@@ -520,16 +916,36 @@ async fn a_body_keeps_one_tail_however_often_it_is_changed() {
     f.waiting('a', 1, b"1").await;
     let head = [&[2][..], &2_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat();
     // A key, a payload that ends like a tail, a header, NUM, priority, the encoding of the payload.
-    let fields = b"\x0a\x01k\x12\x06xy\x28\x07\x30\x02\x1a\x06\x0a\x01h\x12\x01v\x28\x03\x30\x02\x38\x01";
-    f.seed("HSET", "bodies", &[&id('a'), &[&head[..], fields].concat()]).await;
+    let fields =
+        b"\x0a\x01k\x12\x06xy\x28\x07\x30\x02\x1a\x06\x0a\x01h\x12\x01v\x28\x03\x30\x02\x38\x01";
+    f.seed("HSET", "bodies", &[&id('a'), &[&head[..], fields].concat()])
+        .await;
     let bytes = 409 + fields.len() as u64;
-    f.seed("HSET", "counters", &[b"open_bytes", bytes.to_string().as_bytes()]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"open_bytes", bytes.to_string().as_bytes()],
+    )
+    .await;
     for (num, priority) in [(2, 1), (3, 3), (300, 2), (4, 1)] {
-        let tail: &[u8] = if num == 300 { b"\x28\xac\x02\x30\x02" } else { &[0x28, num as u8, 0x30, priority] };
-        let change = |call: &mut Call| {
-            call.arg("wake").arg("q").arg(id('a')).arg(num).arg(priority).arg(0).arg(tail);
+        let tail: &[u8] = if num == 300 {
+            b"\x28\xac\x02\x30\x02"
+        } else {
+            &[0x28, num as u8, 0x30, priority]
         };
-        assert_eq!(flat(f.run(&scripts::CHANGE, change).await.expect("change")), ["7", "1", "0"]);
+        let change = |call: &mut Call| {
+            call.arg("wake")
+                .arg("q")
+                .arg(id('a'))
+                .arg(num)
+                .arg(priority)
+                .arg(0)
+                .arg(tail);
+        };
+        assert_eq!(
+            flat(f.run(&scripts::CHANGE, change).await.expect("change")),
+            ["7", "1", "0"]
+        );
         let body: Vec<u8> = redis::cmd("HGET")
             .arg("t:{q:0}:bodies")
             .arg(id('a'))
@@ -538,7 +954,11 @@ async fn a_body_keeps_one_tail_however_often_it_is_changed() {
             .expect("a body");
         assert_eq!(body, [&[priority][..], &head[1..], fields, tail].concat());
         let bytes = format!("open_bytes={}", bytes + tail.len() as u64);
-        assert!(f.state().await["counters"].contains(&bytes), "{bytes}: {:?}", f.state().await);
+        assert!(
+            f.state().await["counters"].contains(&bytes),
+            "{bytes}: {:?}",
+            f.state().await
+        );
     }
 }
 
@@ -547,8 +967,20 @@ async fn a_body_keeps_one_tail_however_often_it_is_changed() {
 async fn leases_that_end_before_their_time_are_told() {
     let f = Fixture::new().await;
     // The grants of a call with a secret have 19 digits.
-    let long = [1_000_000_000_000_000_001, 9_199_999_999_999_991_000, 4_294_967_295_999_999_999];
-    for (letter, grant) in [('a', 4), ('b', 5), ('c', 300), ('d', 6), ('f', long[0]), ('g', long[1]), ('h', long[2])] {
+    let long = [
+        1_000_000_000_000_000_001,
+        9_199_999_999_999_991_000,
+        4_294_967_295_999_999_999,
+    ];
+    for (letter, grant) in [
+        ('a', 4),
+        ('b', 5),
+        ('c', 300),
+        ('d', 6),
+        ('f', long[0]),
+        ('g', long[1]),
+        ('h', long[2]),
+    ] {
         f.held(letter, "w", grant).await;
     }
     let (mut sink, mut messages) = f.redis.pubsub().await.expect("pubsub").split();
@@ -559,14 +991,23 @@ async fn leases_that_end_before_their_time_are_told() {
     f.requeued('c', "away", "w", 0).await;
     f.requeued('d', "to", "v", NOW + 9).await;
     // NUM 3 with three holders becomes 1: the last two end.
-    f.seed("HSET", "records", &[&id('e'), b"m\x03\x03\x00\nu\th7\nv\th8\nw\th9\n"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('e'), b"m\x03\x03\x00\nu\th7\nv\th8\nw\th9\n"],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('e'), &body(2)]).await;
     assert_eq!(f.updated(&[('e', 1, 2, 0)]).await, ["7", "1", "0"]);
     for letter in ['f', 'g', 'h'] {
         f.requeued(letter, "all", "", 0).await;
     }
-    let _: redis::Value =
-        redis::cmd("PUBLISH").arg("wake").arg("end").query_async(&mut f.redis.conn()).await.expect("publish");
+    let _: redis::Value = redis::cmd("PUBLISH")
+        .arg("wake")
+        .arg("end")
+        .query_async(&mut f.redis.conn())
+        .await
+        .expect("publish");
     let mut told = Vec::new();
     while let Some(message) = messages.next().await {
         match message.get_payload_bytes() {
@@ -575,7 +1016,17 @@ async fn leases_that_end_before_their_time_are_told() {
             wake => assert_eq!(wake, b"q"),
         }
     }
-    let short = [lease('a', 4), lease('c', 300), lease('d', 6), lease('e', 9), lease('e', 8)];
-    let long = [lease('f', long[0]), lease('g', long[1]), lease('h', long[2])];
+    let short = [
+        lease('a', 4),
+        lease('c', 300),
+        lease('d', 6),
+        lease('e', 9),
+        lease('e', 8),
+    ];
+    let long = [
+        lease('f', long[0]),
+        lease('g', long[1]),
+        lease('h', long[2]),
+    ];
     assert_eq!(told, [&short[..], &long].concat());
 }

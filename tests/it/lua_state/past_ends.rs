@@ -1,5 +1,6 @@
-//! The list of final records beside the records, over random histories of tasks that end and are sent again: it has
-//! each final task once, and each past end, and at the end nothing is left of any.
+//! The list of final records beside the records, over random histories of tasks that end and are
+//! sent again: it has each final task once, and each past end, and at the end nothing is left of
+//! any.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +61,12 @@ impl Shard<'_> {
                     enqueue_bodies(call, 1000, &[(&offset, letter, body(2))]);
                     call.arg(1).arg(1).arg(0).arg("").arg(epoch);
                 };
-                let answer = flat(self.f.run(&scripts::ENQUEUE, arrive).await.expect("enqueue"));
+                let answer = flat(
+                    self.f
+                        .run(&scripts::ENQUEUE, arrive)
+                        .await
+                        .expect("enqueue"),
+                );
                 if answer[2] == "1" {
                     self.epochs.insert(letter, epoch);
                 }
@@ -75,13 +81,23 @@ impl Shard<'_> {
                 let name = |call: &mut Call| {
                     call.arg(u8::from(young)).arg(most);
                 };
-                self.named = flat(self.f.run(&scripts::FINALS, name).await.expect("finals")).remove(1);
+                self.named =
+                    flat(self.f.run(&scripts::FINALS, name).await.expect("finals")).remove(1);
             }
             Step::Forget { settled, young } => {
-                let flags: String =
-                    (0..self.named.len()).map(|i| if settled >> (i % 8) & 1 == 1 { '1' } else { '0' }).collect();
+                let flags: String = (0..self.named.len())
+                    .map(|i| {
+                        if settled >> (i % 8) & 1 == 1 {
+                            '1'
+                        } else {
+                            '0'
+                        }
+                    })
+                    .collect();
                 let forget = |call: &mut Call| {
-                    call.arg(flags).arg(u8::from(young)).arg(self.named.chars().flat_map(id).collect::<Vec<u8>>());
+                    call.arg(flags)
+                        .arg(u8::from(young))
+                        .arg(self.named.chars().flat_map(id).collect::<Vec<u8>>());
                 };
                 self.f.run(&scripts::FORGET, forget).await.expect("forget");
             }
@@ -94,10 +110,15 @@ impl Shard<'_> {
         let values = |key: &str| state.get(key).cloned().unwrap_or_default();
         for letter in LETTERS {
             let records = values("records");
-            let record = records.iter().find_map(|record| record.strip_prefix(&format!("{letter}=")));
+            let record = records
+                .iter()
+                .find_map(|record| record.strip_prefix(&format!("{letter}=")));
             let record: Option<Value> = record.and_then(|record| serde_json::from_str(record).ok());
             let own = record.map_or(0, |t| t[12].as_u64().unwrap_or(0) + u64::from(t[0] != "L"));
-            let listed = values("finals").iter().filter(|entry| **entry == letter.to_string()).count();
+            let listed = values("finals")
+                .iter()
+                .filter(|entry| **entry == letter.to_string())
+                .count();
             assert_eq!(listed as u64, own, "{letter} in {state:?} after {steps:?}");
         }
     }
@@ -106,14 +127,33 @@ impl Shard<'_> {
 #[tokio::test]
 async fn forget_counts_down_each_of_two_past_ends_of_a_task() {
     let f = Fixture::new().await;
-    // Between the naming and the forgetting it was sent again twice: ["L", 1, 0, [], [], [], 0, 0, [], [], 2, false, 2]
-    let record = rmp_serde::to_vec(&serde_json::json!(["L", 1, 0, [], [], [], 0, 0, [], [], 2, false, 2]));
-    f.seed("HSET", "records", &[&id('a'), &record.expect("packed")]).await;
+    // Between the naming and the forgetting it was sent again twice: ["L", 1, 0, [], [], [], 0, 0,
+    // [], [], 2, false, 2]
+    let record = rmp_serde::to_vec(&serde_json::json!([
+        "L",
+        1,
+        0,
+        [],
+        [],
+        [],
+        0,
+        0,
+        [],
+        [],
+        2,
+        false,
+        2
+    ]));
+    f.seed("HSET", "records", &[&id('a'), &record.expect("packed")])
+        .await;
     f.seed("RPUSH", "finals", &[&id('a'), &id('a')]).await;
     let forget = |call: &mut Call| {
         call.arg("11").arg(0).arg([id('a'), id('a')].concat());
     };
-    assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+    assert_eq!(
+        flat(f.run(&scripts::FORGET, forget).await.expect("forget")),
+        ["0"]
+    );
     let state = f.state().await;
     assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,0,[],[],2]"#]);
     assert_eq!(state.get("finals"), None);
@@ -123,29 +163,65 @@ async fn forget_counts_down_each_of_two_past_ends_of_a_task() {
 async fn the_list_has_each_final_task_once_and_each_past_end_until_all_are_gone() {
     let f = Fixture::new().await;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[11; 32]);
-    let mut runner = TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng);
-    let (mut most_past, forget_all) = (0, Step::Forget { settled: 255, young: false });
+    let mut runner = TestRunner::new_with_rng(
+        Config {
+            failure_persistence: None,
+            ..Config::default()
+        },
+        rng,
+    );
+    let (mut most_past, forget_all) = (
+        0,
+        Step::Forget {
+            settled: 255,
+            young: false,
+        },
+    );
     for _ in 0..CASES {
         let steps = steps().new_tree(&mut runner).expect("steps").current();
-        let _: () = redis::cmd("FLUSHALL").query_async(&mut f.redis.conn()).await.expect("flush");
+        let _: () = redis::cmd("FLUSHALL")
+            .query_async(&mut f.redis.conn())
+            .await
+            .expect("flush");
         f.seed("SET", "generation", &[b"7"]).await;
         let epochs = LETTERS.map(|letter| (letter, 0)).into();
-        let mut shard = Shard { f: &f, offset: 0, epochs, named: String::new() };
+        let mut shard = Shard {
+            f: &f,
+            offset: 0,
+            epochs,
+            named: String::new(),
+        };
         for step in &steps {
             shard.step(step).await;
             shard.check(&steps).await;
             most_past = most_past.max(f.state().await.get("finals").map_or(0, Vec::len));
         }
         for letter in LETTERS {
-            shard.step(&Step::Cancel { letter, ahead: false }).await;
+            shard
+                .step(&Step::Cancel {
+                    letter,
+                    ahead: false,
+                })
+                .await;
         }
         // Each look drops the past ends of its page, and each pair forgets one task at least.
         for _ in 0..=steps.len() + LETTERS.len() {
-            shard.step(&Step::Name { most: 2, young: false }).await;
+            shard
+                .step(&Step::Name {
+                    most: 2,
+                    young: false,
+                })
+                .await;
             shard.step(&forget_all).await;
         }
         let state = f.state().await;
-        assert!(!state.contains_key("finals") && !state.contains_key("records"), "{state:?} after {steps:?}");
+        assert!(
+            !state.contains_key("finals") && !state.contains_key("records"),
+            "{state:?} after {steps:?}"
+        );
     }
-    assert!(most_past > 2 * LETTERS.len(), "the histories are too simple: {most_past}");
+    assert!(
+        most_past > 2 * LETTERS.len(),
+        "the histories are too simple: {most_past}"
+    );
 }

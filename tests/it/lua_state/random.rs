@@ -1,4 +1,5 @@
-//! Records and bodies of random bytes: no script raises an error, and no worker gets such a task for ever.
+//! Records and bodies of random bytes: no script raises an error, and no worker gets such a task
+//! for ever.
 
 use proptest::{
     collection::vec,
@@ -26,16 +27,63 @@ const CASES: usize = 1000;
 
 /// Records that a script wrote. The grant of `w` is 1, and that of a replica in backoff 2.
 fn samples() -> Vec<Vec<u8>> {
-    let text: [&[u8]; 5] = [b"3", b"h1:w", b"f5:1:w", b"m\x03\x01\x01\nw\th1\nv\tc2\n", b"e\x025\nw\tc1\nv\tc2\n"];
+    let text: [&[u8]; 5] = [
+        b"3",
+        b"h1:w",
+        b"f5:1:w",
+        b"m\x03\x01\x01\nw\th1\nv\tc2\n",
+        b"e\x025\nw\tc1\nv\tc2\n",
+    ];
     let msgpack = [
         json!(["L", 1, 0, [""], [], [], 0]),
         json!(["L", 1, 1, [], [], ["w", "1"], 0, 0, [], [1, "w", "no"]]),
-        json!(["L", 5, 3, ["2"], ["u", "9"], ["w", "1"], 0, 0, ["w", 1, "x", -1], [1, "x", "no"]]),
-        json!(["L", 5, 3, ["2"], ["u", "9"], ["v", "8"], 0, 2, ["x", -1], [1, "x", "no"], 0, ["w", 5]]),
-        json!(["L", 3, 0, [], ["u", "0"], ["w", "1"], 0, 0, [], [], 1, false, 2]),
+        json!([
+            "L",
+            5,
+            3,
+            ["2"],
+            ["u", "9"],
+            ["w", "1"],
+            0,
+            0,
+            ["w", 1, "x", -1],
+            [1, "x", "no"]
+        ]),
+        json!([
+            "L",
+            5,
+            3,
+            ["2"],
+            ["u", "9"],
+            ["v", "8"],
+            0,
+            2,
+            ["x", -1],
+            [1, "x", "no"],
+            0,
+            ["w", 5]
+        ]),
+        json!([
+            "L",
+            3,
+            0,
+            [],
+            ["u", "0"],
+            ["w", "1"],
+            0,
+            0,
+            [],
+            [],
+            1,
+            false,
+            2
+        ]),
         json!(["D", 1, 2, [], [], [], 5, 0, [], [], 1, false, 1]),
     ];
-    text.iter().map(|record| record.to_vec()).chain(msgpack.iter().map(packed)).collect()
+    text.iter()
+        .map(|record| record.to_vec())
+        .chain(msgpack.iter().map(packed))
+        .collect()
 }
 
 /// Random bytes, or a record in which some bytes are others.
@@ -65,7 +113,9 @@ fn steps() -> Vec<Case> {
     let mut steps = cases();
     // It needs an empty shard.
     steps.retain(|(name, ..)| *name != "close");
-    steps.push(case("deadline of a", &scripts::DEADLINE, |call| deadline(call, [100, 1 << 20], &[('a', 2)])));
+    steps.push(case("deadline of a", &scripts::DEADLINE, |call| {
+        deadline(call, [100, 1 << 20], &[('a', 2)])
+    }));
     steps.push(case("finals", &scripts::FINALS, finals));
     steps.push(case("forget", &scripts::FORGET, forget));
     steps.push(case("delivered", &scripts::DELIVERED, delivered));
@@ -88,7 +138,9 @@ async fn times_that_it_is_claimed(f: &Fixture) -> i64 {
         run(&scripts::EXPIRE, expire).await;
         run(&scripts::PROMOTE, promote).await;
         let answer = run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await;
-        let Value::Array(parts) = answer else { panic!("{answer:?}") };
+        let Value::Array(parts) = answer else {
+            panic!("{answer:?}")
+        };
         let ids = match parts.get(4) {
             Some(Value::BulkString(ids)) => ids,
             _ => return times,
@@ -104,20 +156,49 @@ async fn times_that_it_is_claimed(f: &Fixture) -> i64 {
 async fn no_record_of_any_bytes_raises_an_error() {
     let f = Fixture::new().await;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
-    let mut runner = TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng);
+    let mut runner = TestRunner::new_with_rng(
+        Config {
+            failure_persistence: None,
+            ..Config::default()
+        },
+        rng,
+    );
     let steps = steps();
     // In another order each time: the first script may mend what the others would meet.
-    let drawn = (records(), Just((0..steps.len()).collect::<Vec<_>>()).prop_shuffle());
+    let drawn = (
+        records(),
+        Just((0..steps.len()).collect::<Vec<_>>()).prop_shuffle(),
+    );
     let redis = f.redis.clone();
     for number in 0..CASES {
         let (record, order) = drawn.new_tree(&mut runner).expect("a record").current();
-        let _: () = redis::cmd("FLUSHALL").query_async(&mut redis.conn()).await.expect("flush");
+        let _: () = redis::cmd("FLUSHALL")
+            .query_async(&mut redis.conn())
+            .await
+            .expect("flush");
         f.seed("SET", "generation", &[b"7"]).await;
         f.waiting('a', 2, &record).await;
         f.seed("LPUSH", "mr:T", &[&element(5, 2, 'a')]).await;
         let damaged_body = number % 3 == 0;
-        f.seed("HSET", "bodies", &[&id('a'), &if damaged_body { record.clone() } else { body(2) }]).await;
-        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
+        f.seed(
+            "HSET",
+            "bodies",
+            &[
+                &id('a'),
+                &if damaged_body {
+                    record.clone()
+                } else {
+                    body(2)
+                },
+            ],
+        )
+        .await;
+        f.seed(
+            "ZADD",
+            "leases",
+            &[NOW.to_string().as_bytes(), &lease('a', 1)],
+        )
+        .await;
         f.seed("ZADD", "delayed", &[b"5", &lease('a', 2)]).await;
         f.seed("RPUSH", "finals", &[&id('a')]).await;
         let mut done = Vec::new();
@@ -131,7 +212,10 @@ async fn no_record_of_any_bytes_raises_an_error() {
         // Its body allows two attempts, and a change of NUM a few more.
         if !damaged_body {
             let times = times_that_it_is_claimed(&f).await;
-            assert!(times < 10, "{record:?} by {done:?} is claimed again and again");
+            assert!(
+                times < 10,
+                "{record:?} by {done:?} is claimed again and again"
+            );
         }
     }
 }

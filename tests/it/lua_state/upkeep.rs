@@ -9,7 +9,13 @@ pub(super) fn promote(call: &mut Call) {
 }
 
 pub(super) fn expire(call: &mut Call) {
-    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
+    call.arg(1)
+        .arg("t:wake")
+        .arg("q")
+        .arg(&b"\x91\x00"[..])
+        .arg(10)
+        .arg(100)
+        .arg(1000);
 }
 
 #[tokio::test]
@@ -17,14 +23,23 @@ async fn promote_takes_a_body_of_no_priority_for_medium() {
     let f = Fixture::new().await;
     for (letter, priority, member) in [('a', 0, id('a')), ('b', 9, lease('b', 1))] {
         // ["L", 1, 0, [""], [], [], 0]: before its time; or ["1"]: one replica in backoff.
-        let waits: &[u8] = if letter == 'a' { &[0x91, 0xa0] } else { &[0x91, 0xa1, b'1'] };
+        let waits: &[u8] = if letter == 'a' {
+            &[0x91, 0xa0]
+        } else {
+            &[0x91, 0xa1, b'1']
+        };
         let record = [&[0x97, 0xa1, b'L', 1, 0][..], waits, &[0x90, 0x90, 0]].concat();
         f.seed("HSET", "records", &[&id(letter), &record]).await;
-        f.seed("HSET", "bodies", &[&id(letter), &body(priority)]).await;
-        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member]).await;
+        f.seed("HSET", "bodies", &[&id(letter), &body(priority)])
+            .await;
+        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member])
+            .await;
     }
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["2", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")),
+        ["2", "0", "-1"]
+    );
     changed(
         &before,
         &f.state().await,
@@ -43,27 +58,53 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["1", "0", "0", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")),
+        ["1", "0", "0", "0", "-1"]
+    );
     changed(
         &before,
         &f.state().await,
         &[
-            ("records", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#]),
+            (
+                "records",
+                &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#],
+            ),
             ("leases", &[]),
             ("mr:T", &["1/1/a"]),
             ("outbox", &["x=a w=w a=1 e=0 n=7 g=1 s=970000"]),
-            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=34"]),
+            (
+                "counters",
+                &["open_bytes=413", "live=1", "open=1", "outbox_bytes=34"],
+            ),
         ],
     );
-    f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
-    f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)]))
+        .await
+        .expect("claim");
+    f.seed(
+        "ZADD",
+        "leases",
+        &[NOW.to_string().as_bytes(), &lease('a', 1)],
+    )
+    .await;
     f.seed("DEL", "undelivered", &[]).await;
-    assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["1", "1", "0", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")),
+        ["1", "1", "0", "0", "-1"]
+    );
     let dead = f.state().await;
-    assert_eq!(dead["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
+    assert_eq!(
+        dead["records"],
+        [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]
+    );
     let history = r#"[1000000,"w","lease expired",1000000,"v","lease expired"]"#;
     let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1 s=970000");
-    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0 n=7 g=1 s=970000", &died], "one entry a call");
+    assert_eq!(
+        dead["outbox"],
+        ["x=a w=w a=1 e=0 n=7 g=1 s=970000", &died],
+        "one entry a call"
+    );
     assert_eq!((dead.get("bodies"), dead.get("leases")), (None, None));
 }
 
@@ -83,7 +124,11 @@ async fn sweep_moves_a_stuck_tail_so_that_the_spent_ones_behind_it_leave() {
         .await
         .expect("sweep");
     assert_eq!(flat(moved), ["101", "0"]);
-    changed(&before, &f.state().await, &[("m:T", &["2/0/a"]), ("m:C", &["101"])]);
+    changed(
+        &before,
+        &f.state().await,
+        &[("m:T", &["2/0/a"]), ("m:C", &["101"])],
+    );
 }
 
 /// Dead for the third time long ago; of its earlier ends, two are listed.
@@ -91,13 +136,31 @@ const PAST_OLD: &[u8] = b"\x9d\xa1D\x01\x02\x90\x90\x90\x05\x00\x90\x90\x02\xc2\
 /// Sent again, and live; its end is listed.
 const PAST_LIVE: &[u8] = b"\x9d\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01\xc2\x01";
 /// Dead a moment ago; an earlier end is listed, and it is reserved for v.
-const PAST_YOUNG: &[u8] = b"\x9d\xa1D\x01\x02\x90\x90\x90\xce\x00\x0f\x42\x3f\x00\x90\x90\x01\x92\xa1v\x07\x01";
+const PAST_YOUNG: &[u8] =
+    b"\x9d\xa1D\x01\x02\x90\x90\x90\xce\x00\x0f\x42\x3f\x00\x90\x90\x01\x92\xa1v\x07\x01";
 
 #[tokio::test]
 async fn finals_drops_entries_of_past_ends_and_passes_none_that_is_young() {
     let f = Fixture::new().await;
-    f.seed("HSET", "records", &[&id('a'), PAST_OLD, &id('b'), PAST_LIVE, &id('c'), PAST_YOUNG]).await;
-    f.seed("HSET", "records", &[&id('x'), b"f5:1:w", &id('y'), b"f6:2:w"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('a'),
+            PAST_OLD,
+            &id('b'),
+            PAST_LIVE,
+            &id('c'),
+            PAST_YOUNG,
+        ],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('x'), b"f5:1:w", &id('y'), b"f6:2:w"],
+    )
+    .await;
     let list = ['b', 'a', 'x', 'c', 'a', 'y', 'a', 'c', 'x'];
     for letter in list {
         f.seed("RPUSH", "finals", &[&id(letter)]).await;
@@ -109,7 +172,10 @@ async fn finals_drops_entries_of_past_ends_and_passes_none_that_is_young() {
             call.arg(60_000).arg(most);
         }
     };
-    assert_eq!(flat(f.run(&scripts::FINALS, finals(4)).await.expect("finals")), ["3", "x"]);
+    assert_eq!(
+        flat(f.run(&scripts::FINALS, finals(4)).await.expect("finals")),
+        ["3", "x"]
+    );
     let records = [
         r#"a=["D",1,2,[],[],[],5,0,[],[],2,false,1]"#,
         r#"b=["L",1,0,[],[],[],0,0,[],[],1]"#,
@@ -117,14 +183,27 @@ async fn finals_drops_entries_of_past_ends_and_passes_none_that_is_young() {
         "x=f5:1:w",
         "y=f6:2:w",
     ];
-    changed(&before, &f.state().await, &[("records", &records), ("finals", &["x", "a", "y", "a", "c", "x"])]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &records),
+            ("finals", &["x", "a", "y", "a", "c", "x"]),
+        ],
+    );
     // The entry of its own end is named: all before it were dropped.
-    assert_eq!(flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")), ["1", "xya"]);
+    assert_eq!(
+        flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")),
+        ["1", "xya"]
+    );
     let state = f.state().await;
     assert_eq!(state["records"][0], r#"a=["D",1,2,[],[],[],5,0,[],[],2]"#);
     assert_eq!(state["finals"], ["x", "y", "a", "c", "x"]);
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")), ["0", "xya"]);
+    assert_eq!(
+        flat(f.run(&scripts::FINALS, finals(10)).await.expect("finals")),
+        ["0", "xya"]
+    );
     assert_eq!(f.state().await, before);
 }
 
@@ -146,13 +225,25 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
     let forget = |call: &mut Call| {
         call.arg("01").arg(60_000).arg([id('a'), id('b')].concat());
     };
-    assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
-    changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"]), ("counters", &["forgets=1"])]);
+    assert_eq!(
+        flat(f.run(&scripts::FORGET, forget).await.expect("forget")),
+        ["1"]
+    );
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &["a=f5:1:w"]),
+            ("finals", &["a"]),
+            ("counters", &["forgets=1"]),
+        ],
+    );
 }
 
 #[tokio::test]
 async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
-    // Of each form, and a cancelled one: they ended a moment ago, after finals.lua had named an earlier end.
+    // Of each form, and a cancelled one: they ended a moment ago, after finals.lua had named an
+    // earlier end.
     let fresh: [&[u8]; 4] = [
         b"f999999:3:w",
         b"e\x02999999\nv\tc4\nu\tc5\n",
@@ -161,36 +252,64 @@ async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
     ];
     for record in fresh {
         let f = Fixture::new().await;
-        f.seed("HSET", "records", &[&id('a'), record, &id('b'), b"f5:1:w"]).await;
+        f.seed("HSET", "records", &[&id('a'), record, &id('b'), b"f5:1:w"])
+            .await;
         f.seed("RPUSH", "finals", &[&id('b'), &id('a')]).await;
         let before = f.state().await;
         let forget = |call: &mut Call| {
             call.arg("11").arg(60_000).arg([id('b'), id('a')].concat());
         };
-        assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
-        let record = before["records"].iter().find(|record| record.starts_with("a=")).expect("a record").as_str();
-        changed(&before, &f.state().await, &[("records", &[record]), ("finals", &["a"]), ("counters", &["forgets=1"])]);
+        assert_eq!(
+            flat(f.run(&scripts::FORGET, forget).await.expect("forget")),
+            ["1"]
+        );
+        let record = before["records"]
+            .iter()
+            .find(|record| record.starts_with("a="))
+            .expect("a record")
+            .as_str();
+        changed(
+            &before,
+            &f.state().await,
+            &[
+                ("records", &[record]),
+                ("finals", &["a"]),
+                ("counters", &["forgets=1"]),
+            ],
+        );
         // A grace time later it goes.
         let later = |call: &mut Call| {
             call.arg("1").arg(1).arg(id('a'));
         };
-        assert_eq!(flat(f.run(&scripts::FORGET, later).await.expect("forget")), ["1"]);
+        assert_eq!(
+            flat(f.run(&scripts::FORGET, later).await.expect("forget")),
+            ["1"]
+        );
         assert!(!f.state().await.contains_key("records"));
     }
     // An entry of a past end leaves alone.
-    for (record, left) in
-        [(PAST_OLD, r#"["D",1,2,[],[],[],5,0,[],[],2,false,1]"#), (PAST_LIVE, r#"["L",1,0,[],[],[],0,0,[],[],1]"#)]
-    {
+    for (record, left) in [
+        (PAST_OLD, r#"["D",1,2,[],[],[],5,0,[],[],2,false,1]"#),
+        (PAST_LIVE, r#"["L",1,0,[],[],[],0,0,[],[],1]"#),
+    ] {
         let f = Fixture::new().await;
         f.seed("HSET", "records", &[&id('a'), record]).await;
-        f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('a')]).await;
+        f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('a')])
+            .await;
         let before = f.state().await;
         let forget = |call: &mut Call| {
             call.arg("1").arg(60_000).arg(id('a'));
         };
-        assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+        assert_eq!(
+            flat(f.run(&scripts::FORGET, forget).await.expect("forget")),
+            ["0"]
+        );
         let record = format!("a={left}");
-        changed(&before, &f.state().await, &[("records", &[&record]), ("finals", &["b", "a"])]);
+        changed(
+            &before,
+            &f.state().await,
+            &[("records", &[&record]), ("finals", &["b", "a"])],
+        );
     }
     // A live record stays, and is not listed any more.
     let f = Fixture::new().await;
@@ -200,7 +319,10 @@ async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
     let forget = |call: &mut Call| {
         call.arg("1").arg(60_000).arg(id('a'));
     };
-    assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+    assert_eq!(
+        flat(f.run(&scripts::FORGET, forget).await.expect("forget")),
+        ["0"]
+    );
     changed(&before, &f.state().await, &[("finals", &[])]);
 }
 
@@ -214,14 +336,48 @@ async fn forget_stops_where_another_caller_was_faster() {
     let before = f.state().await;
     let forget = |flags: &'static str, letters: &'static [char]| {
         move |call: &mut Call| {
-            call.arg(flags).arg(60_000).arg(letters.iter().flat_map(|letter| id(*letter)).collect::<Vec<u8>>());
+            call.arg(flags).arg(60_000).arg(
+                letters
+                    .iter()
+                    .flat_map(|letter| id(*letter))
+                    .collect::<Vec<u8>>(),
+            );
         }
     };
-    assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['a', 'b'])).await.expect("forget")), ["0"]);
+    assert_eq!(
+        flat(
+            f.run(&scripts::FORGET, forget("11", &['a', 'b']))
+                .await
+                .expect("forget")
+        ),
+        ["0"]
+    );
     assert_eq!(f.state().await, before, "the list begins with another");
-    assert_eq!(flat(f.run(&scripts::FORGET, forget("111", &['b', 'x', 'c'])).await.expect("forget")), ["1"]);
-    changed(&before, &f.state().await, &[("records", &["c=f5:1:w"]), ("finals", &["c"]), ("counters", &["forgets=1"])]);
-    assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['c', 'x'])).await.expect("forget")), ["1"]);
+    assert_eq!(
+        flat(
+            f.run(&scripts::FORGET, forget("111", &['b', 'x', 'c']))
+                .await
+                .expect("forget")
+        ),
+        ["1"]
+    );
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &["c=f5:1:w"]),
+            ("finals", &["c"]),
+            ("counters", &["forgets=1"]),
+        ],
+    );
+    assert_eq!(
+        flat(
+            f.run(&scripts::FORGET, forget("11", &['c', 'x']))
+                .await
+                .expect("forget")
+        ),
+        ["1"]
+    );
     let none = f.state().await;
     assert_eq!((none.get("records"), none.get("finals")), (None, None));
 }
@@ -232,14 +388,49 @@ async fn finals_name_what_is_damaged_or_gone_at_once_and_stop_at_the_first_that_
     let waits = format!("f{}:1:w", NOW - 5);
     // ["D", 1, 2, [], [], [], 5]
     let dead = b"\x97\xa1D\x01\x02\x90\x90\x90\x05";
-    f.seed("HSET", "records", &[&id('a'), b"f5:1:w", &id('b'), b"fx:1:w", &id('c'), b"f", &id('d'), dead]).await;
-    f.seed("HSET", "records", &[&id('e'), waits.as_bytes(), &id('f'), b"f5:1:w"]).await;
-    f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('c'), &id('d'), &id('z'), &id('e'), &id('f')]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('a'),
+            b"f5:1:w",
+            &id('b'),
+            b"fx:1:w",
+            &id('c'),
+            b"f",
+            &id('d'),
+            dead,
+        ],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('e'), waits.as_bytes(), &id('f'), b"f5:1:w"],
+    )
+    .await;
+    f.seed(
+        "RPUSH",
+        "finals",
+        &[
+            &id('a'),
+            &id('b'),
+            &id('c'),
+            &id('d'),
+            &id('z'),
+            &id('e'),
+            &id('f'),
+        ],
+    )
+    .await;
     let before = f.state().await;
     let finals = |call: &mut Call| {
         call.arg(1000).arg(10);
     };
-    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["0", "abcdz"]);
+    assert_eq!(
+        flat(f.run(&scripts::FINALS, finals).await.expect("finals")),
+        ["0", "abcdz"]
+    );
     assert_eq!(f.state().await, before);
 }
 
@@ -259,21 +450,45 @@ async fn one_forwarder_at_a_time_has_the_outbox() {
     f.seed("XADD", "outbox", &[b"1-1", b"c", b"report"]).await;
     assert_eq!(read("one").await, ["1-1", "c", "report"]);
     let taken = f.state().await;
-    changed(&before, &taken, &[("outbox", &["c=report"]), ("counters", &["forwarder=1003000 one"])]);
+    changed(
+        &before,
+        &taken,
+        &[
+            ("outbox", &["c=report"]),
+            ("counters", &["forwarder=1003000 one"]),
+        ],
+    );
     assert!(read("other").await.is_empty());
-    assert_eq!(read("one").await, ["1-1", "c", "report"], "it may read again what it has not removed");
+    assert_eq!(
+        read("one").await,
+        ["1-1", "c", "report"],
+        "it may read again what it has not removed"
+    );
     assert_eq!(f.state().await, taken);
 
-    f.seed("HSET", "counters", &[b"forwarder", b"1000000 one"]).await;
-    assert_eq!(read("other").await, ["1-1", "c", "report"], "the time of the one is over");
-    changed(&before, &f.state().await, &[("outbox", &["c=report"]), ("counters", &["forwarder=1003000 other"])]);
+    f.seed("HSET", "counters", &[b"forwarder", b"1000000 one"])
+        .await;
+    assert_eq!(
+        read("other").await,
+        ["1-1", "c", "report"],
+        "the time of the one is over"
+    );
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("outbox", &["c=report"]),
+            ("counters", &["forwarder=1003000 other"]),
+        ],
+    );
 }
 
 #[tokio::test]
 async fn outbox_reads_all_or_none_where_it_is_asked_to() {
     let f = Fixture::new().await;
     for entry in ["1-1", "2-1"] {
-        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", b"report"]).await;
+        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", b"report"])
+            .await;
     }
     f.seed("HSET", "counters", &[b"outbox_bytes", b"200"]).await;
     let before = f.state().await;
@@ -286,7 +501,10 @@ async fn outbox_reads_all_or_none_where_it_is_asked_to() {
     assert_eq!(read(10, 199).await, ["2"], "too many bytes");
     assert_eq!(read(1, 1000).await, ["2"], "too many entries");
     assert_eq!(f.state().await, before, "it has not taken the outbox");
-    assert_eq!(read(2, 200).await, ["1-1", "c", "report", "2-1", "c", "report"]);
+    assert_eq!(
+        read(2, 200).await,
+        ["1-1", "c", "report", "2-1", "c", "report"]
+    );
     let kept = ["forwarder=1003000 one", "outbox_bytes=200"];
     changed(&before, &f.state().await, &[("counters", &kept)]);
 }
@@ -296,26 +514,47 @@ async fn forwarded_removes_the_entries_named() {
     let f = Fixture::new().await;
     f.seed("XADD", "outbox", &[b"1-1", b"c", b"one"]).await;
     f.seed("XADD", "outbox", &[b"2-1", b"c", b"two"]).await;
-    f.seed("HSET", "counters", &[b"forwarder", b"1000000 me", b"outbox_bytes", b"6"]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"forwarder", b"1000000 me", b"outbox_bytes", b"6"],
+    )
+    .await;
     let before = f.state().await;
     let forwarded = async |forwarder: &str, entry: &str| {
         let forwarded = |call: &mut Call| {
-            call.arg("t:wake").arg("q").arg(10).arg(1000).arg(forwarder).arg(3).arg(entry);
+            call.arg("t:wake")
+                .arg("q")
+                .arg(10)
+                .arg(1000)
+                .arg(forwarder)
+                .arg(3)
+                .arg(entry);
         };
-        flat(f.run(&scripts::FORWARDED, forwarded).await.expect("forwarded"))
+        flat(
+            f.run(&scripts::FORWARDED, forwarded)
+                .await
+                .expect("forwarded"),
+        )
     };
     assert_eq!(forwarded("me", "1-1").await, ["1"]);
     changed(
         &before,
         &f.state().await,
-        &[("outbox", &["c=two"]), ("counters", &["forwarder=1000000 me", "outbox_bytes=3"])],
+        &[
+            ("outbox", &["c=two"]),
+            ("counters", &["forwarder=1000000 me", "outbox_bytes=3"]),
+        ],
     );
     // One that was too slow: the outbox is another's now.
     assert_eq!(forwarded("slow", "1-1").await, ["1"]);
     // A stream that is empty is still there.
     let mut empty = before.clone();
     empty.insert("outbox".to_owned(), vec![]);
-    empty.insert("counters".to_owned(), vec!["forwarder=1000000 me".to_owned()]);
+    empty.insert(
+        "counters".to_owned(),
+        vec!["forwarder=1000000 me".to_owned()],
+    );
     assert_eq!(forwarded("slow", "2-1").await, ["0"]);
     assert_eq!(f.state().await, empty);
     assert_eq!(forwarded("me", "2-1").await, ["0"]);
@@ -327,13 +566,18 @@ async fn forwarded_removes_the_entries_named() {
 async fn promote_drops_what_its_record_does_not_wait_for() {
     let f = Fixture::new().await;
     // Of another life of the task, of one that is done, of one that is gone.
-    f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), b"f5:1:w"]).await;
+    f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), b"f5:1:w"])
+        .await;
     f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     for member in [lease('a', 3), id('a'), lease('b', 1), lease('c', 1)] {
-        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member]).await;
+        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member])
+            .await;
     }
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")),
+        ["0", "0", "-1"]
+    );
     changed(&before, &f.state().await, &[("delayed", &[])]);
 }
 
@@ -341,13 +585,34 @@ async fn promote_drops_what_its_record_does_not_wait_for() {
 async fn promote_takes_records_of_a_version_that_counted_what_waits() {
     let f = Fixture::new().await;
     // ["L", 2, 1, 1, [], [], 0]
-    f.seed("HSET", "records", &[&id('a'), b"\x97\xa1L\x02\x01\x01\x90\x90\x00"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), b"\x97\xa1L\x02\x01\x01\x90\x90\x00"],
+    )
+    .await;
     f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
-    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('a', 4)]).await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[NOW.to_string().as_bytes(), &lease('a', 4)],
+    )
+    .await;
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["1", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")),
+        ["1", "0", "-1"]
+    );
     let (record, elements) = (r#"a=["L",2,1,[],[],[],0,1]"#, ["2/1/a"]);
-    changed(&before, &f.state().await, &[("records", &[record]), ("delayed", &[]), ("mr:T", &elements)]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &[record]),
+            ("delayed", &[]),
+            ("mr:T", &elements),
+        ],
+    );
 }
 
 #[tokio::test]
@@ -355,25 +620,56 @@ async fn a_clock_that_was_set_back_holds_nothing_longer_than_the_longest_of_its_
     let f = Fixture::new().await;
     let hour = 3_600_000;
     f.held('a', "w", 1).await;
-    f.seed("ZADD", "leases", &[(NOW + hour).to_string().as_bytes(), &lease('a', 1)]).await;
-    f.seed("ZADD", "delayed", &[(NOW + hour).to_string().as_bytes(), &id('b')]).await;
-    f.seed("HSET", "counters", &[b"longest_lease", b"30000", b"longest_delay", b"5"]).await;
+    f.seed(
+        "ZADD",
+        "leases",
+        &[(NOW + hour).to_string().as_bytes(), &lease('a', 1)],
+    )
+    .await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[(NOW + hour).to_string().as_bytes(), &id('b')],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"longest_lease", b"30000", b"longest_delay", b"5"],
+    )
+    .await;
     f.run(&scripts::EXPIRE, expire).await.expect("expire");
     f.run(&scripts::PROMOTE, promote).await.expect("promote");
     let state = f.state().await;
-    assert_eq!(state["leases"], [format!("a1={}", NOW + 30_000)], "the longest lease that was given");
-    assert_eq!(state["delayed"], [format!("b={}", NOW + 600_000)], "the horizon, which is longer than any backoff was");
+    assert_eq!(
+        state["leases"],
+        [format!("a1={}", NOW + 30_000)],
+        "the longest lease that was given"
+    );
+    assert_eq!(
+        state["delayed"],
+        [format!("b={}", NOW + 600_000)],
+        "the horizon, which is longer than any backoff was"
+    );
 }
 
 #[tokio::test]
 async fn a_forwarder_of_the_future_does_not_keep_the_outbox() {
     let f = Fixture::new().await;
     f.seed("XADD", "outbox", &[b"1-1", b"c", b"report"]).await;
-    f.seed("HSET", "counters", &[b"forwarder", format!("{} one", NOW + 3_600_000).as_bytes()]).await;
+    f.seed(
+        "HSET",
+        "counters",
+        &[b"forwarder", format!("{} one", NOW + 3_600_000).as_bytes()],
+    )
+    .await;
     let outbox = |call: &mut Call| {
         call.arg("other").arg(3_000).arg(10).arg(1 << 20);
     };
-    assert_eq!(flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox")), ["1-1", "c", "report"]);
+    assert_eq!(
+        flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox")),
+        ["1-1", "c", "report"]
+    );
     assert_eq!(f.state().await["counters"], ["forwarder=1003000 other"]);
 }
 
@@ -381,7 +677,8 @@ async fn a_forwarder_of_the_future_does_not_keep_the_outbox() {
 async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
     let f = Fixture::new().await;
     for entry in ["1-1", "2-1", "3-1", "4-1"] {
-        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", &[b'.'; 100]]).await;
+        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", &[b'.'; 100]])
+            .await;
     }
     f.seed("HSET", "counters", &[b"outbox_bytes", b"400"]).await;
     let outbox = async |forwarder: &str, most: usize, bytes: usize| {
@@ -393,9 +690,14 @@ async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
     assert_eq!(outbox("one", 0, 0).await, 0, "it has nothing to keep");
     assert_eq!(f.state().await["counters"], ["outbox_bytes=400"]);
     assert_eq!(outbox("one", 10, 250).await, 2);
-    f.seed("HSET", "counters", &[b"forwarder", b"1000001 one"]).await;
+    f.seed("HSET", "counters", &[b"forwarder", b"1000001 one"])
+        .await;
     assert_eq!(outbox("one", 0, 0).await, 0);
-    assert_eq!(f.state().await["counters"], ["forwarder=1003000 one", "outbox_bytes=400"], "kept for another while");
+    assert_eq!(
+        f.state().await["counters"],
+        ["forwarder=1003000 one", "outbox_bytes=400"],
+        "kept for another while"
+    );
     assert_eq!(outbox("one", 10, 1).await, 1, "one at least");
 }
 
@@ -403,23 +705,40 @@ async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
 async fn finals_take_a_time_of_the_future_for_now() {
     let f = Fixture::new().await;
     let future = format!("f{}:1:w", NOW + 3_600_000);
-    f.seed("HSET", "records", &[&id('a'), future.as_bytes(), &id('b'), b"f5:1:w"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('a'), future.as_bytes(), &id('b'), b"f5:1:w"],
+    )
+    .await;
     f.seed("RPUSH", "finals", &[&id('a'), &id('b')]).await;
     let before = f.state().await;
     let finals = |call: &mut Call| {
         call.arg(60_000).arg(10);
     };
-    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["0", ""], "the grace begins now");
-    changed(&before, &f.state().await, &[("records", &[&format!("a=f{NOW}:1:w"), "b=f5:1:w"])]);
+    assert_eq!(
+        flat(f.run(&scripts::FINALS, finals).await.expect("finals")),
+        ["0", ""],
+        "the grace begins now"
+    );
+    changed(
+        &before,
+        &f.state().await,
+        &[("records", &[&format!("a=f{NOW}:1:w"), "b=f5:1:w"])],
+    );
 }
 
 #[tokio::test]
 async fn a_lease_that_never_reached_its_worker_costs_nothing() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
-    f.seed("ZADD", "undelivered", &[NOW.to_string().as_bytes(), b"1"]).await;
+    f.seed("ZADD", "undelivered", &[NOW.to_string().as_bytes(), b"1"])
+        .await;
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["0", "0", "1", "0", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")),
+        ["0", "0", "1", "0", "-1"]
+    );
     changed(
         &before,
         &f.state().await,
@@ -433,7 +752,8 @@ async fn a_lease_that_never_reached_its_worker_costs_nothing() {
     );
 }
 
-/// A notice has 8 values and a death 10, so entries of 6,000 values would end in the middle of some.
+/// A notice has 8 values and a death 10, so entries of 6,000 values would end in the middle of
+/// some.
 #[tokio::test]
 async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
     let f = Fixture::new().await;
@@ -442,20 +762,43 @@ async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
         let lease = [&id[..], b"1"].concat();
         // Of every third this is the last failure.
         let attempts = if n % 3 == 0 { 1_u32 } else { 2 };
-        let body = [&[2][..], &attempts.to_be_bytes(), &30_000_u32.to_be_bytes(), b"text"].concat();
+        let body = [
+            &[2][..],
+            &attempts.to_be_bytes(),
+            &30_000_u32.to_be_bytes(),
+            b"text",
+        ]
+        .concat();
         f.seed("HSET", "records", &[&id, b"h1:w"]).await;
         f.seed("HSET", "bodies", &[&id, &body]).await;
-        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease]).await;
+        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease])
+            .await;
     }
     let all = |call: &mut Call| {
-        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(1000).arg(100).arg(1 << 20);
+        call.arg(1)
+            .arg("t:wake")
+            .arg("q")
+            .arg(&b"\x91\x00"[..])
+            .arg(1000)
+            .arg(100)
+            .arg(1 << 20);
     };
-    assert_eq!(flat(f.run(&scripts::EXPIRE, all).await.expect("expire")), ["1000", "334", "0", "1", "-1"]);
+    assert_eq!(
+        flat(f.run(&scripts::EXPIRE, all).await.expect("expire")),
+        ["1000", "334", "0", "1", "-1"]
+    );
     let entries = f.state().await.remove("outbox").unwrap();
-    assert!((2..10).contains(&entries.len()), "{} entries", entries.len());
+    assert!(
+        (2..10).contains(&entries.len()),
+        "{} entries",
+        entries.len()
+    );
     let (mut notices, mut deaths) = (0, 0);
     for entry in entries {
-        let fields: Vec<&str> = entry.split('=').map(|part| part.rsplit(' ').next().unwrap()).collect();
+        let fields: Vec<&str> = entry
+            .split('=')
+            .map(|part| part.rsplit(' ').next().unwrap())
+            .collect();
         assert!(["d", "x"].contains(&fields[0]), "{}", &entry[..40]);
         notices += fields.iter().filter(|field| **field == "e").count();
         deaths += fields.iter().filter(|field| **field == "h").count();
@@ -466,15 +809,29 @@ async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
 #[tokio::test]
 async fn an_undelivered_grant_of_the_future_does_not_stay_for_ever() {
     let f = Fixture::new().await;
-    f.seed("HSET", "counters", &[b"longest_lease", b"30000"]).await;
-    f.seed("ZADD", "undelivered", &[(NOW + 86_400_000).to_string().as_bytes(), b"1"]).await;
+    f.seed("HSET", "counters", &[b"longest_lease", b"30000"])
+        .await;
+    f.seed(
+        "ZADD",
+        "undelivered",
+        &[(NOW + 86_400_000).to_string().as_bytes(), b"1"],
+    )
+    .await;
     let before = f.state().await;
     let look = |call: &mut Call| {
         call.arg(0).arg(600_000);
     };
-    assert_eq!(flat(f.run(&scripts::LOOK, look).await.expect("look"))[0], "1", "something is due");
+    assert_eq!(
+        flat(f.run(&scripts::LOOK, look).await.expect("look"))[0],
+        "1",
+        "something is due"
+    );
     f.run(&scripts::EXPIRE, expire).await.expect("expire");
-    changed(&before, &f.state().await, &[("undelivered", &[&format!("1={}", NOW + 30_000)])]);
+    changed(
+        &before,
+        &f.state().await,
+        &[("undelivered", &[&format!("1={}", NOW + 30_000)])],
+    );
 }
 
 #[tokio::test]
@@ -483,14 +840,30 @@ async fn sweep_drops_elements_that_a_newer_one_has_replaced() {
     // ["L", 2, 1, [], [], [], 0, 3, ["w", 1], []]: the third offer counts.
     let record = b"\x9a\xa1L\x02\x01\x90\x90\x90\x00\x03\x92\xa1w\x01\x90";
     f.seed("HSET", "records", &[&id('a'), record]).await;
-    f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a'), &element(2, 3, 'a')]).await;
+    f.seed(
+        "LPUSH",
+        "mr:T",
+        &[
+            &element(2, 1, 'a'),
+            &element(2, 2, 'a'),
+            &element(2, 3, 'a'),
+        ],
+    )
+    .await;
     f.seed("HSET", "counters", &[b"open", b"1"]).await;
     let before = f.state().await;
     let sweep = |call: &mut Call| {
         call.arg(512);
     };
-    assert_eq!(flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")), ["2", "0"]);
-    changed(&before, &f.state().await, &[("mr:T", &["2/3/a"]), ("mr:C", &["2"])]);
+    assert_eq!(
+        flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")),
+        ["2", "0"]
+    );
+    changed(
+        &before,
+        &f.state().await,
+        &[("mr:T", &["2/3/a"]), ("mr:C", &["2"])],
+    );
 }
 
 /// Each worker that asks for a task that is reserved for another one leaves a pointer.
@@ -503,7 +876,10 @@ async fn sweep_keeps_so_many_pointers_of_a_lane_and_no_more() {
     f.seed("HSET", "counters", &[b"open", b"1"]).await;
     let names: Vec<_> = (0..MOST + 1500).map(|n| format!("w{n}")).collect();
     for names in names.chunks(500) {
-        let pointers: Vec<&[u8]> = names.iter().flat_map(|name| [name.as_bytes(), b"1"]).collect();
+        let pointers: Vec<&[u8]> = names
+            .iter()
+            .flat_map(|name| [name.as_bytes(), b"1"])
+            .collect();
         f.seed("HSET", "mr:P", &pointers).await;
     }
     let sweep = async || {
@@ -518,7 +894,11 @@ async fn sweep_keeps_so_many_pointers_of_a_lane_and_no_more() {
         assert_eq!(sweep().await, ["0", dropped]);
         let mut after = f.state().await;
         let kept = after.remove("mr:P").expect("pointers");
-        assert!(kept.len() == left && kept.iter().all(|pointer| pointers.contains(pointer)), "{}", kept.len());
+        assert!(
+            kept.len() == left && kept.iter().all(|pointer| pointers.contains(pointer)),
+            "{}",
+            kept.len()
+        );
         assert_eq!(after, before);
     }
 }
@@ -534,17 +914,27 @@ async fn stats_count_and_change_nothing() {
     f.seed("RPUSH", "finals", &[&id('e')]).await;
     f.seed("HSET", "counters", &[b"front4", b"1"]).await;
     let before = f.state().await;
-    // The first 48 bits of the id are its time. One of two elements is ahead of the foremost pointer.
+    // The first 48 bits of the id are its time. One of two elements is ahead of the foremost
+    // pointer.
     let created = u64::from_be_bytes([0, 0, b'a', b'a', b'a', b'a', b'a', b'a']).to_string();
     let expected = ["2", "1", "1", "3", "826", "1", "1", &created, "1"];
-    assert_eq!(flat(f.run(&scripts::STATS, |_| {}).await.expect("stats")), expected);
+    assert_eq!(
+        flat(f.run(&scripts::STATS, |_| {}).await.expect("stats")),
+        expected
+    );
     assert_eq!(f.state().await, before);
 }
 
 #[tokio::test]
 async fn the_extent_of_an_outbox_outlives_its_entries() {
     let f = Fixture::new().await;
-    let extent = async || flat(f.run(&scripts::OUTBOX_EXTENT, |_| {}).await.expect("extent"));
+    let extent = async || {
+        flat(
+            f.run(&scripts::OUTBOX_EXTENT, |_| {})
+                .await
+                .expect("extent"),
+        )
+    };
     assert_eq!(extent().await, ["0-0"]);
     f.seed("XADD", "outbox", &[b"5-1", b"c", b"report"]).await;
     f.seed("XADD", "outbox", &[b"7-2", b"c", b"report"]).await;
@@ -559,7 +949,11 @@ async fn the_extent_of_an_outbox_outlives_its_entries() {
 async fn books_count_and_change_nothing() {
     let f = Fixture::new().await;
     f.seed("HSET", "counters", &[b"grants", b"3"]).await;
-    assert_eq!(flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")), ["0"], "an empty shard");
+    assert_eq!(
+        flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")),
+        ["0"],
+        "an empty shard"
+    );
     f.waiting('a', 1, b"1").await;
     f.held('c', "w", 1).await;
     f.seed("ZADD", "delayed", &[b"5", &id('d')]).await;
@@ -568,7 +962,10 @@ async fn books_count_and_change_nothing() {
     f.seed("LPUSH", "lr:T", &[&element(1, 0, 'g')]).await;
     let before = f.state().await;
     let expected = ["2", "1", "1", "1", "1", "2", "0", "0", "0", "1", "1", "0"];
-    assert_eq!(flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")), expected);
+    assert_eq!(
+        flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")),
+        expected
+    );
     assert_eq!(f.state().await, before);
 }
 
@@ -579,19 +976,49 @@ async fn inspect_shows_each_record_and_changes_nothing() {
     // ["L", 3, 1, ["9"], ["u", "1"], ["w", "2"], 0] and ["L", 2, 0, [""], [], [], 0]
     let both = b"\x97\xa1L\x03\x01\x91\xa19\x92\xa1u\xa11\x92\xa1w\xa12\x00";
     let scheduled = b"\x97\xa1L\x02\x00\x91\xa0\x90\x90\x00";
-    f.seed("HSET", "records", &[&id('a'), b"h5:w", &id('b'), both, &id('c'), scheduled, &id('x'), b"\xc1"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('a'),
+            b"h5:w",
+            &id('b'),
+            both,
+            &id('c'),
+            scheduled,
+            &id('x'),
+            b"\xc1",
+        ],
+    )
+    .await;
     // ["D", 1, 5, [], [], [], 7, 0, [], [], 3]
-    f.seed("HSET", "records", &[&id('d'), b"\x9b\xa1D\x01\x05\x90\x90\x90\x07\x00\x90\x90\x03"]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('d'),
+            b"\x9b\xa1D\x01\x05\x90\x90\x90\x07\x00\x90\x90\x03",
+        ],
+    )
+    .await;
     let before = f.state().await;
     let inspect = |call: &mut Call| {
-        call.arg(id('a')).arg(id('b')).arg(id('c')).arg(id('x')).arg(id('z')).arg(id('d'));
+        call.arg(id('a'))
+            .arg(id('b'))
+            .arg(id('c'))
+            .arg(id('x'))
+            .arg(id('z'))
+            .arg(id('d'));
     };
     let answer = flat(f.run(&scripts::INSPECT, inspect).await.expect("inspect"));
     let a = ["L", "1", "0", "1", "0", "0", "0"];
     let b = ["L", "3", "1", "1", "1", "1", "0"];
     let c = ["L", "2", "0", "0", "0", "2", "0"];
     let d = ["D", "1", "0", "0", "5", "0", "3"];
-    assert_eq!(answer, [&["topic/4-0"][..], &a, &b, &c, &["0", "0"], &d].concat());
+    assert_eq!(
+        answer,
+        [&["topic/4-0"][..], &a, &b, &c, &["0", "0"], &d].concat()
+    );
     assert_eq!(f.state().await, before);
 }
 
@@ -608,12 +1035,32 @@ async fn missing_names_the_tasks_without_a_record_and_changes_nothing() {
     f.seed("SET", "offset", &[b"topic/4-0"]).await;
     // ["D", 1, 5, [], [], [], 7, 0, [], [], 3]
     let dead = b"\x9b\xa1D\x01\x05\x90\x90\x90\x07\x00\x90\x90\x03";
-    f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), b"h5:w", &id('c'), b"f5:1:w", &id('d'), dead]).await;
+    f.seed(
+        "HSET",
+        "records",
+        &[
+            &id('a'),
+            b"1",
+            &id('b'),
+            b"h5:w",
+            &id('c'),
+            b"f5:1:w",
+            &id('d'),
+            dead,
+        ],
+    )
+    .await;
     let before = f.state().await;
     assert_eq!(missing(&['a', 'b', 'c', 'd'].map(id)).await, ["topic/4-0"]);
-    assert_eq!(missing(&['y', 'a', 'z', 'b'].map(id)).await, ["topic/4-0", "1", "3"]);
+    assert_eq!(
+        missing(&['y', 'a', 'z', 'b'].map(id)).await,
+        ["topic/4-0", "1", "3"]
+    );
     // More than Lua's stack holds.
-    let many: Vec<_> = (0_u128..9000).map(|n| n.to_be_bytes().to_vec()).chain([id('a')]).collect();
+    let many: Vec<_> = (0_u128..9000)
+        .map(|n| n.to_be_bytes().to_vec())
+        .chain([id('a')])
+        .collect();
     let answer = missing(&many).await;
     assert_eq!((answer.len(), &answer[9000][..]), (9001, "9000"));
     assert_eq!(f.state().await, before);
@@ -629,27 +1076,58 @@ async fn look_says_what_there_is_to_do() {
         flat(f.run(&scripts::LOOK, look).await.expect("look"))
     };
     assert_eq!(look().await, ["0"]);
-    f.seed("HSET", "counters", &[b"grants", b"5", b"open", b"0"]).await;
+    f.seed("HSET", "counters", &[b"grants", b"5", b"open", b"0"])
+        .await;
     assert_eq!(look().await, ["0"], "counters are nothing to do");
     f.waiting('a', 1, b"1").await;
-    assert_eq!(look().await, ["0", "0", "-1", "0", "0", "0", "0", "1"], "one that waits");
+    assert_eq!(
+        look().await,
+        ["0", "0", "-1", "0", "0", "0", "0", "1"],
+        "one that waits"
+    );
     f.held('b', "w", 1).await;
-    f.seed("HSET", "counters", &[b"longest_lease", b"30000"]).await;
+    f.seed("HSET", "counters", &[b"longest_lease", b"30000"])
+        .await;
     f.seed("LPUSH", "m:T", &[&element(1, 0, 'b')]).await;
     f.seed("HSET", "m:P", &[b"w", b"1"]).await;
-    f.seed("ZADD", "delayed", &[(NOW + 40).to_string().as_bytes(), &id('d')]).await;
+    f.seed(
+        "ZADD",
+        "delayed",
+        &[(NOW + 40).to_string().as_bytes(), &id('d')],
+    )
+    .await;
     f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
     f.seed("HSET", "records", &[&id('e'), b"f5:1:w"]).await;
     f.seed("RPUSH", "finals", &[&id('e')]).await;
     let before = f.state().await;
     assert_eq!(look().await, ["1", "0", "0", "1", "1", "1", "1", "1"]);
-    f.seed("ZADD", "leases", &[(NOW + 60).to_string().as_bytes(), &lease('b', 1)]).await;
-    f.seed("HSET", "records", &[&id('e'), format!("f{NOW}:1:w").as_bytes()]).await;
+    f.seed(
+        "ZADD",
+        "leases",
+        &[(NOW + 60).to_string().as_bytes(), &lease('b', 1)],
+    )
+    .await;
+    f.seed(
+        "HSET",
+        "records",
+        &[&id('e'), format!("f{NOW}:1:w").as_bytes()],
+    )
+    .await;
     assert_eq!(look().await, ["0", "0", "40", "1", "1", "1", "0", "1"]);
     // Farther away than any that was given: a clock was set back.
-    f.seed("ZADD", "leases", &[(NOW + 31_000).to_string().as_bytes(), &lease('b', 1)]).await;
+    f.seed(
+        "ZADD",
+        "leases",
+        &[(NOW + 31_000).to_string().as_bytes(), &lease('b', 1)],
+    )
+    .await;
     assert_eq!(look().await[0], "1");
-    f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('b', 1)]).await;
+    f.seed(
+        "ZADD",
+        "leases",
+        &[NOW.to_string().as_bytes(), &lease('b', 1)],
+    )
+    .await;
     f.seed("HSET", "records", &[&id('e'), b"f5:1:w"]).await;
     assert_eq!(f.state().await, before);
 }

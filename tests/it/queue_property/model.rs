@@ -41,7 +41,13 @@ impl Own {
             Self::Hours => [3, 3_600_000, 0],
         };
         let waits = [1, 2].map(|_| (wait as u32).to_be_bytes()).concat();
-        [&[0x7a, 18, kind as u8][..], &waits, &[20], &limit.to_be_bytes()].concat()
+        [
+            &[0x7a, 18, kind as u8][..],
+            &waits,
+            &[20],
+            &limit.to_be_bytes(),
+        ]
+        .concat()
     }
 
     /// The one in a body.
@@ -55,7 +61,8 @@ impl Own {
     }
 }
 
-/// Higher than each offer of an earlier life: its elements may stay in a lane after its record is forgotten.
+/// Higher than each offer of an earlier life: its elements may stay in a lane after its record is
+/// forgotten.
 fn first_offer(epoch: u32) -> u64 {
     u64::from(epoch) << 32
 }
@@ -71,13 +78,14 @@ pub(super) struct Task {
     pub(super) credited: Vec<(String, u64)>,
     pub(super) held: Vec<(String, u64)>,
     pub(super) waiting: usize,
-    /// Whose replicas are in backoff: they have passed the elements that stand. `ANYBODY` where a reservation ended.
+    /// Whose replicas are in backoff: they have passed the elements that stand. `ANYBODY` where a
+    /// reservation ended.
     pub(super) gave_back: Vec<(String, u64)>,
     /// Its time has not come; all that is left of it waits.
     pub(super) scheduled: bool,
     pub(super) failures: u32,
-    /// Failures that count, by worker; only of tasks for several. `None` bars the worker: it has failed too often, or
-    /// the task was taken from it. The first pair of a worker counts.
+    /// Failures that count, by worker; only of tasks for several. `None` bars the worker: it has
+    /// failed too often, or the task was taken from it. The first pair of a worker counts.
     pub(super) failed: Vec<(String, Option<u32>)>,
     /// Workers that gave it back before they had started. In a test their rest does not end.
     pub(super) resting: BTreeSet<String>,
@@ -91,7 +99,8 @@ pub(super) struct Task {
     pub(super) is_overdue: bool,
     /// The last ones; times are not compared.
     pub(super) history: Vec<Failure>,
-    /// The newest offer: elements of others are spent. 0: the first element of a task that was never sent again.
+    /// The newest offer: elements of others are spent. 0: the first element of a task that was
+    /// never sent again.
     pub(super) offer: u64,
     /// How often it was sent again.
     pub(super) epoch: u32,
@@ -109,7 +118,11 @@ impl Task {
             max_attempts: u32::from(record.body[4]),
             backoff: Own::of(&record.body),
             status: RecordStatus::Live,
-            credited: record.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
+            credited: record
+                .credited
+                .iter()
+                .map(|worker| (worker.clone(), 0))
+                .collect(),
             held: Vec::new(),
             waiting: 0,
             gave_back: Vec::new(),
@@ -135,7 +148,11 @@ impl Task {
     pub(super) fn left(&self) -> usize {
         let live = self.status == RecordStatus::Live;
         let out = self.credited.len() + self.held.len() + self.waiting;
-        if live { self.replicas.checked_sub(out).expect("no more than NUM") } else { 0 }
+        if live {
+            self.replicas.checked_sub(out).expect("no more than NUM")
+        } else {
+            0
+        }
     }
 
     pub(super) fn open_to(&self, worker: &str) -> bool {
@@ -148,8 +165,18 @@ impl Task {
     }
 
     fn would_be_open_to(&self, worker: &str) -> bool {
-        let may = !self.is_barred(worker) && self.reserved.as_ref().is_none_or(|(only, _)| only == worker);
-        self.left() > 0 && may && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
+        let may = !self.is_barred(worker)
+            && self
+                .reserved
+                .as_ref()
+                .is_none_or(|(only, _)| only == worker);
+        self.left() > 0
+            && may
+            && self
+                .credited
+                .iter()
+                .chain(&self.held)
+                .all(|(other, _)| other != worker)
     }
 
     pub(super) fn is_offered_by(&self, offer: u64) -> bool {
@@ -167,11 +194,19 @@ impl Task {
             let before = self.failed_of(worker);
             let after = before.map_or(max, |before| (before + failures).min(max));
             counted = before.map_or(0, |before| after - before);
-            let pair = self.failed.iter_mut().find(|(other, _)| other == worker).expect("a pair");
+            let pair = self
+                .failed
+                .iter_mut()
+                .find(|(other, _)| other == worker)
+                .expect("a pair");
             pair.1 = (after < max).then_some(after);
         }
         self.failures += counted;
-        self.history.push(Failure { at_unix_ms: 0, worker: worker.into(), reason: reason.into() });
+        self.history.push(Failure {
+            at_unix_ms: 0,
+            worker: worker.into(),
+            reason: reason.into(),
+        });
         if self.history.len() > 10 {
             self.history.remove(0);
         }
@@ -189,7 +224,10 @@ impl Task {
     }
 
     fn is_barred(&self, worker: &str) -> bool {
-        self.failed.iter().find(|(other, _)| other == worker).is_some_and(|(_, failed)| failed.is_none())
+        self.failed
+            .iter()
+            .find(|(other, _)| other == worker)
+            .is_some_and(|(_, failed)| failed.is_none())
     }
 
     fn bar(&mut self, worker: &str) {
@@ -206,11 +244,14 @@ impl Task {
         if !self.is_barred(worker) {
             return;
         }
-        let place = |failed: &[(String, Option<u32>)]| failed.iter().position(|(other, _)| other == worker);
+        let place =
+            |failed: &[(String, Option<u32>)]| failed.iter().position(|(other, _)| other == worker);
         self.failed.remove(place(&self.failed).expect("a bar"));
         match place(&self.failed) {
             Some(at) if self.failed[at].1 == Some(0) => drop(self.failed.remove(at)),
-            None if self.replicas > 1 => self.failed.push((worker.to_owned(), Some(self.max_attempts))),
+            None if self.replicas > 1 => self
+                .failed
+                .push((worker.to_owned(), Some(self.max_attempts))),
             _ => {}
         }
     }
@@ -226,9 +267,9 @@ impl Task {
     fn ended(&self) -> Option<Arbitrated> {
         Some(match self.status {
             RecordStatus::Live => return None,
-            RecordStatus::Completed => {
-                Arbitrated::Completed { credited: u32::try_from(self.credited.len()).expect("few") }
-            }
+            RecordStatus::Completed => Arbitrated::Completed {
+                credited: u32::try_from(self.credited.len()).expect("few"),
+            },
             RecordStatus::Dead => Arbitrated::Dead,
             RecordStatus::Cancelled => Arbitrated::Cancelled,
         })
@@ -277,9 +318,15 @@ pub(super) fn id_of(member: &[u8]) -> TaskId {
 pub(super) type Timers = BTreeMap<Vec<u8>, Option<u64>>;
 
 pub(super) fn due(timers: &Timers, most: usize) -> Vec<Vec<u8>> {
-    let mut due: Vec<_> = timers.iter().filter_map(|(member, score)| Some(((*score)?, member.clone()))).collect();
+    let mut due: Vec<_> = timers
+        .iter()
+        .filter_map(|(member, score)| Some(((*score)?, member.clone())))
+        .collect();
     due.sort();
-    due.into_iter().take(most).map(|(_, member)| member).collect()
+    due.into_iter()
+        .take(most)
+        .map(|(_, member)| member)
+        .collect()
 }
 
 /// The reason of a task whose deadline passed.
@@ -288,7 +335,8 @@ pub(super) const OVERDUE: &str = "too late";
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) tasks: BTreeMap<TaskId, Task>,
-    /// By lane, every element that was ever offered, oldest first, and how many of them have left the tail.
+    /// By lane, every element that was ever offered, oldest first, and how many of them have left
+    /// the tail.
     pub(super) offers: [Vec<(TaskId, u64)>; 6],
     pub(super) gone: [usize; 6],
     pub(super) leases: Timers,
@@ -300,7 +348,8 @@ pub(super) struct Model {
     pub(super) unseen: BTreeSet<u64>,
     pub(super) offset: Option<Offset>,
     pub(super) forgotten: Vec<Task>,
-    /// Since the fence was read: a task came that may have come before, or one ended that never came.
+    /// Since the fence was read: a task came that may have come before, or one ended that never
+    /// came.
     pub(super) has_moved: bool,
     pub(super) has_forgotten: bool,
 }
@@ -323,7 +372,11 @@ impl Model {
     /// The tasks that this worker may claim if it has passed nothing.
     pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
         let mut open = Vec::new();
-        for (id, offer) in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
+        for (id, offer) in self
+            .lanes()
+            .into_iter()
+            .flat_map(|lane| self.standing(lane))
+        {
             let may = |task: &Task| task.open_to(worker) && task.is_offered_by(*offer);
             if self.tasks.get(id).is_some_and(may) && !open.contains(id) {
                 open.push(*id);
@@ -333,8 +386,14 @@ impl Model {
     }
 
     pub(super) fn code(&self, lease: &Lease) -> Code {
-        let Some(task) = self.tasks.get(&lease.id) else { return Code::UnknownTask };
-        match task.credited.iter().find(|(worker, _)| *worker == lease.worker) {
+        let Some(task) = self.tasks.get(&lease.id) else {
+            return Code::UnknownTask;
+        };
+        match task
+            .credited
+            .iter()
+            .find(|(worker, _)| *worker == lease.worker)
+        {
             Some((_, grant)) if *grant == lease.grant => Code::Repeat,
             _ if task.status == RecordStatus::Cancelled => Code::Cancelled,
             Some(_) => Code::AlreadyCompleted,
@@ -344,16 +403,22 @@ impl Model {
         }
     }
 
-    /// The task to which a record leads; none where the record is known. A task that ended is known unless it was sent
-    /// again. It keeps the credits whose reports SQL may not have yet.
+    /// The task to which a record leads; none where the record is known. A task that ended is known
+    /// unless it was sent again. It keeps the credits whose reports SQL may not have yet.
     pub(super) fn arriving(&self, new: &EnqueueTask) -> Option<Task> {
         let mut task = Task::new(new);
-        let Some(before) = self.tasks.get(&new.id) else { return Some(task) };
+        let Some(before) = self.tasks.get(&new.id) else {
+            return Some(task);
+        };
         if before.status == RecordStatus::Live || new.epoch <= before.epoch {
             return None;
         }
-        let more = before.credited.iter().filter(|(worker, _)| !new.credited.contains(worker));
-        task.credited.extend(more.map(|(worker, _)| (worker.clone(), 0)));
+        let more = before
+            .credited
+            .iter()
+            .filter(|(worker, _)| !new.credited.contains(worker));
+        task.credited
+            .extend(more.map(|(worker, _)| (worker.clone(), 0)));
         task.past = before.past + 1;
         task.needs_workers().then_some(task)
     }
@@ -385,7 +450,11 @@ impl Model {
         if task.credited.len() == task.replicas {
             task.status = RecordStatus::Completed;
             self.finals.push_back(lease.id);
-        } else if task.reserved.as_ref().is_some_and(|(only, _)| *only == lease.worker) {
+        } else if task
+            .reserved
+            .as_ref()
+            .is_some_and(|(only, _)| *only == lease.worker)
+        {
             // Others may have what is left, by way of the backoffs.
             task.reserved = None;
             if task.left() > 0 {
@@ -399,14 +468,16 @@ impl Model {
         released
     }
 
-    /// A task that is live, or one that has not arrived, is cancelled, or dead because its deadline passed. A task that
-    /// was sent again has no deadline.
+    /// A task that is live, or one that has not arrived, is cancelled, or dead because its deadline
+    /// passed. A task that was sent again has no deadline.
     pub(super) fn end(&mut self, new: &EnqueueTask, status: RecordStatus) -> Arbitrated {
         let (before, cancels) = (self.tasks.get(&new.id), status == RecordStatus::Cancelled);
         let epoch = if cancels { new.epoch } else { 0 };
         let has_arrived = match before {
             Some(task) if task.epoch > epoch => return Arbitrated::SentAgain,
-            Some(task) if task.epoch == epoch || task.status == RecordStatus::Live => match task.ended() {
+            Some(task) if task.epoch == epoch || task.status == RecordStatus::Live => match task
+                .ended()
+            {
                 Some(Arbitrated::Completed { .. }) => return Arbitrated::Completed { credited: 0 },
                 Some(Arbitrated::Cancelled) if cancels => return Arbitrated::Done,
                 Some(ended) => return ended,
@@ -415,7 +486,11 @@ impl Model {
             _ => false,
         };
         if !has_arrived {
-            let mut task = Task::new(&EnqueueTask { credited: Vec::new(), epoch, ..new.clone() });
+            let mut task = Task::new(&EnqueueTask {
+                credited: Vec::new(),
+                epoch,
+                ..new.clone()
+            });
             task.past = before.map_or(0, |before| before.past + 1);
             self.tasks.insert(new.id, task);
             self.has_moved = true;
@@ -431,7 +506,13 @@ impl Model {
         if status == RecordStatus::Dead {
             task.is_overdue = true;
             let (id, attempts, history) = (new.id, task.failures, task.history.clone());
-            self.outbox.push_back(Event::Died { id, attempts, reason: OVERDUE.into(), history, epoch: 0 });
+            self.outbox.push_back(Event::Died {
+                id,
+                attempts,
+                reason: OVERDUE.into(),
+                history,
+                epoch: 0,
+            });
         }
         Arbitrated::Done
     }
@@ -440,7 +521,10 @@ impl Model {
     pub(super) fn read_finals(&mut self, most: usize) -> Vec<TaskId> {
         let mut first: Vec<_> = self.finals.drain(..most.min(self.finals.len())).collect();
         first.retain(|id| !self.tasks.get_mut(id).expect("a record").drop_past_end());
-        first.iter().rev().for_each(|id| self.finals.push_front(*id));
+        first
+            .iter()
+            .rev()
+            .for_each(|id| self.finals.push_front(*id));
         first
     }
 
@@ -482,7 +566,11 @@ impl Model {
             return Arbitrated::Absent;
         };
         if let Some(answer) = task.ended() {
-            return if task.epoch == epoch { answer } else { Arbitrated::Absent };
+            return if task.epoch == epoch {
+                answer
+            } else {
+                Arbitrated::Absent
+            };
         }
         let to = (replicas as usize, priority as usize);
         if (task.replicas, task.priority) == to {
@@ -494,7 +582,8 @@ impl Model {
         if task.scheduled {
             task.waiting = task.replicas.saturating_sub(task.credited.len());
         } else {
-            let is_beyond = |task: &Task| task.credited.len() + task.held.len() + task.waiting > task.replicas;
+            let is_beyond =
+                |task: &Task| task.credited.len() + task.held.len() + task.waiting > task.replicas;
             while is_beyond(task) && task.waiting > 0 {
                 let (_, grant) = task.gave_back.pop().expect("who gave it back");
                 task.waiting -= 1;
@@ -509,14 +598,18 @@ impl Model {
             (task.status, task.waiting) = (RecordStatus::Completed, 0);
             self.waits.retain(|member, _| id_of(member) != id);
             self.finals.push_back(id);
-            return Arbitrated::Completed { credited: u32::try_from(task.credited.len()).expect("few") };
+            return Arbitrated::Completed {
+                credited: u32::try_from(task.credited.len()).expect("few"),
+            };
         }
         self.offer(id);
         Arbitrated::Done
     }
 
     pub(super) fn requeue(&mut self, id: TaskId, epoch: u32, requeue: &Requeue) -> Arbitrated {
-        let Some(task) = self.tasks.get_mut(&id) else { return Arbitrated::Absent };
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Arbitrated::Absent;
+        };
         if let Some(answer) = task.ended() {
             return match answer {
                 _ if task.epoch < epoch => Arbitrated::Absent,
@@ -525,7 +618,10 @@ impl Model {
             };
         }
         if let Requeue::To { worker, .. } = requeue
-            && task.credited.iter().any(|(other, _)| other == worker.as_str())
+            && task
+                .credited
+                .iter()
+                .any(|(other, _)| other == worker.as_str())
         {
             return Arbitrated::CompletedByWorker;
         }
@@ -534,7 +630,9 @@ impl Model {
                 None => return Arbitrated::Done,
                 Some((worker, true)) => {
                     task.reserved = Some((worker, true));
-                    return Arbitrated::Reserved { until_unix_ms: NEVER };
+                    return Arbitrated::Reserved {
+                        until_unix_ms: NEVER,
+                    };
                 }
                 Some(_) => {}
             },
@@ -556,7 +654,11 @@ impl Model {
                 task.gave_back.clear();
                 self.waits.retain(|member, _| id_of(member) != id);
                 task.reserved = None;
-                if let Requeue::To { worker, until_unix_ms } = requeue {
+                if let Requeue::To {
+                    worker,
+                    until_unix_ms,
+                } = requeue
+                {
                     task.lift(worker.as_str());
                     task.reserved = Some((worker.as_str().to_owned(), until_unix_ms.is_none()));
                     task.has_epoch = true;
@@ -572,9 +674,19 @@ impl Model {
     }
 
     /// Answers whether the task is dead.
-    pub(super) fn reject(&mut self, id: TaskId, grant: u64, mode: RejectMode, reason: &str) -> bool {
+    pub(super) fn reject(
+        &mut self,
+        id: TaskId,
+        grant: u64,
+        mode: RejectMode,
+        reason: &str,
+    ) -> bool {
         let task = self.tasks.get_mut(&id).expect("a record");
-        let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
+        let at = task
+            .held
+            .iter()
+            .position(|(_, other)| *other == grant)
+            .expect("a holder");
         let mut holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
         let failures = match mode {
@@ -583,7 +695,12 @@ impl Model {
             RejectMode::Never => task.max_attempts,
         };
         task.blame(&holder.0, failures, reason);
-        if task.reserved.as_ref().is_some_and(|(only, _)| *only == holder.0) && task.is_barred(&holder.0) {
+        if task
+            .reserved
+            .as_ref()
+            .is_some_and(|(only, _)| *only == holder.0)
+            && task.is_barred(&holder.0)
+        {
             task.reserved = None;
             holder.0 = ANYBODY.to_owned();
         }
@@ -605,9 +722,23 @@ impl Model {
             (task.status, task.waiting) = (RecordStatus::Dead, 0);
             self.finals.push_back(id);
             self.waits.retain(|member, _| id_of(member) != id);
-            let why = if has_failed { "" } else { " (the next attempt would begin after give_up_after)" };
-            let (attempts, reason, history) = (task.failures, format!("{reason}{why}"), task.history.clone());
-            self.outbox.push_back(Event::Died { id, attempts, reason, history, epoch: task.epoch });
+            let why = if has_failed {
+                ""
+            } else {
+                " (the next attempt would begin after give_up_after)"
+            };
+            let (attempts, reason, history) = (
+                task.failures,
+                format!("{reason}{why}"),
+                task.history.clone(),
+            );
+            self.outbox.push_back(Event::Died {
+                id,
+                attempts,
+                reason,
+                history,
+                epoch: task.epoch,
+            });
             return true;
         }
         let at_once = match mode {
@@ -616,7 +747,9 @@ impl Model {
             RejectMode::Retry(None) | RejectMode::Never => match task.backoff {
                 Own::AtOnce => true,
                 Own::Hours => false,
-                Own::Nothing | Own::GivesUp => BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero(),
+                Own::Nothing | Own::GivesUp => {
+                    BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero()
+                }
             },
         };
         if at_once {
@@ -634,11 +767,14 @@ impl Model {
     pub(super) fn promote(&mut self, wait: &[u8]) -> bool {
         self.waits.remove(wait);
         let id = id_of(wait);
-        let Some(task) = self.tasks.get_mut(&id).filter(|task| task.waiting > 0) else { return false };
+        let Some(task) = self.tasks.get_mut(&id).filter(|task| task.waiting > 0) else {
+            return false;
+        };
         let first = wait.len() == 16;
         task.waiting = if first { 0 } else { task.waiting - 1 };
         task.scheduled &= !first;
-        task.gave_back.retain(|(_, grant)| member(id, *grant) != wait);
+        task.gave_back
+            .retain(|(_, grant)| member(id, *grant) != wait);
         task.offer += u64::from(!first);
         self.offers[task.lane(!first)].push((id, task.offer));
         true

@@ -11,15 +11,23 @@ use taskd::{
 };
 
 use super::{
-    Database, NOW, at, completed, detail, detail_of, died, due_rows, first_turn, fresh, ids, in_outbox, outbox,
-    parked_rows, published, published_at, published_in, queue, row, rows, task, walked_to,
+    Database, NOW, at, completed, detail, detail_of, died, due_rows, first_turn, fresh, ids,
+    in_outbox, outbox, parked_rows, published, published_at, published_in, queue, row, rows, task,
+    walked_to,
 };
 
 /// Inserts new rows; their batch.
 async fn insert(store: &dyn Store, rows: &[NewRow]) -> Turn {
     let stored: Stored<_> = store.insert(rows).await.unwrap();
     assert!(stored.batch.is_batch());
-    assert_eq!(stored.turn_of(&rows[0]), if rows[0].unpublished == Fresh { stored.batch } else { Turn::FIRST });
+    assert_eq!(
+        stored.turn_of(&rows[0]),
+        if rows[0].unpublished == Fresh {
+            stored.batch
+        } else {
+            Turn::FIRST
+        }
+    );
     stored.batch
 }
 
@@ -27,22 +35,38 @@ async fn mark(store: &dyn Store, generation: &str, rows: &[NewRow], turn: Turn, 
     let mut partitions: BTreeMap<u32, Published> = BTreeMap::new();
     for row in rows {
         let partition = row.task.partition;
-        let published = Published { partition, offset, tasks: Vec::new() };
-        partitions.entry(partition).or_insert(published).tasks.push((row.task.id, turn));
+        let published = Published {
+            partition,
+            offset,
+            tasks: Vec::new(),
+        };
+        partitions
+            .entry(partition)
+            .or_insert(published)
+            .tasks
+            .push((row.task.id, turn));
     }
     let published: Vec<_> = partitions.into_values().collect();
     store.mark_published(generation, &published).await.unwrap();
 }
 
 fn all_at(rows: &[NewRow], offset: Offset) -> Vec<taskd::store::PublishedTask> {
-    rows.iter().map(|row| published_at(row, Some(offset))).collect()
+    rows.iter()
+        .map(|row| published_at(row, Some(offset)))
+        .collect()
 }
 
 pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
     let store = db.open().await;
     let mut all = rows("q", 9);
-    all.push(NewRow { unpublished: Parked, ..row("q", "parked") });
-    all.push(NewRow { unpublished: Scheduled, ..row("q", "scheduled") });
+    all.push(NewRow {
+        unpublished: Parked,
+        ..row("q", "parked")
+    });
+    all.push(NewRow {
+        unpublished: Scheduled,
+        ..row("q", "scheduled")
+    });
     let (fresh, others) = all.split_at(9);
     let batch = insert(&*store, &all).await;
     assert!(detail_of(&*store, &fresh[0]).await.unpublished);
@@ -54,29 +78,67 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
         // Twice, as when the first answer was lost.
         mark(&*store, "g", fresh, batch, at(7, 1)).await;
         assert_eq!(published(&*store).await, all_at(&fresh[1..], at(7, 1)));
-        assert_eq!(db.number("SELECT COUNT(*) FROM tasks WHERE pub_generation <> ''").await, 0, "no task is touched");
+        assert_eq!(
+            db.number("SELECT COUNT(*) FROM tasks WHERE pub_generation <> ''")
+                .await,
+            0,
+            "no task is touched"
+        );
         assert_eq!(outbox(&*store).await, [in_outbox(&others[1], Scheduled)]);
         assert!(!detail_of(&*store, &fresh[1]).await.unpublished);
     }
     // A topic that was made anew.
-    let elsewhere: Vec<_> = fresh[1..].iter().map(|row| published_at(row, None)).collect();
-    assert_eq!(published_in(&*store, "h", Stretch::ALL, 100).await.0, elsewhere);
+    let elsewhere: Vec<_> = fresh[1..]
+        .iter()
+        .map(|row| published_at(row, None))
+        .collect();
+    assert_eq!(
+        published_in(&*store, "h", Stretch::ALL, 100).await.0,
+        elsewhere
+    );
     let sixth = walked_to(&elsewhere[5]);
-    let behind = Stretch { after: Some(&sixth), ..Stretch::ALL };
-    assert_eq!(published_in(&*store, "g", behind, 1).await.0, all_at(&fresh[7..8], at(7, 1)));
+    let behind = Stretch {
+        after: Some(&sixth),
+        ..Stretch::ALL
+    };
+    assert_eq!(
+        published_in(&*store, "g", behind, 1).await.0,
+        all_at(&fresh[7..8], at(7, 1))
+    );
 }
 
 pub(crate) async fn each_partition_of_a_batch_has_its_place(db: &impl Database) {
     let store = db.open().await;
-    let batch: Vec<NewRow> = (0..6).map(|i| fresh(TaskRow { partition: i % 3, ..task("q", format!("{i}")) })).collect();
+    let batch: Vec<NewRow> = (0..6)
+        .map(|i| {
+            fresh(TaskRow {
+                partition: i % 3,
+                ..task("q", format!("{i}"))
+            })
+        })
+        .collect();
     let turn = insert(&*store, &batch).await;
     let offset = |partition: u32| at(u64::MAX >> 2, u64::from(partition) + 5);
     let of = |partition: u32| {
-        let tasks = batch.iter().filter(|row| row.task.partition == partition).map(|row| (row.task.id, turn)).collect();
-        Published { partition, offset: offset(partition), tasks }
+        let tasks = batch
+            .iter()
+            .filter(|row| row.task.partition == partition)
+            .map(|row| (row.task.id, turn))
+            .collect();
+        Published {
+            partition,
+            offset: offset(partition),
+            tasks,
+        }
     };
-    store.mark_published("g", &[of(0), of(1), of(2)]).await.unwrap();
-    let expected: Vec<_> = batch.iter().map(|row| published_at(row, Some(offset(row.task.partition)))).collect();
+    store
+        .mark_published("g", &[of(0), of(1), of(2)])
+        .await
+        .unwrap();
+    let expected: Vec<_> = batch
+        .iter()
+        .map(|row| published_at(row, Some(offset(row.task.partition))))
+        .collect();
     assert_eq!(published(&*store).await, expected);
 }
 
@@ -91,13 +153,20 @@ pub(crate) async fn what_is_left_of_a_batch_stays_due(db: &impl Database) {
     assert_eq!(due_rows(&*store, NOW + 5_000, 2).await, left[..2]);
     assert_eq!(due_rows(&*store, NOW + 4_999, 2).await, []);
     let refused: HashSet<TaskId> = ids(&batch[3..5]).into_iter().collect();
-    assert_eq!(store.due(NOW + 5_000, 1, &refused).await.unwrap()[0].task, batch[5].task);
+    assert_eq!(
+        store.due(NOW + 5_000, 1, &refused).await.unwrap()[0].task,
+        batch[5].task
+    );
     assert_eq!(published(&*store).await, all_at(&batch[..2], at(1, 0)));
 
     mark(&*store, "g", &batch[3..], turn, at(2, 0)).await;
     assert_eq!(db.number("SELECT COUNT(*) FROM batches").await, 1);
     assert_eq!(outbox(&*store).await, []);
-    assert_eq!(db.number("SELECT COUNT(*) FROM batches").await, 0, "nobody waits in it any more");
+    assert_eq!(
+        db.number("SELECT COUNT(*) FROM batches").await,
+        0,
+        "nobody waits in it any more"
+    );
     let expected = [all_at(&batch[..2], at(1, 0)), all_at(&batch[3..], at(2, 0))].concat();
     assert_eq!(published(&*store).await, expected);
 }
@@ -127,12 +196,18 @@ pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &imp
     // The fanout was faster than the publisher, and found the queue full.
     store.unpublish(&ids(&batch[..1]), Parked).await.unwrap();
     mark(&*store, "g", &batch, turn, at(1, 0)).await;
-    assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[0], Parked)]);
+    assert_eq!(
+        parked_rows(&*store, "q", 10).await,
+        [in_outbox(&batch[0], Parked)]
+    );
     assert_eq!(published(&*store).await, all_at(&batch[1..], at(1, 0)));
     assert!(detail_of(&*store, &batch[0]).await.unpublished);
 
     // It goes out, to a later place; and another one is missing.
-    let parked = store.parked(&queue("q"), 10, &HashSet::new()).await.unwrap();
+    let parked = store
+        .parked(&queue("q"), 10, &HashSet::new())
+        .await
+        .unwrap();
     mark(&*store, "g", &batch[..1], parked[0].turn, at(3, 0)).await;
     let expected = [all_at(&batch[..1], at(3, 0)), all_at(&batch[1..], at(1, 0))].concat();
     assert_eq!(published(&*store).await, expected);
@@ -141,7 +216,10 @@ pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &imp
     // The same mark comes once more.
     mark(&*store, "g", &batch, turn, at(1, 0)).await;
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
-    assert_eq!(published(&*store).await, [&expected[..1], &expected[2..]].concat());
+    assert_eq!(
+        published(&*store).await,
+        [&expected[..1], &expected[2..]].concat()
+    );
 }
 
 pub(crate) async fn of_two_publishers_of_a_batch_the_later_place_holds(db: &impl Database) {
@@ -153,8 +231,11 @@ pub(crate) async fn of_two_publishers_of_a_batch_the_later_place_holds(db: &impl
         for major in offsets {
             mark(&*store, "g", &batch, turn, at(major, 0)).await;
         }
-        let of_queue: Vec<_> =
-            published(&*store).await.into_iter().filter(|task| task.shard.queue == queue(&name)).collect();
+        let of_queue: Vec<_> = published(&*store)
+            .await
+            .into_iter()
+            .filter(|task| task.shard.queue == queue(&name))
+            .collect();
         assert_eq!(of_queue, all_at(&batch, at(2, 0)));
         assert_eq!(outbox(&*store).await, []);
     }
@@ -165,7 +246,10 @@ pub(crate) async fn many_small_batches_come_in_one_page(db: &impl Database) {
     let mut all = Vec::new();
     for i in 0..150 {
         let due_unix_ms = NOW + i64::from(i);
-        let some = (0..1 + i % 3).map(|n| NewRow { due_unix_ms, ..row("q", format!("{i} {n}")) });
+        let some = (0..1 + i % 3).map(|n| NewRow {
+            due_unix_ms,
+            ..row("q", format!("{i} {n}"))
+        });
         let some: Vec<NewRow> = some.collect();
         insert(&*store, &some).await;
         all.extend(some);
@@ -205,17 +289,44 @@ pub(crate) async fn batches_that_no_task_needs_are_removed(db: &impl Database) {
     assert_eq!(pages().await, 3);
     assert_eq!(db.number("SELECT COUNT(*) FROM batches").await, 5);
 
-    // Done; dead and back in the outbox; one still on the bus; at places of their own, which may be earlier ones.
-    store.settle(&batches[0].iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
+    // Done; dead and back in the outbox; one still on the bus; at places of their own, which may be
+    // earlier ones.
+    store
+        .settle(
+            &batches[0]
+                .iter()
+                .map(|row| completed(row, "w"))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap();
     store.settle(&[died(&batches[1][0])]).await.unwrap();
-    store.unpublish(&ids(&batches[1][1..]), Parked).await.unwrap();
-    store.settle(&batches[2][1..].iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
+    store
+        .unpublish(&ids(&batches[1][1..]), Parked)
+        .await
+        .unwrap();
+    store
+        .settle(
+            &batches[2][1..]
+                .iter()
+                .map(|row| completed(row, "w"))
+                .collect::<Vec<_>>(),
+        )
+        .await
+        .unwrap();
     mark(&*store, "g", &batches[3], Turn::FIRST, at(2, 0)).await;
     let before = published(&*store).await;
     pages().await;
     assert_eq!(db.number("SELECT COUNT(*) FROM batches").await, 3);
     assert_eq!(published(&*store).await, before);
-    assert_eq!(before, [all_at(&batches[2][..1], at(1, 0)), all_at(&batches[3], at(2, 0))].concat());
+    assert_eq!(
+        before,
+        [
+            all_at(&batches[2][..1], at(1, 0)),
+            all_at(&batches[3], at(2, 0))
+        ]
+        .concat()
+    );
     // Late marks of what is gone.
     mark(&*store, "g", &batches[0], turns[0], at(9, 0)).await;
     assert_eq!(published(&*store).await, before);
@@ -242,8 +353,8 @@ pub(crate) async fn tasks_of_an_older_taskd_go_out_as_before(db: &impl Database)
     assert_eq!(store.remove_batches(None, 10).await.unwrap(), None);
 }
 
-/// Tasks as a taskd of schema 5 left them in its database: by the last digit of its key, each is 0 new, 1 published,
-/// 2 parked, 3 completed, 4 completed by one of two workers.
+/// Tasks as a taskd of schema 5 left them in its database: by the last digit of its key, each is 0
+/// new, 1 published, 2 parked, 3 completed, 4 completed by one of two workers.
 pub(crate) async fn leave_tasks_of_schema_5(db: &impl Database) {
     let task = |n: i64, replicas: i64, status: i64, completed: i64, on_bus: i64| {
         let (generation, major) = if n == 1 || n == 4 { ("g", 7) } else { ("", 0) };
@@ -255,9 +366,13 @@ pub(crate) async fn leave_tasks_of_schema_5(db: &impl Database) {
              {NOW}, {on_bus}, '{generation}', {major}, x'70')"
         )
     };
-    for task in
-        [task(0, 1, 0, 0, 0), task(1, 1, 0, 0, 1), task(2, 1, 0, 0, 0), task(3, 1, 1, 1, 0), task(4, 2, 0, 1, 1)]
-    {
+    for task in [
+        task(0, 1, 0, 0, 0),
+        task(1, 1, 0, 0, 1),
+        task(2, 1, 0, 0, 0),
+        task(3, 1, 1, 1, 0),
+        task(4, 2, 0, 1, 1),
+    ] {
         db.execute(&task).await;
     }
     for (n, state, due) in [(0, 0, NOW), (2, 1, i64::MAX)] {
@@ -274,7 +389,8 @@ pub(crate) async fn leave_tasks_of_schema_5(db: &impl Database) {
         ))
         .await;
     }
-    db.execute("INSERT INTO queue_counts (queue, status, count) VALUES ('q', 0, 4), ('q', 1, 1)").await;
+    db.execute("INSERT INTO queue_counts (queue, status, count) VALUES ('q', 0, 4), ('q', 1, 1)")
+        .await;
 }
 
 /// All of them are there, and go on.
@@ -282,21 +398,33 @@ pub(crate) async fn find_tasks_of_schema_5(store: &dyn Store) {
     let key = |row: &taskd::store::OutboxRow| row.task.key.clone();
     let due = store.due(NOW, 10, &HashSet::new()).await.unwrap();
     assert_eq!(due.iter().map(key).collect::<Vec<_>>(), ["0"]);
-    let parked = store.parked(&queue("q"), 10, &HashSet::new()).await.unwrap();
+    let parked = store
+        .parked(&queue("q"), 10, &HashSet::new())
+        .await
+        .unwrap();
     assert_eq!(parked.iter().map(key).collect::<Vec<_>>(), ["2"]);
     let on_bus = published(store).await;
-    let [one, four] = &on_bus[..] else { panic!("{on_bus:?}") };
+    let [one, four] = &on_bus[..] else {
+        panic!("{on_bus:?}")
+    };
     assert_eq!([one.offset, four.offset], [Some(at(7, 0)); 2]);
     assert_eq!(store.results(four.id).await.unwrap().len(), 1);
 
-    let tasks = due.iter().chain(&parked).map(|row| (row.task.id, row.turn)).collect();
+    let tasks = due
+        .iter()
+        .chain(&parked)
+        .map(|row| (row.task.id, row.turn))
+        .collect();
     super::mark(store, tasks, at(8, 0)).await;
     assert_eq!(outbox(store).await, []);
     assert_eq!(published(store).await.len(), 4);
     let completed = |id: TaskId, worker: &str| Settlement::Completed {
         id,
         worker: worker.into(),
-        lease: LeaseNumber { generation: 1, grant: 1 },
+        lease: LeaseNumber {
+            generation: 1,
+            grant: 1,
+        },
         result: "r".into(),
         encoding: Encoding::Text,
         attempt: 1,
@@ -304,11 +432,28 @@ pub(crate) async fn find_tasks_of_schema_5(store: &dyn Store) {
         at_unix_ms: NOW + 1,
         discovered: vec![],
     };
-    let reports = [completed(one.id, "w"), completed(four.id, "w"), completed(four.id, "v")];
+    let reports = [
+        completed(one.id, "w"),
+        completed(four.id, "w"),
+        completed(four.id, "v"),
+    ];
     let settled = store.settle(&reports).await.unwrap().answers;
-    assert_eq!(settled.iter().map(|settled| settled.repeated).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(
+        settled
+            .iter()
+            .map(|settled| settled.repeated)
+            .collect::<Vec<_>>(),
+        [false, true, false]
+    );
     assert_eq!(settled[2].status, Some(StoredStatus::Completed));
-    assert_eq!(super::counts(store).await.iter().map(|count| count.count).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(
+        super::counts(store)
+            .await
+            .iter()
+            .map(|count| count.count)
+            .collect::<Vec<_>>(),
+        [2, 3]
+    );
 }
 
 /// The state of a task.
@@ -326,37 +471,56 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % bound
     }
 }
 
-/// Marks of batches and of tasks, late and repeated ones too, in any order with all else: always as if each task had a
-/// row of its own in the outbox.
+/// Marks of batches and of tasks, late and repeated ones too, in any order with all else: always as
+/// if each task had a row of its own in the outbox.
 pub(crate) async fn batches_agree_with_a_row_for_each_task(db: &impl Database) {
     let store = db.open().await;
-    let (mut dice, mut known, mut past) = (Dice(7), Vec::<Known>::new(), Vec::<(usize, Turn)>::new());
+    let (mut dice, mut known, mut past) =
+        (Dice(7), Vec::<Known>::new(), Vec::<(usize, Turn)>::new());
     for step in 0..150 {
         match dice.below(10) {
             0..2 => {
-                let some: Vec<_> = (0..1 + dice.below(8)).map(|n| row("q", format!("{step} {n}"))).collect();
+                let some: Vec<_> = (0..1 + dice.below(8))
+                    .map(|n| row("q", format!("{step} {n}")))
+                    .collect();
                 let batch = insert(&*store, &some).await;
                 for row in some {
                     past.push((known.len(), batch));
-                    known.push(Known { row, is_final: false, waits: Some((batch, false)), place: None });
+                    known.push(Known {
+                        row,
+                        is_final: false,
+                        waits: Some((batch, false)),
+                        place: None,
+                    });
                 }
             }
             _ if known.is_empty() => {}
             2 => {
                 let task = dice.below(known.len());
-                let Known { row, is_final, waits, .. } = &mut known[task];
+                let Known {
+                    row,
+                    is_final,
+                    waits,
+                    ..
+                } = &mut known[task];
                 store.settle(&[completed(row, "w")]).await.unwrap();
                 (*is_final, *waits) = (true, None);
             }
             3 => {
                 let task = dice.below(known.len());
                 let why = [Missing, Parked][dice.below(2)];
-                store.unpublish(&[known[task].row.task.id], why).await.unwrap();
+                store
+                    .unpublish(&[known[task].row.task.id], why)
+                    .await
+                    .unwrap();
                 let turn = turn_in_outbox(&*store, known[task].row.task.id).await;
                 if !known[task].is_final {
                     let turn = turn.unwrap();
@@ -367,8 +531,16 @@ pub(crate) async fn batches_agree_with_a_row_for_each_task(db: &impl Database) {
             // A mark of all or some of those that ever waited in a turn.
             kind => {
                 let (_, turn) = past[dice.below(past.len())];
-                let tasks: Vec<usize> = past.iter().filter(|(_, of)| *of == turn).map(|(task, _)| *task).collect();
-                let tasks = if kind < 6 { &tasks[..1 + dice.below(tasks.len())] } else { &tasks[..] };
+                let tasks: Vec<usize> = past
+                    .iter()
+                    .filter(|(_, of)| *of == turn)
+                    .map(|(task, _)| *task)
+                    .collect();
+                let tasks = if kind < 6 {
+                    &tasks[..1 + dice.below(tasks.len())]
+                } else {
+                    &tasks[..]
+                };
                 let offset = at(dice.below(50) as u64, 0);
                 let rows: Vec<NewRow> = tasks.iter().map(|task| known[*task].row.clone()).collect();
                 mark(&*store, "g", &rows, turn, offset).await;
@@ -382,22 +554,49 @@ pub(crate) async fn batches_agree_with_a_row_for_each_task(db: &impl Database) {
             }
         }
         let waiting = |parked: bool| -> BTreeSet<TaskId> {
-            let waits = |task: &&Known| task.waits.is_some_and(|(_, is_parked)| is_parked == parked);
-            known.iter().filter(waits).map(|task| task.row.task.id).collect()
+            let waits =
+                |task: &&Known| task.waits.is_some_and(|(_, is_parked)| is_parked == parked);
+            known
+                .iter()
+                .filter(waits)
+                .map(|task| task.row.task.id)
+                .collect()
         };
-        let stored = |rows: Vec<taskd::store::OutboxRow>| rows.iter().map(|row| row.task.id).collect::<BTreeSet<_>>();
+        let stored = |rows: Vec<taskd::store::OutboxRow>| {
+            rows.iter().map(|row| row.task.id).collect::<BTreeSet<_>>()
+        };
         assert_eq!(stored(outbox(&*store).await), waiting(false), "step {step}");
-        assert_eq!(stored(parked_rows(&*store, "q", 10_000).await), waiting(true), "step {step}");
-        let on_bus = known.iter().filter(|task| !task.is_final && task.waits.is_none());
-        let on_bus: Vec<_> = on_bus.map(|task| published_at(&task.row, task.place)).collect();
+        assert_eq!(
+            stored(parked_rows(&*store, "q", 10_000).await),
+            waiting(true),
+            "step {step}"
+        );
+        let on_bus = known
+            .iter()
+            .filter(|task| !task.is_final && task.waits.is_none());
+        let on_bus: Vec<_> = on_bus
+            .map(|task| published_at(&task.row, task.place))
+            .collect();
         assert_eq!(published(&*store).await, on_bus, "step {step}");
     }
-    assert!(known.iter().any(|task| task.is_final) && known.iter().any(|task| task.waits.is_some()));
-    assert_eq!(detail_of(&*store, &known[0].row).await.status == StoredStatus::Completed, known[0].is_final);
+    assert!(
+        known.iter().any(|task| task.is_final) && known.iter().any(|task| task.waits.is_some())
+    );
+    assert_eq!(
+        detail_of(&*store, &known[0].row).await.status == StoredStatus::Completed,
+        known[0].is_final
+    );
 }
 
 async fn turn_in_outbox(store: &dyn Store, id: TaskId) -> Option<Turn> {
     let mut rows = store.due(i64::MAX, 10_000, &HashSet::new()).await.unwrap();
-    rows.extend(store.parked(&queue("q"), 10_000, &HashSet::new()).await.unwrap());
-    rows.into_iter().find(|row| row.task.id == id).map(|row| row.turn)
+    rows.extend(
+        store
+            .parked(&queue("q"), 10_000, &HashSet::new())
+            .await
+            .unwrap(),
+    );
+    rows.into_iter()
+        .find(|row| row.task.id == id)
+        .map(|row| row.turn)
 }

@@ -14,8 +14,16 @@ fn with(idempotency_key: &str, key: &str) -> NewRow {
 fn at(now: i64, idempotency_key: &str, key: &str) -> NewRow {
     let task = task("q", key);
     let hash = KeyHash::new(&task.queue, idempotency_key.as_bytes()).0;
-    let idempotency = Idempotency { hash, fingerprint: task.key_hash.0, expires_unix_ms: now + WINDOW };
-    fresh(TaskRow { created_unix_ms: now, idempotency: Some(Box::new(idempotency)), ..task })
+    let idempotency = Idempotency {
+        hash,
+        fingerprint: task.key_hash.0,
+        expires_unix_ms: now + WINDOW,
+    };
+    fresh(TaskRow {
+        created_unix_ms: now,
+        idempotency: Some(Box::new(idempotency)),
+        ..task
+    })
 }
 
 async fn insert(store: &Arc<dyn Store>, rows: &[NewRow]) -> Vec<Inserted> {
@@ -27,7 +35,10 @@ fn again(row: &NewRow) -> Inserted {
 }
 
 fn duplicate(row: &NewRow) -> Inserted {
-    Duplicate { id: row.task.id, status: Unfinished }
+    Duplicate {
+        id: row.task.id,
+        status: Unfinished,
+    }
 }
 
 pub(crate) async fn an_insert_with_an_idempotency_key_is_answered_again<D: Database>(db: &D) {
@@ -39,22 +50,44 @@ pub(crate) async fn an_insert_with_an_idempotency_key_is_answered_again<D: Datab
     assert_eq!(insert(&other, &[with("i", "k")]).await, [again(&first)]);
     // The same call, repeated because its COMMIT had no answer.
     assert_eq!(insert(&store, std::slice::from_ref(&first)).await, [New]);
-    // Without its idempotency key the task is a duplicate, and so is another one with a key of its own: every time.
+    // Without its idempotency key the task is a duplicate, and so is another one with a key of its
+    // own: every time.
     assert_eq!(insert(&store, &[row("q", "k")]).await, [duplicate(&first)]);
     for _ in 0..2 {
         assert_eq!(insert(&store, &[with("j", "k")]).await, [duplicate(&first)]);
     }
     // All in one call: the first with a key has it.
-    let rows = [with("l", "l"), with("l", "l"), row("q", "l"), row("q", "m"), with("m", "m"), with("m", "m")];
-    let expected = [New, again(&rows[0]), duplicate(&rows[0]), New, duplicate(&rows[3]), duplicate(&rows[3])];
+    let rows = [
+        with("l", "l"),
+        with("l", "l"),
+        row("q", "l"),
+        row("q", "m"),
+        with("m", "m"),
+        with("m", "m"),
+    ];
+    let expected = [
+        New,
+        again(&rows[0]),
+        duplicate(&rows[0]),
+        New,
+        duplicate(&rows[3]),
+        duplicate(&rows[3]),
+    ];
     assert_eq!(insert(&store, &rows).await, expected);
     assert_eq!(store.unfinished().await.unwrap(), [(queue("q"), 3)]);
     assert_eq!(db.number("SELECT COUNT(*) FROM tasks").await, 3);
     // The answer stays while the task ends and goes.
     store.settle(&[completed(&first, "w")]).await.unwrap();
     assert_eq!(insert(&store, &[with("i", "k")]).await, [again(&first)]);
-    db.execute("UPDATE tasks SET updated_ms = 1 WHERE status <> 0").await;
-    assert_eq!(store.remove_finished(std::time::Duration::from_secs(60), 10).await.unwrap(), 1);
+    db.execute("UPDATE tasks SET updated_ms = 1 WHERE status <> 0")
+        .await;
+    assert_eq!(
+        store
+            .remove_finished(std::time::Duration::from_secs(60), 10)
+            .await
+            .unwrap(),
+        1
+    );
     assert_eq!(insert(&store, &[with("i", "k")]).await, [again(&first)]);
 }
 
@@ -62,14 +95,33 @@ pub(crate) async fn an_idempotency_key_is_for_one_task<D: Database>(db: &D) {
     let store = db.open().await;
     let first = with("i", "k");
     assert_eq!(insert(&store, std::slice::from_ref(&first)).await, [New]);
-    assert_eq!(insert(&store, &[with("i", "other")]).await, [Inserted::KeyReused]);
+    assert_eq!(
+        insert(&store, &[with("i", "other")]).await,
+        [Inserted::KeyReused]
+    );
     // Also where the first one was a duplicate, and within a call.
     assert_eq!(insert(&store, &[with("j", "k")]).await, [duplicate(&first)]);
-    assert_eq!(insert(&store, &[with("j", "other")]).await, [Inserted::KeyReused]);
-    let rows = [with("l", "l"), with("l", "other"), with("l", "l"), with("i", "k"), with("i", "other")];
-    let expected = [New, Inserted::KeyReused, again(&rows[0]), again(&first), Inserted::KeyReused];
+    assert_eq!(
+        insert(&store, &[with("j", "other")]).await,
+        [Inserted::KeyReused]
+    );
+    let rows = [
+        with("l", "l"),
+        with("l", "other"),
+        with("l", "l"),
+        with("i", "k"),
+        with("i", "other"),
+    ];
+    let expected = [
+        New,
+        Inserted::KeyReused,
+        again(&rows[0]),
+        again(&first),
+        Inserted::KeyReused,
+    ];
     assert_eq!(insert(&store, &rows).await, expected);
-    // The task that was refused is new under a key of its own, and in another queue the key is another one.
+    // The task that was refused is new under a key of its own, and in another queue the key is
+    // another one.
     assert_eq!(insert(&store, &[with("other", "other")]).await, [New]);
     let mut elsewhere = with("i", "k");
     elsewhere.task.queue = queue("r");
@@ -81,27 +133,68 @@ pub(crate) async fn an_idempotency_key_is_for_one_task<D: Database>(db: &D) {
 pub(crate) async fn an_idempotency_key_is_free_after_its_window<D: Database>(db: &D) {
     let store = db.open().await;
     let first = with("i", "k");
-    let rows: Vec<NewRow> = (0..9).map(|n| at(NOW + n, &format!("i{n}"), &format!("k{n}"))).collect();
+    let rows: Vec<NewRow> = (0..9)
+        .map(|n| at(NOW + n, &format!("i{n}"), &format!("k{n}")))
+        .collect();
     assert_eq!(insert(&store, std::slice::from_ref(&first)).await, [New]);
     assert_eq!(insert(&store, &rows).await, [New; 9]);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW - 1, "i", "k")]).await, [again(&first)]);
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW - 1, "i", "k")]).await,
+        [again(&first)]
+    );
     // The window began with the first insert. The row is there still, and another task takes it.
     let second = at(NOW + WINDOW, "i", "other");
     assert_eq!(insert(&store, std::slice::from_ref(&second)).await, [New]);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i", "other")]).await, [again(&second)]);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i", "k")]).await, [Inserted::KeyReused]);
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i", "other")]).await,
+        [again(&second)]
+    );
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i", "k")]).await,
+        [Inserted::KeyReused]
+    );
 
     let count = "SELECT COUNT(*) FROM idempotency_keys";
-    assert_eq!(store.remove_expired_keys(NOW + WINDOW - 1, 100).await.unwrap(), 0);
-    assert_eq!(store.remove_expired_keys(NOW + WINDOW + 6, 5).await.unwrap(), 5);
+    assert_eq!(
+        store
+            .remove_expired_keys(NOW + WINDOW - 1, 100)
+            .await
+            .unwrap(),
+        0
+    );
+    assert_eq!(
+        store
+            .remove_expired_keys(NOW + WINDOW + 6, 5)
+            .await
+            .unwrap(),
+        5
+    );
     assert_eq!(db.number(count).await, 5);
-    assert_eq!(store.remove_expired_keys(NOW + WINDOW + 6, 5).await.unwrap(), 2);
+    assert_eq!(
+        store
+            .remove_expired_keys(NOW + WINDOW + 6, 5)
+            .await
+            .unwrap(),
+        2
+    );
     assert_eq!(db.number(count).await, 3);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i", "other")]).await, [again(&second)]);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i8", "k8")]).await, [again(&rows[8])]);
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i", "other")]).await,
+        [again(&second)]
+    );
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i8", "k8")]).await,
+        [again(&rows[8])]
+    );
     // Free: the key of the task decides again.
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i0", "k0")]).await, [duplicate(&rows[0])]);
-    assert_eq!(insert(&store, &[at(NOW + WINDOW, "i1", "new")]).await, [New]);
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i0", "k0")]).await,
+        [duplicate(&rows[0])]
+    );
+    assert_eq!(
+        insert(&store, &[at(NOW + WINDOW, "i1", "new")]).await,
+        [New]
+    );
 }
 
 pub(crate) async fn of_concurrent_inserts_one_takes_an_idempotency_key<D: Database>(db: &D) {
@@ -112,9 +205,13 @@ pub(crate) async fn of_concurrent_inserts_one_takes_an_idempotency_key<D: Databa
         let store = Arc::clone(&stores[n % 2]);
         tokio::spawn(async move {
             let mut answers = Vec::new();
-            let numbers: Vec<usize> = (0..KEYS).map(|i| (i * (2 * n + 1) + 7 * n) % KEYS).collect();
+            let numbers: Vec<usize> = (0..KEYS)
+                .map(|i| (i * (2 * n + 1) + 7 * n) % KEYS)
+                .collect();
             for numbers in numbers.chunks(10) {
-                let key = |number: &usize| with(&format!("i{number}"), &format!("k{number} of {}", n / 2));
+                let key = |number: &usize| {
+                    with(&format!("i{number}"), &format!("k{number} of {}", n / 2))
+                };
                 let batch: Vec<NewRow> = numbers.iter().map(key).collect();
                 let inserted = insert(&store, &batch).await;
                 answers.extend(numbers.iter().copied().zip(batch).zip(inserted));
@@ -122,11 +219,17 @@ pub(crate) async fn of_concurrent_inserts_one_takes_an_idempotency_key<D: Databa
             answers
         })
     };
-    let answers = join_all([0, 3, 5, 6, 8, 9, 11, 14].map(writer)).await.into_iter().flat_map(Result::unwrap);
+    let answers = join_all([0, 3, 5, 6, 8, 9, 11, 14].map(writer))
+        .await
+        .into_iter()
+        .flat_map(Result::unwrap);
     let (mut new, mut others) = (BTreeMap::new(), Vec::new());
     for ((number, row), answer) in answers {
         match answer {
-            New => assert!(new.insert(number, row.task).is_none(), "{number} is new twice"),
+            New => assert!(
+                new.insert(number, row.task).is_none(),
+                "{number} is new twice"
+            ),
             answer => others.push((number, row.task, answer)),
         }
     }
@@ -134,7 +237,15 @@ pub(crate) async fn of_concurrent_inserts_one_takes_an_idempotency_key<D: Databa
     for (number, task, answer) in others {
         let first = &new[&number];
         let same = Inserted::Repeated { id: first.id };
-        assert_eq!(answer, if task.key == first.key { same } else { Inserted::KeyReused }, "{number}");
+        assert_eq!(
+            answer,
+            if task.key == first.key {
+                same
+            } else {
+                Inserted::KeyReused
+            },
+            "{number}"
+        );
     }
     assert_eq!(db.number("SELECT COUNT(*) FROM tasks").await, KEYS as i64);
 }

@@ -2,14 +2,16 @@
 
 use taskd::{
     model::{
-        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter, TaskId, TaskStatus,
-        WorkerName,
+        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter,
+        TaskId, TaskStatus, WorkerName,
     },
     store::{AddedJob, MOST_JOBS, Retried, Store},
 };
 use uuid::{Timestamp, Uuid};
 
-use super::{Database, Dead, NOW, Unfinished, completed, count, counts, died, ids, insert_new, queue, rows};
+use super::{
+    Database, Dead, NOW, Unfinished, completed, count, counts, died, ids, insert_new, queue, rows,
+};
 
 fn filter() -> TaskFilter {
     TaskFilter {
@@ -48,72 +50,210 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
     // A repeated call has added it already.
     let start = act("start");
     for _ in 0..2 {
-        assert_eq!(store.add_job(&first, MOST_JOBS, &start).await.unwrap(), AddedJob::Yes);
+        assert_eq!(
+            store.add_job(&first, MOST_JOBS, &start).await.unwrap(),
+            AddedJob::Yes
+        );
     }
-    assert_eq!(store.add_job(&second, MOST_JOBS, &act("start")).await.unwrap(), AddedJob::Yes);
+    assert_eq!(
+        store
+            .add_job(&second, MOST_JOBS, &act("start"))
+            .await
+            .unwrap(),
+        AddedJob::Yes
+    );
     assert_eq!(store.job(first.id).await.unwrap().as_ref(), Some(&first));
     assert_eq!(store.job(Uuid::now_v7()).await.unwrap(), None);
-    assert_eq!(store.running_jobs().await.unwrap(), [first.clone(), second.clone()], "the earliest first");
-    assert_eq!(store.jobs(None, 10).await.unwrap(), [second.clone(), first.clone()], "the latest first");
-    assert_eq!(store.jobs(Some(second.id), 10).await.unwrap(), std::slice::from_ref(&first));
-    assert_eq!(store.jobs(None, 1).await.unwrap(), std::slice::from_ref(&second));
+    assert_eq!(
+        store.running_jobs().await.unwrap(),
+        [first.clone(), second.clone()],
+        "the earliest first"
+    );
+    assert_eq!(
+        store.jobs(None, 10).await.unwrap(),
+        [second.clone(), first.clone()],
+        "the latest first"
+    );
+    assert_eq!(
+        store.jobs(Some(second.id), 10).await.unwrap(),
+        std::slice::from_ref(&first)
+    );
+    assert_eq!(
+        store.jobs(None, 1).await.unwrap(),
+        std::slice::from_ref(&second)
+    );
     assert_eq!(store.acts(None, 10).await.unwrap().len(), 2);
 
     // Of two leaders with the same page one stores it.
     let cursor = Some(TaskCursor(TaskId::new()));
-    let progress = JobProgress { cursor, looked_at: 7, matched: 5, changed: 4, failed: 1, last_error: "no".into() };
-    let ahead = Job { progress, updated_unix_ms: NOW + 1, ..first.clone() };
+    let progress = JobProgress {
+        cursor,
+        looked_at: 7,
+        matched: 5,
+        changed: 4,
+        failed: 1,
+        last_error: "no".into(),
+    };
+    let ahead = Job {
+        progress,
+        updated_unix_ms: NOW + 1,
+        ..first.clone()
+    };
     assert!(store.advance_job(&ahead, None).await.unwrap());
-    let late = Job { progress: JobProgress { matched: 9, ..ahead.progress.clone() }, ..first.clone() };
+    let late = Job {
+        progress: JobProgress {
+            matched: 9,
+            ..ahead.progress.clone()
+        },
+        ..first.clone()
+    };
     assert!(!store.advance_job(&late, None).await.unwrap());
-    assert_eq!(db.open().await.job(first.id).await.unwrap().as_ref(), Some(&ahead));
-    let done = Job { state: JobState::Done, ..ahead.clone() };
+    assert_eq!(
+        db.open().await.job(first.id).await.unwrap().as_ref(),
+        Some(&ahead)
+    );
+    let done = Job {
+        state: JobState::Done,
+        ..ahead.clone()
+    };
     assert!(store.advance_job(&done, cursor).await.unwrap());
-    assert!(!store.advance_job(&ahead, cursor).await.unwrap(), "it has ended");
-    assert_eq!(store.running_jobs().await.unwrap(), std::slice::from_ref(&second));
+    assert!(
+        !store.advance_job(&ahead, cursor).await.unwrap(),
+        "it has ended"
+    );
+    assert_eq!(
+        store.running_jobs().await.unwrap(),
+        std::slice::from_ref(&second)
+    );
 
     // A stop ends a running job, and leaves one that has ended.
     let (stop, too_late) = (act("stop"), act("too late"));
-    let progress = JobProgress { last_error: "why".into(), ..second.progress.clone() };
-    let stopped = Job { state: JobState::Stopped, progress, updated_unix_ms: NOW + 5, ..second.clone() };
+    let progress = JobProgress {
+        last_error: "why".into(),
+        ..second.progress.clone()
+    };
+    let stopped = Job {
+        state: JobState::Stopped,
+        progress,
+        updated_unix_ms: NOW + 5,
+        ..second.clone()
+    };
     for _ in 0..2 {
-        assert_eq!(store.stop_job(second.id, NOW + 5, Some("why"), &stop).await.unwrap(), Some(stopped.clone()));
+        assert_eq!(
+            store
+                .stop_job(second.id, NOW + 5, Some("why"), &stop)
+                .await
+                .unwrap(),
+            Some(stopped.clone())
+        );
     }
-    assert_eq!(store.stop_job(first.id, NOW + 5, Some("late"), &too_late).await.unwrap(), Some(done));
-    assert_eq!(store.stop_job(Uuid::now_v7(), NOW, None, &too_late).await.unwrap(), None);
-    assert!(!store.advance_job(&second, None).await.unwrap(), "a page that comes late changes no stopped job");
+    assert_eq!(
+        store
+            .stop_job(first.id, NOW + 5, Some("late"), &too_late)
+            .await
+            .unwrap(),
+        Some(done)
+    );
+    assert_eq!(
+        store
+            .stop_job(Uuid::now_v7(), NOW, None, &too_late)
+            .await
+            .unwrap(),
+        None
+    );
+    assert!(
+        !store.advance_job(&second, None).await.unwrap(),
+        "a page that comes late changes no stopped job"
+    );
     assert_eq!(store.running_jobs().await.unwrap(), []);
     let acts = store.acts(None, 10).await.unwrap();
-    assert_eq!(acts.iter().map(|act| &act.what[..]).collect::<Vec<_>>(), ["stop", "start", "start"]);
+    assert_eq!(
+        acts.iter().map(|act| &act.what[..]).collect::<Vec<_>>(),
+        ["stop", "start", "start"]
+    );
 }
 
 pub(crate) async fn jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it(db: &impl Database) {
     let store = db.open().await;
     let created_unix_ms = NOW - 40 * 24 * 3_600_000;
-    let id = Uuid::new_v7(Timestamp::from_unix_time(created_unix_ms.unsigned_abs() / 1000, 0, 0, 0));
-    let old = Job { id, state: JobState::Done, created_unix_ms, ..job() };
-    assert_eq!(store.add_job(&old, MOST_JOBS, &act("start")).await.unwrap(), AddedJob::Yes);
+    let id = Uuid::new_v7(Timestamp::from_unix_time(
+        created_unix_ms.unsigned_abs() / 1000,
+        0,
+        0,
+        0,
+    ));
+    let old = Job {
+        id,
+        state: JobState::Done,
+        created_unix_ms,
+        ..job()
+    };
+    assert_eq!(
+        store.add_job(&old, MOST_JOBS, &act("start")).await.unwrap(),
+        AddedJob::Yes
+    );
     assert!(store.job(old.id).await.unwrap().is_some());
     // The jobs of one token are bounded apart.
-    let of_token = Job { token: Some(SecretHash([7; 32])), ..job() };
-    assert_eq!(store.add_job(&of_token, 1, &act("start")).await.unwrap(), AddedJob::Yes);
-    assert_eq!(store.add_job(&of_token, 1, &act("start")).await.unwrap(), AddedJob::Yes, "a repeated call");
-    let another = Job { id: Uuid::now_v7(), ..of_token.clone() };
-    assert_eq!(store.add_job(&another, 1, &act("start")).await.unwrap(), AddedJob::NoRoomForToken);
-    let of_another = Job { id: Uuid::now_v7(), token: Some(SecretHash([8; 32])), ..of_token.clone() };
-    assert_eq!(store.add_job(&of_another, 1, &act("start")).await.unwrap(), AddedJob::Yes);
+    let of_token = Job {
+        token: Some(SecretHash([7; 32])),
+        ..job()
+    };
+    assert_eq!(
+        store.add_job(&of_token, 1, &act("start")).await.unwrap(),
+        AddedJob::Yes
+    );
+    assert_eq!(
+        store.add_job(&of_token, 1, &act("start")).await.unwrap(),
+        AddedJob::Yes,
+        "a repeated call"
+    );
+    let another = Job {
+        id: Uuid::now_v7(),
+        ..of_token.clone()
+    };
+    assert_eq!(
+        store.add_job(&another, 1, &act("start")).await.unwrap(),
+        AddedJob::NoRoomForToken
+    );
+    let of_another = Job {
+        id: Uuid::now_v7(),
+        token: Some(SecretHash([8; 32])),
+        ..of_token.clone()
+    };
+    assert_eq!(
+        store.add_job(&of_another, 1, &act("start")).await.unwrap(),
+        AddedJob::Yes
+    );
     let mut all = Vec::new();
     for _ in 2..MOST_JOBS {
         all.push(job());
-        let added = store.add_job(all.last().unwrap(), MOST_JOBS, &act("start")).await.unwrap();
+        let added = store
+            .add_job(all.last().unwrap(), MOST_JOBS, &act("start"))
+            .await
+            .unwrap();
         assert_eq!(added, AddedJob::Yes);
     }
     assert_eq!(store.job(old.id).await.unwrap(), None, "it ended long ago");
-    assert_eq!(store.add_job(&job(), MOST_JOBS, &act("start")).await.unwrap(), AddedJob::NoRoom);
-    let again = store.add_job(&all[0], MOST_JOBS, &act("start")).await.unwrap();
+    assert_eq!(
+        store
+            .add_job(&job(), MOST_JOBS, &act("start"))
+            .await
+            .unwrap(),
+        AddedJob::NoRoom
+    );
+    let again = store
+        .add_job(&all[0], MOST_JOBS, &act("start"))
+        .await
+        .unwrap();
     assert_eq!(again, AddedJob::Yes, "a repeated call has its job");
     db.execute("UPDATE jobs SET what = 'paint'").await;
-    assert_eq!((store.running_jobs().await.unwrap(), store.jobs(None, 10).await.unwrap()), (vec![], vec![]));
+    assert_eq!(
+        (
+            store.running_jobs().await.unwrap(),
+            store.jobs(None, 10).await.unwrap()
+        ),
+        (vec![], vec![])
+    );
     assert!(store.job(all[0].id).await.is_err());
 }
 
@@ -121,11 +261,20 @@ pub(crate) async fn each_task_that_is_sent_again_has_its_act(db: &impl Database)
     let store = db.open().await;
     let rows = rows("q", 4);
     insert_new(&*store, &rows).await;
-    store.settle(&[died(&rows[0]), died(&rows[1]), completed(&rows[2], "w")]).await.unwrap();
+    store
+        .settle(&[died(&rows[0]), died(&rows[1]), completed(&rows[2], "w")])
+        .await
+        .unwrap();
     let named = [ids(&rows), vec![TaskId::new()]].concat();
-    let mut retried = store.retry_with_acts(&named, NOW, "ops", "retry task").await.unwrap();
+    let mut retried = store
+        .retry_with_acts(&named, NOW, "ops", "retry task")
+        .await
+        .unwrap();
     retried.sort_unstable_by_key(|retried| retried.id);
-    let expected = |row: usize| Retried { id: rows[row].task.id, status: Unfinished };
+    let expected = |row: usize| Retried {
+        id: rows[row].task.id,
+        status: Unfinished,
+    };
     assert_eq!(retried, [expected(0), expected(1)]);
     let acts = async || {
         let mut targets: Vec<String> = Vec::new();
@@ -140,9 +289,32 @@ pub(crate) async fn each_task_that_is_sent_again_has_its_act(db: &impl Database)
     targets.sort_unstable();
     assert_eq!(acts().await, targets);
     // A second time nothing is dead, and nothing is recorded.
-    assert_eq!(store.retry_with_acts(&named, NOW, "ops", "retry task").await.unwrap(), []);
+    assert_eq!(
+        store
+            .retry_with_acts(&named, NOW, "ops", "retry task")
+            .await
+            .unwrap(),
+        []
+    );
     assert_eq!(acts().await, targets);
-    assert_eq!(counts(&*store).await, [count("q", Unfinished, 3), count("q", super::Completed, 1)]);
-    assert_eq!(store.listed(&[rows[0].task.id, TaskId::new()]).await.unwrap()[0].epoch, 1);
-    assert!(store.listed(&ids(&rows)).await.unwrap().iter().all(|task| task.status != Dead));
+    assert_eq!(
+        counts(&*store).await,
+        [count("q", Unfinished, 3), count("q", super::Completed, 1)]
+    );
+    assert_eq!(
+        store
+            .listed(&[rows[0].task.id, TaskId::new()])
+            .await
+            .unwrap()[0]
+            .epoch,
+        1
+    );
+    assert!(
+        store
+            .listed(&ids(&rows))
+            .await
+            .unwrap()
+            .iter()
+            .all(|task| task.status != Dead)
+    );
 }

@@ -80,7 +80,18 @@ impl Actor {
         tell: Tell,
     ) -> Self {
         let (outbox, returns, drain, close) = (Outbox::default(), Vec::new(), None, None);
-        Self { client, opening, shared, commands, tell, outbox, returns, drain, close, is_closing: false }
+        Self {
+            client,
+            opening,
+            shared,
+            commands,
+            tell,
+            outbox,
+            returns,
+            drain,
+            close,
+            is_closing: false,
+        }
     }
 
     /// Until the worker closes the session, or taskd refuses it.
@@ -93,7 +104,9 @@ impl Actor {
             let (returning, request) = (self.returns.len(), self.open_session());
             let attempt = async move {
                 sleep(pause).await;
-                servers.within(OPEN_WITHIN, turn, open(taskd, request)).await
+                servers
+                    .within(OPEN_WITHIN, turn, open(taskd, request))
+                    .await
             };
             let attempt = match self.attend(attempt).await {
                 Attended::Done(attempt) => attempt.map_err(|status| Error::of(&status, address)),
@@ -120,7 +133,11 @@ impl Actor {
                 }
                 Err(error) => {
                     servers.move_on(turn);
-                    if error.may_pass() { End::Broke(error) } else { End::Refused(error) }
+                    if error.may_pass() {
+                        End::Broke(error)
+                    } else {
+                        End::Refused(error)
+                    }
                 }
             };
             if since.elapsed() > STEADY {
@@ -145,12 +162,26 @@ impl Actor {
 
     /// Goes on with the session, if there is one, with all in hand that is not to be given back.
     fn open_session(&self) -> pb::OpenSession {
-        let returns: Vec<&str> = self.returns.iter().flat_map(|report| ids(&report.items)).collect();
-        let holding = self.outbox.holding().filter(|id| !returns.contains(&id.as_str())).cloned().collect();
-        pb::OpenSession { want: self.shared.target(), holding, ..self.opening.clone() }
+        let returns: Vec<&str> = self
+            .returns
+            .iter()
+            .flat_map(|report| ids(&report.items))
+            .collect();
+        let holding = self
+            .outbox
+            .holding()
+            .filter(|id| !returns.contains(&id.as_str()))
+            .cloned()
+            .collect();
+        pb::OpenSession {
+            want: self.shared.target(),
+            holding,
+            ..self.opening.clone()
+        }
     }
 
-    /// Waits for `work`, and takes what the worker says meanwhile. There is no stream, so no task is on its way.
+    /// Waits for `work`, and takes what the worker says meanwhile. There is no stream, so no task
+    /// is on its way.
     async fn attend<T>(&mut self, work: impl Future<Output = T>) -> Attended<T> {
         let mut work = pin!(work);
         loop {
@@ -173,36 +204,54 @@ impl Actor {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Report(report) if matches!(report.items, Items::Returns(_)) => self.returns.push(report),
+            Command::Report(report) if matches!(report.items, Items::Returns(_)) => {
+                self.returns.push(report)
+            }
             Command::Report(report) => self.outbox.report(report),
-            Command::Drain(reply) => self.drain = Some(Drain { reply, number: None }),
+            Command::Drain(reply) => {
+                self.drain = Some(Drain {
+                    reply,
+                    number: None,
+                })
+            }
             Command::Close(reply) => (self.close, self.is_closing) = (Some(reply), true),
         }
     }
 
     /// The first `returning` reports of `returns` were not named when the stream was opened.
     fn opened(&mut self, stream: &Open, returning: usize) {
-        let pb::SessionOpened { session, resumed, .. } = &stream.opened;
+        let pb::SessionOpened {
+            session, resumed, ..
+        } = &stream.opened;
         self.opening.session.clone_from(session);
         let returned: Vec<Report> = self.returns.drain(..returning).collect();
         if *resumed {
             for report in returned {
                 self.outbox.forget(ids(&report.items));
-                let ok =
-                    |id: &str| pb::ItemResult { id: id.into(), status: ItemStatus::Ok.into(), ..Default::default() };
+                let ok = |id: &str| pb::ItemResult {
+                    id: id.into(),
+                    status: ItemStatus::Ok.into(),
+                    ..Default::default()
+                };
                 let results = ids(&report.items).map(ok).collect();
                 report.answer(Ok(Answer::Items(results)));
             }
         } else {
-            // Another process, or the session is over: the leases are alive, and the worker keeps them by extending.
-            returned.into_iter().for_each(|report| self.outbox.report_first(report));
+            // Another process, or the session is over: the leases are alive, and the worker keeps
+            // them by extending.
+            returned
+                .into_iter()
+                .for_each(|report| self.outbox.report_first(report));
             self.outbox.extend_all(self.opening.lease_duration);
         }
         self.outbox.demand = stream.first.demand;
     }
 
     async fn serve(&mut self, mut line: Line) -> End {
-        let (first, to) = (std::mem::take(&mut line.stream.first), line.stream.to.clone());
+        let (first, to) = (
+            std::mem::take(&mut line.stream.first),
+            line.stream.to.clone(),
+        );
         self.hear(&mut line, first);
         loop {
             if line.next.is_none() {
@@ -214,7 +263,10 @@ impl Actor {
                 return end;
             }
             let silent_at = line.heard + line.patience;
-            let wake_at = self.outbox.wakes_at().map_or(line.beats_at(), |at| at.min(line.beats_at()));
+            let wake_at = self
+                .outbox
+                .wakes_at()
+                .map_or(line.beats_at(), |at| at.min(line.beats_at()));
             // Something else may keep it from speaking.
             let wake_at = wake_at.max(Instant::now() + SHORTEST_SLEEP);
             tokio::select! {
@@ -247,7 +299,8 @@ impl Actor {
         }
     }
 
-    /// Takes what the worker says at the same moment, so that it goes in the same frame: a report, and its room.
+    /// Takes what the worker says at the same moment, so that it goes in the same frame: a report,
+    /// and its room.
     async fn listen(&mut self) {
         yield_now().await;
         while let Ok(command) = self.commands.try_recv() {
@@ -260,7 +313,10 @@ impl Actor {
         if self.is_closing {
             // taskd answers what came before, and takes back the rest.
             let is_first = !std::mem::replace(&mut line.has_closed, true);
-            return is_first.then(|| pb::WorkerFrame { close: true, ..Default::default() });
+            return is_first.then(|| pb::WorkerFrame {
+                close: true,
+                ..Default::default()
+            });
         }
         let beat = (Instant::now() >= line.beats_at()).then(pb::WorkerFrame::default);
         if line.is_ending || !self.returns.is_empty() {
@@ -274,7 +330,9 @@ impl Actor {
             drain.number = Some(number);
             return Some(frame);
         }
-        self.outbox.next_frame(self.shared.target(), Instant::now()).or(beat)
+        self.outbox
+            .next_frame(self.shared.target(), Instant::now())
+            .or(beat)
     }
 
     /// The worker leaves the stream when each of its frames has its answer.
@@ -289,7 +347,14 @@ impl Actor {
     }
 
     fn hear(&mut self, line: &mut Line, frame: pb::TaskdFrame) {
-        let pb::TaskdFrame { tasks, answer, ended, closing, demand, .. } = frame;
+        let pb::TaskdFrame {
+            tasks,
+            answer,
+            ended,
+            closing,
+            demand,
+            ..
+        } = frame;
         self.outbox.demand = demand;
         if !tasks.is_empty() {
             self.outbox.hold(&tasks);
@@ -335,7 +400,9 @@ impl Actor {
     /// taskd refuses the worker.
     fn refuse(mut self, error: &Error) {
         self.shared.refuse(error.clone());
-        self.take_rest().into_iter().for_each(|report| report.answer(Err(error.clone())));
+        self.take_rest()
+            .into_iter()
+            .for_each(|report| report.answer(Err(error.clone())));
     }
 
     /// All reports; none comes behind them.
@@ -344,11 +411,18 @@ impl Actor {
         while let Ok(command) = self.commands.try_recv() {
             self.take(command);
         }
-        self.outbox.take_all().chain(self.returns.drain(..)).collect()
+        self.outbox
+            .take_all()
+            .chain(self.returns.drain(..))
+            .collect()
     }
 }
 
 fn ids(items: &Items) -> impl Iterator<Item = &str> {
-    let returns = if let Items::Returns(all) = items { all.as_slice() } else { &[] };
+    let returns = if let Items::Returns(all) = items {
+        all.as_slice()
+    } else {
+        &[]
+    };
     returns.iter().map(|one| &*one.id)
 }

@@ -16,8 +16,9 @@ pub(super) struct Line {
     pub(super) stream: Open,
     pub(super) address: String,
     pub(super) heartbeat: Duration,
-    /// How long a stream may be silent. It is less than the time-out of the session, which taskd counts from the last
-    /// frame that it heard, up to a heartbeat before: the worker goes on with its session before it ends.
+    /// How long a stream may be silent. It is less than the time-out of the session, which taskd
+    /// counts from the last frame that it heard, up to a heartbeat before: the worker goes on with
+    /// its session before it ends.
     pub(super) patience: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
@@ -33,7 +34,9 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn new(stream: Open, address: &str) -> Self {
         let time = |time: Option<prost_types::Duration>, default| {
-            time.and_then(|time| time.try_into().ok()).filter(|time| *time > Duration::ZERO).unwrap_or(default)
+            time.and_then(|time| time.try_into().ok())
+                .filter(|time| *time > Duration::ZERO)
+                .unwrap_or(default)
         };
         let heartbeat = time(stream.opened.heartbeat, HEARTBEAT);
         let patience = time(stream.opened.timeout, TIMEOUT) * 3 / 5;
@@ -59,6 +62,9 @@ impl Line {
     }
 
     pub(super) fn away(&self, message: String) -> Error {
-        Error::Away { address: self.address.clone(), message }
+        Error::Away {
+            address: self.address.clone(),
+            message,
+        }
     }
 }

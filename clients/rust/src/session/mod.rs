@@ -1,7 +1,8 @@
-//! The source that holds a stream: taskd sends tasks as they come, and takes the reports on the same stream.
+//! The source that holds a stream: taskd sends tasks as they come, and takes the reports on the
+//! same stream.
 //!
-//! A task of tokio of its own serves the stream ([`Actor`]) and opens it again when it broke. Against a taskd without
-//! streams the session goes on with long polls.
+//! A task of tokio of its own serves the stream ([`Actor`]) and opens it again when it broke.
+//! Against a taskd without streams the session goes on with long polls.
 
 mod actor;
 mod line;
@@ -68,12 +69,21 @@ impl Session {
         let actor = Actor::new(client.clone(), opening, shared.clone(), heard, tell);
         let mut running = JoinSet::new();
         running.spawn(actor.run());
-        Self { commands, shared, polls, extend_within: extend_within(lease), _actor: running }
+        Self {
+            commands,
+            shared,
+            polls,
+            extend_within: extend_within(lease),
+            _actor: running,
+        }
     }
 
     async fn report(&self, items: Items) -> Result<Vec<pb::ItemResult>, Error> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.commands.send(Command::Report(Report { items, reply: Some(reply) }));
+        let sent = self.commands.send(Command::Report(Report {
+            items,
+            reply: Some(reply),
+        }));
         let answer = match sent {
             Ok(()) => answer.await.unwrap_or_else(|_| Err(gone())),
             Err(mpsc::error::SendError(Command::Report(report))) => match self.shared.refusal() {
@@ -85,7 +95,9 @@ impl Session {
         match answer? {
             Answer::Items(results) => Ok(results),
             Answer::ByCall(Items::Completions(all)) => self.polls.complete(all).await,
-            Answer::ByCall(Items::Rejections(all) | Items::Returns(all)) => self.polls.reject(all).await,
+            Answer::ByCall(Items::Rejections(all) | Items::Returns(all)) => {
+                self.polls.reject(all).await
+            }
             Answer::ByCall(Items::Extensions(all)) => self.polls.extend(all).await,
         }
     }
@@ -97,7 +109,10 @@ fn timeout(lease: Duration) -> Duration {
 }
 
 fn gone() -> Error {
-    Error::Away { address: "the stream".to_owned(), message: "it has ended".to_owned() }
+    Error::Away {
+        address: "the stream".to_owned(),
+        message: "it has ended".to_owned(),
+    }
 }
 
 impl Source for Session {
@@ -130,8 +145,12 @@ impl Source for Session {
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        let extended = tokio::time::timeout(self.extend_within, self.report(Items::Extensions(all)));
-        let late = |_| Error::Away { address: "the stream".to_owned(), message: "no answer in time".to_owned() };
+        let extended =
+            tokio::time::timeout(self.extend_within, self.report(Items::Extensions(all)));
+        let late = |_| Error::Away {
+            address: "the stream".to_owned(),
+            message: "no answer in time".to_owned(),
+        };
         extended.await.map_err(late)?
     }
 
@@ -169,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_worker_may_be_silent_for_half_of_its_lease() {
-        let timeouts = [1, 30, 600, 3600].map(|lease| timeout(Duration::from_secs(lease)).as_secs());
+        let timeouts =
+            [1, 30, 600, 3600].map(|lease| timeout(Duration::from_secs(lease)).as_secs());
         assert_eq!(timeouts, [2, 15, 300, 600]);
     }
 
@@ -178,7 +198,10 @@ mod tests {
         let mut outbox = outbox::Outbox::default();
         for _ in 0..10 {
             let (reply, answer) = oneshot::channel();
-            outbox.report(Report { items: Items::Extensions(Vec::new()), reply: Some(reply) });
+            outbox.report(Report {
+                items: Items::Extensions(Vec::new()),
+                reply: Some(reply),
+            });
             // Its time is over.
             drop(answer);
         }

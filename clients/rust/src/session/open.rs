@@ -26,13 +26,36 @@ pub(super) struct Open {
 
 pub(super) async fn open(taskd: Taskd, open: pb::OpenSession) -> Result<Open, Status> {
     let (to, frames) = mpsc::channel(WAITING);
-    let frame = pb::WorkerFrame { open: Some(open), ..Default::default() };
-    to.send(frame).await.map_err(|_| Status::unavailable("the stream is closed"))?;
+    let frame = pb::WorkerFrame {
+        open: Some(open),
+        ..Default::default()
+    };
+    to.send(frame)
+        .await
+        .map_err(|_| Status::unavailable("the stream is closed"))?;
     let mut client = TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER);
-    let mut from = client.stream_tasks(ReceiverStream::new(frames)).await?.into_inner();
-    let first = from.message().await?.ok_or_else(|| Status::unavailable("the stream ended at once"))?;
-    let pb::TaskdFrame { opened: Some(opened), .. } = first else {
+    let mut from = client
+        .stream_tasks(ReceiverStream::new(frames))
+        .await?
+        .into_inner();
+    let first = from
+        .message()
+        .await?
+        .ok_or_else(|| Status::unavailable("the stream ended at once"))?;
+    let pb::TaskdFrame {
+        opened: Some(opened),
+        ..
+    } = first
+    else {
         return Err(Status::internal("the first frame does not say opened"));
     };
-    Ok(Open { to, from, opened, first: pb::TaskdFrame { opened: None, ..first } })
+    Ok(Open {
+        to,
+        from,
+        opened,
+        first: pb::TaskdFrame {
+            opened: None,
+            ..first
+        },
+    })
 }

@@ -1,4 +1,5 @@
-//! The worker's side of a session: what is in hand, what is to be said, what was said and has no answer yet.
+//! The worker's side of a session: what is in hand, what is to be said, what was said and has no
+//! answer yet.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -49,7 +50,8 @@ struct Sent {
 
 impl Outbox {
     pub(super) fn report(&mut self, report: Report) {
-        // While there is no stream no report leaves, and the worker makes new extensions again and again.
+        // While there is no stream no report leaves, and the worker makes new extensions again and
+        // again.
         self.waiting.retain(|report| !report.is_over());
         self.waiting.push_back(report);
     }
@@ -60,7 +62,11 @@ impl Outbox {
     }
 
     pub(super) fn hold(&mut self, tasks: &[pb::LeasedTask]) {
-        self.in_hand.extend(tasks.iter().map(|task| (task.id.clone(), task.lease_token.clone())));
+        self.in_hand.extend(
+            tasks
+                .iter()
+                .map(|task| (task.id.clone(), task.lease_token.clone())),
+        );
     }
 
     pub(super) fn forget(&mut self, ids: impl IntoIterator<Item = impl AsRef<str>>) {
@@ -69,9 +75,13 @@ impl Outbox {
         }
     }
 
-    /// Forgets tasks whose leases taskd has ended; returns those that were in hand, with their lease tokens.
+    /// Forgets tasks whose leases taskd has ended; returns those that were in hand, with their
+    /// lease tokens.
     pub(super) fn ended(&mut self, ended: Vec<pb::ItemResult>) -> Vec<EndedLease> {
-        ended.into_iter().filter_map(|result| Some((self.in_hand.remove(&result.id)?, result))).collect()
+        ended
+            .into_iter()
+            .filter_map(|result| Some((self.in_hand.remove(&result.id)?, result)))
+            .collect()
     }
 
     /// The ids of the tasks in hand.
@@ -131,19 +141,30 @@ impl Outbox {
 
     /// Sets the demand to 0; answers the number of the frame.
     pub(super) fn surrender(&mut self) -> (u64, pb::WorkerFrame) {
-        let frame = pb::WorkerFrame { surrender: true, ..Default::default() };
+        let frame = pb::WorkerFrame {
+            surrender: true,
+            ..Default::default()
+        };
         let frame = self.numbered(frame, Vec::new());
         (frame.number, frame)
     }
 
     fn numbered(&mut self, frame: pb::WorkerFrame, reports: Vec<Report>) -> pb::WorkerFrame {
         self.last += 1;
-        let sent = Sent { want: frame.want, surrenders: frame.surrender, reports };
+        let sent = Sent {
+            want: frame.want,
+            surrenders: frame.surrender,
+            reports,
+        };
         self.sent.insert(self.last, sent);
-        pb::WorkerFrame { number: self.last, ..frame }
+        pb::WorkerFrame {
+            number: self.last,
+            ..frame
+        }
     }
 
-    /// Moves reports that wait into the frame: one of each kind at most, because the answers come by kind.
+    /// Moves reports that wait into the frame: one of each kind at most, because the answers come
+    /// by kind.
     fn fill(&mut self, frame: &mut pb::WorkerFrame) -> Vec<Report> {
         let mut reports = Vec::new();
         let (mut count, mut bytes) = (0, 0);
@@ -159,7 +180,9 @@ impl Outbox {
             };
             let (items, weight) = measure(&report.items);
             (count, bytes) = (count + items, bytes + weight);
-            let is_full = self.alone > 0 || count > self.most_items.unwrap_or(MOST_ITEMS) || bytes > MOST_BYTES;
+            let is_full = self.alone > 0
+                || count > self.most_items.unwrap_or(MOST_ITEMS)
+                || bytes > MOST_BYTES;
             if !is_free || !reports.is_empty() && is_full {
                 break;
             }
@@ -173,10 +196,13 @@ impl Outbox {
         reports
     }
 
-    /// Hands the answers to those who wait; returns the leases that ended, as the session's own extensions found.
+    /// Hands the answers to those who wait; returns the leases that ended, as the session's own
+    /// extensions found.
     pub(super) fn answered(&mut self, answer: pb::FrameAnswer, now: Instant) -> Vec<EndedLease> {
         let mut ended = Vec::new();
-        let Some(sent) = self.sent.remove(&answer.number) else { return ended };
+        let Some(sent) = self.sent.remove(&answer.number) else {
+            return ended;
+        };
         self.alone = self.alone.saturating_sub(sent.reports.len());
         if answer.granted < sent.want {
             self.want_after = Some(now + WANT_AGAIN);
@@ -184,7 +210,12 @@ impl Outbox {
             // They have made room.
             self.want_after = None;
         }
-        let pb::FrameAnswer { mut completions, mut rejections, mut extensions, .. } = answer;
+        let pb::FrameAnswer {
+            mut completions,
+            mut rejections,
+            mut extensions,
+            ..
+        } = answer;
         for report in sent.reports {
             let results = std::mem::take(match &report.items {
                 Items::Completions(_) => &mut completions,
@@ -196,7 +227,10 @@ impl Outbox {
             if report.reply.is_some() && !report.is_over() {
                 report.answer(Ok(Answer::Items(results)));
             } else if let Items::Extensions(all) = report.items {
-                let lost = all.into_iter().zip(results).filter(|(_, result)| is_lost(result.status()));
+                let lost = all
+                    .into_iter()
+                    .zip(results)
+                    .filter(|(_, result)| is_lost(result.status()));
                 ended.extend(lost.map(|(extension, result)| (extension.lease_token, result)));
             }
         }
@@ -205,19 +239,32 @@ impl Outbox {
 
     /// Forgets the tasks that were answered for good.
     fn note(&mut self, items: &Items, results: &[pb::ItemResult]) {
-        let is_over = |result: &pb::ItemResult| is_lost(result.status()) || result.status() == ItemStatus::Ok;
+        let is_over =
+            |result: &pb::ItemResult| is_lost(result.status()) || result.status() == ItemStatus::Ok;
         let leases: Vec<(&str, &str)> = match items {
             Items::Completions(all) => {
-                let over = all.iter().zip(results).filter(|(_, result)| is_over(result));
-                over.map(|(item, _)| (&*item.id, &*item.lease_token)).collect()
+                let over = all
+                    .iter()
+                    .zip(results)
+                    .filter(|(_, result)| is_over(result));
+                over.map(|(item, _)| (&*item.id, &*item.lease_token))
+                    .collect()
             }
             Items::Rejections(all) | Items::Returns(all) => {
-                let over = all.iter().zip(results).filter(|(_, result)| is_over(result));
-                over.map(|(item, _)| (&*item.id, &*item.lease_token)).collect()
+                let over = all
+                    .iter()
+                    .zip(results)
+                    .filter(|(_, result)| is_over(result));
+                over.map(|(item, _)| (&*item.id, &*item.lease_token))
+                    .collect()
             }
             Items::Extensions(all) => {
-                let over = all.iter().zip(results).filter(|(_, result)| is_lost(result.status()));
-                over.map(|(item, _)| (&*item.id, &*item.lease_token)).collect()
+                let over = all
+                    .iter()
+                    .zip(results)
+                    .filter(|(_, result)| is_lost(result.status()));
+                over.map(|(item, _)| (&*item.id, &*item.lease_token))
+                    .collect()
             }
         };
         for (id, token) in leases {
@@ -228,29 +275,41 @@ impl Outbox {
         }
     }
 
-    /// The stream is over: what has no answer waits again, in the same order. A report that arrives twice counts once.
+    /// The stream is over: what has no answer waits again, in the same order. A report that arrives
+    /// twice counts once.
     pub(super) fn broke(&mut self) {
-        let sent = std::mem::take(&mut self.sent).into_values().flat_map(|sent| sent.reports);
+        let sent = std::mem::take(&mut self.sent)
+            .into_values()
+            .flat_map(|sent| sent.reports);
         // The session extends anew what it needs.
         let again: Vec<_> = sent.filter(|report| report.reply.is_some()).collect();
         self.waiting.retain(|report| report.reply.is_some());
-        again.into_iter().rev().for_each(|report| self.waiting.push_front(report));
+        again
+            .into_iter()
+            .rev()
+            .for_each(|report| self.waiting.push_front(report));
         (self.demand, self.want_after) = (0, None);
     }
 
-    /// One of the reports without an answer spoilt the stream: its sender hears of it. Of several, nobody knows which
-    /// one is to blame: they go again one by one, before all others.
+    /// One of the reports without an answer spoilt the stream: its sender hears of it. Of several,
+    /// nobody knows which one is to blame: they go again one by one, before all others.
     pub(super) fn refuse_open(&mut self, error: &Error) {
-        let open: Vec<_> = std::mem::take(&mut self.sent).into_values().flat_map(|sent| sent.reports).collect();
+        let open: Vec<_> = std::mem::take(&mut self.sent)
+            .into_values()
+            .flat_map(|sent| sent.reports)
+            .collect();
         if open.len() == 1 {
             self.alone = self.alone.saturating_sub(1);
-            open.into_iter().for_each(|report| report.answer(Err(error.clone())));
+            open.into_iter()
+                .for_each(|report| report.answer(Err(error.clone())));
             return;
         }
         let items: usize = open.iter().map(|report| measure(&report.items).0).sum();
         self.most_items = Some(self.most_items.unwrap_or(MOST_ITEMS).min(items / 2).max(1));
         self.alone = self.alone.max(open.len());
-        open.into_iter().rev().for_each(|report| self.waiting.push_front(report));
+        open.into_iter()
+            .rev()
+            .for_each(|report| self.waiting.push_front(report));
     }
 
     /// All reports, answered or not.
@@ -263,7 +322,9 @@ impl Outbox {
 fn measure(items: &Items) -> (usize, usize) {
     match items {
         Items::Completions(all) => (all.len(), all.iter().map(prost::Message::encoded_len).sum()),
-        Items::Rejections(all) | Items::Returns(all) => (all.len(), all.iter().map(|one| one.encoded_len()).sum()),
+        Items::Rejections(all) | Items::Returns(all) => {
+            (all.len(), all.iter().map(|one| one.encoded_len()).sum())
+        }
         Items::Extensions(all) => (all.len(), all.iter().map(|one| one.encoded_len()).sum()),
     }
 }
@@ -271,8 +332,13 @@ fn measure(items: &Items) -> (usize, usize) {
 /// True if nobody waits for a report of the task any more.
 pub(super) fn is_lost(status: ItemStatus) -> bool {
     match status {
-        ItemStatus::Ok | ItemStatus::TryLater | ItemStatus::Invalid | ItemStatus::Unspecified => false,
-        ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted | ItemStatus::UnknownTask | ItemStatus::Cancelled => true,
+        ItemStatus::Ok | ItemStatus::TryLater | ItemStatus::Invalid | ItemStatus::Unspecified => {
+            false
+        }
+        ItemStatus::LeaseLost
+        | ItemStatus::AlreadyCompleted
+        | ItemStatus::UnknownTask
+        | ItemStatus::Cancelled => true,
     }
 }
 
@@ -284,11 +350,21 @@ mod tests {
 
     fn report(items: Items) -> (Report, oneshot::Receiver<Result<Answer, Error>>) {
         let (reply, answer) = oneshot::channel();
-        (Report { items, reply: Some(reply) }, answer)
+        (
+            Report {
+                items,
+                reply: Some(reply),
+            },
+            answer,
+        )
     }
 
     fn completion(id: &str) -> pb::Completion {
-        pb::Completion { id: id.into(), lease_token: format!("token-{id}"), ..Default::default() }
+        pb::Completion {
+            id: id.into(),
+            lease_token: format!("token-{id}"),
+            ..Default::default()
+        }
     }
 
     fn results(all: &[(&str, ItemStatus)]) -> Vec<pb::ItemResult> {
@@ -301,7 +377,11 @@ mod tests {
     }
 
     fn hold(outbox: &mut Outbox, id: &str, token: &str) {
-        outbox.hold(&[pb::LeasedTask { id: id.into(), lease_token: token.into(), ..Default::default() }]);
+        outbox.hold(&[pb::LeasedTask {
+            id: id.into(),
+            lease_token: token.into(),
+            ..Default::default()
+        }]);
     }
 
     #[test]
@@ -311,16 +391,37 @@ mod tests {
         assert_eq!((frame.want, frame.surrender, frame.number), (3, false, 1));
         assert!(outbox.next_frame(3, now).is_none(), "three are asked for");
         assert_eq!(outbox.next_frame(5, now).unwrap().want, 2);
-        outbox.answered(pb::FrameAnswer { number: 1, granted: 3, ..Default::default() }, now);
-        outbox.answered(pb::FrameAnswer { number: 2, granted: 1, ..Default::default() }, now);
+        outbox.answered(
+            pb::FrameAnswer {
+                number: 1,
+                granted: 3,
+                ..Default::default()
+            },
+            now,
+        );
+        outbox.answered(
+            pb::FrameAnswer {
+                number: 2,
+                granted: 1,
+                ..Default::default()
+            },
+            now,
+        );
         outbox.demand = 4;
-        assert!(outbox.next_frame(5, now).is_none(), "taskd did not grant one");
+        assert!(
+            outbox.next_frame(5, now).is_none(),
+            "taskd did not grant one"
+        );
         assert_eq!(outbox.next_frame(5, now + WANT_AGAIN).unwrap().want, 1);
         let frame = outbox.next_frame(2, now).unwrap();
         assert_eq!((frame.want, frame.surrender), (2, true));
         assert!(outbox.next_frame(2, now).is_none(), "it surrenders once");
         outbox.broke();
-        assert_eq!(outbox.next_frame(2, now).unwrap().want, 2, "the demand begins anew");
+        assert_eq!(
+            outbox.next_frame(2, now).unwrap().want,
+            2,
+            "the demand begins anew"
+        );
     }
 
     #[test]
@@ -333,7 +434,13 @@ mod tests {
             outbox.report(report);
             answers.push(answer);
         }
-        let ids = |frame: pb::WorkerFrame| frame.completions.into_iter().map(|one| one.id).collect::<Vec<_>>();
+        let ids = |frame: pb::WorkerFrame| {
+            frame
+                .completions
+                .into_iter()
+                .map(|one| one.id)
+                .collect::<Vec<_>>()
+        };
         // Their answers are told apart by their frames.
         assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["a"]);
         assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["b"]);
@@ -342,7 +449,14 @@ mod tests {
         let number = again.number;
         assert_eq!(ids(again), ["a"]);
         let completions = results(&[("a", ItemStatus::Ok)]);
-        outbox.answered(pb::FrameAnswer { number, completions, ..Default::default() }, now);
+        outbox.answered(
+            pb::FrameAnswer {
+                number,
+                completions,
+                ..Default::default()
+            },
+            now,
+        );
         assert!(matches!(answers[0].try_recv(), Ok(Ok(Answer::Items(all))) if all[0].id == "a"));
         assert!(answers[1].try_recv().is_err());
         assert_eq!(outbox.holding().collect::<Vec<_>>(), ["b"]);
@@ -354,7 +468,10 @@ mod tests {
     fn of_reports_that_spoil_the_stream_the_one_to_blame_is_found() {
         let (mut outbox, now) = (Outbox::default(), Instant::now());
         let refused = Error::Options("wrong".into());
-        let extensions = Items::Extensions(vec![pb::Extension { id: "a".into(), ..Default::default() }]);
+        let extensions = Items::Extensions(vec![pb::Extension {
+            id: "a".into(),
+            ..Default::default()
+        }]);
         let (completions, mut completed) = report(Items::Completions(vec![completion("a")]));
         let (extensions, mut extended) = report(extensions);
         outbox.report(completions);
@@ -363,12 +480,22 @@ mod tests {
         assert_eq!((frame.completions.len(), frame.extensions.len()), (1, 1));
         outbox.refuse_open(&refused);
         outbox.broke();
-        assert!(completed.try_recv().is_err() && extended.try_recv().is_err(), "nobody knows which one");
+        assert!(
+            completed.try_recv().is_err() && extended.try_recv().is_err(),
+            "nobody knows which one"
+        );
         let frame = outbox.next_frame(0, now).unwrap();
         assert_eq!((frame.completions.len(), frame.extensions.len()), (1, 0));
         assert!(outbox.next_frame(0, now).is_none(), "the other one waits");
         let completions = results(&[("a", ItemStatus::Ok)]);
-        outbox.answered(pb::FrameAnswer { number: frame.number, completions, ..Default::default() }, now);
+        outbox.answered(
+            pb::FrameAnswer {
+                number: frame.number,
+                completions,
+                ..Default::default()
+            },
+            now,
+        );
         assert!(matches!(completed.try_recv(), Ok(Ok(_))));
         assert_eq!(outbox.next_frame(0, now).unwrap().extensions.len(), 1);
         outbox.refuse_open(&refused);
@@ -388,12 +515,37 @@ mod tests {
         let extensions: Vec<_> = frame
             .extensions
             .iter()
-            .map(|one| (&*one.id, if one.id == "b" { ItemStatus::LeaseLost } else { ItemStatus::Ok }))
+            .map(|one| {
+                (
+                    &*one.id,
+                    if one.id == "b" {
+                        ItemStatus::LeaseLost
+                    } else {
+                        ItemStatus::Ok
+                    },
+                )
+            })
             .collect();
-        let (completions, extensions) = (results(&[("a", ItemStatus::LeaseLost)]), results(&extensions));
+        let (completions, extensions) = (
+            results(&[("a", ItemStatus::LeaseLost)]),
+            results(&extensions),
+        );
         let number = frame.number;
-        let lost = outbox.answered(pb::FrameAnswer { number, completions, extensions, ..Default::default() }, now);
-        assert_eq!(lost.iter().map(|(token, one)| (&*one.id, &**token)).collect::<Vec<_>>(), [("b", "token-b")]);
+        let lost = outbox.answered(
+            pb::FrameAnswer {
+                number,
+                completions,
+                extensions,
+                ..Default::default()
+            },
+            now,
+        );
+        assert_eq!(
+            lost.iter()
+                .map(|(token, one)| (&*one.id, &**token))
+                .collect::<Vec<_>>(),
+            [("b", "token-b")]
+        );
         assert_eq!(outbox.holding().collect::<Vec<_>>(), ["a"]);
     }
 }

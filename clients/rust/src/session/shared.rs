@@ -154,8 +154,13 @@ impl Shared {
         }
         let mut state = self.state();
         // Another lease of the same task may have arrived.
-        let ended: HashSet<_> = leases.iter().map(|(token, result)| (&*result.id, &**token)).collect();
-        state.arrived.retain(|task| !ended.contains(&(&*task.id, &*task.lease_token)));
+        let ended: HashSet<_> = leases
+            .iter()
+            .map(|(token, result)| (&*result.id, &**token))
+            .collect();
+        state
+            .arrived
+            .retain(|task| !ended.contains(&(&*task.id, &*task.lease_token)));
         state.ended.extend(leases);
         drop(state);
         self.has_ended.notify_one();

@@ -28,7 +28,11 @@ struct Host {
 
 impl Gates {
     pub(super) fn new(per_host: usize, delay: Duration) -> Self {
-        Self { per_host, delay, hosts: Mutex::default() }
+        Self {
+            per_host,
+            delay,
+            hosts: Mutex::default(),
+        }
     }
 
     /// Waits for a place at the host. It is free again when the answer is dropped.
@@ -49,8 +53,14 @@ impl Gates {
             let is_ahead = |host: &Host| host.next.try_lock().is_ok_and(|next| *next > now);
             hosts.retain(|_, host| Arc::strong_count(host) > 1 || is_ahead(host));
         }
-        let new = || Host { places: Arc::new(Semaphore::new(self.per_host)), next: Instant::now().into() };
-        hosts.entry(name.to_owned()).or_insert_with(|| Arc::new(new())).clone()
+        let new = || Host {
+            places: Arc::new(Semaphore::new(self.per_host)),
+            next: Instant::now().into(),
+        };
+        hosts
+            .entry(name.to_owned())
+            .or_insert_with(|| Arc::new(new()))
+            .clone()
     }
 }
 
@@ -65,12 +75,18 @@ mod tests {
         let gates = Gates::new(1, Duration::ZERO);
         let first = gates.enter("a").await;
         drop(gates.enter("b").await);
-        assert!(gates.enter("a").now_or_never().is_none(), "the place is taken");
+        assert!(
+            gates.enter("a").now_or_never().is_none(),
+            "the place is taken"
+        );
         drop(first);
         drop(gates.enter("a").await);
         let gates = Gates::new(2, Duration::from_secs(3600));
         drop(gates.enter("a").await);
-        assert!(gates.enter("a").now_or_never().is_none(), "there is a place, and it is too early");
+        assert!(
+            gates.enter("a").now_or_never().is_none(),
+            "there is a place, and it is too early"
+        );
     }
 
     #[tokio::test]

@@ -50,13 +50,22 @@ impl Answer {
     /// The target of a redirect. Bytes that are not ASCII are percent-encoded, as curl does it.
     pub(super) fn redirect(&self) -> Option<String> {
         let is_redirect = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
-        self.headers.get(header::LOCATION).filter(|_| is_redirect).map(ascii)
+        self.headers
+            .get(header::LOCATION)
+            .filter(|_| is_redirect)
+            .map(ascii)
     }
 
     /// The wait that a busy server asks for.
     pub(super) fn asks_to_wait(&self) -> Option<Duration> {
-        let is_busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        wait(&self.text(header::RETRY_AFTER).filter(|_| is_busy)?, SystemTime::now())
+        let is_busy = matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        );
+        wait(
+            &self.text(header::RETRY_AFTER).filter(|_| is_busy)?,
+            SystemTime::now(),
+        )
     }
 
     pub(super) fn content_length(&self) -> Option<u64> {
@@ -69,41 +78,72 @@ impl Answer {
 
     /// The value of a header, with marks in place of what is not UTF-8.
     fn text(&self, name: HeaderName) -> Option<String> {
-        self.headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+        self.headers
+            .get(name)
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
     }
 }
 
 impl Hop {
     /// Returns the answer; the error says at which step there was none. The caller sets a deadline.
     ///
-    /// `sent_by` is the address of a site outside that redirects here. It makes no connection to a server inside.
-    pub(super) async fn ask(&self, url: &Url, method: &Method, sent_by: Option<IpAddr>) -> Result<Answer, String> {
+    /// `sent_by` is the address of a site outside that redirects here. It makes no connection to a
+    /// server inside.
+    pub(super) async fn ask(
+        &self,
+        url: &Url,
+        method: &Method,
+        sent_by: Option<IpAddr>,
+    ) -> Result<Answer, String> {
         // All causes: that of TLS is the last one.
-        self.request(url, method, sent_by).await.map_err(|error| format!("{error:#}"))
+        self.request(url, method, sent_by)
+            .await
+            .map_err(|error| format!("{error:#}"))
     }
 
-    async fn request(&self, url: &Url, method: &Method, sent_by: Option<IpAddr>) -> anyhow::Result<Answer> {
+    async fn request(
+        &self,
+        url: &Url,
+        method: &Method,
+        sent_by: Option<IpAddr>,
+    ) -> anyhow::Result<Answer> {
         let began = Instant::now();
-        let host = url.host_str().context("it has no host")?.trim_matches(['[', ']']);
+        let host = url
+            .host_str()
+            .context("it has no host")?
+            .trim_matches(['[', ']']);
         let port = url.port_or_known_default().context("it has no port")?;
-        let mut addresses: Vec<_> = lookup_host((host, port)).await.context("cannot connect")?.collect();
+        let mut addresses: Vec<_> = lookup_host((host, port))
+            .await
+            .context("cannot connect")?
+            .collect();
         if let Some(sent_by) = sent_by {
             let first = addresses.first().copied();
             // A site may lead to itself.
             addresses.retain(|address| !is_inside(address.ip()) || address.ip() == sent_by);
             if let Some(first) = first.filter(|_| addresses.is_empty()) {
-                bail!("a site outside redirects to {first}, which is not an address of the internet");
+                bail!(
+                    "a site outside redirects to {first}, which is not an address of the internet"
+                );
             }
         }
-        let socket = TcpStream::connect(&addresses[..]).await.context("cannot connect")?;
+        let socket = TcpStream::connect(&addresses[..])
+            .await
+            .context("cannot connect")?;
         let server = socket.peer_addr()?;
         let mut tls_expires_at = None;
         let mut driver = JoinSet::new();
         let mut sender = if url.scheme() == "https" {
             let name = ServerName::try_from(host.to_owned())?;
-            let encrypted =
-                TlsConnector::from(self.tls.clone()).connect(name, socket).await.context("cannot speak TLS")?;
-            let certificate = encrypted.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let encrypted = TlsConnector::from(self.tls.clone())
+                .connect(name, socket)
+                .await
+                .context("cannot speak TLS")?;
+            let certificate = encrypted
+                .get_ref()
+                .1
+                .peer_certificates()
+                .and_then(<[_]>::first);
             tls_expires_at = certificate.and_then(|certificate| expires_at(certificate));
             handshake(encrypted, &mut driver).await?
         } else {
@@ -164,16 +204,24 @@ fn ascii(value: &HeaderValue) -> String {
     text
 }
 
-/// True for an address of a network that one installs oneself: only servers there may lead to others there.
+/// True for an address of a network that one installs oneself: only servers there may lead to
+/// others there.
 pub(super) fn is_of_own_network(ip: IpAddr) -> bool {
     match ip.to_canonical() {
-        IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
-        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+        IpAddr::V4(ip) => {
+            ip.is_private() || ip.is_loopback() || ip.is_link_local() || ip.is_unspecified()
+        }
+        IpAddr::V6(ip) => {
+            ip.is_unique_local()
+                || ip.is_loopback()
+                || ip.is_unicast_link_local()
+                || ip.is_unspecified()
+        }
     }
 }
 
-/// True for an address that IANA's registries of special-purpose addresses do not call globally reachable, and for one
-/// that leads to such an address by a translation or a tunnel.
+/// True for an address that IANA's registries of special-purpose addresses do not call globally
+/// reachable, and for one that leads to such an address by a translation or a tunnel.
 pub(super) fn is_inside(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => is_inside_v4(ip),
@@ -205,7 +253,9 @@ fn is_inside_v4(ip: Ipv4Addr) -> bool {
     // PCP and TURN, anycast.
     const OUTSIDE: [[u8; 4]; 2] = [[192, 0, 0, 9], [192, 0, 0, 10]];
     let bits = ip.to_bits();
-    let is_in = |(net, length): &([u8; 4], u32)| (bits ^ u32::from_be_bytes(*net)).leading_zeros() >= *length;
+    let is_in = |(net, length): &([u8; 4], u32)| {
+        (bits ^ u32::from_be_bytes(*net)).leading_zeros() >= *length
+    };
     INSIDE.iter().any(is_in) && !OUTSIDE.contains(&ip.octets())
 }
 
@@ -247,7 +297,9 @@ fn is_inside_v6(ip: Ipv6Addr) -> bool {
     let bits = ip.to_bits();
     let is_in = |(net, length): &(Ipv6Addr, u32)| (bits ^ net.to_bits()).leading_zeros() >= *length;
     // An IPv4 address that begins at this bit.
-    let v4_at = |bit: u32| Ipv4Addr::from_bits(u32::try_from(bits >> (96 - bit) & 0xffff_ffff).unwrap_or_default());
+    let v4_at = |bit: u32| {
+        Ipv4Addr::from_bits(u32::try_from(bits >> (96 - bit) & 0xffff_ffff).unwrap_or_default())
+    };
     if is_in(&MAPPED) || is_in(&NAT64) {
         return is_inside_v4(v4_at(96));
     }
@@ -263,7 +315,8 @@ fn is_inside_v6(ip: Ipv6Addr) -> bool {
     INSIDE.iter().any(is_in) && !OUTSIDE.iter().any(is_in)
 }
 
-/// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed asks for no wait.
+/// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed
+/// asks for no wait.
 fn wait(text: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -284,7 +337,13 @@ async fn handshake(
 /// The end of a certificate, as RFC 3339 has it.
 fn expires_at(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    Some(to_rfc_3339(certificate.validity().not_after.timestamp().checked_mul(1000)?))
+    Some(to_rfc_3339(
+        certificate
+            .validity()
+            .not_after
+            .timestamp()
+            .checked_mul(1000)?,
+    ))
 }
 
 #[cfg(test)]
@@ -395,18 +454,26 @@ mod tests {
     async fn a_site_outside_leads_to_no_server_inside() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let tls = ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
-        let hop = Hop { tls: tls.into(), user_agent: HeaderValue::from_static("test"), most_bytes: 1 };
+        let tls = ClientConfig::builder()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let hop = Hop {
+            tls: tls.into(),
+            user_agent: HeaderValue::from_static("test"),
+            most_bytes: 1,
+        };
         let outside = Some("203.0.113.5".parse().unwrap());
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
             let url = Url::parse(&format!("http://{host}:{port}/")).unwrap();
             let said = hop.ask(&url, &Method::GET, outside).await.err().unwrap();
             assert!(
-                said.starts_with("a site outside redirects to ") && said.ends_with("address of the internet"),
+                said.starts_with("a site outside redirects to ")
+                    && said.ends_with("address of the internet"),
                 "{said}"
             );
         }
-        // Addresses are judged before a connection is made: the first one to arrive is this test's own.
+        // Addresses are judged before a connection is made: the first one to arrive is this test's
+        // own.
         let own = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
         let (_, peer) = listener.accept().await.unwrap();
         assert_eq!(peer, own.local_addr().unwrap());
@@ -417,10 +484,16 @@ mod tests {
         let base = Url::parse("http://example.org/start").unwrap();
         let cases: [(&[u8], &str); 5] = [
             (b"/cafe", "http://example.org/cafe"),
-            ("/café?q=ü#é".as_bytes(), "http://example.org/caf%C3%A9?q=%C3%BC#%C3%A9"),
+            (
+                "/café?q=ü#é".as_bytes(),
+                "http://example.org/caf%C3%A9?q=%C3%BC#%C3%A9",
+            ),
             (b"/caf\xe9", "http://example.org/caf%E9"),
             ("/caf%C3%A9".as_bytes(), "http://example.org/caf%C3%A9"),
-            ("http://bücher.example/".as_bytes(), "http://xn--bcher-kva.example/"),
+            (
+                "http://bücher.example/".as_bytes(),
+                "http://xn--bcher-kva.example/",
+            ),
         ];
         for (bytes, want) in cases {
             let target = ascii(&HeaderValue::from_bytes(bytes).unwrap());

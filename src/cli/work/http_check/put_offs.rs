@@ -11,10 +11,11 @@ use std::{
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// A host that asks for no wait is not asked again at once.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
-/// How often a check is put off as the host asks. Then each wait is at least twice as long as the one before it.
+/// How often a check is put off as the host asks. Then each wait is at least twice as long as the
+/// one before it.
 const AS_ASKED: u32 = 5;
-/// How often a check is put off at all: together about five hours if the host asks for seconds. Then an answer that
-/// asks to wait is a failed attempt.
+/// How often a check is put off at all: together about five hours if the host asks for seconds.
+/// Then an answer that asks to wait is a failed attempt.
 const MOST_TIMES: u32 = 20;
 /// The tasks of a generation. This process remembers two.
 const MOST_TASKS: usize = 50_000;
@@ -32,8 +33,8 @@ struct Generations {
 }
 
 impl PutOffs {
-    /// Counts that the host of the task asks for this wait, and returns how long the check is put off. `None`: it was
-    /// put off too often.
+    /// Counts that the host of the task asks for this wait, and returns how long the check is put
+    /// off. `None`: it was put off too often.
     pub(super) fn next(&self, id: &str, asked: Duration) -> Option<Duration> {
         let mut generations = self.generations();
         let times = generations.times(id);
@@ -56,7 +57,9 @@ impl PutOffs {
     }
 
     fn generations(&self) -> MutexGuard<'_, Generations> {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,10 +93,15 @@ mod tests {
         while let Some(wait) = put_offs.next("a", Duration::from_secs(1)) {
             waits.push(wait.as_secs());
         }
-        let want = [1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600, 3600, 3600];
+        let want = [
+            1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600, 3600, 3600,
+        ];
         assert_eq!(waits, want);
         assert_eq!(put_offs.next("b", Duration::ZERO), Some(SHORTEST_WAIT));
-        assert_eq!(put_offs.next("c", Duration::from_secs(90)), Some(Duration::from_secs(90)));
+        assert_eq!(
+            put_offs.next("c", Duration::from_secs(90)),
+            Some(Duration::from_secs(90))
+        );
         assert_eq!(put_offs.next("d", Duration::MAX), Some(LONGEST_WAIT));
         put_offs.forget("a");
         assert_eq!(put_offs.next("a", Duration::ZERO), Some(SHORTEST_WAIT));
@@ -106,6 +114,9 @@ mod tests {
             put_offs.next(&number.to_string(), Duration::ZERO);
         }
         let generations = put_offs.generations();
-        assert_eq!((generations.newer.len(), generations.older.len()), (MOST_TASKS, MOST_TASKS));
+        assert_eq!(
+            (generations.newer.len(), generations.older.len()),
+            (MOST_TASKS, MOST_TASKS)
+        );
     }
 }

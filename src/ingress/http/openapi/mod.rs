@@ -1,5 +1,6 @@
-//! `/openapi.json`: the HTTP API for programs, made from the table of routes and from the types that the handlers read
-//! and write. [`operations`] describes each route; `ui` serves a page that shows the document.
+//! `/openapi.json`: the HTTP API for programs, made from the table of routes and from the types
+//! that the handlers read and write. [`operations`] describes each route; `ui` serves a page that
+//! shows the document.
 
 mod operation;
 mod operations;
@@ -26,17 +27,29 @@ use crate::{config::Auth, model};
 /// A route of the table: method, path, and the role that its callers need.
 pub(super) type RouteOfRole = (Method, &'static str, model::Role);
 
-/// The routes of the document and of its page. They take no token: what they show is the same for everybody.
+/// The routes of the document and of its page. They take no token: what they show is the same for
+/// everybody.
 ///
 /// The first caller has the document made: a process that nobody asks does without its memory.
-pub(super) fn routes<S: Clone + Send + Sync + 'static>(table: &[RouteOfRole], auth: Auth) -> Router<S> {
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(
+    table: &[RouteOfRole],
+    auth: Auth,
+) -> Router<S> {
     let table = table.to_vec();
     let document = Arc::new(LazyLock::new(move || document(&table, auth)));
-    let answer = move || async move { ([(header::CONTENT_TYPE, "application/json")], Bytes::clone(&document)) };
-    Router::new().route("/openapi.json", get(answer)).merge(ui::routes())
+    let answer = move || async move {
+        (
+            [(header::CONTENT_TYPE, "application/json")],
+            Bytes::clone(&document),
+        )
+    };
+    Router::new()
+        .route("/openapi.json", get(answer))
+        .merge(ui::routes())
 }
 
-/// The parameters that the query of a route may have: those that the document describes, and no others.
+/// The parameters that the query of a route may have: those that the document describes, and no
+/// others.
 pub(super) fn known_parameters(method: &Method, path: &'static str) -> Vec<&'static str> {
     operations::of(method, path).known_parameters()
 }
@@ -50,12 +63,26 @@ fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
         path[method.as_str().to_ascii_lowercase()] = operation;
     };
     for (method, path, role) in routes {
-        for operation in [Some(operations::of(method, path)), operations::second(method, path)].into_iter().flatten() {
-            insert(operation.path, method, operation.written(operation.path, Needs(*role, auth), &mut schemas));
+        for operation in [
+            Some(operations::of(method, path)),
+            operations::second(method, path),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            insert(
+                operation.path,
+                method,
+                operation.written(operation.path, Needs(*role, auth), &mut schemas),
+            );
         }
     }
     for operation in operations::open() {
-        insert(operation.path, &Method::GET, operation.written(operation.path, Nothing, &mut schemas));
+        insert(
+            operation.path,
+            &Method::GET,
+            operation.written(operation.path, Nothing, &mut schemas),
+        );
     }
     schemas.answers.subschema_for::<Details<'static>>();
     let document = json!({
@@ -79,7 +106,9 @@ fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
             }},
         },
     });
-    serde_json::to_vec(&document).expect("a value is JSON").into()
+    serde_json::to_vec(&document)
+        .expect("a value is JSON")
+        .into()
 }
 
 const DESCRIPTION: &str = "\

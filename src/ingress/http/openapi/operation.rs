@@ -79,7 +79,12 @@ fn list<T: JsonSchema>(name: &'static str) -> SchemaOf {
 }
 
 impl Operation {
-    pub(super) fn new(path: &'static str, tag: &'static str, id: &str, summary: &'static str) -> Self {
+    pub(super) fn new(
+        path: &'static str,
+        tag: &'static str,
+        id: &str,
+        summary: &'static str,
+    ) -> Self {
         let anything: SchemaOf = Box::new(|_| json!({"type": "object"}));
         Self {
             path,
@@ -104,15 +109,26 @@ impl Operation {
     }
 
     /// Adds a parameter of the query.
-    pub(super) fn query<T: JsonSchema>(mut self, name: &'static str, description: &'static str) -> Self {
+    pub(super) fn query<T: JsonSchema>(
+        mut self,
+        name: &'static str,
+        description: &'static str,
+    ) -> Self {
         let schema = SchemaGenerator::default().subschema_for::<T>().to_value();
-        self.query.push(Parameter { name, description, schema });
+        self.query.push(Parameter {
+            name,
+            description,
+            schema,
+        });
         self
     }
 
     /// The query may also name headers of tasks.
     pub(super) fn query_of_task_headers(self) -> Self {
-        Self { task_headers: true, ..self }
+        Self {
+            task_headers: true,
+            ..self
+        }
     }
 
     /// The names of the parameters that the query may have.
@@ -127,14 +143,22 @@ impl Operation {
     /// Adds the parameter for the length of an answer.
     pub(super) fn limit(mut self, least: u32, description: &'static str) -> Self {
         let schema = json!({"type": "integer", "minimum": least, "maximum": 1000});
-        self.query.push(Parameter { name: "limit", description, schema });
+        self.query.push(Parameter {
+            name: "limit",
+            description,
+            schema,
+        });
         self
     }
 
     /// Adds a header of the request.
     pub(super) fn header(mut self, name: &'static str, description: &'static str) -> Self {
         let schema = json!({"type": "string"});
-        self.headers.push(Parameter { name, description, schema });
+        self.headers.push(Parameter {
+            name,
+            description,
+            schema,
+        });
         self
     }
 
@@ -146,25 +170,41 @@ impl Operation {
 
     /// The body and the answer may also be NDJSON.
     pub(super) fn or_lines(self) -> Self {
-        Self { lines: true, ..self }
+        Self {
+            lines: true,
+            ..self
+        }
     }
 
     pub(super) fn answers<T: JsonSchema>(self) -> Self {
-        Self { success: Success::Json(schema::<T>()), ..self }
+        Self {
+            success: Success::Json(schema::<T>()),
+            ..self
+        }
     }
 
     /// The answer is an object with this list.
     pub(super) fn lists<T: JsonSchema>(self, name: &'static str) -> Self {
-        Self { success: Success::Json(list::<T>(name)), ..self }
+        Self {
+            success: Success::Json(list::<T>(name)),
+            ..self
+        }
     }
 
     pub(super) fn answers_text(self) -> Self {
-        Self { success: Success::Text, ..self }
+        Self {
+            success: Success::Text,
+            ..self
+        }
     }
 
-    /// The answer is a stream of Server-Sent Events. The generators know no type of their data; the document has it.
+    /// The answer is a stream of Server-Sent Events. The generators know no type of their data; the
+    /// document has it.
     pub(super) fn answers_events(self) -> Self {
-        Self { success: Success::Events(schema::<json::events::Event<'_>>()), ..self }
+        Self {
+            success: Success::Events(schema::<json::events::Event<'_>>()),
+            ..self
+        }
     }
 
     /// Another answer, without content.
@@ -179,8 +219,14 @@ impl Operation {
         self
     }
 
-    pub(super) fn or_list<T: JsonSchema>(mut self, status: u16, description: &'static str, name: &'static str) -> Self {
-        self.others.push((status, description, Some(list::<T>(name))));
+    pub(super) fn or_list<T: JsonSchema>(
+        mut self,
+        status: u16,
+        description: &'static str,
+        name: &'static str,
+    ) -> Self {
+        self.others
+            .push((status, description, Some(list::<T>(name))));
         self
     }
 
@@ -219,39 +265,56 @@ impl Operation {
     }
 
     fn parameters(&self, path: &str) -> Vec<Value> {
-        let in_path = path.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(name, _)| {
-            let schema = match name {
-                "id" => json!({"type": "string", "format": "uuid"}),
-                _ => SchemaGenerator::default().subschema_for::<model::QueueName>().to_value(),
-            };
-            json!({"name": name, "in": "path", "required": true, "schema": schema})
-        });
-        let given = |place: &'static str, parameters: &[Parameter]| -> Vec<Value> {
-            let written = parameters.iter().map(|Parameter { name, description, schema }| {
+        let in_path = path
+            .split('{')
+            .skip(1)
+            .filter_map(|rest| rest.split_once('}'))
+            .map(|(name, _)| {
+                let schema = match name {
+                    "id" => json!({"type": "string", "format": "uuid"}),
+                    _ => SchemaGenerator::default()
+                        .subschema_for::<model::QueueName>()
+                        .to_value(),
+                };
+                json!({"name": name, "in": "path", "required": true, "schema": schema})
+            });
+        let given =
+            |place: &'static str, parameters: &[Parameter]| -> Vec<Value> {
+                let written = parameters.iter().map(|Parameter { name, description, schema }| {
                 json!({"name": name, "in": place, "description": description, "schema": schema})
             });
-            written.collect()
-        };
-        in_path.chain(given("query", &self.query)).chain(given("header", &self.headers)).collect()
+                written.collect()
+            };
+        in_path
+            .chain(given("query", &self.query))
+            .chain(given("header", &self.headers))
+            .collect()
     }
 
     fn responses(&self, path: &str, role: Role, schemas: &mut Schemas) -> Map<String, Value> {
         let mut responses = Map::new();
         let content = match &self.success {
-            Success::Json(schema) => json!({"application/json": {"schema": schema(&mut schemas.answers)}}),
+            Success::Json(schema) => {
+                json!({"application/json": {"schema": schema(&mut schemas.answers)}})
+            }
             Success::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
             // The schema is that of one event.
-            Success::Events(schema) => json!({"text/event-stream": {"schema": {"type": "object", "properties": {
-                "id": {"type": "string"},
-                "event": {"type": "string"},
-                "data": {
-                    "type": "string",
-                    "contentMediaType": "application/json",
-                    "contentSchema": schema(&mut schemas.answers),
-                },
-            }}}}),
+            Success::Events(schema) => {
+                json!({"text/event-stream": {"schema": {"type": "object", "properties": {
+                    "id": {"type": "string"},
+                    "event": {"type": "string"},
+                    "data": {
+                        "type": "string",
+                        "contentMediaType": "application/json",
+                        "contentSchema": schema(&mut schemas.answers),
+                    },
+                }}}})
+            }
         };
-        responses.insert("200".into(), json!({"description": "Done", "content": content}));
+        responses.insert(
+            "200".into(),
+            json!({"description": "Done", "content": content}),
+        );
         if self.lines {
             responses["200"]["content"]["application/x-ndjson"] = json!({"schema": {
                 "type": "string",
@@ -263,10 +326,22 @@ impl Operation {
         }
         let mut add = |status: u16, response: Value| responses.insert(status.to_string(), response);
         if is_guarded(path) {
-            add(400, problem("The request is wrong; `detail` says what is wrong with it"));
-            add(403, problem("The token does not allow the call, or a page of another site sent it"));
-            add(421, problem("The host that the request names is not taskd's"));
-            add(503, problem("taskd cannot do it now, or this process does not do it at all"));
+            add(
+                400,
+                problem("The request is wrong; `detail` says what is wrong with it"),
+            );
+            add(
+                403,
+                problem("The token does not allow the call, or a page of another site sent it"),
+            );
+            add(
+                421,
+                problem("The host that the request names is not taskd's"),
+            );
+            add(
+                503,
+                problem("taskd cannot do it now, or this process does not do it at all"),
+            );
         }
         if let Role::Needs(..) = role {
             add(401, problem("The token is missing, or not valid"));
@@ -310,7 +385,9 @@ impl Role {
     fn said(self) -> String {
         match self {
             Self::Nothing => "Takes no token.".into(),
-            Self::Needs(role, _) => format!("For a token with the role `{role}`, or with the role `admin`."),
+            Self::Needs(role, _) => {
+                format!("For a token with the role `{role}`, or with the role `admin`.")
+            }
         }
     }
 

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::model::{InsertAnswer, LetterKind, Pending, QueueView, SessionClosed, TaskId};
 
-/// The description of a route. One that has none is in the document by its method and its path. A route whose handler
-/// reads a verb behind the last part of the path is described with that verb.
+/// The description of a route. One that has none is in the document by its method and its path. A
+/// route whose handler reads a verb behind the last part of the path is described with that verb.
 pub(super) fn of(method: &Method, path: &'static str) -> Operation {
     let known = match *method {
         Method::GET => read(path),
@@ -29,38 +29,67 @@ pub(super) fn of(method: &Method, path: &'static str) -> Operation {
 fn read(path: &'static str) -> Option<Operation> {
     let new = |tag, id, summary| Operation::new(path, tag, id, summary);
     Some(match path {
-        "/v1/queues" => new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues"),
-        "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
-            .query::<String>("queue", "Only this queue")
-            .answers::<json::books::Books<'_>>(),
-        "/v1/dump" => new("operators", "dumpQueue", "Show what Redis holds of a queue, decoded")
-            .query::<String>("queue", "The queue")
-            .query::<u32>("shard", "Only this shard")
-            .limit(1, "At most so many entries of each key; without it 100")
-            .answers::<json::fsck::Dump<'_>>(),
+        "/v1/queues" => {
+            new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues")
+        }
+        "/v1/books" => new(
+            "operators",
+            "getBooks",
+            "Count what came in, what went out, and where the rest is",
+        )
+        .query::<String>("queue", "Only this queue")
+        .answers::<json::books::Books<'_>>(),
+        "/v1/dump" => new(
+            "operators",
+            "dumpQueue",
+            "Show what Redis holds of a queue, decoded",
+        )
+        .query::<String>("queue", "The queue")
+        .query::<u32>("shard", "Only this shard")
+        .limit(1, "At most so many entries of each key; without it 100")
+        .answers::<json::fsck::Dump<'_>>(),
         "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
             .query::<uuid::Uuid>("before", "Only jobs before this one")
             .limit(0, "At most this many; 0, and without it: 100")
             .lists::<json::jobs::Job<'_>>("jobs"),
-        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
-        "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
-            .query::<uuid::Uuid>("before", "Only acts before this one")
-            .limit(0, "At most this many; 0, and without it: 100")
-            .lists::<json::read::Act<'_>>("acts"),
-        "/v1/dead-letters" => new("operators", "listDeadLetters", "List dead letters, the newest first")
-            .query::<String>("queue", "Only of this queue")
-            .query::<LetterKind>("kind", "Only of this kind")
-            .query::<json::Instant>("since", "Only from this time on")
-            .query::<json::Instant>("until", "Only before this time")
-            .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
-            .limit(0, "At most this many; 0, and without it: 100")
-            .query::<String>("cursor", "The cursor of the answer before")
-            .answers::<json::letters::Page<'_>>(),
-        "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
-            .answers::<json::letters::Letter<'_>>(),
-        "/metrics" => {
-            new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them").answers_text()
-        }
+        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress")
+            .answers::<json::jobs::Job<'_>>(),
+        "/v1/acts" => new(
+            "operators",
+            "listActs",
+            "List what operators did, the latest first",
+        )
+        .query::<uuid::Uuid>("before", "Only acts before this one")
+        .limit(0, "At most this many; 0, and without it: 100")
+        .lists::<json::read::Act<'_>>("acts"),
+        "/v1/dead-letters" => new(
+            "operators",
+            "listDeadLetters",
+            "List dead letters, the newest first",
+        )
+        .query::<String>("queue", "Only of this queue")
+        .query::<LetterKind>("kind", "Only of this kind")
+        .query::<json::Instant>("since", "Only from this time on")
+        .query::<json::Instant>("until", "Only before this time")
+        .query::<String>(
+            "reason",
+            "Only with a reason that begins so; it needs `queue`",
+        )
+        .limit(0, "At most this many; 0, and without it: 100")
+        .query::<String>("cursor", "The cursor of the answer before")
+        .answers::<json::letters::Page<'_>>(),
+        "/v1/dead-letters/{id}" => new(
+            "operators",
+            "getDeadLetter",
+            "Get a dead letter with all that it has",
+        )
+        .answers::<json::letters::Letter<'_>>(),
+        "/metrics" => new(
+            "process",
+            "getMetrics",
+            "Get the metrics of this process, as Prometheus reads them",
+        )
+        .answers_text(),
         _ => return read_tasks(path),
     })
 }
@@ -175,7 +204,9 @@ fn change(path: &'static str) -> Option<Operation> {
 }
 
 fn session(path: &'static str) -> Option<Operation> {
-    let new = |id, summary| Operation::new(path, "workers", id, summary).or_problem(404, "The session is over");
+    let new = |id, summary| {
+        Operation::new(path, "workers", id, summary).or_problem(404, "The session is over")
+    };
     Some(match path {
         "/v1/sessions:open" => new("openSession", "Open a session, or go on with one")
             .says("Any process serves its calls. Each call is a heartbeat.")
@@ -187,15 +218,18 @@ fn session(path: &'static str) -> Option<Operation> {
         "/v1/sessions:surrender" => new("surrenderTasks", "Set the demand of a session to 0")
             .takes::<json::sessions::SessionCall>()
             .answers::<json::sessions::Surrendered>(),
-        "/v1/sessions:pending" => new("getPendingCount", "Say how many tasks a session wants and has")
-            .takes::<json::sessions::SessionCall>()
-            .answers::<Pending>(),
+        "/v1/sessions:pending" => new(
+            "getPendingCount",
+            "Say how many tasks a session wants and has",
+        )
+        .takes::<json::sessions::SessionCall>()
+        .answers::<Pending>(),
         "/v1/sessions:report" => new("reportTasks", "Report tasks of a session")
             .takes::<json::sessions::ReportTasks<'_>>()
             .answers::<json::sessions::TasksReported<'_>>(),
-        "/v1/sessions:close" => {
-            new("closeSession", "End a session").takes::<json::sessions::SessionCall>().answers::<SessionClosed>()
-        }
+        "/v1/sessions:close" => new("closeSession", "End a session")
+            .takes::<json::sessions::SessionCall>()
+            .answers::<SessionClosed>(),
         _ => return None,
     })
 }
@@ -203,8 +237,13 @@ fn session(path: &'static str) -> Option<Operation> {
 /// The second operation of a route whose last part names the operation.
 pub(super) fn second(method: &Method, path: &str) -> Option<Operation> {
     (method == Method::POST && path == "/v1/queues/{queue}").then(|| {
-        Operation::new("/v1/queues/{queue}:resume", "operators", "resumeQueue", "Resume a paused queue")
-            .answers::<json::changes::Pausing<'_>>()
+        Operation::new(
+            "/v1/queues/{queue}:resume",
+            "operators",
+            "resumeQueue",
+            "Resume a paused queue",
+        )
+        .answers::<json::changes::Pausing<'_>>()
     })
 }
 
@@ -219,11 +258,33 @@ fn remove(path: &'static str) -> Option<Operation> {
 /// The routes that take no token.
 pub(super) fn open() -> [Operation; 4] {
     [
-        Operation::new("/", "process", "getIndex", "Say what this is, and where to go").answers_text(),
-        Operation::new("/openapi.json", "process", "getOpenApi", "Get this document"),
-        Operation::new("/healthz", "process", "getHealth", "Say that the process lives").answers_text(),
-        Operation::new("/readyz", "process", "getReadiness", "Say whether the process does its work")
-            .answers::<Readiness>()
-            .or::<Readiness>(503, "It does not; `status` says why"),
+        Operation::new(
+            "/",
+            "process",
+            "getIndex",
+            "Say what this is, and where to go",
+        )
+        .answers_text(),
+        Operation::new(
+            "/openapi.json",
+            "process",
+            "getOpenApi",
+            "Get this document",
+        ),
+        Operation::new(
+            "/healthz",
+            "process",
+            "getHealth",
+            "Say that the process lives",
+        )
+        .answers_text(),
+        Operation::new(
+            "/readyz",
+            "process",
+            "getReadiness",
+            "Say whether the process does its work",
+        )
+        .answers::<Readiness>()
+        .or::<Readiness>(503, "It does not; `status` says why"),
     ]
 }

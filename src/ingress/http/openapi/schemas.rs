@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 /// The places of named schemas.
 pub(super) const SCHEMAS: &str = "#/components/schemas/";
 
-/// The generators of schemas: a request and an answer of one type differ in the fields that must be there.
+/// The generators of schemas: a request and an answer of one type differ in the fields that must be
+/// there.
 pub(super) struct Schemas {
     pub(super) requests: SchemaGenerator,
     pub(super) answers: SchemaGenerator,
@@ -18,12 +19,21 @@ impl Schemas {
             SchemaSettings::draft2020_12().with(|settings| {
                 settings.definitions_path = "/components/schemas".into();
                 settings.meta_schema = None;
-                settings.transforms.push(Box::new(RecursiveTransform(as_object)));
-                settings.transforms.push(Box::new(RecursiveTransform(as_enum)));
+                settings
+                    .transforms
+                    .push(Box::new(RecursiveTransform(as_object)));
+                settings
+                    .transforms
+                    .push(Box::new(RecursiveTransform(as_enum)));
             })
         };
-        let answers = settings().for_serialize().with_transform(RecursiveTransform(without_null));
-        Self { requests: settings().for_deserialize().into_generator(), answers: answers.into_generator() }
+        let answers = settings()
+            .for_serialize()
+            .with_transform(RecursiveTransform(without_null));
+        Self {
+            requests: settings().for_deserialize().into_generator(),
+            answers: answers.into_generator(),
+        }
     }
 
     /// The named schemas.
@@ -43,7 +53,9 @@ fn as_object(schema: &mut Schema) {
 
 /// An answer leaves out what is not there.
 fn without_null(schema: &mut Schema) {
-    let Some(object) = schema.as_object_mut() else { return };
+    let Some(object) = schema.as_object_mut() else {
+        return;
+    };
     if let Some(Value::Array(types)) = object.get_mut("type") {
         types.retain(|name| name != "null");
         if let [only] = &types[..] {
@@ -64,12 +76,22 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// Writes one list of values for values that have descriptions of their own: few programs read the other form.
+/// Writes one list of values for values that have descriptions of their own: few programs read the
+/// other form.
 fn as_enum(schema: &mut Schema) {
-    let Some(object) = schema.as_object_mut() else { return };
-    let Some(Value::Array(choices)) = object.get("oneOf") else { return };
+    let Some(object) = schema.as_object_mut() else {
+        return;
+    };
+    let Some(Value::Array(choices)) = object.get("oneOf") else {
+        return;
+    };
     let (mut values, mut said) = (Vec::new(), Vec::new());
-    said.extend(object.get("description").and_then(Value::as_str).map(ToOwned::to_owned));
+    said.extend(
+        object
+            .get("description")
+            .and_then(Value::as_str)
+            .map(ToOwned::to_owned),
+    );
     for choice in choices {
         let of_choice = match (choice.get("const"), choice.get("enum")) {
             (Some(value), _) => vec![value.clone()],

@@ -18,19 +18,25 @@ pub(super) struct Group {
     pub(super) shards: Vec<ShardId>,
 }
 
-/// The groups of shards that have their turns together, at most `most` of them. One with more than its share of
-/// [`READ_BYTES`] is alone.
+/// The groups of shards that have their turns together, at most `most` of them. One with more than
+/// its share of [`READ_BYTES`] is alone.
 pub(super) fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
     let (mut groups, mut small) = (Vec::new(), BTreeMap::<u32, Vec<ShardId>>::new());
     for (shard, bytes) in due {
         let partition = shard.number % partitions.max(1);
         match bytes > READ_BYTES / most {
-            true => groups.push(Group { partition, shards: vec![shard] }),
+            true => groups.push(Group {
+                partition,
+                shards: vec![shard],
+            }),
             false => small.entry(partition).or_default().push(shard),
         }
     }
     for (partition, shards) in small {
-        groups.extend(shards.chunks(most).map(|shards| Group { partition, shards: shards.to_vec() }));
+        groups.extend(shards.chunks(most).map(|shards| Group {
+            partition,
+            shards: shards.to_vec(),
+        }));
     }
     groups
 }
@@ -41,17 +47,41 @@ mod tests {
 
     #[test]
     fn shards_with_few_reports_have_a_turn_together() {
-        let shard = |name: &str, number| ShardId { queue: crate::model::QueueName::new(name).unwrap(), number };
+        let shard = |name: &str, number| ShardId {
+            queue: crate::model::QueueName::new(name).unwrap(),
+            number,
+        };
         let sizes = |due: Vec<(ShardId, usize)>| -> Vec<(u32, usize)> {
             let groups = groups(due.into_iter().collect(), 2, TOGETHER);
-            groups.into_iter().map(|group| (group.partition, group.shards.len())).collect()
+            groups
+                .into_iter()
+                .map(|group| (group.partition, group.shards.len()))
+                .collect()
         };
         assert_eq!(sizes(vec![]), []);
-        let small = |count| (0..count).map(|n| (shard(&format!("q{n}"), 0), 100)).collect();
+        let small = |count| {
+            (0..count)
+                .map(|n| (shard(&format!("q{n}"), 0), 100))
+                .collect()
+        };
         assert_eq!(sizes(small(TOGETHER + 1)), [(0, TOGETHER), (0, 1)]);
-        let other = vec![(shard("a", 0), 1), (shard("a", 1), 1), (shard("a", 2), 1), (shard("a", 3), 1)];
-        assert_eq!(sizes(other), [(0, 2), (1, 2)], "by the partition of their reports");
-        let large = vec![(shard("a", 0), 1), (shard("b", 0), READ_BYTES), (shard("c", 0), 0), (shard("d", 0), 1)];
+        let other = vec![
+            (shard("a", 0), 1),
+            (shard("a", 1), 1),
+            (shard("a", 2), 1),
+            (shard("a", 3), 1),
+        ];
+        assert_eq!(
+            sizes(other),
+            [(0, 2), (1, 2)],
+            "by the partition of their reports"
+        );
+        let large = vec![
+            (shard("a", 0), 1),
+            (shard("b", 0), READ_BYTES),
+            (shard("c", 0), 0),
+            (shard("d", 0), 1),
+        ];
         assert_eq!(sizes(large), [(0, 1), (0, 3)]);
     }
 }

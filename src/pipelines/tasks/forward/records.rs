@@ -22,7 +22,8 @@ pub(super) enum Packed {
 
 /// The bytes of reports in one record, about.
 const RECORD_BYTES: usize = 512 << 10;
-/// The bytes of reports in a record after one was too large. Each is published alone, so it holds many small reports.
+/// The bytes of reports in a record after one was too large. Each is published alone, so it holds
+/// many small reports.
 const LOOSE_BYTES: usize = 64 << 10;
 
 /// Entries as records of the bus.
@@ -41,13 +42,27 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn new(of: Option<&'a ShardId>, partition: u32, packed: Packed, keeps_history: bool) -> Self {
+    pub(super) fn new(
+        of: Option<&'a ShardId>,
+        partition: u32,
+        packed: Packed,
+        keeps_history: bool,
+    ) -> Self {
         let (reports, failures, by_topic) = Default::default();
         let full = match packed {
             Packed::Densely => RECORD_BYTES,
             Packed::Loosely => LOOSE_BYTES,
         };
-        Self { of, partition, full, reports, failures, bytes: 0, by_topic, keeps_history }
+        Self {
+            of,
+            partition,
+            full,
+            reports,
+            failures,
+            bytes: 0,
+            by_topic,
+            keeps_history,
+        }
     }
 
     /// Adds an event; answers the number of its reports.
@@ -57,13 +72,31 @@ impl<'a> Records<'a> {
                 self.report(wire::with_time(report, at_unix_ms));
                 1
             }
-            Event::Died { id, attempts, reason, history, epoch } => {
+            Event::Died {
+                id,
+                attempts,
+                reason,
+                history,
+                epoch,
+            } => {
                 let (reason, history) = (reason.clone(), history.clone());
-                let died = Died { reason, attempts: *attempts, history, epoch: *epoch };
+                let died = Died {
+                    reason,
+                    attempts: *attempts,
+                    history,
+                    epoch: *epoch,
+                };
                 self.report(wire::died_report(*id, died, at_unix_ms));
                 1
             }
-            Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms } => {
+            Event::Expired {
+                id,
+                worker,
+                attempts,
+                dead,
+                lease,
+                leased_unix_ms,
+            } => {
                 if let Some(lease) = *lease {
                     let failure = FailedAttempt {
                         id: *id,
@@ -96,7 +129,8 @@ impl<'a> Records<'a> {
         self.reports.push(report);
     }
 
-    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own beside them.
+    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own
+    /// beside them.
     pub(super) fn failure(&mut self, failure: &Bytes, at_unix_ms: i64) {
         if !self.keeps_history {
             return;
@@ -115,20 +149,30 @@ impl<'a> Records<'a> {
     }
 
     fn flush(&mut self) {
-        let (reports, failures) = (std::mem::take(&mut self.reports), std::mem::take(&mut self.failures));
+        let (reports, failures) = (
+            std::mem::take(&mut self.reports),
+            std::mem::take(&mut self.failures),
+        );
         self.bytes = 0;
         if !(reports.is_empty() && failures.is_empty()) {
-            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.of, reports, failures));
+            self.record(
+                Topic::TaskResults,
+                self.partition,
+                wire::report_batch(self.of, reports, failures),
+            );
         }
     }
 
     fn record(&mut self, topic: Topic, partition: u32, value: Bytes) {
-        let (_, records) = self.by_topic.entry(topic.as_str()).or_insert_with(|| (topic, Vec::new()));
+        let (_, records) = self
+            .by_topic
+            .entry(topic.as_str())
+            .or_insert_with(|| (topic, Vec::new()));
         records.push(Record { partition, value });
     }
 
-    /// The records by topic, task results first: the bus may refuse them for long, and each retry would publish the
-    /// other reports again.
+    /// The records by topic, task results first: the bus may refuse them for long, and each retry
+    /// would publish the other reports again.
     pub(super) fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
         let mut topics: Vec<_> = self.by_topic.into_values().collect();
@@ -143,27 +187,64 @@ mod tests {
 
     #[test]
     fn task_results_are_published_first() {
-        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let shard = ShardId {
+            queue: crate::model::QueueName::new("q").unwrap(),
+            number: 0,
+        };
         let mut records = Records::new(Some(&shard), 0, Packed::Densely, false);
         let id = crate::model::TaskId::new();
-        let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
+        let lease = Some(crate::model::LeaseNumber {
+            generation: 1,
+            grant: 1,
+        });
         let (worker, leased_unix_ms) = (String::new(), 0);
-        records.add(&shard, &Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
-        records.add(&shard, &Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
+        records.add(
+            &shard,
+            &Event::Expired {
+                id,
+                worker,
+                attempts: 1,
+                dead: true,
+                lease,
+                leased_unix_ms,
+            },
+            1,
+        );
+        records.add(
+            &shard,
+            &Event::Died {
+                id,
+                attempts: 1,
+                reason: String::new(),
+                history: Vec::new(),
+                epoch: 0,
+            },
+            1,
+        );
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
     }
 
     #[test]
     fn two_reports_that_do_not_fit_together_have_a_record_each() {
-        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let shard = ShardId {
+            queue: crate::model::QueueName::new("q").unwrap(),
+            number: 0,
+        };
         let large = Bytes::from(vec![0; 60 << 10]);
         let mut records = Records::new(Some(&shard), 0, Packed::Loosely, true);
         for _ in 0..2 {
             records.report(large.clone());
             records.failure(&large, 1);
         }
-        let sizes: Vec<_> = records.finish().flat_map(|(_, records)| records).map(|r| r.value.len()).collect();
-        assert!(sizes.len() == 4 && sizes.iter().all(|size| *size < 70 << 10), "{sizes:?}");
+        let sizes: Vec<_> = records
+            .finish()
+            .flat_map(|(_, records)| records)
+            .map(|r| r.value.len())
+            .collect();
+        assert!(
+            sizes.len() == 4 && sizes.iter().all(|size| *size < 70 << 10),
+            "{sizes:?}"
+        );
     }
 }

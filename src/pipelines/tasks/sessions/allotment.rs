@@ -33,10 +33,14 @@ pub(super) struct Allotment {
 impl Allotments {
     /// The turn to ask Redis for this worker's allotment. `None`: it has none here.
     pub(super) fn asks(&self, worker: &WorkerName) -> Option<Asks> {
-        self.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+        self.0
+            .lock()
+            .get(worker)
+            .map(|allotment| Arc::clone(&allotment.asks))
     }
 
-    /// The turn to ask Redis for the allotment of a worker with a session here. Makes an allotment where there is none.
+    /// The turn to ask Redis for the allotment of a worker with a session here. Makes an allotment
+    /// where there is none.
     pub(super) fn asks_anew(&self, worker: &WorkerName) -> Asks {
         Arc::clone(&self.0.lock().entry(worker.clone()).or_default().asks)
     }
@@ -48,19 +52,25 @@ impl Allotments {
         }
     }
 
-    /// Removes an allotment of 0 that Redis knows, unless another caller has, or waits for, its turn.
+    /// Removes an allotment of 0 that Redis knows, unless another caller has, or waits for, its
+    /// turn.
     pub(super) fn forget(&self, worker: &WorkerName, asks: &Asks) {
         let mut allotments = self.0.lock();
-        let is_free = |one: &Allotment| one.allowed == 0 && !one.is_unwritten && Arc::strong_count(asks) == 2;
+        let is_free =
+            |one: &Allotment| one.allowed == 0 && !one.is_unwritten && Arc::strong_count(asks) == 2;
         if allotments.get(worker).is_some_and(is_free) {
             allotments.remove(worker);
         }
     }
 
-    /// How many of these workers have an allotment that Redis should know. `None`: none of them is known here.
+    /// How many of these workers have an allotment that Redis should know. `None`: none of them is
+    /// known here.
     pub(super) fn count(&self, of: impl Fn(&WorkerName) -> bool) -> Option<usize> {
         let allotments = self.0.lock();
-        let mut theirs = allotments.iter().filter(|(worker, _)| of(worker)).peekable();
+        let mut theirs = allotments
+            .iter()
+            .filter(|(worker, _)| of(worker))
+            .peekable();
         theirs.peek()?;
         Some(theirs.filter(|(_, one)| one.allowed > 0).count())
     }
@@ -73,7 +83,9 @@ impl Allotments {
     pub(super) fn scarce(&self) -> Vec<WorkerName> {
         let mut allotments = self.0.lock();
         for allotment in allotments.values_mut() {
-            allotment.scarce_since = allotment.scarce_since.filter(|since| since.elapsed() < SCARCE);
+            allotment.scarce_since = allotment
+                .scarce_since
+                .filter(|since| since.elapsed() < SCARCE);
         }
         allotments
             .iter()

@@ -1,15 +1,16 @@
 //! The cap of a worker over all processes.
 //!
-//! A process has an *allotment* of the cap for all streams of a worker together, and grants demand within it. Redis
-//! adds up the allotments of all processes and the shared sessions, so the sum never exceeds the cap. While nobody
-//! lacks anything, an allotment is the most that the worker's sessions here can use: it is asked for once, when a
-//! session opens. A process or a call that lacks something tells all others: each lowers its allotment to what it
-//! uses, and for a while asks for no more than that.
+//! A process has an *allotment* of the cap for all streams of a worker together, and grants demand
+//! within it. Redis adds up the allotments of all processes and the shared sessions, so the sum
+//! never exceeds the cap. While nobody lacks anything, an allotment is the most that the worker's
+//! sessions here can use: it is asked for once, when a session opens. A process or a call that
+//! lacks something tells all others: each lowers its allotment to what it uses, and for a while
+//! asks for no more than that.
 //!
-//! A process that is silent for ten seconds loses its allotments; what its workers have in hand does not count any
-//! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap. If
-//! Redis does not answer for as long, the process allows a worker up to the cap by itself: the worker's queues may be
-//! in another part of a cluster.
+//! A process that is silent for ten seconds loses its allotments; what its workers have in hand
+//! does not count any more. If it comes back, or Redis has lost its data, it brings its allotments
+//! back, even if they exceed the cap. If Redis does not answer for as long, the process allows a
+//! worker up to the cap by itself: the worker's queues may be in another part of a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -32,54 +33,72 @@ const LIVE_EVERY: Duration = Duration::from_secs(3);
 /// The allotments that are written again at a time.
 const AT_ONCE: usize = 64;
 /// How often and how soon somebody who lacks something asks again.
-const ASK_AGAIN: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(300)];
+const ASK_AGAIN: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(300),
+];
 /// How long, and how often, a wish is asked again while Redis does not answer.
 const TRY_FOR: Duration = Duration::from_secs(10);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// Keeps the allotments of this process alive, and small where others lack something.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
-    supervisor.spawn_loop("tasks/allotments", handle.clone(), |handle, cx| async move {
-        let mut lived = Instant::now();
-        while cx.pause(EVERY).await {
-            if lived.elapsed() >= LIVE_EVERY {
-                lived = Instant::now();
-                handle.keep_allotments(&cx).await;
+    supervisor.spawn_loop(
+        "tasks/allotments",
+        handle.clone(),
+        |handle, cx| async move {
+            let mut lived = Instant::now();
+            while cx.pause(EVERY).await {
+                if lived.elapsed() >= LIVE_EVERY {
+                    lived = Instant::now();
+                    handle.keep_allotments(&cx).await;
+                }
+                let scarce = handle.sessions.allotments.scarce();
+                future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
+                cx.beat();
             }
-            let scarce = handle.sessions.allotments.scarce();
-            future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
-            cx.beat();
-        }
-    });
+        },
+    );
 }
 
 impl Handle {
-    /// Adds to the demand of a session within the allotment of this process; answers how much it took. `None`: Redis
-    /// must be asked for more.
+    /// Adds to the demand of a session within the allotment of this process; answers how much it
+    /// took. `None`: Redis must be asked for more.
     pub fn want(&self, attached: &Attached, want: u32) -> Option<u32> {
         if want == 0 {
             return Some(0);
         }
-        self.sessions.want(attached, want, self.settings.limits.max_session_tasks)
+        self.sessions
+            .want(attached, want, self.settings.limits.max_session_tasks)
     }
 
-    /// Adds all of `want` to the demand, as [`Self::want`] does, or nothing. Answers how much it took.
+    /// Adds all of `want` to the demand, as [`Self::want`] does, or nothing. Answers how much it
+    /// took.
     pub fn want_whole(&self, attached: &Attached, want: u32) -> u32 {
-        match attached.session.room(self.settings.limits.max_session_tasks) >= want {
+        match attached
+            .session
+            .room(self.settings.limits.max_session_tasks)
+            >= want
+        {
             true => self.want(attached, want).unwrap_or(0),
             false => 0,
         }
     }
 
-    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis for a larger
-    /// allotment, and waits while Redis does not answer.
+    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis
+    /// for a larger allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
-        let (worker, most) = (&attached.session.worker, self.settings.limits.max_session_tasks);
+        let (worker, most) = (
+            &attached.session.worker,
+            self.settings.limits.max_session_tasks,
+        );
         let asks = self.sessions.allotments.asks_anew(worker);
         let (mut again, began) = (ASK_AGAIN.into_iter(), Instant::now());
         loop {
             let wait = {
-                // For one question: the end of the worker's sessions and its other wishes come in between.
+                // For one question: the end of the worker's sessions and its other wishes come in
+                // between.
                 let _turn = asks.lock().await;
                 if !still() || self.sessions.of_worker(worker).is_empty() {
                     return 0;
@@ -87,7 +106,9 @@ impl Handle {
                 if let Some(granted) = self.want(attached, want) {
                     return granted;
                 }
-                let enlarged = self.enlarge(worker, want.min(attached.session.room(most))).await;
+                let enlarged = self
+                    .enlarge(worker, want.min(attached.session.room(most)))
+                    .await;
                 if let Err(error) = &enlarged {
                     tracing::debug!("cannot ask for an allotment of {worker}'s tasks: {error}");
                 }
@@ -115,7 +136,8 @@ impl Handle {
         }
     }
 
-    /// Asks for the rest of a wish, if streams of the worker may hold more of its cap than they use.
+    /// Asks for the rest of a wish, if streams of the worker may hold more of its cap than they
+    /// use.
     pub(super) async fn want_rest(
         &self,
         session: &SharedSession,
@@ -129,68 +151,107 @@ impl Handle {
             self.tell_allotment(&session.worker).await;
             tokio::time::sleep(wait).await;
             // The worker may have surrendered meanwhile.
-            let rest = SharedWish::Rest { want: want - called.by, surrenders: called.surrenders };
+            let rest = SharedWish::Rest {
+                want: want - called.by,
+                surrenders: called.surrenders,
+            };
             let more = self.call(session, rest, &[]).await?;
-            *called = SharedCalled { by: called.by + more.by, plan: std::mem::take(&mut called.plan), ..more };
+            *called = SharedCalled {
+                by: called.by + more.by,
+                plan: std::mem::take(&mut called.plan),
+                ..more
+            };
         }
         Ok(())
     }
 
-    /// Asks for an allotment with room for so many more. True: it is less, and others may give some back.
+    /// Asks for an allotment with room for so many more. True: it is less, and others may give some
+    /// back.
     async fn enlarge(&self, worker: &WorkerName, want: u32) -> queue::Result<bool> {
         let limits = &self.settings.limits;
         let (used, asked, needed) = {
             let allotments = self.sessions.allotments.0.lock();
             let taken = self.sessions.taken_by(worker);
-            let is_scarce = allotments.get(worker).is_some_and(|allotment| allotment.scarce_since.is_some());
+            let is_scarce = allotments
+                .get(worker)
+                .is_some_and(|allotment| allotment.scarce_since.is_some());
             let whole = self.sessions.of_worker(worker).len() * limits.max_session_tasks as usize;
             let needed = taken + want as usize;
             // Sessions may take what is allowed while Redis is asked.
-            let used = allotments.get(worker).map_or(0, |allotment| allotment.allowed).max(taken);
-            (used, if is_scarce { needed } else { needed.max(whole) }, needed)
+            let used = allotments
+                .get(worker)
+                .map_or(0, |allotment| allotment.allowed)
+                .max(taken);
+            (
+                used,
+                if is_scarce { needed } else { needed.max(whole) },
+                needed,
+            )
         };
-        let answer = self.allot(worker, asked.min(limits.max_worker_tasks.max(used)), used).await?;
+        let answer = self
+            .allot(worker, asked.min(limits.max_worker_tasks.max(used)), used)
+            .await?;
         Ok(answer.allotment < needed && answer.streams_hold)
     }
 
-    /// Makes room for so many more within the cap, though Redis does not answer. The caller has the turn, and Redis
-    /// hears of it later: the allotment is unwritten.
+    /// Makes room for so many more within the cap, though Redis does not answer. The caller has the
+    /// turn, and Redis hears of it later: the allotment is unwritten.
     fn allow_unasked(&self, worker: &WorkerName, want: u32) {
         let needed = self.sessions.taken_by(worker) + want as usize;
         let allowed = needed.min(self.settings.limits.max_worker_tasks);
-        self.sessions.allotments.change(worker, |allotment| allotment.allowed = allotment.allowed.max(allowed));
+        self.sessions.allotments.change(worker, |allotment| {
+            allotment.allowed = allotment.allowed.max(allowed)
+        });
     }
 
     /// Asks Redis for an allotment. The caller has the turn.
-    async fn allot(&self, worker: &WorkerName, asked: usize, used: usize) -> queue::Result<queue::Allotment> {
+    async fn allot(
+        &self,
+        worker: &WorkerName,
+        asked: usize,
+        used: usize,
+    ) -> queue::Result<queue::Allotment> {
         let allotments = &self.sessions.allotments;
         let most = self.settings.limits.max_worker_tasks;
         // Redis may do it, and the answer may get lost, or the call that waits for it.
         allotments.change(worker, |allotment| allotment.is_unwritten = true);
-        let answer = self.queue.allot(&self.sessions.process.0, worker, asked, used, most).await?;
+        let answer = self
+            .queue
+            .allot(&self.sessions.process.0, worker, asked, used, most)
+            .await?;
         allotments.change(worker, |allotment| {
             (allotment.allowed, allotment.is_unwritten) = (answer.allotment, false);
         });
         Ok(answer)
     }
 
-    /// Somebody lacks something of this worker's cap. It does not wait for Redis, as [`Self::hear_takeover`].
+    /// Somebody lacks something of this worker's cap. It does not wait for Redis, as
+    /// [`Self::hear_takeover`].
     pub(super) fn give_back_allotment(&self, worker: WorkerName) {
-        self.sessions.allotments.change(&worker, |allotment| allotment.scarce_since = Some(Instant::now()));
+        self.sessions.allotments.change(&worker, |allotment| {
+            allotment.scarce_since = Some(Instant::now())
+        });
         let handle = self.clone();
-        self.sessions.streams.spawn(async move { handle.lower(&worker).await });
+        self.sessions
+            .streams
+            .spawn(async move { handle.lower(&worker).await });
     }
 
     /// Lowers an allotment to what is used.
     async fn lower(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
+        let Some(asks) = self.sessions.allotments.asks(worker) else {
+            return;
+        };
         // The caller that asks now leaves a small allotment behind.
         let Ok(_turn) = asks.try_lock() else { return };
         let used = {
             let mut allotments = self.sessions.allotments.0.lock();
             let used = self.sessions.taken_by(worker);
-            let is_large = |allotment: &&mut Allotment| allotment.allowed > used || allotment.is_unwritten;
-            let Some(allotment) = allotments.get_mut(worker).filter(is_large) else { return };
+            let is_large =
+                |allotment: &&mut Allotment| allotment.allowed > used || allotment.is_unwritten;
+            let Some(allotment) = allotments.get_mut(worker).filter(is_large) else {
+                return;
+            };
             // Nothing is granted beyond it from now on, also if Redis hears of it later.
             allotment.allowed = used;
             used
@@ -203,7 +264,9 @@ impl Handle {
         if !self.sessions.of_worker(worker).is_empty() {
             return;
         }
-        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
+        let Some(asks) = self.sessions.allotments.asks(worker) else {
+            return;
+        };
         let _turn = asks.lock().await;
         if self.sessions.leave_allotment(worker) {
             self.write(worker, 0).await;
@@ -219,8 +282,8 @@ impl Handle {
         }
     }
 
-    /// Says that this process lives, and brings back allotments that Redis has lost. However long this lasts, Redis
-    /// must not take the process for dead meanwhile, in any slot.
+    /// Says that this process lives, and brings back allotments that Redis has lost. However long
+    /// this lasts, Redis must not take the process for dead meanwhile, in any slot.
     async fn keep_allotments(&self, cx: &Loop) {
         let workers = self.sessions.allotments.all();
         future::join_all(workers.iter().map(|worker| self.drop_allotment(worker))).await;
@@ -243,23 +306,41 @@ impl Handle {
         }
     }
 
-    /// Says in each slot that this process lives; answers whether Redis lacks allotments there. `None`: there are none,
-    /// or Redis does not answer.
+    /// Says in each slot that this process lives; answers whether Redis lacks allotments there.
+    /// `None`: there are none, or Redis does not answer.
     async fn live(&self) -> Vec<Option<bool>> {
         let lives = (0..SESSION_SLOTS).map(async |slot| {
-            let allotments = self.sessions.allotments.count(|worker| self.queue.session_slot(worker) == slot)?;
-            let lacks = self.queue.live(&self.sessions.process.0, slot, allotments).await;
-            lacks.inspect_err(|error| tracing::debug!("cannot say that this process lives: {error}")).ok()
+            let allotments = self
+                .sessions
+                .allotments
+                .count(|worker| self.queue.session_slot(worker) == slot)?;
+            let lacks = self
+                .queue
+                .live(&self.sessions.process.0, slot, allotments)
+                .await;
+            lacks
+                .inspect_err(|error| tracing::debug!("cannot say that this process lives: {error}"))
+                .ok()
         });
         future::join_all(lives).await
     }
 
     /// Writes an allotment again, if Redis may know another one, or in any case.
     async fn write_again(&self, worker: &WorkerName, in_any_case: bool) {
-        let Some(asks) = self.sessions.allotments.asks(worker) else { return };
+        let Some(asks) = self.sessions.allotments.asks(worker) else {
+            return;
+        };
         let _turn = asks.lock().await;
-        let unwritten = self.sessions.allotments.0.lock().get(worker).map(|one| (one.allowed, one.is_unwritten));
-        if let Some((allowed, _)) = unwritten.filter(|(_, is_unwritten)| in_any_case || *is_unwritten) {
+        let unwritten = self
+            .sessions
+            .allotments
+            .0
+            .lock()
+            .get(worker)
+            .map(|one| (one.allowed, one.is_unwritten));
+        if let Some((allowed, _)) =
+            unwritten.filter(|(_, is_unwritten)| in_any_case || *is_unwritten)
+        {
             self.write(worker, allowed).await;
         }
     }

@@ -1,7 +1,8 @@
 //! The leases of one session that its worker has not reported.
 //!
-//! A book is a memory of the process, and Redis decides. A lease that was reported or extended by another way stays in
-//! it until it would have run out; at the session's end the queue leaves such a lease alone.
+//! A book is a memory of the process, and Redis decides. A lease that was reported or extended by
+//! another way stays in it until it would have run out; at the session's end the queue leaves such
+//! a lease alone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,7 +10,10 @@ use std::{
 };
 
 use crate::{
-    model::{Completion, Extension, Item, ItemAnswer, ItemStatus, Items, LeaseToken, LeasedTask, Rejection, TaskId},
+    model::{
+        Completion, Extension, Item, ItemAnswer, ItemStatus, Items, LeaseToken, LeasedTask,
+        Rejection, TaskId,
+    },
     queue::Started,
 };
 
@@ -26,7 +30,10 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn not_started(self) -> Self {
-        Self { started: Started::No, ..self }
+        Self {
+            started: Started::No,
+            ..self
+        }
     }
 }
 
@@ -56,7 +63,9 @@ impl Book {
     }
 
     fn insert(&mut self, id: TaskId, held: Held) {
-        self.shortest = self.shortest().map_or(held.lease, |shortest| shortest.min(held.lease));
+        self.shortest = self
+            .shortest()
+            .map_or(held.lease, |shortest| shortest.min(held.lease));
         self.leases.insert(id, held);
     }
 
@@ -66,8 +75,18 @@ impl Book {
 
     /// Notes a task on its way to the worker.
     pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
-        let (token, deadline_unix_ms, lease) = (task.token.clone(), task.expires_unix_ms, task.lease);
-        self.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, started });
+        let (token, deadline_unix_ms, lease) =
+            (task.token.clone(), task.expires_unix_ms, task.lease);
+        self.insert(
+            task.id,
+            Held {
+                token,
+                deadline_unix_ms,
+                lease,
+                set: now,
+                started,
+            },
+        );
     }
 
     pub(super) fn start(&mut self, id: TaskId) {
@@ -84,7 +103,8 @@ impl Book {
         (self.begun, self.begun_more) = (HashSet::new(), false);
     }
 
-    /// Notes the answers to a completion or a rejection: whatever was answered for good is no longer in hand.
+    /// Notes the answers to a completion or a rejection: whatever was answered for good is no
+    /// longer in hand.
     pub(super) fn reported<T>(&mut self, items: &[Reported<T>], answers: &[ItemAnswer]) {
         for (item, answer) in items.iter().zip(answers) {
             if !matches!(answer.status, ItemStatus::TryLater | ItemStatus::Invalid) {
@@ -93,7 +113,8 @@ impl Book {
         }
     }
 
-    /// Notes the answers to extensions. A lease that the session did not have came by another way, and is its own now.
+    /// Notes the answers to extensions. A lease that the session did not have came by another way,
+    /// and is its own now.
     pub(super) fn extended(
         &mut self,
         items: &[Reported<Duration>],
@@ -106,15 +127,28 @@ impl Book {
                 (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
                     let is_same = |held: &Held| held.token.lease() == token.lease();
                     let started = match self.leases.remove(id) {
-                        Some(held) if is_same(&held) || held.started == Started::Yes => held.started,
+                        Some(held) if is_same(&held) || held.started == Started::Yes => {
+                            held.started
+                        }
                         _ if self.begun.remove(id) => Started::Yes,
                         _ if tells_started && !self.begun_more => Started::No,
                         _ => Started::Perhaps,
                     };
                     let (token, lease) = (token.clone(), item.report);
-                    self.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
+                    self.insert(
+                        *id,
+                        Held {
+                            token,
+                            deadline_unix_ms,
+                            lease,
+                            set: now,
+                            started,
+                        },
+                    );
                 }
-                (lease, status, _) if !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid) => {
+                (lease, status, _)
+                    if !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid) =>
+                {
                     self.forget(lease.as_ref());
                 }
                 _ => {}
@@ -122,30 +156,44 @@ impl Book {
         }
     }
 
-    /// Notes that taskd extended a lease, unless it is another one by now, or its worker extended it for longer
-    /// meanwhile.
+    /// Notes that taskd extended a lease, unless it is another one by now, or its worker extended
+    /// it for longer meanwhile.
     pub(super) fn kept(&mut self, id: TaskId, before: &Held, deadline_unix_ms: i64, now: Instant) {
         let is_same = |held: &&mut Held| held.token.lease() == before.token.lease();
-        let Some(held) = self.leases.get_mut(&id).filter(is_same) else { return };
-        if held.deadline_unix_ms == before.deadline_unix_ms || held.deadline_unix_ms < deadline_unix_ms {
+        let Some(held) = self.leases.get_mut(&id).filter(is_same) else {
+            return;
+        };
+        if held.deadline_unix_ms == before.deadline_unix_ms
+            || held.deadline_unix_ms < deadline_unix_ms
+        {
             (held.deadline_unix_ms, held.set) = (deadline_unix_ms, now);
         }
     }
 
     /// Removes the lease, if the book has it; whether it had.
     pub(super) fn forget(&mut self, lease: Option<&(TaskId, LeaseToken)>) -> bool {
-        let Some((id, token)) = lease else { return false };
+        let Some((id, token)) = lease else {
+            return false;
+        };
         if !self.begun.is_empty() {
             self.begun.remove(id);
         }
-        let is_here = self.leases.get(id).is_some_and(|held| is_same(&held.token, token));
+        let is_here = self
+            .leases
+            .get(id)
+            .is_some_and(|held| is_same(&held.token, token));
         is_here && self.leases.remove(id).is_some()
     }
 
-    /// Takes out those that an operator or a deadline ended; answers their tasks. It looks at the smaller of the two.
+    /// Takes out those that an operator or a deadline ended; answers their tasks. It looks at the
+    /// smaller of the two.
     pub(super) fn take_ended(&mut self, ended: &EndedLeases) -> Vec<TaskId> {
         if self.leases.len() < ended.grants.len() {
-            return self.leases.extract_if(|id, held| ended.has(*id, held)).map(|(id, _)| id).collect();
+            return self
+                .leases
+                .extract_if(|id, held| ended.has(*id, held))
+                .map(|(id, _)| id)
+                .collect();
         }
         let is_here = |id: &TaskId| self.leases.get(id).is_some_and(|held| ended.has(*id, held));
         let ids: Vec<TaskId> = ended.grants.keys().copied().filter(is_here).collect();
@@ -155,27 +203,38 @@ impl Book {
 
     /// The leases of which half is over.
     pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, Held)> {
-        let due = self.leases.iter().filter(|(_, held)| now.saturating_duration_since(held.set) * 2 >= held.lease);
+        let due = self
+            .leases
+            .iter()
+            .filter(|(_, held)| now.saturating_duration_since(held.set) * 2 >= held.lease);
         due.map(|(id, held)| (*id, held.clone())).collect()
     }
 
     /// Removes the leases that are over, wherever they were extended or not.
     pub(super) fn drop_lapsed(&mut self, now: Instant) {
-        self.leases.retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
+        self.leases
+            .retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
     }
 
     /// Takes out the leases that the worker does not have.
     pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, Held)> {
-        self.leases.extract_if(|id, _| !holding.contains(id)).collect()
+        self.leases
+            .extract_if(|id, _| !holding.contains(id))
+            .collect()
     }
 
     /// Takes out the leases of these tasks.
     pub(super) fn take(&mut self, tasks: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
-        tasks.filter_map(|id| Some((id, self.leases.remove(&id)?))).collect()
+        tasks
+            .filter_map(|id| Some((id, self.leases.remove(&id)?)))
+            .collect()
     }
 
     pub(super) fn all(&self) -> Vec<(TaskId, Held)> {
-        self.leases.iter().map(|(id, held)| (*id, held.clone())).collect()
+        self.leases
+            .iter()
+            .map(|(id, held)| (*id, held.clone()))
+            .collect()
     }
 }
 
@@ -188,17 +247,27 @@ pub(super) struct EndedLeases {
 
 impl EndedLeases {
     pub(super) fn cancelled(tasks: &[TaskId]) -> Self {
-        Self { status: ItemStatus::Cancelled, grants: tasks.iter().map(|id| (*id, Vec::new())).collect() }
+        Self {
+            status: ItemStatus::Cancelled,
+            grants: tasks.iter().map(|id| (*id, Vec::new())).collect(),
+        }
     }
 
     pub(super) fn lost(leases: &[(TaskId, u64)]) -> Self {
         let mut grants: HashMap<_, Vec<_>> = HashMap::new();
-        leases.iter().for_each(|(id, grant)| grants.entry(*id).or_default().push(*grant));
-        Self { status: ItemStatus::LeaseLost, grants }
+        leases
+            .iter()
+            .for_each(|(id, grant)| grants.entry(*id).or_default().push(*grant));
+        Self {
+            status: ItemStatus::LeaseLost,
+            grants,
+        }
     }
 
     fn has(&self, id: TaskId, held: &Held) -> bool {
-        self.grants.get(&id).is_some_and(|grants| grants.is_empty() || grants.contains(&held.token.grant))
+        self.grants
+            .get(&id)
+            .is_some_and(|grants| grants.is_empty() || grants.contains(&held.token.grant))
     }
 }
 
@@ -218,9 +287,17 @@ impl<T> Reported<T> {
     where
         T: Default,
     {
-        let Ok(item) = item else { return Self { lease: None, report: T::default() } };
+        let Ok(item) = item else {
+            return Self {
+                lease: None,
+                report: T::default(),
+            };
+        };
         let lease = item.id.parse().ok().zip(item.lease_token.parse().ok());
-        Self { lease, report: item.report.as_ref().map(report).unwrap_or_default() }
+        Self {
+            lease,
+            report: item.report.as_ref().map(report).unwrap_or_default(),
+        }
     }
 }
 
@@ -233,20 +310,42 @@ pub struct Reports {
 
 impl Reports {
     /// Prepares to note the answers to reports.
-    pub fn of(completions: &Items<Completion>, rejections: &Items<Rejection>, extensions: &Items<Extension>) -> Self {
+    pub fn of(
+        completions: &Items<Completion>,
+        rejections: &Items<Rejection>,
+        extensions: &Items<Extension>,
+    ) -> Self {
         Self {
-            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
+            completions: completions
+                .iter()
+                .map(|item| Reported::of(item, |_| ()))
+                .collect(),
+            rejections: rejections
+                .iter()
+                .map(|item| Reported::of(item, |_| ()))
+                .collect(),
+            extensions: extensions
+                .iter()
+                .map(|item| Reported::of(item, by))
+                .collect(),
         }
     }
 
     /// The tasks of all reports.
     pub fn ids(&self) -> Vec<TaskId> {
-        let ids = |reported: &[Reported<()>]| reported.iter().filter_map(|one| Some(one.lease.as_ref()?.0)).collect();
+        let ids = |reported: &[Reported<()>]| {
+            reported
+                .iter()
+                .filter_map(|one| Some(one.lease.as_ref()?.0))
+                .collect()
+        };
         let mut all: Vec<TaskId> = ids(&self.completions);
         all.extend::<Vec<_>>(ids(&self.rejections));
-        all.extend(self.extensions.iter().filter_map(|one| Some(one.lease.as_ref()?.0)));
+        all.extend(
+            self.extensions
+                .iter()
+                .filter_map(|one| Some(one.lease.as_ref()?.0)),
+        );
         all
     }
 }

@@ -1,13 +1,15 @@
 //! Sessions: workers to which taskd sends tasks as soon as they are there.
 //!
-//! A session claims as a long poll does: while there is demand, a claim for at most so many tasks waits at the queues,
-//! among those of `get`. So push and pull share the queue, and a lease that does not reach its worker goes back at no
-//! cost. The process keeps who the sessions are and what they have in hand; Redis keeps the leases.
+//! A session claims as a long poll does: while there is demand, a claim for at most so many tasks
+//! waits at the queues, among those of `get`. So push and pull share the queue, and a lease that
+//! does not reach its worker goes back at no cost. The process keeps who the sessions are and what
+//! they have in hand; Redis keeps the leases.
 //!
-//! Crash windows. A process that dies before a frame is written: its leases run out, at no cost. One that dies later:
-//! the workers go on with their leases at another process, by their tokens; the leases of a worker that died as well
-//! run out. A session that ends while its worker has moved to another process: its worker has extended its leases
-//! there, so `lua/session_end.lua` leaves them alone.
+//! Crash windows. A process that dies before a frame is written: its leases run out, at no cost.
+//! One that dies later: the workers go on with their leases at another process, by their tokens;
+//! the leases of a worker that died as well run out. A session that ends while its worker has moved
+//! to another process: its worker has extended its leases there, so `lua/session_end.lua` leaves
+//! them alone.
 
 mod allotment;
 mod allotments;
@@ -47,7 +49,9 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{Access, GetTasks, ItemAnswer, NoShare, OpenSession, QueueName, ShardId, TaskId, WorkerName},
+    model::{
+        Access, GetTasks, ItemAnswer, NoShare, OpenSession, QueueName, ShardId, TaskId, WorkerName,
+    },
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
@@ -69,9 +73,15 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     supervisor.spawn_loop("tasks/sessions", handle.clone(), |handle, cx| async move {
         while cx.pause(LOOK_EVERY).await {
             let now = Instant::now();
-            // Each on its own: a shard that does not answer holds up the sessions that have leases there, and no others.
-            // The end of a session waits for the extension of its leases, because it needs the deadlines that Redis has.
-            for session in handle.sessions.all().into_iter().filter(|session| session.is_away()) {
+            // Each on its own: a shard that does not answer holds up the sessions that have leases
+            // there, and no others. The end of a session waits for the extension of its leases,
+            // because it needs the deadlines that Redis has.
+            for session in handle
+                .sessions
+                .all()
+                .into_iter()
+                .filter(|session| session.is_away())
+            {
                 if !session.begins_away_step() {
                     continue;
                 }
@@ -120,65 +130,125 @@ impl Handle {
         self.sessions.streams.spawn(stream);
     }
 
-    /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other worker.
-    pub fn open_session(&self, open: &OpenSession, access: &Access, is_own: bool) -> Result<Opened, Error> {
+    /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other
+    /// worker.
+    pub fn open_session(
+        &self,
+        open: &OpenSession,
+        access: &Access,
+        is_own: bool,
+    ) -> Result<Opened, Error> {
         let plan = self.plan(open)?;
         let worker = plan.claim.worker.clone();
         Ok(match self.resume(&worker, open, &plan) {
-            Some(attached) => Opened { attached, resumed: true },
-            None => Opened { attached: self.open_anew(plan, open, access, is_own)?, resumed: false },
+            Some(attached) => Opened {
+                attached,
+                resumed: true,
+            },
+            None => Opened {
+                attached: self.open_anew(plan, open, access, is_own)?,
+                resumed: false,
+            },
         })
     }
 
-    /// The queues of the session with which `open` goes on; none, if there is no such session in this process.
+    /// The queues of the session with which `open` goes on; none, if there is no such session in
+    /// this process.
     pub fn queues_to_go_on(&self, open: &OpenSession) -> Vec<QueueName> {
-        let (Ok(worker), Ok(id)) = (WorkerName::new(&open.worker), open.session.parse()) else { return Vec::new() };
+        let (Ok(worker), Ok(id)) = (WorkerName::new(&open.worker), open.session.parse()) else {
+            return Vec::new();
+        };
         let session = self.sessions.by_id.lock().get(&(worker, id)).cloned();
         session.map_or_else(Vec::new, |session| session.plan().queues)
     }
 
     /// Tells workers of leases that an operator ended.
     fn tell_ended(&self, leases: &EndedLeases) {
-        self.sessions.all().iter().for_each(|session| session.tell_ended(leases));
+        self.sessions
+            .all()
+            .iter()
+            .for_each(|session| session.tell_ended(leases));
     }
 
     fn plan(&self, open: &OpenSession) -> Result<Plan, Error> {
         let queues = queues(&open.queues)?;
-        let (worker, lease_duration, max_bytes) = (open.worker.clone(), open.lease_duration, open.max_bytes);
-        let (claim, _) = self.claim(&GetTasks { worker, lease_duration, max_bytes, ..GetTasks::default() })?;
+        let (worker, lease_duration, max_bytes) =
+            (open.worker.clone(), open.lease_duration, open.max_bytes);
+        let (claim, _) = self.claim(&GetTasks {
+            worker,
+            lease_duration,
+            max_bytes,
+            ..GetTasks::default()
+        })?;
         let timeout = open.timeout.unwrap_or(TIMEOUT);
         if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&timeout) {
-            return Err(Error::Invalid(format!("timeout is {timeout:?}; from 2s to 10m")));
+            return Err(Error::Invalid(format!(
+                "timeout is {timeout:?}; from 2s to 10m"
+            )));
         }
         let (tells_started, keep_leases) = (open.tells_started, open.keep_leases);
-        Ok(Plan { queues, claim, timeout, tells_started, keep_leases })
+        Ok(Plan {
+            queues,
+            claim,
+            timeout,
+            tells_started,
+            keep_leases,
+        })
     }
 
     fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
         let id: Uuid = open.session.parse().ok()?;
-        let session = self.sessions.by_id.lock().get(&(worker.clone(), id)).cloned()?;
-        let holding: HashSet<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
+        let session = self
+            .sessions
+            .by_id
+            .lock()
+            .get(&(worker.clone(), id))
+            .cloned()?;
+        let holding: HashSet<TaskId> = open
+            .holding
+            .iter()
+            .filter_map(|id| id.parse().ok())
+            .collect();
         let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
         // These did not arrive, whatever the process believed.
-        let missing: Vec<_> = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
+        let missing: Vec<_> = missing
+            .into_iter()
+            .map(|(id, held)| (id, held.not_started()))
+            .collect();
         if !missing.is_empty() {
-            // The worker does not wait for it: a Redis that stalls would hold up all that it has in hand.
+            // The worker does not wait for it: a Redis that stalls would hold up all that it has in
+            // hand.
             let (handle, worker) = (self.clone(), worker.clone());
-            let gives_back = async move { handle.give_back(&worker, missing, "it did not reach its worker").await };
+            let gives_back = async move {
+                handle
+                    .give_back(&worker, missing, "it did not reach its worker")
+                    .await
+            };
             self.sessions.streams.spawn(gives_back);
         }
         Some(attached)
     }
 
-    fn open_anew(&self, plan: Plan, open: &OpenSession, access: &Access, is_own: bool) -> Result<Attached, Error> {
+    fn open_anew(
+        &self,
+        plan: Plan,
+        open: &OpenSession,
+        access: &Access,
+        is_own: bool,
+    ) -> Result<Attached, Error> {
         let worker = plan.claim.worker.clone();
         if !open.session.is_empty() {
-            WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
+            WorkerName::new(&open.session)
+                .map_err(|_| Error::Invalid("session is not a session's name".into()))?;
         }
         let of_process = self.settings.limits.max_sessions;
         // A takeover is a way out for a worker that has too many.
-        let of_worker = is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
-        let room = Room { of_process, of_worker };
+        let of_worker =
+            is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
+        let room = Room {
+            of_process,
+            of_worker,
+        };
         let share = self.session_shares.take(access, 1).map_err(|no_share| {
             let most = no_share.most();
             Error::Full(match no_share {
@@ -189,9 +259,13 @@ impl Handle {
             })
         })?;
         let now_unix_ms = self.queue.announcer().now_unix_ms();
-        let opened = self.sessions.add(worker.clone(), now_unix_ms, room, |id| Session::open(id, worker.clone(), plan));
+        let opened = self.sessions.add(worker.clone(), now_unix_ms, room, |id| {
+            Session::open(id, worker.clone(), plan)
+        });
         let why = |crowded| match crowded {
-            Crowded::Process(most) => format!("{most} sessions are open here (max_sessions); try again later"),
+            Crowded::Process(most) => {
+                format!("{most} sessions are open here (max_sessions); try again later")
+            }
             Crowded::Worker(most) => format!(
                 "worker {worker} has {most} sessions here, and with its own token may have no more (a tenth of \
                  max_sessions): close some, or take over (takeover)"
@@ -211,7 +285,10 @@ impl Handle {
     pub fn few_ids(&self, field: &str, ids: &[String]) -> Result<(), Error> {
         let most = MOST_IDS.max(2 * self.settings.limits.max_session_tasks as usize);
         if ids.len() > most {
-            return Err(Error::Invalid(format!("{} ids in {field}; at most {most}", ids.len())));
+            return Err(Error::Invalid(format!(
+                "{} ids in {field}; at most {most}",
+                ids.len()
+            )));
         }
         Ok(())
     }
@@ -221,9 +298,13 @@ impl Handle {
         self.settings.limits.max_session_tasks
     }
 
-    /// Waits for tasks of the session's queues, at most so many of its demand. Dropping the future gives back what it
-    /// leased.
-    pub async fn next_tasks(&self, attached: &Attached, most: impl Fn(u32) -> u32) -> Result<Leases, Error> {
+    /// Waits for tasks of the session's queues, at most so many of its demand. Dropping the future
+    /// gives back what it leased.
+    pub async fn next_tasks(
+        &self,
+        attached: &Attached,
+        most: impl Fn(u32) -> u32,
+    ) -> Result<Leases, Error> {
         let plan = attached.session.plan();
         let max_items = self.settings.limits.max_items;
         let claim = || {
@@ -234,27 +315,43 @@ impl Handle {
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
-    /// Extends the leases of which half is over, where the session asked for it. The ids of those that had ended are
-    /// told to the worker.
+    /// Extends the leases of which half is over, where the session asked for it. The ids of those
+    /// that had ended are told to the worker.
     pub async fn keep_leases(&self, attached: &Attached, may_have_moved: bool) {
         self.keep(&attached.session, may_have_moved).await;
     }
 
-    /// A worker that is silent or away may have gone on with its leases in another session. They are its own there.
+    /// A worker that is silent or away may have gone on with its leases in another session. They
+    /// are its own there.
     async fn keep(&self, session: &Session, may_have_moved: bool) {
         let due = session.leases_to_keep(Instant::now());
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
         for (id, held) in due {
-            by_shard.entry(held.token.shard.clone()).or_default().push((id, held));
+            by_shard
+                .entry(held.token.shard.clone())
+                .or_default()
+                .push((id, held));
         }
         let calls = by_shard.into_iter().map(|(shard, held)| async move {
             for held in held.chunks(self.settings.limits.max_items) {
-                let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
+                let extensions: Vec<_> = held
+                    .iter()
+                    .map(|(id, held)| session.extension(*id, held))
+                    .collect();
                 let known: Vec<i64> = held.iter().map(|(_, held)| held.deadline_unix_ms).collect();
-                match self.queue.keep(&shard, &extensions, may_have_moved.then_some(&known)).await {
-                    Ok(answers) => self.give_back_late(session, session.kept(held, &answers, Instant::now())).await,
+                match self
+                    .queue
+                    .keep(&shard, &extensions, may_have_moved.then_some(&known))
+                    .await
+                {
+                    Ok(answers) => {
+                        self.give_back_late(session, session.kept(held, &answers, Instant::now()))
+                            .await
+                    }
                     // They are tried again at once, and run out if Redis stays away.
-                    Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
+                    Err(error) => {
+                        tracing::debug!(%shard, "cannot extend leases of a session: {error}")
+                    }
                 }
             }
         });
@@ -263,13 +360,15 @@ impl Handle {
 
     /// Notes the answers to extensions of a stream.
     pub async fn extended(&self, attached: &Attached, reports: &Reports, answers: &[ItemAnswer]) {
-        self.give_back_late(&attached.session, attached.extended(reports, answers)).await;
+        self.give_back_late(&attached.session, attached.extended(reports, answers))
+            .await;
     }
 
     /// Gives back leases that were extended while another session took over.
     async fn give_back_late(&self, session: &Session, late: Vec<(TaskId, Held)>) {
         if !late.is_empty() {
-            self.give_back(&session.worker, late, reason(SessionEnd::TakenOver)).await;
+            self.give_back(&session.worker, late, reason(SessionEnd::TakenOver))
+                .await;
         }
     }
 
@@ -290,18 +389,36 @@ impl Handle {
     }
 
     async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, Held)>, reason: &str) {
-        let lease = |(id, Held { token, deadline_unix_ms, started, .. })| {
+        let lease = |(
+            id,
+            Held {
+                token,
+                deadline_unix_ms,
+                started,
+                ..
+            },
+        )| {
             let worker = worker.clone();
-            EndedLease { id, token, worker, deadline_unix_ms, started }
+            EndedLease {
+                id,
+                token,
+                worker,
+                deadline_unix_ms,
+                started,
+            }
         };
-        self.end_leases(held.into_iter().map(lease).collect(), reason).await;
+        self.end_leases(held.into_iter().map(lease).collect(), reason)
+            .await;
     }
 
     /// Ends leases in their shards. Those of a shard that does not answer run out by themselves.
     async fn end_leases(&self, leases: Vec<EndedLease>, reason: &str) -> Ended {
         let mut by_shard: BTreeMap<ShardId, Vec<EndedLease>> = BTreeMap::new();
         for lease in leases {
-            by_shard.entry(lease.token.shard.clone()).or_default().push(lease);
+            by_shard
+                .entry(lease.token.shard.clone())
+                .or_default()
+                .push(lease);
         }
         let calls = by_shard.into_iter().map(|(shard, leases)| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
@@ -322,12 +439,19 @@ impl Handle {
                 }
             }
         });
-        let all = Ended { offered: 0, failed: 0, is_whole: true };
-        future::join_all(calls).await.into_iter().fold(all, |all, one| Ended {
-            offered: all.offered + one.offered,
-            failed: all.failed + one.failed,
-            is_whole: all.is_whole && one.is_whole,
-        })
+        let all = Ended {
+            offered: 0,
+            failed: 0,
+            is_whole: true,
+        };
+        future::join_all(calls)
+            .await
+            .into_iter()
+            .fold(all, |all, one| Ended {
+                offered: all.offered + one.offered,
+                failed: all.failed + one.failed,
+                is_whole: all.is_whole && one.is_whole,
+            })
     }
 }
 

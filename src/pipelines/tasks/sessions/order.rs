@@ -11,8 +11,13 @@ use uuid::{Timestamp, Uuid};
 
 use crate::model::WorkerName;
 
-/// The waits before a takeover is told again. The connection that listens may be away for some 10 s.
-const TOLD_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+/// The waits before a takeover is told again. The connection that listens may be away for some 10
+/// s.
+const TOLD_AGAIN: [Duration; 3] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(25),
+];
 
 /// The takeovers that one process tells again.
 const MOST_TOLD: usize = 1000;
@@ -35,7 +40,11 @@ impl Heard {
     pub(super) fn next_id(&self, before: Option<Uuid>, now_unix_ms: i64) -> Uuid {
         let heard = self.latest_unix_ms.load(Ordering::Relaxed);
         let before = before.and_then(time_of).unwrap_or(0).max(heard);
-        id_at(if before >= now_unix_ms { before + 1 } else { now_unix_ms })
+        id_at(if before >= now_unix_ms {
+            before + 1
+        } else {
+            now_unix_ms
+        })
     }
 }
 
@@ -48,7 +57,10 @@ pub(super) struct TookOver {
 
 impl TookOver {
     pub(super) fn new(now: Instant) -> Self {
-        Self { told: 0, next: now + TOLD_AGAIN[0] }
+        Self {
+            told: 0,
+            next: now + TOLD_AGAIN[0],
+        }
     }
 
     /// True if it is to be told again now. Counts it as told.
@@ -79,19 +91,20 @@ impl Told {
     /// The takeovers that are to be told again now. Counts them as told.
     pub(super) fn due(&self, now: Instant) -> Vec<(WorkerName, Uuid)> {
         let mut told = self.0.lock();
-        let due = told
-            .iter_mut()
-            .filter_map(|(worker, session, took_over)| took_over.is_due(now).then(|| (worker.clone(), *session)));
+        let due = told.iter_mut().filter_map(|(worker, session, took_over)| {
+            took_over.is_due(now).then(|| (worker.clone(), *session))
+        });
         let due = due.collect();
         told.retain(|(.., took_over)| took_over.told < TOLD_AGAIN.len());
         due
     }
 }
 
-/// True if a takeover by one session ends the other. The sessions of earlier versions have ids without an order: each
-/// takeover ends them, and theirs ends every other.
+/// True if a takeover by one session ends the other. The sessions of earlier versions have ids
+/// without an order: each takeover ends them, and theirs ends every other.
 pub(super) fn ends(takeover: Uuid, other: Uuid) -> bool {
-    takeover != other && (time_of(takeover).is_none() || time_of(other).is_none() || other < takeover)
+    takeover != other
+        && (time_of(takeover).is_none() || time_of(other).is_none() || other < takeover)
 }
 
 fn id_at(unix_ms: i64) -> Uuid {
@@ -101,7 +114,10 @@ fn id_at(unix_ms: i64) -> Uuid {
 }
 
 fn time_of(session: Uuid) -> Option<i64> {
-    let (seconds, nanos) = session.get_timestamp().filter(|_| session.get_version_num() == 7)?.to_unix();
+    let (seconds, nanos) = session
+        .get_timestamp()
+        .filter(|_| session.get_version_num() == 7)?
+        .to_unix();
     i64::try_from(seconds * 1000 + u64::from(nanos) / 1_000_000).ok()
 }
 
@@ -118,7 +134,9 @@ mod tests {
         let (earlier, later) = (id_at(NOW), id_at(NOW + 1));
         assert!(ends(later, earlier) && !ends(earlier, later) && !ends(later, later));
         let old_version = Uuid::new_v4();
-        assert!(ends(later, old_version) && ends(old_version, later) && !ends(old_version, old_version));
+        assert!(
+            ends(later, old_version) && ends(old_version, later) && !ends(old_version, old_version)
+        );
     }
 
     #[test]
@@ -127,11 +145,18 @@ mod tests {
         assert_eq!(time_of(heard.next_id(None, NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW - 1)), NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 1));
-        assert_eq!(time_of(heard.next_id(Some(Uuid::new_v4()), NOW)), Some(NOW), "of an earlier version");
+        assert_eq!(
+            time_of(heard.next_id(Some(Uuid::new_v4()), NOW)),
+            Some(NOW),
+            "of an earlier version"
+        );
         // The clock was set back since another process told of a takeover.
         heard.hear(id_at(NOW + 3_600_000));
         heard.hear(id_at(NOW));
-        assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 3_600_001));
+        assert_eq!(
+            time_of(heard.next_id(Some(id_at(NOW)), NOW)),
+            Some(NOW + 3_600_001)
+        );
     }
 
     #[test]
@@ -142,7 +167,11 @@ mod tests {
         assert_eq!(told.due(now), []);
         for seconds in [1, 6, 31] {
             let due = told.due(now + Duration::from_secs(seconds));
-            assert_eq!((due.len(), &due[0].0), (MOST_TOLD, &worker(1)), "the first one had no place");
+            assert_eq!(
+                (due.len(), &due[0].0),
+                (MOST_TOLD, &worker(1)),
+                "the first one had no place"
+            );
         }
         assert!(told.0.lock().is_empty());
     }
@@ -153,7 +182,9 @@ mod tests {
         let mut took_over = TookOver::new(now);
         assert!(!took_over.is_due(now));
         let at = |seconds| now + Duration::from_secs(seconds);
-        let told: Vec<u64> = (0..100).filter(|second| took_over.is_due(at(*second))).collect();
+        let told: Vec<u64> = (0..100)
+            .filter(|second| took_over.is_due(at(*second)))
+            .collect();
         assert_eq!(told, [1, 6, 31]);
     }
 }

@@ -35,8 +35,8 @@ pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) process: ProcessName,
 }
 
-/// The name by which Redis knows the allotments here. It is made anew with the sessions, when the process starts over:
-/// allotments of before would count on under a name that lives on.
+/// The name by which Redis knows the allotments here. It is made anew with the sessions, when the
+/// process starts over: allotments of before would count on under a name that lives on.
 pub(super) struct ProcessName(pub(super) String);
 
 impl Default for ProcessName {
@@ -97,10 +97,15 @@ impl Sessions {
         if sessions.len() >= room.of_process {
             return Err(Crowded::Process(room.of_process));
         }
-        if let Some(most) = room.of_worker.filter(|most| of_worker(&sessions, &worker).nth(most - 1).is_some()) {
+        if let Some(most) = room
+            .of_worker
+            .filter(|most| of_worker(&sessions, &worker).nth(most - 1).is_some())
+        {
             return Err(Crowded::Worker(most));
         }
-        let before = of_worker(&sessions, &worker).next_back().map(|session| session.id);
+        let before = of_worker(&sessions, &worker)
+            .next_back()
+            .map(|session| session.id);
         let (session, attached) = open(self.heard.next_id(before, now_unix_ms));
         sessions.insert((worker, session.id), session);
         metrics::sessions(sessions.len());
@@ -109,7 +114,9 @@ impl Sessions {
 
     /// The id of a session without a stream, later than those of its worker here.
     pub(super) fn next_id(&self, worker: &WorkerName, now_unix_ms: i64) -> Uuid {
-        let before = of_worker(&self.by_id.lock(), worker).next_back().map(|session| session.id);
+        let before = of_worker(&self.by_id.lock(), worker)
+            .next_back()
+            .map(|session| session.id);
         let id = self.heard.next_id(before, now_unix_ms);
         self.heard.hear(id);
         id
@@ -126,8 +133,8 @@ impl Sessions {
         metrics::sessions(sessions.len());
     }
 
-    /// Adds to the demand of a session within the allotment of its worker; answers how much. `None`: Redis must be
-    /// asked for more.
+    /// Adds to the demand of a session within the allotment of its worker; answers how much.
+    /// `None`: Redis must be asked for more.
     pub(super) fn want(&self, attached: &Attached, want: u32, most: u32) -> Option<u32> {
         let want = want.min(attached.session.room(most));
         // One at a time: two sessions of a worker must not count on the same room.
@@ -145,8 +152,8 @@ impl Sessions {
         attached.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
     }
 
-    /// Allows a worker nothing, if it has no session here; whether it has none. A session that opens from now on asks
-    /// Redis.
+    /// Allows a worker nothing, if it has no session here; whether it has none. A session that
+    /// opens from now on asks Redis.
     pub(super) fn leave_allotment(&self, worker: &WorkerName) -> bool {
         let mut allotments = self.allotments.0.lock();
         let has_left = self.of_worker(worker).is_empty();
@@ -162,18 +169,28 @@ impl Sessions {
         worker: &WorkerName,
         taken: impl Fn(&Session) -> usize,
     ) -> usize {
-        let allowed = allotments.get(worker).map_or(0, |allotment| allotment.allowed);
-        let taken: usize = of_worker(&self.by_id.lock(), worker).map(|session| taken(session)).sum();
+        let allowed = allotments
+            .get(worker)
+            .map_or(0, |allotment| allotment.allowed);
+        let taken: usize = of_worker(&self.by_id.lock(), worker)
+            .map(|session| taken(session))
+            .sum();
         allowed.saturating_sub(taken)
     }
 
     /// The tasks that all sessions of the worker have in hand and on demand.
     pub(super) fn taken_by(&self, worker: &WorkerName) -> usize {
-        self.of_worker(worker).iter().map(|session| session.taken()).sum()
+        self.of_worker(worker)
+            .iter()
+            .map(|session| session.taken())
+            .sum()
     }
 }
 
-fn of_worker<'a>(sessions: &'a ById, worker: &WorkerName) -> impl DoubleEndedIterator<Item = &'a Arc<Session>> {
+fn of_worker<'a>(
+    sessions: &'a ById,
+    worker: &WorkerName,
+) -> impl DoubleEndedIterator<Item = &'a Arc<Session>> {
     let all = (worker.clone(), Uuid::nil())..=(worker.clone(), Uuid::max());
     sessions.range(all).map(|(_, session)| session)
 }

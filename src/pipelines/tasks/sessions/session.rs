@@ -96,15 +96,16 @@ pub struct Opened {
 }
 
 impl State {
-    /// Forgets the leases that are over. Those that taskd keeps are asked for: the worker hears which of them ended.
+    /// Forgets the leases that are over. Those that taskd keeps are asked for: the worker hears
+    /// which of them ended.
     fn drop_lapsed(&mut self, now: Instant) {
         if !self.plan.keep_leases {
             self.book.drop_lapsed(now);
         }
     }
 
-    /// Takes out these leases, if the session was taken over: their extensions were under way when it ended, so its end
-    /// may have left them alone.
+    /// Takes out these leases, if the session was taken over: their extensions were under way when
+    /// it ended, so its end may have left them alone.
     fn take_late(&mut self, extended: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
         match self.end {
             Some(SessionEnd::TakenOver) => self.book.take(extended),
@@ -118,7 +119,17 @@ impl Session {
         let (book, ended, cut) = (Book::default(), Vec::new(), CancellationToken::new());
         let (away_since, took_over, end) = (None, None, None);
         let (demand, stream, its_cut) = (0, 1, cut.clone());
-        let state = State { plan, book, demand, ended, stream, cut: its_cut, away_since, took_over, end };
+        let state = State {
+            plan,
+            book,
+            demand,
+            ended,
+            stream,
+            cut: its_cut,
+            away_since,
+            took_over,
+            end,
+        };
         let session = Arc::new(Self {
             id,
             worker,
@@ -127,14 +138,22 @@ impl Session {
             share: Mutex::default(),
             is_in_away_step: AtomicBool::default(),
         });
-        (Arc::clone(&session), Attached { session, stream: 1, cut })
+        (
+            Arc::clone(&session),
+            Attached {
+                session,
+                stream: 1,
+                cut,
+            },
+        )
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Attaches the session to another stream; with it the leases that the worker does not have. `None`: it has ended.
+    /// Attaches the session to another stream; with it the leases that the worker does not have.
+    /// `None`: it has ended.
     pub(super) fn attach_again(
         self: &Arc<Self>,
         plan: Plan,
@@ -152,7 +171,14 @@ impl Session {
         state.book.forget_begun();
         let missing = state.book.take_missing(holding);
         let (session, stream, cut) = (Arc::clone(self), state.stream, state.cut.clone());
-        Some((Attached { session, stream, cut }, missing))
+        Some((
+            Attached {
+                session,
+                stream,
+                cut,
+            },
+            missing,
+        ))
     }
 
     /// True if it has no stream, and has not ended.
@@ -161,10 +187,13 @@ impl Session {
         state.away_since.is_some() && state.end.is_none()
     }
 
-    /// True if it has no stream and nothing to keep, or has had no stream for longer than its time-out.
+    /// True if it has no stream and nothing to keep, or has had no stream for longer than its
+    /// time-out.
     pub(super) fn is_away_since(&self, now: Instant) -> bool {
         let mut state = self.state();
-        let Some(since) = state.away_since else { return false };
+        let Some(since) = state.away_since else {
+            return false;
+        };
         state.drop_lapsed(now);
         state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
     }
@@ -179,8 +208,8 @@ impl Session {
         drop(self.share.lock().take());
     }
 
-    /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker, which was away, has
-    /// come back.
+    /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker,
+    /// which was away, has come back.
     pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, Held)>> {
         let mut state = self.state();
         if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
@@ -212,7 +241,11 @@ impl Session {
     /// True if it is time to tell again that it took over.
     pub(super) fn tells_takeover_again(&self, now: Instant) -> bool {
         let mut state = self.state();
-        state.end.is_none() && state.took_over.as_mut().is_some_and(|took_over| took_over.is_due(now))
+        state.end.is_none()
+            && state
+                .took_over
+                .as_mut()
+                .is_some_and(|took_over| took_over.is_due(now))
     }
 
     /// The tasks in hand and on demand, and leases that are over perhaps.
@@ -238,7 +271,11 @@ impl Session {
         let mut state = self.state();
         let ended = state.book.take_ended(leases);
         if !ended.is_empty() {
-            state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), leases.status)));
+            state.ended.extend(
+                ended
+                    .iter()
+                    .map(|id| ItemAnswer::new(id.to_string(), leases.status)),
+            );
             self.notify.notify_one();
         }
     }
@@ -254,16 +291,30 @@ impl Session {
 
     pub(super) fn leases_to_keep(&self, now: Instant) -> Vec<(TaskId, Held)> {
         let state = self.state();
-        if state.plan.keep_leases && state.end.is_none() { state.book.due(now) } else { Vec::new() }
+        if state.plan.keep_leases && state.end.is_none() {
+            state.book.due(now)
+        } else {
+            Vec::new()
+        }
     }
 
     pub(super) fn extension(&self, id: TaskId, held: &Held) -> queue::Extension {
-        queue::Extension { id, token: held.token.clone(), worker: self.worker.clone(), by: held.lease }
+        queue::Extension {
+            id,
+            token: held.token.clone(),
+            worker: self.worker.clone(),
+            by: held.lease,
+        }
     }
 
-    /// Notes the answers of the queue to extensions. If the session was taken over meanwhile, it answers the leases
-    /// that are to go back.
-    pub(super) fn kept(&self, held: &[(TaskId, Held)], answers: &[(Code, i64)], now: Instant) -> Vec<(TaskId, Held)> {
+    /// Notes the answers of the queue to extensions. If the session was taken over meanwhile, it
+    /// answers the leases that are to go back.
+    pub(super) fn kept(
+        &self,
+        held: &[(TaskId, Held)],
+        answers: &[(Code, i64)],
+        now: Instant,
+    ) -> Vec<(TaskId, Held)> {
         let (mut state, mut extended) = (self.state(), Vec::new());
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
             let status = match code {
@@ -336,23 +387,32 @@ impl Attached {
         self.session.state().stream == self.stream
     }
 
-    /// Notes tasks on their way to the worker, and takes them off the demand; answers the leases that ended before. The
-    /// worker must hear of those first: a task may be on its way anew. `None`: the session has another stream by now,
-    /// or has ended; the leases go back.
+    /// Notes tasks on their way to the worker, and takes them off the demand; answers the leases
+    /// that ended before. The worker must hear of those first: a task may be on its way anew.
+    /// `None`: the session has another stream by now, or has ended; the leases go back.
     pub fn hold(&self, tasks: &[LeasedTask]) -> Option<Vec<ItemAnswer>> {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
             return None;
         }
-        let started = if state.plan.tells_started { Started::No } else { Started::Perhaps };
+        let started = if state.plan.tells_started {
+            Started::No
+        } else {
+            Started::Perhaps
+        };
         let now = Instant::now();
-        tasks.iter().for_each(|task| state.book.hold(task, started, now));
+        tasks
+            .iter()
+            .for_each(|task| state.book.hold(task, started, now));
         // A claim asks for no more than the demand.
-        state.demand = state.demand.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        state.demand = state
+            .demand
+            .saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
         Some(std::mem::take(&mut state.ended))
     }
 
-    /// Adds to the demand; answers how much. The demand of another stream, or of a session that ended, stays as it is.
+    /// Adds to the demand; answers how much. The demand of another stream, or of a session that
+    /// ended, stays as it is.
     pub(super) fn want(&self, want: u32, most: u32) -> u32 {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
@@ -368,12 +428,18 @@ impl Attached {
     /// Sets the demand to 0; answers what it was. The demand of another stream stays as it is.
     pub fn surrender(&self) -> u32 {
         let mut state = self.session.state();
-        if state.stream == self.stream { std::mem::take(&mut state.demand) } else { 0 }
+        if state.stream == self.stream {
+            std::mem::take(&mut state.demand)
+        } else {
+            0
+        }
     }
 
     pub fn started(&self, ids: &[String]) {
         let mut state = self.session.state();
-        ids.iter().filter_map(|id| id.parse().ok()).for_each(|id| state.book.start(id));
+        ids.iter()
+            .filter_map(|id| id.parse().ok())
+            .for_each(|id| state.book.start(id));
     }
 
     /// Waits for leases that ended although the worker has not reported them.
@@ -388,24 +454,44 @@ impl Attached {
     }
 
     pub fn completed(&self, reports: &Reports, answers: &[ItemAnswer]) {
-        self.session.state().book.reported(&reports.completions, answers);
+        self.session
+            .state()
+            .book
+            .reported(&reports.completions, answers);
     }
 
     pub fn rejected(&self, reports: &Reports, answers: &[ItemAnswer]) {
-        self.session.state().book.reported(&reports.rejections, answers);
+        self.session
+            .state()
+            .book
+            .reported(&reports.rejections, answers);
     }
 
-    /// Notes the answers to extensions. If the session was taken over meanwhile, it answers the leases that are to go
-    /// back.
-    pub(super) fn extended(&self, reports: &Reports, answers: &[ItemAnswer]) -> Vec<(TaskId, Held)> {
+    /// Notes the answers to extensions. If the session was taken over meanwhile, it answers the
+    /// leases that are to go back.
+    pub(super) fn extended(
+        &self,
+        reports: &Reports,
+        answers: &[ItemAnswer],
+    ) -> Vec<(TaskId, Held)> {
         let mut state = self.session.state();
         if state.end.is_some_and(|why| why != SessionEnd::TakenOver) {
             return Vec::new();
         }
         let tells_started = state.plan.tells_started;
-        state.book.extended(&reports.extensions, answers, tells_started, Instant::now());
-        let extended = reports.extensions.iter().zip(answers).filter(|(_, answer)| answer.status == ItemStatus::Ok);
-        state.take_late(extended.filter_map(|(item, _)| item.lease.as_ref()).map(|(id, _)| *id))
+        state
+            .book
+            .extended(&reports.extensions, answers, tells_started, Instant::now());
+        let extended = reports
+            .extensions
+            .iter()
+            .zip(answers)
+            .filter(|(_, answer)| answer.status == ItemStatus::Ok);
+        state.take_late(
+            extended
+                .filter_map(|(item, _)| item.lease.as_ref())
+                .map(|(id, _)| *id),
+        )
     }
 }
 

@@ -1,16 +1,19 @@
-//! Shared sessions: those without a stream. Their books are in Redis, and any process serves each call.
+//! Shared sessions: those without a stream. Their books are in Redis, and any process serves each
+//! call.
 //!
-//! A call reads the session, does its work in the shards, and then notes the outcome in the book. The book decides
-//! nothing: leases are in the shards, and `lua/session_end.lua` leaves a lease alone that has another deadline than the
-//! book. So a step that is missing costs little. The crash windows:
+//! A call reads the session, does its work in the shards, and then notes the outcome in the book.
+//! The book decides nothing: leases are in the shards, and `lua/session_end.lua` leaves a lease
+//! alone that has another deadline than the book. So a step that is missing costs little. The crash
+//! windows:
 //!
-//! - between a claim and its note, or when the session has ended meanwhile: the leases are undelivered, and run out or
-//!   go back at no cost;
-//! - between a note and the answer: the tasks count as in hand until their leases run out, until the session ends, or
-//!   until the worker goes on with the session and names what it holds;
-//! - between a report and its note: the tasks count as in hand for as long. An extended lease has another deadline than
-//!   the book, so the end of the session leaves it, and it runs out;
-//! - in the middle of an end: the session is due again after [`END_AGAIN`], and another process ends it once more.
+//! - between a claim and its note, or when the session has ended meanwhile: the leases are
+//!   undelivered, and run out or go back at no cost;
+//! - between a note and the answer: the tasks count as in hand until their leases run out, until
+//!   the session ends, or until the worker goes on with the session and names what it holds;
+//! - between a report and its note: the tasks count as in hand for as long. An extended lease has
+//!   another deadline than the book, so the end of the session leaves it, and it runs out;
+//! - in the middle of an end: the session is due again after [`END_AGAIN`], and another process
+//!   ends it once more.
 
 use std::{
     collections::HashSet,
@@ -36,12 +39,12 @@ use super::{
 };
 use crate::{
     model::{
-        GetTasks, ItemAnswer, ItemStatus, LeasedTask, Pending, QueueName, SessionCall, SessionClosed, TaskId,
-        TasksReported,
+        GetTasks, ItemAnswer, ItemStatus, LeasedTask, Pending, QueueName, SessionCall,
+        SessionClosed, TaskId, TasksReported,
     },
     queue::{
-        self, SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedSession, SharedWish,
-        Started,
+        self, SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes,
+        SharedSession, SharedWish, Started,
     },
     runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
@@ -49,37 +52,49 @@ use crate::{
 
 /// How often a process looks for sessions that are due, in a slot with sessions.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often it looks in a slot without sessions that it knows of: another process may have opened one, and died.
+/// How often it looks in a slot without sessions that it knows of: another process may have opened
+/// one, and died.
 const LOOK_IDLE: Duration = Duration::from_secs(10);
 /// When another process goes on with the end of a session.
 const END_AGAIN: Duration = Duration::from_secs(5);
 /// How often a call claims anew because other calls of its session were faster.
 const CLAIMS: usize = 5;
-/// The longest that a call waits without a sign of life. By its answer it hears of a surrender at another process.
+/// The longest that a call waits without a sign of life. By its answer it hears of a surrender at
+/// another process.
 const LONGEST_BEAT: Duration = Duration::from_secs(5);
-/// How long a sign of life may take. After that, or an error, the call leaves tasks to others: nobody could note them.
+/// How long a sign of life may take. After that, or an error, the call leaves tasks to others:
+/// nobody could note them.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
 /// How often the call asks then whether Redis answers again.
 const BEAT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Ends sessions that are due, whichever process opened them.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
-    supervisor.spawn_loop("tasks/shared_sessions", handle.clone(), |handle, cx| async move {
-        let mut slots = [Slot { next: Instant::now(), was_away: true }; SESSION_SLOTS as usize];
-        while cx.pause(LOOK_EVERY).await {
-            let looks = (0..SESSION_SLOTS).zip(&mut slots).map(|(number, slot)| handle.look_at(number, slot));
-            future::join_all(looks).await;
-            cx.beat();
-        }
-    });
+    supervisor.spawn_loop(
+        "tasks/shared_sessions",
+        handle.clone(),
+        |handle, cx| async move {
+            let mut slots = [Slot {
+                next: Instant::now(),
+                was_away: true,
+            }; SESSION_SLOTS as usize];
+            while cx.pause(LOOK_EVERY).await {
+                let looks = (0..SESSION_SLOTS)
+                    .zip(&mut slots)
+                    .map(|(number, slot)| handle.look_at(number, slot));
+                future::join_all(looks).await;
+                cx.beat();
+            }
+        },
+    );
 }
 
 /// A process's looks at a slot.
 #[derive(Clone, Copy)]
 struct Slot {
     next: Instant,
-    /// The process has not looked yet, or Redis did not answer the last look. It may have answered no worker either, so
-    /// who is silent is not known yet.
+    /// The process has not looked yet, or Redis did not answer the last look. It may have answered
+    /// no worker either, so who is silent is not known yet.
     was_away: bool,
 }
 
@@ -102,7 +117,10 @@ impl Shared {
     }
 
     fn pending(&self) -> Pending {
-        Pending { demand: self.called.demand, in_hand: self.called.in_hand }
+        Pending {
+            demand: self.called.demand,
+            in_hand: self.called.in_hand,
+        }
     }
 }
 
@@ -116,15 +134,41 @@ pub struct SharedTasks {
 
 impl Handle {
     /// A call of a session, and its plan.
-    async fn called(&self, call: &SessionCall, wish: SharedWish, started: &[TaskId]) -> Result<Shared, Error> {
+    async fn called(
+        &self,
+        call: &SessionCall,
+        wish: SharedWish,
+        started: &[TaskId],
+    ) -> Result<Shared, Error> {
         let session = named(&worker(&call.worker)?, &call.session)?;
         let called = self.call(&session, wish, started).await?;
-        let Written { queues: names, timeout_ms, tells_started, lease_ms, max_bytes } = Written::read(&called.plan)?;
+        let Written {
+            queues: names,
+            timeout_ms,
+            tells_started,
+            lease_ms,
+            max_bytes,
+        } = Written::read(&called.plan)?;
         let (worker, lease_duration) = (call.worker.clone(), lease_ms.map(Duration::from_millis));
-        let (claim, _) = self.claim(&GetTasks { worker, lease_duration, max_bytes, ..GetTasks::default() })?;
+        let (claim, _) = self.claim(&GetTasks {
+            worker,
+            lease_duration,
+            max_bytes,
+            ..GetTasks::default()
+        })?;
         let (queues, timeout) = (queues(&names)?, Duration::from_millis(timeout_ms));
-        let plan = Plan { queues, claim, timeout, tells_started, keep_leases: false };
-        Ok(Shared { session, plan, called })
+        let plan = Plan {
+            queues,
+            claim,
+            timeout,
+            tells_started,
+            keep_leases: false,
+        };
+        Ok(Shared {
+            session,
+            plan,
+            called,
+        })
     }
 
     pub(super) async fn call(
@@ -134,8 +178,14 @@ impl Handle {
         started: &[TaskId],
     ) -> Result<SharedCalled, Error> {
         let limits = &self.settings.limits;
-        let limits = SharedLimits { session: limits.max_session_tasks, worker: limits.max_worker_tasks };
-        let called = self.queue.call_shared(session, wish, limits, started).await?;
+        let limits = SharedLimits {
+            session: limits.max_session_tasks,
+            worker: limits.max_worker_tasks,
+        };
+        let called = self
+            .queue
+            .call_shared(session, wish, limits, started)
+            .await?;
         called.ok_or_else(|| Error::NoSession(session.id.to_string()))
     }
 
@@ -151,13 +201,14 @@ impl Handle {
     /// Adds to the demand of a session.
     pub async fn want_shared(&self, call: &SessionCall, want: u32) -> Result<Shared, Error> {
         let mut shared = self.called(call, SharedWish::More(want), &[]).await?;
-        self.want_rest(&shared.session, want, &mut shared.called).await?;
+        self.want_rest(&shared.session, want, &mut shared.called)
+            .await?;
         Ok(shared)
     }
 
-    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
-    /// `room` finds room for an answer of so many bytes; an error gives the tasks back before the session's book has
-    /// them.
+    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back
+    /// what it leased. `room` finds room for an answer of so many bytes; an error gives the tasks
+    /// back before the session's book has them.
     pub async fn next_shared<R>(
         &self,
         mut shared: Shared,
@@ -169,29 +220,60 @@ impl Handle {
         for _ in 0..CLAIMS {
             let leases = self.claim_shared(&mut shared, deadline).await?;
             if leases.tasks.is_empty() {
-                // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
+                // Nobody can read the tasks of these leases. They run out, and at last the tasks
+                // are dead.
                 leases.deliver();
                 break;
             }
             let room = room(leases.tasks.iter().map(LeasedTask::weight).sum())?;
-            let started = if shared.plan.tells_started { Started::No } else { Started::Perhaps };
-            match self.queue.hold_shared(&shared.session, &leases.tasks, started).await? {
+            let started = if shared.plan.tells_started {
+                Started::No
+            } else {
+                Started::Perhaps
+            };
+            match self
+                .queue
+                .hold_shared(&shared.session, &leases.tasks, started)
+                .await?
+            {
                 SharedHold::Held { demand, in_hand } => {
                     let pending = Pending { demand, in_hand };
-                    return Ok((SharedTasks { leases, granted, pending }, Some(room)));
+                    return Ok((
+                        SharedTasks {
+                            leases,
+                            granted,
+                            pending,
+                        },
+                        Some(room),
+                    ));
                 }
-                // Another call of the session was faster, or surrendered. The leases go back at no cost.
+                // Another call of the session was faster, or surrendered. The leases go back at no
+                // cost.
                 SharedHold::TooMany { demand } => shared.called.demand = demand,
                 SharedHold::Over => return Err(Error::NoSession(shared.session.id.to_string())),
             }
         }
-        Ok((SharedTasks { leases: Leases::default(), granted, pending: shared.pending() }, None))
+        Ok((
+            SharedTasks {
+                leases: Leases::default(),
+                granted,
+                pending: shared.pending(),
+            },
+            None,
+        ))
     }
 
     /// Claims for a session, and keeps it alive meanwhile.
     async fn claim_shared(&self, shared: &mut Shared, deadline: Instant) -> Result<Leases, Error> {
-        let Shared { session, plan, called } = shared;
-        let (demand, max_items) = (AtomicU32::new(called.demand), self.settings.limits.max_items);
+        let Shared {
+            session,
+            plan,
+            called,
+        } = shared;
+        let (demand, max_items) = (
+            AtomicU32::new(called.demand),
+            self.settings.limits.max_items,
+        );
         let claim = || {
             let mut claim = plan.claim.clone();
             claim.max_tasks = (demand.load(Ordering::Relaxed) as usize).clamp(1, max_items);
@@ -228,10 +310,22 @@ impl Handle {
     }
 
     /// A sign of life of a call that waits. Answers the error, if Redis did not answer.
-    async fn beat(&self, session: &SharedSession, called: &mut SharedCalled) -> Result<Option<queue::Error>, Error> {
-        let error = match timeout(ANSWERED_WITHIN, self.call(session, SharedWish::More(0), &[])).await {
+    async fn beat(
+        &self,
+        session: &SharedSession,
+        called: &mut SharedCalled,
+    ) -> Result<Option<queue::Error>, Error> {
+        let error = match timeout(
+            ANSWERED_WITHIN,
+            self.call(session, SharedWish::More(0), &[]),
+        )
+        .await
+        {
             Ok(Ok(answer)) => {
-                *called = SharedCalled { plan: Vec::new(), ..answer };
+                *called = SharedCalled {
+                    plan: Vec::new(),
+                    ..answer
+                };
                 return Ok(None);
             }
             Ok(Err(Error::Unavailable(error))) => error,
@@ -249,7 +343,11 @@ impl Handle {
     }
 
     /// Says that the worker lives, and which tasks it has started; answers its tasks.
-    pub async fn live_shared(&self, call: &SessionCall, started: &[String]) -> Result<(Shared, Pending), Error> {
+    pub async fn live_shared(
+        &self,
+        call: &SessionCall,
+        started: &[String],
+    ) -> Result<(Shared, Pending), Error> {
         let started: Vec<TaskId> = started.iter().filter_map(|id| id.parse().ok()).collect();
         let shared = self.called(call, SharedWish::More(0), &started).await?;
         let pending = shared.pending();
@@ -269,7 +367,9 @@ impl Handle {
         ended(&reports.completions, &answer.completions, &mut notes);
         ended(&reports.rejections, &answer.rejections, &mut notes);
         for (item, answer) in reports.extensions.iter().zip(&answer.extensions) {
-            let Some((id, token)) = item.lease.clone() else { continue };
+            let Some((id, token)) = item.lease.clone() else {
+                continue;
+            };
             match (answer.status, answer.lease_expires_unix_ms) {
                 (ItemStatus::Ok, Some(deadline)) => {
                     // It is for leases that came by another way.
@@ -284,10 +384,18 @@ impl Handle {
                 _ => {}
             }
         }
-        // The session may have ended meanwhile. The reports count all the same, and its next call hears of the end.
-        let noted = self.queue.note_shared(&shared.session, &notes).await?.unwrap_or_default();
+        // The session may have ended meanwhile. The reports count all the same, and its next call
+        // hears of the end.
+        let noted = self
+            .queue
+            .note_shared(&shared.session, &notes)
+            .await?
+            .unwrap_or_default();
         answer.counted = noted.counted;
-        answer.pending = Pending { demand: noted.demand, in_hand: noted.in_hand };
+        answer.pending = Pending {
+            demand: noted.demand,
+            in_hand: noted.in_hand,
+        };
         Ok(answer)
     }
 
@@ -298,15 +406,17 @@ impl Handle {
         closed.ok_or_else(|| Error::NoSession(session.id.to_string()))
     }
 
-    /// Ends a session: first its leases, then its book, so that any process may go on with the end. `None`: there is
-    /// none, or its worker lives.
+    /// Ends a session: first its leases, then its book, so that any process may go on with the end.
+    /// `None`: there is none, or its worker lives.
     pub(super) async fn end_shared(
         &self,
         session: &SharedSession,
         why: SessionEnd,
     ) -> Result<Option<SessionClosed>, Error> {
         let only_due = why == SessionEnd::Silent;
-        let Some(leases) = self.queue.end_shared(session, only_due, END_AGAIN).await? else { return Ok(None) };
+        let Some(leases) = self.queue.end_shared(session, only_due, END_AGAIN).await? else {
+            return Ok(None);
+        };
         let ended = self.end_leases(leases, reason(why)).await;
         // Otherwise it is due again.
         if ended.is_whole {
@@ -314,7 +424,10 @@ impl Handle {
             metrics::session_ended(why);
         }
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Ok(Some(SessionClosed { offered: count(ended.offered), failed: count(ended.failed) }))
+        Ok(Some(SessionClosed {
+            offered: count(ended.offered),
+            failed: count(ended.failed),
+        }))
     }
 
     /// Looks at a slot, if it is time for it.
@@ -324,12 +437,19 @@ impl Handle {
         }
         let asked = Instant::now();
         let looked = self.queue.due_shared(number, LONGEST_TIMEOUT).await;
-        let was_away = std::mem::replace(&mut slot.was_away, looked.is_err()) || asked.elapsed() >= SHORTEST_TIMEOUT;
+        let was_away = std::mem::replace(&mut slot.was_away, looked.is_err())
+            || asked.elapsed() >= SHORTEST_TIMEOUT;
         let wait = match looked {
-            Ok(SharedDue { next: wait, dead, due }) => {
+            Ok(SharedDue {
+                next: wait,
+                dead,
+                due,
+            }) => {
                 for process in dead {
                     if let Err(error) = self.queue.forget_allotments(number, &process).await {
-                        tracing::debug!("cannot remove the allotments of a process that died: {error}");
+                        tracing::debug!(
+                            "cannot remove the allotments of a process that died: {error}"
+                        );
                     }
                 }
                 let ends = due.iter().map(|session| async move {
@@ -338,7 +458,11 @@ impl Handle {
                         false => self.end_shared(session, SessionEnd::Silent).await.map(drop),
                     }
                 });
-                for error in future::join_all(ends).await.into_iter().filter_map(Result::err) {
+                for error in future::join_all(ends)
+                    .await
+                    .into_iter()
+                    .filter_map(Result::err)
+                {
                     tracing::warn!("could not end a session whose worker is silent: {error}");
                 }
                 wait.map_or(LOOK_IDLE, |wait| wait.clamp(LOOK_EVERY, LOOK_IDLE))
@@ -358,8 +482,14 @@ fn is_final(status: ItemStatus) -> bool {
 }
 
 fn ended(items: &[Reported<()>], answers: &[ItemAnswer], notes: &mut SharedNotes) {
-    for (item, answer) in items.iter().zip(answers).filter(|(_, answer)| is_final(answer.status)) {
+    for (item, answer) in items
+        .iter()
+        .zip(answers)
+        .filter(|(_, answer)| is_final(answer.status))
+    {
         let lease = item.lease.clone();
-        notes.ended.extend(lease.map(|(id, token)| (id, token, answer.status == ItemStatus::Ok)));
+        notes
+            .ended
+            .extend(lease.map(|(id, token)| (id, token, answer.status == ItemStatus::Ok)));
     }
 }

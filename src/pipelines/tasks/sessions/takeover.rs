@@ -1,13 +1,14 @@
 //! Takeovers: a session ends the sessions of its worker that were opened before it.
 //!
-//! The id of a session is a UUIDv7, its time by Redis's clock, and so gives all sessions of a worker one order, in all
-//! processes. Of two takeovers at the same time the later one by that order stays, whichever hears of the other first,
-//! and a session that was opened behind a takeover does not end by a message that is late. Where the clocks of two
-//! processes differ, an earlier session by this order may come later: the process of the later one then says again
-//! that it took over, and the earlier one ends.
+//! The id of a session is a UUIDv7, its time by Redis's clock, and so gives all sessions of a
+//! worker one order, in all processes. Of two takeovers at the same time the later one by that
+//! order stays, whichever hears of the other first, and a session that was opened behind a takeover
+//! does not end by a message that is late. Where the clocks of two processes differ, an earlier
+//! session by this order may come later: the process of the later one then says again that it took
+//! over, and the earlier one ends.
 //!
-//! Processes tell each other by a message that may get lost, so a takeover is told again a few times. Where all of
-//! these are lost, the old sessions end when their worker is silent.
+//! Processes tell each other by a message that may get lost, so a takeover is told again a few
+//! times. Where all of these are lost, the old sessions end when their worker is silent.
 
 use std::time::Instant;
 
@@ -31,8 +32,9 @@ impl Handle {
         }
     }
 
-    /// The session ends the earlier ones of its worker, here and in other processes, and those without a stream; also
-    /// if its caller waits no longer: the sessions that end must give back what they have.
+    /// The session ends the earlier ones of its worker, here and in other processes, and those
+    /// without a stream; also if its caller waits no longer: the sessions that end must give back
+    /// what they have.
     pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
         let (handle, worker) = (self.clone(), worker.clone());
         let takes_over = self.sessions.streams.spawn(async move {
@@ -40,17 +42,23 @@ impl Handle {
             handle.tell_takeover(&worker, session).await;
             handle.take_over_shared(&worker, session).await
         });
-        takes_over.await.unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
+        takes_over
+            .await
+            .unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
     }
 
-    /// Hears that a session took over, here or elsewhere. It does not wait: a Redis that hangs must not hold up the
-    /// notices about other workers.
+    /// Hears that a session took over, here or elsewhere. It does not wait: a Redis that hangs must
+    /// not hold up the notices about other workers.
     pub(super) fn hear_takeover(&self, worker: WorkerName, session: Uuid) {
         self.sessions.heard.hear(session);
         let handle = self.clone();
         self.sessions.streams.spawn(async move {
             handle.end_earlier(&worker, session).await;
-            let later = handle.sessions.of_worker(&worker).into_iter().rfind(|other| other.took_over());
+            let later = handle
+                .sessions
+                .of_worker(&worker)
+                .into_iter()
+                .rfind(|other| other.took_over());
             if let Some(later) = later.filter(|later| ends(later.id, session)) {
                 // The one that took over may have no stream: then no process ends it.
                 handle.tell_again(&worker, later.id).await;
@@ -58,16 +66,22 @@ impl Handle {
         });
     }
 
-    /// Tells takeovers again where it is time. It waits for none: a Redis that hangs must not hold up the sessions of
-    /// other workers.
+    /// Tells takeovers again where it is time. It waits for none: a Redis that hangs must not hold
+    /// up the sessions of other workers.
     pub(super) fn tell_takeovers_again(&self, now: Instant) {
-        let of_streams = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
+        let of_streams = self
+            .sessions
+            .all()
+            .into_iter()
+            .filter(|session| session.tells_takeover_again(now));
         let of_streams = of_streams.map(|session| (session.worker.clone(), session.id));
-        // Ids do not say for sure which session came last, and Redis may not have answered: this ends shared sessions
-        // of the worker again, too.
+        // Ids do not say for sure which session came last, and Redis may not have answered: this
+        // ends shared sessions of the worker again, too.
         for (worker, session) in of_streams.chain(self.sessions.told.due(now)) {
             let handle = self.clone();
-            self.sessions.streams.spawn(async move { handle.tell_again(&worker, session).await });
+            self.sessions
+                .streams
+                .spawn(async move { handle.tell_again(&worker, session).await });
         }
     }
 
@@ -81,12 +95,19 @@ impl Handle {
     async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
         let mut earlier = self.sessions.of_worker(worker);
         earlier.retain(|other| ends(session, other.id));
-        future::join_all(earlier.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
+        future::join_all(
+            earlier
+                .iter()
+                .map(|other| self.end_session(other, SessionEnd::TakenOver)),
+        )
+        .await;
     }
 
     async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
         if let Err(error) = self.queue.tell_takeover(worker, session).await {
-            tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
+            tracing::warn!(
+                "could not tell other processes that a session of {worker} takes over: {error}"
+            );
         }
     }
 }

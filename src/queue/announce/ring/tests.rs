@@ -4,7 +4,12 @@ use super::*;
 use crate::model::QueueName;
 
 fn event(status: TaskStatus, at_unix_ms: i64) -> TaskEvent {
-    TaskEvent { id: TaskId::new(), queue: QueueName::new("q").unwrap(), status, at_unix_ms }
+    TaskEvent {
+        id: TaskId::new(),
+        queue: QueueName::new("q").unwrap(),
+        status,
+        at_unix_ms,
+    }
 }
 
 fn queued(at_unix_ms: i64) -> TaskEvent {
@@ -41,8 +46,15 @@ fn events_wait_for_earlier_ones_and_all_watchers_see_the_same_order() {
     ring.tell(vec![queued(35)], now + HOLD);
     assert_eq!(read(&ring, &mut first, now + HOLD), Ok(vec![]));
     assert_eq!(read(&ring, &mut first, now + 2 * HOLD), Ok(vec![35, 40]));
-    assert_eq!(read(&ring, &mut second, now + 2 * HOLD), Ok(vec![35]), "from its beginning on");
-    assert!(matches!(ring.read(&mut first, now + 2 * HOLD), Ok(Found::Nothing)));
+    assert_eq!(
+        read(&ring, &mut second, now + 2 * HOLD),
+        Ok(vec![35]),
+        "from its beginning on"
+    );
+    assert!(matches!(
+        ring.read(&mut first, now + 2 * HOLD),
+        Ok(Found::Nothing)
+    ));
     ring.gap();
     assert_eq!(read(&ring, &mut first, now + 2 * HOLD), Ok(vec![-1]));
 }
@@ -60,9 +72,16 @@ fn a_watcher_goes_on_behind_an_event_that_was_told_or_is_held() {
     let mut of_held = ring.behind(&held.event_id()).unwrap();
     assert_eq!(read(&ring, &mut of_told, later), Ok(vec![11, 12, 20, 21]));
     assert_eq!(read(&ring, &mut of_held, later), Ok(vec![21]));
-    assert_eq!(ring.behind(&old.event_id()), None, "what followed it may be missing");
+    assert_eq!(
+        ring.behind(&old.event_id()),
+        None,
+        "what followed it may be missing"
+    );
     assert_eq!(ring.behind(&queued(10).event_id()), None);
-    assert_eq!(read(&ring, &mut ring.behind(&held.event_id()).unwrap(), later), Ok(vec![21]));
+    assert_eq!(
+        read(&ring, &mut ring.behind(&held.event_id()).unwrap(), later),
+        Ok(vec![21])
+    );
 }
 
 #[test]
@@ -70,29 +89,62 @@ fn what_was_told_before_is_not_told_again() {
     let (ring, now) = ring();
     let mut place = ring.end();
     let (task, done) = (queued(1), event(TaskStatus::Completed, 5));
-    let of = |id: TaskId, status, at_unix_ms| TaskEvent { id, status, at_unix_ms, ..task.clone() };
-    ring.tell(vec![task.clone(), of(task.id, TaskStatus::Queued, 2), done.clone()], now);
-    ring.tell(vec![of(done.id, TaskStatus::Assigned, 4), of(task.id, TaskStatus::Assigned, 6)], now);
+    let of = |id: TaskId, status, at_unix_ms| TaskEvent {
+        id,
+        status,
+        at_unix_ms,
+        ..task.clone()
+    };
+    ring.tell(
+        vec![
+            task.clone(),
+            of(task.id, TaskStatus::Queued, 2),
+            done.clone(),
+        ],
+        now,
+    );
+    ring.tell(
+        vec![
+            of(done.id, TaskStatus::Assigned, 4),
+            of(task.id, TaskStatus::Assigned, 6),
+        ],
+        now,
+    );
     assert_eq!(read(&ring, &mut place, now + HOLD), Ok(vec![1, 5, 6]));
     for n in 0..KNOWN {
         ring.tell(vec![queued(7 + i64::try_from(n).unwrap())], now + HOLD);
     }
     ring.tell(vec![of(task.id, TaskStatus::Assigned, 7)], now + HOLD);
-    assert_eq!(read(&ring, &mut place, now + 2 * HOLD).unwrap().len(), KNOWN + 1, "it is forgotten in the end");
+    assert_eq!(
+        read(&ring, &mut place, now + 2 * HOLD).unwrap().len(),
+        KNOWN + 1,
+        "it is forgotten in the end"
+    );
 }
 
 #[test]
 fn an_earlier_status_that_comes_behind_a_told_one_is_not_told() {
     let (ring, now) = ring();
     let mut place = ring.end();
-    let [in_order, too_late] = [event(TaskStatus::Assigned, 4), event(TaskStatus::Assigned, 4)];
-    let of = |task: &TaskEvent, at_unix_ms| TaskEvent { status: TaskStatus::Queued, at_unix_ms, ..task.clone() };
+    let [in_order, too_late] = [
+        event(TaskStatus::Assigned, 4),
+        event(TaskStatus::Assigned, 4),
+    ];
+    let of = |task: &TaskEvent, at_unix_ms| TaskEvent {
+        status: TaskStatus::Queued,
+        at_unix_ms,
+        ..task.clone()
+    };
     ring.tell(vec![in_order.clone(), too_late.clone()], now);
     ring.tell(vec![of(&in_order, 3)], now);
     assert_eq!(read(&ring, &mut place, now + HOLD), Ok(vec![3, 4, 4]));
     ring.tell(vec![of(&too_late, 4)], now + HOLD);
     ring.tell(vec![of(&in_order, 5)], now + HOLD);
-    assert_eq!(read(&ring, &mut place, now + 2 * HOLD), Ok(vec![5]), "a task that is queued again");
+    assert_eq!(
+        read(&ring, &mut place, now + 2 * HOLD),
+        Ok(vec![5]),
+        "a task that is queued again"
+    );
 }
 
 #[test]
@@ -104,7 +156,11 @@ fn a_watcher_whose_next_event_was_dropped_is_too_slow_and_one_that_reads_is_not(
         let now = now + n * 2 * HOLD;
         let is_cut = count > ROOM;
         let mut place = stays;
-        assert_eq!(ring.read(&mut place, now).is_err(), is_cut, "{count} events");
+        assert_eq!(
+            ring.read(&mut place, now).is_err(),
+            is_cut,
+            "{count} events"
+        );
         ring.tell((0..500).map(|_| queued(1)).collect(), now);
         let read = read(&ring, &mut reads, now + HOLD).unwrap();
         assert_eq!(read.len(), 500);
@@ -113,16 +169,28 @@ fn a_watcher_whose_next_event_was_dropped_is_too_slow_and_one_that_reads_is_not(
     assert_eq!(read(&ring, &mut stays, now + 60 * HOLD), Err(TooSlow));
     assert_eq!(ring.total.events(), ROOM);
     // More than there is room for to wait: the earlier ones do not wait on.
-    ring.tell((0..=i64::try_from(ROOM).unwrap()).rev().map(queued).collect(), now + 60 * HOLD);
+    ring.tell(
+        (0..=i64::try_from(ROOM).unwrap())
+            .rev()
+            .map(queued)
+            .collect(),
+        now + 60 * HOLD,
+    );
     let early = read(&ring, &mut reads, now + 60 * HOLD).unwrap();
-    assert!(early.len() >= ROOM / 2 && early.is_sorted() && early[0] == 1, "{}", early.len());
+    assert!(
+        early.len() >= ROOM / 2 && early.is_sorted() && early[0] == 1,
+        "{}",
+        early.len()
+    );
     assert!(ring.total.events() <= 2 * ROOM);
 }
 
 #[test]
 fn all_rings_together_have_a_bound() {
     let (total, now) = (Arc::<Total>::default(), Instant::now());
-    let rings: Vec<Ring> = (0..2 * ROOM_OF_ALL / ROOM).map(|_| Ring::new(Arc::clone(&total))).collect();
+    let rings: Vec<Ring> = (0..2 * ROOM_OF_ALL / ROOM)
+        .map(|_| Ring::new(Arc::clone(&total)))
+        .collect();
     for n in 0..ROOM / 500 {
         let now = now + u32::try_from(n).unwrap() * 2 * HOLD;
         for ring in &rings {
@@ -130,11 +198,26 @@ fn all_rings_together_have_a_bound() {
         }
     }
     let share = ROOM_OF_ALL / rings.len();
-    assert!(total.is_crowded() && total.events() <= ROOM_OF_ALL + rings.len() * 1_000, "{}", total.events());
+    assert!(
+        total.is_crowded() && total.events() <= ROOM_OF_ALL + rings.len() * 1_000,
+        "{}",
+        total.events()
+    );
     rings.iter().for_each(Ring::shrink);
-    assert!(!total.is_crowded(), "{} events, a share is {share}", total.events());
-    assert!(rings.iter().all(|ring| ring.state.lock().told.capacity() <= share));
+    assert!(
+        !total.is_crowded(),
+        "{} events, a share is {share}",
+        total.events()
+    );
+    assert!(
+        rings
+            .iter()
+            .all(|ring| ring.state.lock().told.capacity() <= share)
+    );
     assert!(size_of::<Word>() <= 64 && size_of::<Held>() <= 80);
     drop(rings);
-    assert_eq!((total.events(), total.rings.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!(
+        (total.events(), total.rings.load(Ordering::Relaxed)),
+        (0, 0)
+    );
 }

@@ -14,16 +14,33 @@ use super::{
 use crate::{
     config::Settings,
     model::{Encoding, KeyHash, LeaseNumber, NewTask, StoredStatus, TaskId, validate},
-    store::{Inserted, KeyOwners as _, NewRow, Settlement, Store as _, Unpublished, sqlite::SqliteStore},
+    store::{
+        Inserted, KeyOwners as _, NewRow, Settlement, Store as _, Unpublished, sqlite::SqliteStore,
+    },
 };
 
 /// Keys in memory before they move.
 const MOST: usize = 50;
 
 fn row(key: u32) -> NewRow {
-    let task = NewTask { queue: "q".into(), key: key.to_string().into(), ..Default::default() };
-    let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-    NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+    let task = NewTask {
+        queue: "q".into(),
+        key: key.to_string().into(),
+        ..Default::default()
+    };
+    let task = validate::task_row(
+        task,
+        TaskId::new(),
+        &Settings::default().task_rules("q"),
+        1,
+        1,
+    )
+    .unwrap();
+    NewRow {
+        task,
+        unpublished: Unpublished::Fresh,
+        due_unix_ms: 0,
+    }
 }
 
 /// The tasks by key, each with the status that the store must tell.
@@ -53,7 +70,10 @@ async fn complete(store: &SqliteStore, key: u32, known: &mut Known) {
     let report = Settlement::Completed {
         id: task.0,
         worker: "w".into(),
-        lease: LeaseNumber { generation: 1, grant: 1 },
+        lease: LeaseNumber {
+            generation: 1,
+            grant: 1,
+        },
         result: "".into(),
         encoding: Encoding::Text,
         attempt: 1,
@@ -74,7 +94,9 @@ fn copy(file: &Path, to: &Path) {
 }
 
 async fn number(store: &SqliteStore, select: &'static str) -> i64 {
-    let count = move |connection: &super::super::Connection| connection.db.query_row(select, (), |row| row.get(0));
+    let count = move |connection: &super::super::Connection| {
+        connection.db.query_row(select, (), |row| row.get(0))
+    };
     store.database().readers.run(count).await.unwrap()
 }
 
@@ -96,7 +118,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Tasks come, some again, are completed and removed, and taskd is killed at any time. No key is ever new twice.
+/// Tasks come, some again, are completed and removed, and taskd is killed at any time. No key is
+/// ever new twice.
 async fn live(steps: Vec<Step>) {
     let (dir, mut known) = (tempfile::tempdir().unwrap(), Known::new());
     let mut file = dir.path().join("first.db");
@@ -120,22 +143,44 @@ async fn live(steps: Vec<Step>) {
     }
     let keys: Vec<_> = known.keys().map(|key| row(*key).task.key_hash).collect();
     let owners = store.key_owners(&keys).await.unwrap();
-    let owners: HashMap<_, _> = owners.into_iter().map(|(hash, id, status)| (hash, (id, status))).collect();
-    assert_eq!(owners, known.iter().map(|(key, owner)| (row(*key).task.key_hash, *owner)).collect());
+    let owners: HashMap<_, _> = owners
+        .into_iter()
+        .map(|(hash, id, status)| (hash, (id, status)))
+        .collect();
+    assert_eq!(
+        owners,
+        known
+            .iter()
+            .map(|(key, owner)| (row(*key).task.key_hash, *owner))
+            .collect()
+    );
     // Without kills the moves come to their ends.
     for at in 0..50 {
         let from = known.len() as u32;
         insert(&store, from..from + 1 + at, &mut known).await;
     }
-    let (seen, all) = (number(&store, "SELECT COUNT(*) FROM seen").await, known.len() as i64);
-    let latest = number(&store, "SELECT COALESCE(SUM(LENGTH(keys)), 0) / 48 FROM new_keys").await;
-    assert!(seen + 4 * MOST as i64 >= all && latest <= 6 * MOST as i64, "{all} keys: {seen} moved, {latest} did not");
+    let (seen, all) = (
+        number(&store, "SELECT COUNT(*) FROM seen").await,
+        known.len() as i64,
+    );
+    let latest = number(
+        &store,
+        "SELECT COALESCE(SUM(LENGTH(keys)), 0) / 48 FROM new_keys",
+    )
+    .await;
+    assert!(
+        seen + 4 * MOST as i64 >= all && latest <= 6 * MOST as i64,
+        "{all} keys: {seen} moved, {latest} did not"
+    );
 }
 
 #[test]
 fn a_key_stays_known_wherever_it_is_and_whenever_taskd_is_killed() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let mut runner = TestRunner::new(Config { cases: 24, ..Config::default() });
+    let mut runner = TestRunner::new(Config {
+        cases: 24,
+        ..Config::default()
+    });
     let lives = proptest::collection::vec(step(), 100..200);
     let run = |steps| {
         runtime.block_on(live(steps));
@@ -157,7 +202,10 @@ async fn processes_that_share_a_file_know_the_keys_of_each_other() {
         let keys = [row(turn * 10 + 14).task.key_hash];
         for store in &stores {
             let id = known[&(turn * 10 + 14)].0;
-            assert_eq!(store.key_owners(&keys).await.unwrap(), [(keys[0], id, StoredStatus::Unfinished)]);
+            assert_eq!(
+                store.key_owners(&keys).await.unwrap(),
+                [(keys[0], id, StoredStatus::Unfinished)]
+            );
         }
     }
     insert(&stores[0], 0..600, &mut known).await;
@@ -175,7 +223,12 @@ async fn a_key_without_a_task_is_free() {
             insert(&store, 1..20 * MOST as u32, &mut known).await;
         }
         let rival = rusqlite::Connection::open(&file).unwrap();
-        rival.execute("DELETE FROM tasks WHERE id = ?", [&known[&0].0.as_bytes()[..]]).unwrap();
+        rival
+            .execute(
+                "DELETE FROM tasks WHERE id = ?",
+                [&known[&0].0.as_bytes()[..]],
+            )
+            .unwrap();
         known.remove(&0);
         assert_eq!(store.key_owners(&[row(0).task.key_hash]).await.unwrap(), []);
     }
@@ -204,7 +257,10 @@ async fn short_lives_do_not_leave_ever_more_keys_in_memory() {
 #[test]
 fn the_row_of_an_undone_transaction_is_not_the_last_one() {
     let db = rusqlite::Connection::open_in_memory().unwrap();
-    db.execute_batch("CREATE TABLE new_keys (seq INTEGER NOT NULL PRIMARY KEY, keys BLOB NOT NULL)").unwrap();
+    db.execute_batch(
+        "CREATE TABLE new_keys (seq INTEGER NOT NULL PRIMARY KEY, keys BLOB NOT NULL)",
+    )
+    .unwrap();
     let latest = Arc::default();
     let mut keys = Keys::new(&latest, Filter::default(), MOST);
     let pair = |key| (row(key).task.key_hash, TaskId::new());
@@ -218,7 +274,12 @@ fn the_row_of_an_undone_transaction_is_not_the_last_one() {
     db.execute_batch("ROLLBACK TO second; COMMIT").unwrap();
     keys.committed();
     let last = latest.read().last_row;
-    assert_eq!(last, db.query_row("SELECT MAX(seq) FROM new_keys", (), |row| row.get::<_, i64>(0)).unwrap());
+    assert_eq!(
+        last,
+        db.query_row("SELECT MAX(seq) FROM new_keys", (), |row| row
+            .get::<_, i64>(0))
+            .unwrap()
+    );
     let recent = keys.recent(&[pair(1).0, pair(2).0]);
     assert_eq!((recent.owners.len(), recent.others.len()), (1, 1));
 }
@@ -229,13 +290,20 @@ async fn a_new_key_is_new_also_if_the_filter_takes_it_for_an_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("taskd.db")).await;
     let hashes: Vec<KeyHash> = (0..20).map(|key| row(key).task.key_hash).collect();
-    let hit = Work::new(hashes, |connection: &mut Connection, hashes: &Vec<KeyHash>| {
-        connection.keys.known.add(hashes[..10].iter());
-        let doubtful = connection.keys.recent(hashes).others;
-        ready(Ok(doubtful)).boxed()
-    });
+    let hit = Work::new(
+        hashes,
+        |connection: &mut Connection, hashes: &Vec<KeyHash>| {
+            connection.keys.known.add(hashes[..10].iter());
+            let doubtful = connection.keys.recent(hashes).others;
+            ready(Ok(doubtful)).boxed()
+        },
+    );
     let doubtful = store.database().transact(&hit).await.unwrap();
-    assert_eq!(doubtful.len(), 10, "the filter has the first ten keys, and no others");
+    assert_eq!(
+        doubtful.len(),
+        10,
+        "the filter has the first ten keys, and no others"
+    );
     let mut known = Known::new();
     insert(&store, 0..20, &mut known).await;
     // Each key is known once it has a task.
