@@ -511,7 +511,7 @@ mod tests {
         assert!(
             sizes
                 .into_iter()
-                .zip([1700, 1200, 1600, 3200])
+                .zip([1700, 1300, 1600, 3200])
                 .all(|(size, most)| size <= most),
             "{sizes:?}"
         );
