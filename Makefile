@@ -39,9 +39,10 @@ test: ## Everything that CI checks: format, lints, all tests against real server
 quick: ## Format, lints and the tests that need no more than redis-server and curl: a minute after a change of one file
 	@scripts/install-deps quick
 	@scripts/check-style
+	@scripts/check-commits
 	@scripts/check-dependencies
 	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo test --locked --lib --test it --test session --test worker -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
