@@ -19,14 +19,14 @@ pub trait Dialect {
     const NOW_MS: &'static str;
 
     /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id
-    /// finds both as fast. Where there is one, `results` have the [groups](super::groups) of the
+    /// finds both as fast. Where there is one, `results` have the [groups](super::tasks::groups) of the
     /// ids.
     const NUMBER: Option<&'static str>;
 
     /// The condition that a row of `results` is one of the row of `tasks`.
     const IS_RESULT_OF: &'static str;
 
-    /// The column with the [groups](super::groups) of the ids in this column.
+    /// The column with the [groups](super::tasks::groups) of the ids in this column.
     fn group(id: &str) -> String;
 
     /// The group of an id.

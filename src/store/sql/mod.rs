@@ -31,49 +31,20 @@
 
 mod access;
 mod backend;
-mod batches;
-mod books;
-mod changes;
-mod check;
 mod columns;
-mod counts;
-mod deadlines;
 mod dialect;
-mod events;
-mod expired_keys;
-mod groups;
-mod happened;
-mod history;
-mod holder;
-mod idempotency;
-mod insert;
-mod jobs;
-mod keys;
-mod letter_pages;
-mod letters;
 mod meta;
 mod migrate;
+mod operators;
 mod outbox;
-mod owned;
-mod pages;
-mod pauses;
-mod place;
 #[cfg(test)]
 pub(super) mod plans;
-mod progress;
-mod rebuild;
-mod retention;
 mod retry;
 mod rows;
 mod runner;
-mod search;
 mod session;
-mod settle;
-mod shards;
 mod statement;
 mod tasks;
-mod walk;
-mod wishes;
 
 use std::{sync::Arc, time::Duration};
 
@@ -88,7 +59,16 @@ pub(super) use self::{
     session::{Columns, Recent, Session},
     statement::{Statement, Value},
 };
-use self::{counts::Counts, insert::OldKeys, retry::Outage, runner::Runner};
+use self::{
+    outbox::batches,
+    retry::Outage,
+    runner::Runner,
+    tasks::{
+        counts::Counts,
+        insert::{self, OldKeys},
+        retention, settle,
+    },
+};
 use super::{Inserted, NewRow, Result, Settled, Settlement, Store, Stored};
 use crate::config::EventQueues;
 

@@ -1,0 +1,287 @@
+//! Access tokens and operators' acts.
+//!
+//! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so
+//! changes come one after the other. An act has the id of its call, by which a repeated call knows
+//! that it has taken effect.
+
+use std::{collections::HashSet, num::NonZeroU32};
+
+use async_trait::async_trait;
+use uuid::{Timestamp, Uuid};
+
+use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
+use crate::store::sql::{
+    SqlStore,
+    backend::Backend,
+    meta,
+    rows::{corrupt, number},
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result, Tokens};
+
+const VERSION: &str = "tokens_version";
+/// Old acts that go with a new one.
+const OLD_ACTS: u32 = 2000;
+
+/// The columns of a token and its [`AccessToken`].
+type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
+/// The columns of an [`Act`].
+pub(crate) type ActColumns = (Vec<u8>, String, String, String);
+
+#[async_trait]
+impl<DB: Backend> Tokens for SqlStore<DB> {
+    async fn tokens_version(&self) -> Result<u64> {
+        meta::read(&self.sql, VERSION, VERSION).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
+        const SELECT: &str = "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms \
+             FROM tokens ORDER BY name";
+        let tokens = self.sql.read("tokens", Statement::new(SELECT)).await?;
+        Ok(tokens.into_iter().filter_map(token_or_none).collect())
+    }
+
+    async fn add_token(
+        &self,
+        hash: SecretHash,
+        token: &AccessToken,
+        act: &Act,
+    ) -> Result<AddedToken> {
+        let add = self.sql.run(
+            "add_token",
+            (hash, token.clone(), act.clone()),
+            |session, (hash, token, act)| Box::pin(add(session, hash, token, act)),
+        );
+        add.await
+    }
+
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
+        let revoke = self.sql.run(
+            "revoke_token",
+            (name.to_owned(), act.clone()),
+            |session, (name, act)| Box::pin(revoke(session, name, act)),
+        );
+        revoke.await
+    }
+
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
+        let before = before.unwrap_or(Uuid::max());
+        let acts = Statement::new(
+            "SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?",
+        );
+        self.sql
+            .read("acts", acts.bind(&before).bind(limit))
+            .await?
+            .into_iter()
+            .map(act)
+            .collect()
+    }
+}
+
+/// The token, unless this taskd does not understand it. Such a token gives no right, and takes none
+/// from others.
+fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
+    let name = columns.1.clone();
+    token(columns)
+        .inspect_err(|error| tracing::warn!("the token {name:?} counts for nothing here: {error}"))
+        .ok()
+}
+
+fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
+    let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) =
+        columns;
+    let hash = SecretHash(
+        hash.try_into()
+            .map_err(|_| corrupt("a token's hash has 32 bytes"))?,
+    );
+    let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
+    let worker = (!worker.is_empty())
+        .then(|| WorkerName::stored(&worker))
+        .transpose();
+    let token = AccessToken {
+        name,
+        roles: Roles::from_bits(roles),
+        scope: queues.parse().map_err(corrupt)?,
+        worker: worker.map_err(|error| corrupt(error.to_string()))?,
+        calls_per_second: NonZeroU32::new(number(calls_per_second)?),
+        created_unix_ms,
+        expires_unix_ms: (expires_unix_ms > 0).then_some(expires_unix_ms),
+    };
+    Ok((hash, token))
+}
+
+pub(crate) fn act((id, who, what, target): ActColumns) -> Result<Act> {
+    Ok(Act {
+        id: act_id(&id)?,
+        who,
+        what,
+        target,
+    })
+}
+
+fn act_id(id: &[u8]) -> Result<Uuid> {
+    Uuid::from_slice(id).map_err(|_| corrupt("an act's id is a UUID"))
+}
+
+async fn add<S: Session>(
+    session: &mut S,
+    hash: &SecretHash,
+    token: &AccessToken,
+    act: &Act,
+) -> Result<AddedToken> {
+    meta::raise(session, VERSION).await?;
+    if is_recorded(session, act).await? {
+        return Ok(AddedToken::Yes);
+    }
+    let same =
+        Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(token.name.as_str());
+    if count(session, same).await? > 0 {
+        return Ok(AddedToken::NameTaken);
+    }
+    if count(session, Statement::new("SELECT COUNT(*) FROM tokens")).await?
+        >= i64::from(MOST_TOKENS)
+    {
+        return Ok(AddedToken::NoRoom);
+    }
+    let worker = token
+        .worker
+        .as_ref()
+        .map_or(&[][..], |worker| worker.as_str().as_bytes());
+    let row = [
+        hash.into(),
+        token.name.as_str().into(),
+        token.roles.bits().into(),
+        token.scope.to_string().into(),
+        worker.into(),
+        token.calls_per_second.map_or(0, NonZeroU32::get).into(),
+        token.created_unix_ms.into(),
+        token.expires_unix_ms.unwrap_or(0).into(),
+    ];
+    let insert = Statement::new(
+        "INSERT INTO tokens (hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms)",
+    );
+    session.execute(insert.values([row].into_iter())).await?;
+    record(session, act).await?;
+    Ok(AddedToken::Yes)
+}
+
+async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
+    meta::raise(session, VERSION).await?;
+    if is_recorded(session, act).await? {
+        return Ok(true);
+    }
+    let was_there = session
+        .execute(Statement::new("DELETE FROM tokens WHERE name = ?").bind(name))
+        .await?
+        > 0;
+    if was_there {
+        record(session, act).await?;
+    }
+    Ok(was_there)
+}
+
+pub(crate) async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
+    Ok(count(
+        session,
+        Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id),
+    )
+    .await?
+        > 0)
+}
+
+/// The ids of those acts that are recorded.
+pub(crate) async fn recorded<S: Session>(
+    session: &mut S,
+    acts: impl Iterator<Item = &Act>,
+) -> Result<HashSet<Uuid>> {
+    let (ids, mut recorded) = (acts.map(|act| act.id).collect::<Vec<_>>(), HashSet::new());
+    for ids in lists(&ids) {
+        let found = Statement::new("SELECT id FROM acts WHERE id IN ").list(ids);
+        for (id,) in session.fetch::<(Vec<u8>,)>(found).await? {
+            recorded.insert(act_id(&id)?);
+        }
+    }
+    Ok(recorded)
+}
+
+/// Records an act that is not one of tokens, once.
+pub(crate) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    if is_recorded(session, act).await? {
+        Ok(())
+    } else {
+        record(session, act).await
+    }
+}
+
+/// Records acts, each once.
+pub(crate) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
+    for piece in pieces(acts, |_| 0) {
+        let rows = piece.iter().map(|act| {
+            [
+                (&act.id).into(),
+                act.who.as_str().into(),
+                act.what.as_str().into(),
+                act.target.as_str().into(),
+            ]
+        });
+        let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values(rows);
+        session.execute(insert.sql(&S::keep_first("id"))).await?;
+    }
+    match acts.first() {
+        Some(act) => remove_old(session, act).await,
+        None => Ok(()),
+    }
+}
+
+/// Records an act, and removes those that have been there for long.
+async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    let row = [
+        (&act.id).into(),
+        act.who.as_str().into(),
+        act.what.as_str().into(),
+        act.target.as_str().into(),
+    ];
+    let insert =
+        Statement::new("INSERT INTO acts (id, who, what, target)").values([row].into_iter());
+    session.execute(insert).await?;
+    remove_old(session, act).await
+}
+
+/// Removes acts that have been there for long before this one, a thousand more than a call adds at
+/// most. A job leaves an act for each task, so millions may come of age together.
+async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    let now: Vec<(i64,)> = session
+        .fetch(Statement::new(format!("SELECT {}", S::NOW_MS)))
+        .await?;
+    let now = now
+        .first()
+        .map(|(now,)| *now)
+        .ok_or_else(|| corrupt("no time"))?;
+    // The clock of the act's process may be ahead.
+    let at_ms = act.at_unix_ms().min(now);
+    let old_ms = at_ms
+        .unsigned_abs()
+        .saturating_sub(ACTS_STAY.as_millis() as u64);
+    let mut old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0))
+        .as_bytes()
+        .to_vec();
+    let too_many = Statement::new("SELECT id FROM acts WHERE id < ? ORDER BY id LIMIT 1 OFFSET ?");
+    let too_many: Vec<(Vec<u8>,)> = session
+        .fetch(too_many.bind(&old[..]).bind(OLD_ACTS))
+        .await?;
+    if let Some((first,)) = too_many.into_iter().next() {
+        old = first;
+    }
+    session
+        .execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old[..]))
+        .await
+        .map(drop)
+}
+
+pub(crate) async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
+    let rows: Vec<(i64,)> = session.fetch(statement).await?;
+    rows.first()
+        .map(|(count,)| *count)
+        .ok_or_else(|| corrupt("a count has a row"))
+}

@@ -1,0 +1,146 @@
+//! The counts of the books.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use crate::store::sql::{
+    SqlStore,
+    backend::Backend,
+    dialect::Dialect,
+    outbox::{batches, entries},
+    rows::{corrupt, number, queue_name},
+    runner::Runner,
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+use crate::{
+    model::{QueueName, TaskId},
+    store::{
+        BookStore, Result, Unpublished,
+        books::{COUNTED_AT_ONCE, FRESH_COUNTED, OffBusCounts, TurnedAway, TurnedAwayCounts},
+    },
+};
+
+#[async_trait]
+impl<DB: Backend> BookStore for SqlStore<DB> {
+    async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()> {
+        let add = self
+            .sql
+            .run("add_turned_away", counts.clone(), |session, counts| {
+                Box::pin(add(session, counts))
+            });
+        add.await
+    }
+
+    async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts> {
+        turned_away(&self.sql, queues).await
+    }
+
+    async fn off_bus(&self) -> Result<OffBusCounts> {
+        let mut counts = OffBusCounts::new();
+        count_fresh(&self.sql, &mut counts).await?;
+        count_outbox(&self.sql, &mut counts).await?;
+        Ok(counts)
+    }
+}
+
+/// In the order of queues, in which every transaction takes the rows.
+async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<()> {
+    let counts: Vec<_> = counts.iter().collect();
+    for piece in pieces(&counts, |_| 0) {
+        let rows = piece.iter().map(|((queue, why), count)| {
+            [
+                queue.as_ref().map_or("", QueueName::as_str).into(),
+                (*why as u32).into(),
+                (**count).into(),
+            ]
+        });
+        let add = Statement::new("INSERT INTO turned_away (queue, kind, count)").values(rows);
+        session
+            .execute(add.sql(&S::add("queue, kind", "count")))
+            .await?;
+    }
+    Ok(())
+}
+
+async fn turned_away<DB: Backend>(
+    sql: &Runner<DB>,
+    queues: &[QueueName],
+) -> Result<TurnedAwayCounts> {
+    let (mut names, mut counts) = (vec![""], TurnedAwayCounts::new());
+    names.extend(queues.iter().map(QueueName::as_str));
+    for names in lists(&names) {
+        let found = Statement::new("SELECT queue, kind, count FROM turned_away ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" WHERE queue IN ")
+            .list(names);
+        for (queue, kind, count) in sql.read::<(String, i64, i64)>("turned_away", found).await? {
+            let why = TurnedAway::ALL.into_iter().find(|why| *why as i64 == kind);
+            let why = why.ok_or_else(|| corrupt(format!("turned away by the reason {kind}")))?;
+            let queue = if queue.is_empty() {
+                None
+            } else {
+                Some(queue_name(&queue)?)
+            };
+            counts.insert((queue, why), number(count)?);
+        }
+    }
+    Ok(counts)
+}
+
+/// Counts the tasks of the first unpublished batches.
+async fn count_fresh<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -> Result<()> {
+    const NAME: &str = "off_bus";
+    let due = batches::unpublished(sql, NAME, i64::MIN..=i64::MAX, FRESH_COUNTED).await?;
+    for (queue, count) in batches::waiting_by_queue(sql, NAME, &due).await? {
+        *counts
+            .entry((queue_name(&queue)?, Unpublished::Fresh))
+            .or_default() += number::<u64>(count)?;
+    }
+    Ok(())
+}
+
+/// Counts the outbox along its primary key.
+async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -> Result<()> {
+    let mut after = TaskId::FIRST;
+    loop {
+        let last = last_of_piece(sql, after).await?;
+        for ((queue, state), count) in count_piece(sql, after, last).await? {
+            *counts.entry((queue, state)).or_default() += count;
+        }
+        let Some(last) = last else { return Ok(()) };
+        after = last;
+    }
+}
+
+/// The last row of the piece behind `after`; `None`: the rest is not longer than a piece.
+async fn last_of_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId) -> Result<Option<TaskId>> {
+    let last = Statement::new("SELECT task_id FROM outbox ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE task_id > ? ORDER BY task_id LIMIT 1 OFFSET ?")
+        .bind(&after)
+        .bind(COUNTED_AT_ONCE - 1);
+    Ok(sql.ids("off_bus", last).await?.first().copied())
+}
+
+async fn count_piece<DB: Backend>(
+    sql: &Runner<DB>,
+    after: TaskId,
+    last: Option<TaskId>,
+) -> Result<OffBusCounts> {
+    let last = last.unwrap_or(TaskId::LAST);
+    let count = Statement::new("SELECT queue, state, COUNT(*) FROM outbox ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE task_id > ? AND task_id <= ? GROUP BY queue, state")
+        .bind(&after)
+        .bind(&last);
+    let mut counts = BTreeMap::new();
+    for (queue, state, count) in sql.read::<(String, i64, i64)>("off_bus", count).await? {
+        counts.insert(
+            (queue_name(&queue)?, entries::unpublished(state)?),
+            number(count)?,
+        );
+    }
+    Ok(counts)
+}

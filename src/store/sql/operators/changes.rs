@@ -1,0 +1,508 @@
+//! Changes of live work: the wishes that SQL keeps, and the ends that follow from the queue's
+//! decisions.
+//!
+//! A transaction locks tasks first, in the order of ids. Then one that ends changes reads the
+//! generations of their shards, and keeps them as they are. Wishes come last. A rebuild raises the
+//! generation of a shard in SQL before it opens it in Redis. So a decision of the generation before
+//! either is in SQL before the walk of the rebuild begins, or counts for nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+
+use crate::config::EventQueues;
+use crate::model::{
+    Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue,
+    ShardId, StoredStatus, TaskAct, TaskId, Update,
+};
+use crate::store::sql::{
+    SqlStore,
+    access::tokens,
+    backend::Backend,
+    outbox::{entries, shards},
+    rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
+    session::Session,
+    statement::{Statement, lists},
+    tasks::{counts::Counts, letters, pending},
+};
+use crate::store::{
+    ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn,
+    Wanted,
+};
+
+#[async_trait]
+impl<DB: Backend> Changes for SqlStore<DB> {
+    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>> {
+        let mut owned = Vec::with_capacity(ids.len());
+        for ids in lists(ids) {
+            let found = Statement::new("SELECT id, queue FROM tasks WHERE id IN ").list(ids);
+            for (id, queue) in self
+                .sql
+                .read::<(Vec<u8>, String)>("queues_of", found)
+                .await?
+            {
+                owned.push((task_id(&id)?, queue_name(&queue)?));
+            }
+        }
+        Ok(owned)
+    }
+
+    async fn want(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        at_unix_ms: i64,
+        acts: &[TaskAct],
+    ) -> Result<Vec<Wanted>> {
+        let input = (
+            ids.to_vec(),
+            change.clone(),
+            at_unix_ms,
+            acts.to_vec(),
+            self.event_queues(),
+        );
+        let want = self.sql.run(
+            "want_change",
+            input,
+            |session, (ids, change, at_unix_ms, acts, events)| {
+                Box::pin(want(session, ids, change, *at_unix_ms, acts, events))
+            },
+        );
+        want.await
+    }
+
+    async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
+        self.sql
+            .run("kept_changes", *pages, |session, pages| {
+                Box::pin(kept(session, pages))
+            })
+            .await
+    }
+
+    async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
+        let input = (ended.to_vec(), at_unix_ms, self.event_queues());
+        let end = self.sql.run(
+            "end_changes",
+            input,
+            |session, (ended, at_unix_ms, events)| {
+                Box::pin(end(session, ended, *at_unix_ms, events))
+            },
+        );
+        end.await
+    }
+}
+
+columns! {
+    struct TargetColumns {
+        id: Vec<u8>,
+        key_hash: Vec<u8>,
+        queue: String,
+        shard: i64,
+        replicas: i64,
+        priority: i64,
+        epoch: i64,
+        status: i64,
+        completed: i64,
+        on_bus: i64,
+    }
+}
+
+/// A task that a change is about.
+struct Target {
+    task: ChangingTask,
+    key_hash: KeyHash,
+    status: StoredStatus,
+    completed: u32,
+    /// The task may have a row in the outbox.
+    off_bus: bool,
+}
+
+impl TargetColumns {
+    fn into_target(self) -> Result<Target> {
+        let task = ChangingTask {
+            id: task_id(&self.id)?,
+            shard: ShardId {
+                queue: queue_name(&self.queue)?,
+                number: number(self.shard)?,
+            },
+            replicas: number(self.replicas)?,
+            priority: Priority::from_number(self.priority),
+            epoch: number(self.epoch)?,
+        };
+        let (key_hash, status) = (key_hash(&self.key_hash)?, status(self.status)?);
+        Ok(Target {
+            task,
+            key_hash,
+            status,
+            completed: number(self.completed)?,
+            off_bus: self.on_bus == 0,
+        })
+    }
+}
+
+/// The tasks among `ids`, locked.
+async fn targets<S: Session>(
+    session: &mut S,
+    ids: &BTreeSet<TaskId>,
+) -> Result<HashMap<TaskId, Target>> {
+    let (ids, mut targets) = (Vec::from_iter(ids.iter().copied()), HashMap::new());
+    for ids in lists(&ids) {
+        let found = Statement::new(
+            "SELECT id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus FROM tasks ",
+        )
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+        for columns in session.fetch::<TargetColumns>(found).await? {
+            let target = columns.into_target()?;
+            targets.insert(target.task.id, target);
+        }
+    }
+    Ok(targets)
+}
+
+async fn want<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    change: &Change,
+    now_ms: i64,
+    acts: &[TaskAct],
+    events: &Arc<EventQueues>,
+) -> Result<Vec<Wanted>> {
+    let mut targets = targets(session, &ids.iter().copied().collect()).await?;
+    let (mut reopened, mut counts) = (BTreeSet::new(), Counts::with_events(events));
+    if let Change::Update(update) = change {
+        reopened = store_update(session, &mut targets, update, now_ms, &mut counts).await?;
+    }
+    // Of a requeue SQL keeps the end of the reservation.
+    let (kind, at_unix_ms) = match change {
+        Change::Requeue(Requeue::To {
+            until_unix_ms: Some(until),
+            ..
+        }) => (ChangeKind::Reservation, *until),
+        other => (other.kind(), now_ms),
+    };
+    let mut kept: BTreeMap<TaskId, KeptChange> = BTreeMap::new();
+    for target in targets.values().filter(|target| !target.status.is_final()) {
+        let (task, turn) = (target.task.clone(), entries::new_turn());
+        kept.insert(
+            task.id,
+            KeptChange {
+                task,
+                kind,
+                turn,
+                at_unix_ms,
+                is_second: false,
+            },
+        );
+    }
+    if matches!(kind, ChangeKind::Update | ChangeKind::Reservation) {
+        pending::note_earlier(session, kind, &mut kept, now_ms).await?;
+    }
+    let is_kept =
+        |kept: &&KeptChange| kind != ChangeKind::Requeue && !reopened.contains(&kept.task.id);
+    let rows: Vec<&KeptChange> = kept.values().filter(is_kept).collect();
+    let rows: Vec<_> = rows
+        .into_iter()
+        .map(|kept| (kept.task.id, kept.turn, kept.at_unix_ms))
+        .collect();
+    pending::keep(session, kind, &rows).await?;
+    let acts: Vec<Act> = acts
+        .iter()
+        .filter(|(id, _)| kept.contains_key(id) || reopened.contains(id))
+        .map(|(_, act)| act.clone())
+        .collect();
+    tokens::keep_all(session, &acts).await?;
+    counts.store(session).await?;
+    let wanted = |id: &TaskId| match (targets.get(id), kept.get(id)) {
+        (None, _) => Wanted::Unknown,
+        _ if reopened.contains(id) => Wanted::Reopened,
+        (_, Some(kept)) => Wanted::Kept(kept.clone()),
+        (Some(target), None) => Wanted::Final(target.status),
+    };
+    Ok(ids.iter().map(wanted).collect())
+}
+
+/// Stores new values, and reopens the completed tasks that have more replicas now. Answers the
+/// latter.
+async fn store_update<S: Session>(
+    session: &mut S,
+    targets: &mut HashMap<TaskId, Target>,
+    update: &Update,
+    now_ms: i64,
+    counts: &mut Counts,
+) -> Result<BTreeSet<TaskId>> {
+    let may_reopen = |target: &Target| {
+        target.status == StoredStatus::Completed
+            && update
+                .replicas
+                .is_some_and(|new| new > target.task.replicas)
+    };
+    let mut changed: Vec<TaskId> = Vec::new();
+    let mut reopened = BTreeSet::new();
+    for (id, target) in targets.iter_mut() {
+        if may_reopen(target) {
+            reopened.insert(*id);
+        } else if target.status.is_final() {
+            continue;
+        }
+        changed.push(*id);
+        target.task.replicas = update.replicas.unwrap_or(target.task.replicas);
+        target.task.priority = update.priority.unwrap_or(target.task.priority);
+    }
+    changed.sort_unstable();
+    for ids in lists(&changed) {
+        if let Some(replicas) = update.replicas {
+            let set = Statement::new("UPDATE tasks SET replicas = ? WHERE id IN ").bind(replicas);
+            session.execute(set.list(ids)).await?;
+        }
+        if let Some(priority) = update.priority {
+            let set = Statement::new("UPDATE tasks SET priority = ? WHERE id IN ").bind(priority);
+            session.execute(set.list(ids)).await?;
+            let set =
+                Statement::new("UPDATE outbox SET priority = ? WHERE task_id IN ").bind(priority);
+            session.execute(set.list(ids)).await?;
+        }
+    }
+    let ids = Vec::from_iter(reopened.iter().copied());
+    letters::reopen(session, &ids, now_ms, counts).await?;
+    Ok(reopened)
+}
+
+columns! {
+    struct KeptColumns {
+        task_id: Vec<u8>,
+        turn: i64,
+        at_ms: i64,
+        queue: Option<String>,
+        shard: Option<i64>,
+        replicas: Option<i64>,
+        priority: Option<i64>,
+        epoch: Option<i64>,
+        status: Option<i64>,
+    }
+}
+
+async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
+    let KeptPages {
+        kind,
+        upto_unix_ms,
+        after,
+        limit,
+    } = pages;
+    let (at_ms, id) = after.unwrap_or((i64::MIN, TaskId::FIRST));
+    let page =
+        Statement::new("SELECT task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status FROM changes ")
+            .sql(&S::by_index("changes_at"))
+            .sql(" LEFT JOIN tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(
+                " ON id = task_id WHERE kind = ? AND at_ms >= ? AND at_ms <= ? AND (at_ms > ? OR task_id > ?) \
+         ORDER BY at_ms, task_id LIMIT ?",
+            )
+            .bind(i64::from(*kind as u8))
+            .bind(at_ms)
+            .bind(*upto_unix_ms)
+            .bind(at_ms)
+            .bind(&id)
+            .bind(*limit);
+    let page: Vec<KeptColumns> = session.fetch(page).await?;
+    let mut kept = KeptChanges::default();
+    if page.len() == *limit as usize {
+        kept.next = page
+            .last()
+            .map(|last| Ok::<_, crate::store::Error>((last.at_ms, task_id(&last.task_id)?)))
+            .transpose()?;
+    }
+    let mut over = Vec::new();
+    for columns in page {
+        let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));
+        // A task may be completed by a lower NUM, of which the queue has not heard.
+        let is_wanted = |stored: i64| stored == 0 || stored == 1 && *kind == ChangeKind::Update;
+        let status = columns.status.filter(|stored| is_wanted(*stored));
+        let (Some(queue), Some(shard), Some(_)) = (columns.queue, columns.shard, status) else {
+            over.push((id, turn));
+            continue;
+        };
+        let number_of =
+            |column: Option<i64>| column.ok_or_else(|| corrupt("a task without a number"));
+        let task = ChangingTask {
+            id,
+            shard: ShardId {
+                queue: queue_name(&queue)?,
+                number: number(shard)?,
+            },
+            replicas: number(number_of(columns.replicas)?)?,
+            priority: Priority::from_number(number_of(columns.priority)?),
+            epoch: number(number_of(columns.epoch)?)?,
+        };
+        let at_unix_ms = columns.at_ms;
+        kept.changes.push(KeptChange {
+            task,
+            kind: *kind,
+            turn,
+            at_unix_ms,
+            is_second: false,
+        });
+    }
+    pending::remove_turns(session, &over).await?;
+    Ok(kept)
+}
+
+async fn end<S: Session>(
+    session: &mut S,
+    ended: &[EndedChange],
+    at_unix_ms: i64,
+    events: &Arc<EventQueues>,
+) -> Result<Vec<ChangeEnd>> {
+    let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
+    let generations = generations(
+        session,
+        targets
+            .values()
+            .map(|target| target.task.shard.clone())
+            .collect(),
+    )
+    .await?;
+    let (mut cancelled, mut completed, mut reopened) =
+        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut over, mut outdated, mut moved, mut counts) = (
+        Vec::new(),
+        Vec::new(),
+        Vec::new(),
+        Counts::with_events(events),
+    );
+    for EndedChange { id, turn, end } in ended {
+        let target = targets.get_mut(id);
+        let unfinished = target.filter(|target| !target.status.is_final());
+        match (end, unfinished) {
+            (Decided::Cancelled { epoch, generation }, Some(target)) => {
+                // SQL raises a generation before Redis has it. One that is behind Redis was set
+                // back.
+                let is_present = generations
+                    .get(&target.task.shard)
+                    .is_some_and(|present| present <= generation);
+                if target.task.epoch == *epoch && is_present {
+                    counts.moved(
+                        *id,
+                        &target.task.shard.queue,
+                        target.status,
+                        StoredStatus::Cancelled,
+                    );
+                    target.status = StoredStatus::Cancelled;
+                    cancelled.insert(*id);
+                }
+            }
+            (Decided::Updated { replicas, priority }, Some(target)) => {
+                over.extend(turn.map(|turn| (*id, turn)));
+                if (target.task.replicas, target.task.priority) != (*replicas, *priority) {
+                    // Two changes at once: the queue has the values of the earlier one, and its
+                    // wish may be gone.
+                    outdated.push((*id, entries::new_turn(), at_unix_ms));
+                }
+                if target.completed >= target.task.replicas {
+                    counts.moved(
+                        *id,
+                        &target.task.shard.queue,
+                        target.status,
+                        StoredStatus::Completed,
+                    );
+                    target.status = StoredStatus::Completed;
+                    completed.insert(*id);
+                }
+            }
+            (Decided::CompletedBefore { epoch, credited }, Some(target)) => {
+                // The last reports are on their way still, and the wish stays.
+                if target.task.epoch == *epoch && target.completed >= *credited {
+                    reopened.insert(*id);
+                    over.extend(turn.map(|turn| (*id, turn)));
+                }
+            }
+            (Decided::ReservedUntil(until_unix_ms), Some(_)) => {
+                moved.extend(turn.map(|turn| (*id, turn, *until_unix_ms)));
+            }
+            (_, None) | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
+        }
+    }
+    store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
+    let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
+    letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
+    pending::remove(session, &cancelled).await?;
+    pending::remove_turns(session, &over).await?;
+    pending::keep(session, ChangeKind::Update, &outdated).await?;
+    pending::postpone(session, ChangeKind::Reservation, &moved).await?;
+    counts.store(session).await?;
+    let end = |ended: &EndedChange| {
+        let target = targets.get(&ended.id);
+        let is_freed =
+            |status: StoredStatus| matches!(status, StoredStatus::Dead | StoredStatus::Cancelled);
+        let freed = target.filter(|target| is_freed(target.status));
+        let key: Option<(QueueName, KeyHash)> =
+            freed.map(|target| (target.task.shard.queue.clone(), target.key_hash));
+        ChangeEnd {
+            status: target.map(|target| target.status),
+            key,
+        }
+    };
+    Ok(ended.iter().map(end).collect())
+}
+
+/// Makes tasks Completed, and others Cancelled.
+async fn store_ends<S: Session>(
+    session: &mut S,
+    targets: &HashMap<TaskId, Target>,
+    [completed, cancelled]: [&BTreeSet<TaskId>; 2],
+    at_unix_ms: i64,
+) -> Result<()> {
+    for (status, ids) in [
+        (StoredStatus::Completed, completed),
+        (StoredStatus::Cancelled, cancelled),
+    ] {
+        for ids in lists(&Vec::from_iter(ids)) {
+            let end = Statement::new(
+                "UPDATE tasks SET status = ?, on_bus = 0, \
+                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
+            );
+            session
+                .execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids))
+                .await?;
+        }
+    }
+    let off_bus = completed
+        .iter()
+        .chain(cancelled)
+        .filter(|id| targets[id].off_bus);
+    entries::remove(session, &Vec::from_iter(off_bus.copied())).await
+}
+
+/// The generations of these shards. No rebuild raises them before the transaction ends.
+async fn generations<S: Session>(
+    session: &mut S,
+    of: BTreeSet<ShardId>,
+) -> Result<HashMap<ShardId, u64>> {
+    let mut generations = HashMap::new();
+    for (number_, queues) in shards::by_number(&of) {
+        for queues in lists(&queues) {
+            let found = Statement::new("SELECT queue, life FROM shards ")
+                .sql(S::BY_PRIMARY_KEY)
+                .sql(" WHERE shard = ?")
+                .bind(number_)
+                .sql(" AND queue IN ")
+                .list(queues)
+                .sql(S::FOR_SHARE);
+            for (queue, generation) in session.fetch::<(String, i64)>(found).await? {
+                let shard = ShardId {
+                    queue: queue_name(&queue)?,
+                    number: number_,
+                };
+                generations.insert(shard, number(generation)?);
+            }
+        }
+    }
+    Ok(generations)
+}

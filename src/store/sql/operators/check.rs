@@ -1,0 +1,136 @@
+//! Counts that are made again, and tasks that nobody would publish.
+
+use async_trait::async_trait;
+
+use crate::store::sql::{
+    SqlStore,
+    backend::Backend,
+    dialect::Dialect,
+    rows::{queue_name, task_id},
+    runner::Runner,
+    session::Session,
+    statement::Statement,
+    tasks::reads,
+};
+use crate::{
+    model::{QueueName, StoredStatus, TaskId},
+    store::{CheckStore, PublishedTask, Result, WrongCount, check::GONE_OVER},
+};
+
+#[async_trait]
+impl<DB: Backend> CheckStore for SqlStore<DB> {
+    async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
+        let wrong = wrong_counts::<DB::Connection>();
+        let wrong: Vec<(String, i64, i64)> = self.sql.read("wrong_counts", wrong).await?;
+        let read = |(queue, kept, counted): (String, i64, i64)| {
+            Ok(WrongCount {
+                queue: queue_name(&queue)?,
+                kept,
+                counted,
+            })
+        };
+        wrong.into_iter().map(read).collect()
+    }
+
+    async fn correct_count(&self, queue: &QueueName) -> Result<()> {
+        let correct = self
+            .sql
+            .run("correct_count", queue.clone(), |session, queue| {
+                Box::pin(correct(session, queue))
+            });
+        correct.await
+    }
+
+    async fn published_among(
+        &self,
+        generation: &str,
+        ids: &[TaskId],
+    ) -> Result<Vec<PublishedTask>> {
+        reads::published_among(&self.sql, generation, ids).await
+    }
+
+    async fn stranded(
+        &self,
+        after: Option<TaskId>,
+    ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
+        stranded(&self.sql, after).await
+    }
+}
+
+/// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox
+/// may outlive its task.
+fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
+    let on_bus =
+        Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ").sql(S::ON_BUS);
+    let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
+        .bind(&TaskId::FIRST);
+    [on_bus, in_outbox]
+}
+
+fn wrong_counts<'a, S: Session>() -> Statement<'a> {
+    let [on_bus, in_outbox] = counted::<S>();
+    Statement::new("SELECT queue, CAST(SUM(kept) AS SIGNED), CAST(SUM(counted) AS SIGNED) FROM (")
+        .append(on_bus)
+        .sql(" GROUP BY queue UNION ALL ")
+        .append(in_outbox)
+        .sql(" GROUP BY tasks.queue UNION ALL SELECT queue, count, 0 FROM queue_counts WHERE status = 0")
+        .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
+}
+
+/// Writes the right count of a queue. It locks the row of the count first, and makes one where
+/// there is none.
+///
+/// A transaction changes counts in its last step. One that has changed tasks before waits here, and
+/// then adds to the corrected count.
+async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
+    let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
+        .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
+        .sql(&S::add("queue, status", "count"));
+    session.execute(lock).await?;
+    let [on_bus, in_outbox] = counted::<S>();
+    let count = Statement::new("SELECT CAST(SUM(counted) AS SIGNED) FROM (")
+        .append(
+            on_bus
+                .sql(" AND queue = ? GROUP BY queue UNION ALL ")
+                .bind(queue),
+        )
+        .append(
+            in_outbox
+                .sql(" AND tasks.queue = ? GROUP BY tasks.queue) AS numbers")
+                .bind(queue),
+        );
+    let count: Vec<(Option<i64>,)> = session.fetch(count).await?;
+    let right = count.first().and_then(|(count,)| *count).unwrap_or(0);
+    let write = Statement::new("UPDATE queue_counts SET count = ? WHERE status = 0 AND queue = ?");
+    session.execute(write.bind(right).bind(queue)).await?;
+    Ok(())
+}
+
+async fn stranded<DB: Backend>(
+    sql: &Runner<DB>,
+    after: Option<TaskId>,
+) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
+    const NAME: &str = "stranded";
+    let after = after.unwrap_or(TaskId::FIRST);
+    let last = Statement::new("SELECT id FROM tasks ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?")
+        .bind(&after)
+        .bind(GONE_OVER - 1);
+    let next = sql.ids(NAME, last).await?.first().copied();
+    let upto = next.unwrap_or(TaskId::LAST);
+    let found = Statement::new("SELECT queue, id FROM tasks ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE id > ? AND id <= ? AND status = 0 AND on_bus = 0")
+        // MariaDB would make a NOT EXISTS a join that reads all of the outbox.
+        .sql(" AND (SELECT task_id FROM outbox ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE task_id = id) IS NULL")
+        .bind(&after)
+        .bind(&upto);
+    let found: Vec<(String, Vec<u8>)> = sql.read(NAME, found).await?;
+    let read = |(queue, id): (String, Vec<u8>)| Ok((queue_name(&queue)?, task_id(&id)?));
+    Ok((found.into_iter().map(read).collect::<Result<_>>()?, next))
+}

@@ -1,0 +1,434 @@
+//! Jobs. A page of a job is changed first; then one statement stores the progress, if the job still
+//! stands where the page began. So a page that was changed twice is counted once.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
+use serde::{Deserialize, Serialize};
+use uuid::{Timestamp, Uuid};
+
+use crate::store::sql::{
+    SqlStore,
+    access::tokens,
+    backend::Backend,
+    dialect::Dialect,
+    rows::{columns, corrupt, number, status, task_id},
+    session::Session,
+    statement::{Statement, Value, lists},
+    tasks::{counts::Counts, letters},
+};
+use crate::{
+    config::EventQueues,
+    model::{
+        Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId,
+        TaskStatus, WorkerName,
+    },
+    store::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
+};
+
+const COLUMNS: &str = "id, what, filter, who, scope, token, state, position, looked_at, matched, changed, \
+     failed, last_error, created_ms, updated_ms";
+
+#[async_trait]
+impl<DB: Backend> Jobs for SqlStore<DB> {
+    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
+        let input = (job.clone(), most_of_token, act.clone());
+        let add = self
+            .sql
+            .run("add_job", input, |session, (job, most_of_token, act)| {
+                Box::pin(add(session, job, *most_of_token, act))
+            });
+        add.await
+    }
+
+    async fn job(&self, id: Uuid) -> Result<Option<Job>> {
+        let found = select("WHERE id = ?").bind(&id);
+        self.sql
+            .read::<Columns>("job", found)
+            .await?
+            .into_iter()
+            .next()
+            .map(Job::try_from)
+            .transpose()
+    }
+
+    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>> {
+        let before = before.unwrap_or(Uuid::max());
+        let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?")
+            .bind(&before)
+            .bind(limit);
+        Ok(readable(self.sql.read("jobs", page).await?))
+    }
+
+    async fn running_jobs(&self) -> Result<Vec<Job>> {
+        let running = select(&DB::Connection::by_index("jobs_state"))
+            .sql(" WHERE state = 0 ORDER BY id LIMIT ?")
+            // Two calls at once may exceed the most by one.
+            .bind(2 * MOST_JOBS);
+        Ok(readable(self.sql.read("running_jobs", running).await?))
+    }
+
+    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool> {
+        let advance = self.sql.run("advance_job", (job.clone(), from), |session, (job, from)| {
+            Box::pin(async move {
+                let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
+                const SET: &str = "UPDATE jobs SET state = ?, position = ?, looked_at = ?, matched = ?, changed = ?, \
+                     failed = ?, last_error = ?, updated_ms = ? WHERE id = ? AND state = 0 AND position = ?";
+                let set = Statement::new(SET)
+                    .bind(job.state as u32)
+                    .bind(position(cursor.as_ref()))
+                    .bind(*looked_at)
+                    .bind(*matched)
+                    .bind(*changed)
+                    .bind(*failed)
+                    .bind(last_error.as_str())
+                    .bind(job.updated_unix_ms)
+                    .bind(&job.id)
+                    .bind(position(from.as_ref()));
+                Ok(session.execute(set).await? > 0)
+            })
+        });
+        advance.await
+    }
+
+    async fn stop_job(
+        &self,
+        id: Uuid,
+        at_unix_ms: i64,
+        why: Option<&str>,
+        act: &Act,
+    ) -> Result<Option<Job>> {
+        let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
+        let stop = self
+            .sql
+            .run("stop_job", input, |session, (id, at, why, act)| {
+                Box::pin(async move {
+                    let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
+                        .bind(JobState::Stopped as u32)
+                        .bind(*at);
+                    if let Some(why) = why {
+                        stop = stop.sql(", last_error = ?").bind(why.as_str());
+                    }
+                    let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
+                    if session.execute(stop).await? > 0 {
+                        tokens::keep(session, act).await?;
+                    }
+                    Ok(())
+                })
+            });
+        stop.await?;
+        self.job(id).await
+    }
+
+    async fn retry_with_acts(
+        &self,
+        ids: &[TaskId],
+        now_unix_ms: i64,
+        who: &str,
+        what: &str,
+    ) -> Result<Vec<Retried>> {
+        // Every attempt has the same acts, by which it knows what an earlier one has done.
+        let acts: Acts = ids
+            .iter()
+            .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
+            .collect();
+        let input = (acts, now_unix_ms, self.event_queues());
+        let retry = self
+            .sql
+            .run("retry", input, |session, (acts, now, events)| {
+                Box::pin(retry(session, acts, *now, events))
+            });
+        retry.await
+    }
+}
+
+fn select<'a>(rest: &str) -> Statement<'a> {
+    Statement::new(format!("SELECT {COLUMNS} FROM jobs {rest}"))
+}
+
+fn position(cursor: Option<&TaskCursor>) -> &[u8] {
+    cursor.map_or(&[], |TaskCursor(id)| id.as_bytes())
+}
+
+async fn add<S: Session>(
+    session: &mut S,
+    job: &Job,
+    most_of_token: u32,
+    act: &Act,
+) -> Result<AddedJob> {
+    const RUNNING: &str = "SELECT COUNT(*) FROM jobs WHERE state = 0 AND id <> ?";
+    if count(session, Statement::new(RUNNING).bind(&job.id)).await? >= i64::from(MOST_JOBS) {
+        return Ok(AddedJob::NoRoom);
+    }
+    if let Some(token) = &job.token {
+        let of_token = Statement::new(RUNNING)
+            .bind(&job.id)
+            .sql(" AND token = ?")
+            .bind(&token.0[..]);
+        if count(session, of_token).await? >= i64::from(most_of_token) {
+            return Ok(AddedJob::NoRoomForToken);
+        }
+    }
+    let JobProgress {
+        cursor,
+        looked_at,
+        matched,
+        changed,
+        failed,
+        last_error,
+    } = &job.progress;
+    let row: [Value<'_>; 15] = [
+        (&job.id).into(),
+        job.change.to_string().into(),
+        filter_text(&job.filter).into(),
+        job.who.as_str().into(),
+        job.scope.to_string().into(),
+        job.token.as_ref().map_or(&[][..], |token| &token.0).into(),
+        (job.state as u32).into(),
+        position(cursor.as_ref()).into(),
+        (*looked_at).into(),
+        (*matched).into(),
+        (*changed).into(),
+        (*failed).into(),
+        last_error.as_str().into(),
+        job.created_unix_ms.into(),
+        job.updated_unix_ms.into(),
+    ];
+    let insert = Statement::new(format!("INSERT INTO jobs ({COLUMNS})")).values([row].into_iter());
+    // A repeated call finds its own row.
+    session.execute(insert.sql(&S::keep_first("id"))).await?;
+    tokens::keep(session, act).await?;
+    let old_ms = job
+        .created_unix_ms
+        .unsigned_abs()
+        .saturating_sub(JOBS_STAY.as_millis() as u64);
+    let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
+    session
+        .execute(Statement::new("DELETE FROM jobs WHERE id < ? AND state <> 0").bind(&old))
+        .await?;
+    Ok(AddedJob::Yes)
+}
+
+async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
+    let counts: Vec<(i64,)> = session.fetch(statement).await?;
+    Ok(counts.first().map_or(0, |(count,)| *count))
+}
+
+/// Tasks, each with the act that it gets if it is sent again.
+type Acts = BTreeMap<TaskId, Act>;
+
+async fn retry<S: Session>(
+    session: &mut S,
+    acts: &Acts,
+    now_ms: i64,
+    events: &Arc<EventQueues>,
+) -> Result<Vec<Retried>> {
+    let (mut counts, ids) = (
+        Counts::with_events(events),
+        acts.keys().copied().collect::<Vec<_>>(),
+    );
+    let mut retried = letters::retry(session, &ids, now_ms, &mut counts).await?;
+    let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
+    let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
+    retried.extend(sent_before(session, &others).await?);
+    let done: Vec<Act> = done.into_iter().map(|(_, act)| act.clone()).collect();
+    tokens::keep_all(session, &done).await?;
+    counts.store(session).await?;
+    Ok(retried)
+}
+
+/// The tasks whose acts are recorded: an earlier attempt of this call has sent them again.
+async fn sent_before<S: Session>(
+    session: &mut S,
+    acts: &[(&TaskId, &Act)],
+) -> Result<Vec<Retried>> {
+    let recorded = tokens::recorded(session, acts.iter().map(|(_, act)| *act)).await?;
+    let ids = acts
+        .iter()
+        .filter(|(_, act)| recorded.contains(&act.id))
+        .map(|(id, _)| **id);
+    let (ids, mut sent) = (ids.collect::<Vec<TaskId>>(), Vec::new());
+    for ids in lists(&ids) {
+        let found = Statement::new("SELECT id, status FROM tasks WHERE id IN ").list(ids);
+        for (id, stored) in session.fetch::<(Vec<u8>, i64)>(found).await? {
+            sent.push(Retried {
+                id: task_id(&id)?,
+                status: status(stored)?,
+            });
+        }
+    }
+    Ok(sent)
+}
+
+columns! {
+    pub(crate) struct Columns {
+        id: Vec<u8>,
+        what: String,
+        filter: String,
+        who: String,
+        scope: String,
+        token: Vec<u8>,
+        state: i64,
+        position: Vec<u8>,
+        looked_at: i64,
+        matched: i64,
+        changed: i64,
+        failed: i64,
+        last_error: String,
+        created_ms: i64,
+        updated_ms: i64,
+    }
+}
+
+/// The jobs that this taskd understands.
+fn readable(rows: Vec<Columns>) -> Vec<Job> {
+    let read = |columns: Columns| {
+        let id = Uuid::from_slice(&columns.id).unwrap_or_default();
+        Job::try_from(columns)
+            .inspect_err(|error| tracing::warn!("the job {id} is left to a later taskd: {error}"))
+            .ok()
+    };
+    rows.into_iter().filter_map(read).collect()
+}
+
+impl TryFrom<Columns> for Job {
+    type Error = crate::store::Error;
+
+    fn try_from(columns: Columns) -> Result<Self> {
+        let cursor = if columns.position.is_empty() {
+            None
+        } else {
+            Some(TaskCursor(task_id(&columns.position)?))
+        };
+        let state = JobState::from_number(columns.state);
+        Ok(Self {
+            id: Uuid::from_slice(&columns.id).map_err(|_| corrupt("a job's id is a UUID"))?,
+            change: columns.what.parse().map_err(|e: String| corrupt(e))?,
+            filter: filter_of(&columns.filter)?,
+            who: columns.who,
+            scope: columns.scope.parse().map_err(|e: String| corrupt(e))?,
+            token: token_of(&columns.token)?,
+            state: state.ok_or_else(|| corrupt(format!("a job in state {}", columns.state)))?,
+            progress: JobProgress {
+                cursor,
+                looked_at: number(columns.looked_at)?,
+                matched: number(columns.matched)?,
+                changed: number(columns.changed)?,
+                failed: number(columns.failed)?,
+                last_error: columns.last_error,
+            },
+            created_unix_ms: columns.created_ms,
+            updated_unix_ms: columns.updated_ms,
+        })
+    }
+}
+
+fn token_of(hash: &[u8]) -> Result<Option<SecretHash>> {
+    if hash.is_empty() {
+        return Ok(None);
+    }
+    let hash = hash
+        .try_into()
+        .map_err(|_| corrupt("the hash of a job's token has 32 bytes"))?;
+    Ok(Some(SecretHash(hash)))
+}
+
+/// A filter as SQL keeps it. A field that only a later taskd knows makes the job one of its own.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+struct StoredFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    statuses: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    key_prefix_base64: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    headers: Vec<(String, String)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_unix_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until_unix_ms: Option<i64>,
+}
+
+fn filter_text(filter: &TaskFilter) -> String {
+    let stored = StoredFilter {
+        queue: filter.queue.as_ref().map(|queue| queue.as_str().to_owned()),
+        statuses: filter
+            .statuses
+            .iter()
+            .map(|status| status.as_str().to_owned())
+            .collect(),
+        key_base64: filter.key.as_ref().map(|key| BASE64.encode(key)),
+        key_prefix_base64: BASE64.encode(&filter.key_prefix),
+        headers: filter.headers.clone(),
+        worker: filter
+            .worker
+            .as_ref()
+            .map(|worker| worker.as_str().to_owned()),
+        since_unix_ms: filter.since_unix_ms,
+        until_unix_ms: filter.until_unix_ms,
+    };
+    serde_json::to_string(&stored).expect("texts and numbers are always JSON")
+}
+
+fn filter_of(text: &str) -> Result<TaskFilter> {
+    let wrong = |error: &dyn std::fmt::Display| corrupt(format!("the filter of a job: {error}"));
+    let stored: StoredFilter = serde_json::from_str(text).map_err(|error| wrong(&error))?;
+    let bytes = |text: &str| BASE64.decode(text).map_err(|error| wrong(&error));
+    Ok(TaskFilter {
+        queue: stored
+            .queue
+            .map(|queue| QueueName::new(&queue))
+            .transpose()
+            .map_err(|error| wrong(&error))?,
+        statuses: TaskStatus::list(&stored.statuses.join(",")).map_err(|error| wrong(&error))?,
+        key: stored
+            .key_base64
+            .map(|key| bytes(&key))
+            .transpose()?
+            .map(Into::into),
+        key_prefix: bytes(&stored.key_prefix_base64)?.into(),
+        headers: stored.headers,
+        worker: stored
+            .worker
+            .map(|worker| WorkerName::stored(&worker))
+            .transpose()
+            .map_err(|error| wrong(&error))?,
+        since_unix_ms: stored.since_unix_ms,
+        until_unix_ms: stored.until_unix_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_read_as_it_was_written_and_one_of_a_later_taskd_is_not() {
+        let filter = TaskFilter {
+            queue: QueueName::new("q").ok(),
+            statuses: vec![TaskStatus::Dead],
+            key: Some(b"\xff".to_vec().into()),
+            key_prefix: "a".into(),
+            headers: vec![("h".into(), "v".into())],
+            worker: WorkerName::new("w").ok(),
+            since_unix_ms: Some(1),
+            until_unix_ms: Some(2),
+        };
+        assert_eq!(filter_of(&filter_text(&filter)).unwrap(), filter);
+        assert_eq!(
+            filter_of(&filter_text(&TaskFilter::default())).unwrap(),
+            TaskFilter::default()
+        );
+        assert!(filter_of(r#"{"queue":"q","colour":"red"}"#).is_err());
+    }
+}

@@ -1,0 +1,480 @@
+//! The outbox: what is to be published and is not in a batch, and the offsets of what was.
+
+use std::collections::HashSet;
+
+use uuid::Uuid;
+
+use super::batches::{self, Batch, NEVER};
+use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
+use crate::store::sql::{
+    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, task_id},
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+use crate::store::{DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
+
+/// A row of the table.
+pub(crate) struct Entry {
+    task: TaskId,
+    state: Unpublished,
+    queue: QueueName,
+    priority: Priority,
+    due_ms: i64,
+    turn: Turn,
+    bytes: usize,
+}
+
+impl Entry {
+    pub(crate) fn of_new(row: &NewRow) -> Self {
+        let due_ms = if row.unpublished == Unpublished::Parked {
+            NEVER
+        } else {
+            row.due_unix_ms
+        };
+        let NewRow {
+            task,
+            unpublished: state,
+            ..
+        } = row;
+        let (queue, priority) = (task.queue.clone(), task.priority);
+        Self {
+            task: task.id,
+            state: *state,
+            queue,
+            priority,
+            due_ms,
+            turn: Turn::FIRST,
+            bytes: task.weight(),
+        }
+    }
+
+    pub(crate) fn task(&self) -> TaskId {
+        self.task
+    }
+}
+
+/// Adds the entries, or changes the existing ones.
+pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
+    for piece in pieces(entries, |_| 0) {
+        let rows = piece.iter().map(|entry| {
+            let Entry {
+                task,
+                state,
+                queue,
+                priority,
+                due_ms,
+                turn,
+                bytes,
+            } = entry;
+            let bytes = *bytes as u64;
+            [
+                task.into(),
+                (*state).into(),
+                queue.into(),
+                (*priority).into(),
+                (*due_ms).into(),
+                turn.into(),
+                bytes.into(),
+            ]
+        });
+        let statement = Statement::new(
+            "INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn, bytes)",
+        )
+        .values(rows)
+        .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
+        session.execute(statement).await?;
+    }
+    Ok(())
+}
+
+/// Removes the rows of these tasks.
+pub(crate) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
+    for ids in lists(ids) {
+        session
+            .execute(Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Keeps the offsets of batches and of single tasks, and removes the rows of the latter.
+pub(crate) async fn mark_published<S: Session>(
+    session: &mut S,
+    generation: &str,
+    published: &[Published],
+) -> Result<()> {
+    let whole = batches::mark(session, generation, published).await?;
+    lock(session, published, &whole).await?;
+    for published in published {
+        mark_tasks(session, generation, published, &whole).await?;
+    }
+    Ok(())
+}
+
+/// Locks the tasks that are marked one by one, in the order of ids: those of one offset may be
+/// among those of another.
+async fn lock<S: Session>(
+    session: &mut S,
+    published: &[Published],
+    whole: &HashSet<Turn>,
+) -> Result<()> {
+    if S::FOR_UPDATE.is_empty() || published.len() < 2 {
+        return Ok(());
+    }
+    let tasks = published.iter().flat_map(|published| &published.tasks);
+    let mut ids: Vec<TaskId> = tasks
+        .filter(|(_, turn)| !whole.contains(turn))
+        .map(|(id, _)| *id)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    for ids in lists(&ids) {
+        let lock = Statement::new("SELECT id FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids);
+        session
+            .ids(lock.sql(" ORDER BY id").sql(S::FOR_UPDATE))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Marks each task by itself, except those of batches that are marked as a whole.
+async fn mark_tasks<S: Session>(
+    session: &mut S,
+    generation: &str,
+    published: &Published,
+    whole: &HashSet<Turn>,
+) -> Result<()> {
+    let tasks = published
+        .tasks
+        .iter()
+        .filter(|(_, turn)| !whole.contains(turn));
+    let mut tasks: Vec<(TaskId, Turn)> = tasks.copied().collect();
+    tasks.sort_unstable();
+    for tasks in lists(&tasks) {
+        let (ids, turns) = apart(tasks);
+        let moved = move_forward(session, generation, published, &ids).await?;
+        // A task that did not move is final, or was marked at a later offset: a batch and its retry
+        // may overtake each other.
+        if moved < ids.len() as u64 {
+            let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ")
+                .list(&ids);
+            session.execute(stay).await?;
+        }
+        if remove_turns(session, &ids, &turns).await? < ids.len() as u64 {
+            let came_back =
+                Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ")
+                    .list(&ids)
+                    .sql(" AND EXISTS (SELECT 1 FROM outbox WHERE task_id = id)");
+            session.execute(came_back).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Splits sorted pairs into two sets.
+fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
+    let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = pairs.iter().copied().unzip();
+    ids.dedup();
+    turns.sort_unstable();
+    turns.dedup();
+    (ids, turns)
+}
+
+/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn
+/// of another row here.
+async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
+    let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ")
+        .list(ids)
+        .sql(" AND turn IN ")
+        .list(turns);
+    session.execute(remove).await
+}
+
+/// Removes rows without an unfinished task, unless they came back since.
+pub(crate) async fn remove_over<S: Session>(
+    session: &mut S,
+    over: &[(TaskId, Turn)],
+) -> Result<()> {
+    let mut over = over.to_vec();
+    over.sort_unstable();
+    for over in lists(&over) {
+        let (ids, turns) = apart(over);
+        remove_turns(session, &ids, &turns).await?;
+    }
+    Ok(())
+}
+
+/// Moves the tasks to `offset`. Answers how many it found that are neither final nor beyond it.
+async fn move_forward<S: Session>(
+    session: &mut S,
+    generation: &str,
+    published: &Published,
+    ids: &[TaskId],
+) -> Result<u64> {
+    let (major, minor) = (published.offset.major, published.offset.minor);
+    let statement = Statement::new("UPDATE tasks SET on_bus = 1, pub_generation = ?, pub_major = ?, pub_minor = ?")
+        .bind(generation.to_owned())
+        .bind(major)
+        .bind(minor)
+        .sql(" WHERE status = 0 AND (pub_generation <> ? OR pub_major < ? OR (pub_major = ? AND pub_minor <= ?))")
+        .bind(generation.to_owned())
+        .bind(major)
+        .bind(major)
+        .bind(minor)
+        .sql(" AND id IN ")
+        .list(ids);
+    session.execute(statement).await
+}
+
+/// Puts the unfinished tasks among `ids` into the outbox, in a new turn. Fresh and missing ones are
+/// due at `due_ms`.
+pub(crate) async fn unpublish<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    why: Unpublished,
+    due_ms: i64,
+) -> Result<()> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    for ids in lists(&ids) {
+        let unfinished = Statement::new(
+            "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)",
+        )
+        .sql(" FROM tasks ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE status = 0 AND id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+        let unfinished: Vec<(Vec<u8>, String, i64, i64, i64)> = session.fetch(unfinished).await?;
+        let entries = unfinished
+            .into_iter()
+            .map(|(id, queue, priority, not_before_ms, bytes)| {
+                let due_ms = match why {
+                    Unpublished::Parked => NEVER,
+                    Unpublished::Scheduled => not_before_ms,
+                    Unpublished::Fresh | Unpublished::Missing => due_ms,
+                };
+                let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
+                Ok(Entry {
+                    task: task_id(&id)?,
+                    state: why,
+                    queue,
+                    priority,
+                    due_ms,
+                    turn: new_turn(),
+                    bytes: number(bytes)?,
+                })
+            });
+        let entries = entries.collect::<Result<Vec<_>>>()?;
+        put(session, &entries).await?;
+        let off_bus =
+            Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ").list(ids);
+        session.execute(off_bus).await?;
+    }
+    Ok(())
+}
+
+/// A turn of 62 random bits, which no other row and no other stay has.
+pub(crate) fn new_turn() -> Turn {
+    let (_, random) = Uuid::new_v4().as_u64_pair();
+    Turn((random & (u64::MAX >> 2)).cast_signed())
+}
+
+/// A row of a page, before its task is read.
+pub(crate) struct Listed {
+    pub(crate) task: TaskId,
+    pub(crate) turn: Turn,
+    pub(crate) bytes: usize,
+    pub(crate) due_ms: i64,
+    unpublished: Unpublished,
+}
+
+impl Listed {
+    /// A task of a batch.
+    pub(crate) fn of_batch(batch: &Batch, task: TaskId, bytes: usize) -> Self {
+        Self {
+            task,
+            turn: batch.number,
+            bytes,
+            due_ms: batch.due_ms,
+            unpublished: Unpublished::Fresh,
+        }
+    }
+
+    pub(crate) fn with(&self, (task, is_as_new): (TaskRow, bool)) -> OutboxRow {
+        OutboxRow {
+            task,
+            is_as_new,
+            unpublished: self.unpublished,
+            turn: self.turn,
+        }
+    }
+}
+
+/// The columns of [`Listed`].
+pub(crate) type ListedColumns = (Vec<u8>, i64, i64, i64, i64);
+
+impl TryFrom<ListedColumns> for Listed {
+    type Error = Error;
+
+    fn try_from((task, state, turn, bytes, due_ms): ListedColumns) -> Result<Self> {
+        let (task, unpublished) = (task_id(&task)?, unpublished(state)?);
+        Ok(Self {
+            task,
+            turn: Turn(turn),
+            bytes: number(bytes)?,
+            due_ms,
+            unpublished,
+        })
+    }
+}
+
+pub(crate) fn unpublished(state: i64) -> Result<Unpublished> {
+    let all = [
+        Unpublished::Fresh,
+        Unpublished::Parked,
+        Unpublished::Scheduled,
+        Unpublished::Missing,
+    ];
+    all.into_iter()
+        .find(|known| *known as i64 == state)
+        .ok_or_else(|| corrupt(format!("outbox state {state}")))
+}
+
+fn page<'a, S: Session>(index: &str) -> Statement<'a> {
+    Statement::new("SELECT task_id, state, turn, bytes, due_ms FROM outbox ")
+        .sql(&S::by_index(index))
+}
+
+/// The first due rows.
+pub(crate) fn due<'a, S: Session>(now_ms: i64, limit: usize) -> Statement<'a> {
+    page::<S>("outbox_due")
+        .sql(" WHERE due_ms <= ? ORDER BY due_ms, task_id LIMIT ?")
+        .bind(now_ms.min(NEVER - 1))
+        .bind(limit as u64)
+}
+
+/// The first parked rows of the queue.
+pub(crate) fn parked<S: Session>(queue: &QueueName, limit: usize) -> Statement<'_> {
+    page::<S>("outbox_parked")
+        .sql(" WHERE state = 1 AND queue = ? ORDER BY priority, task_id LIMIT ?")
+        .bind(queue)
+        .bind(limit as u64)
+}
+
+/// A row that is due later.
+pub(crate) struct Later {
+    pub(crate) due_unix_ms: i64,
+    pub(crate) task: TaskId,
+    pub(crate) unpublished: Unpublished,
+}
+
+/// The rows behind this one, by due time, without parked ones.
+pub(crate) fn later<'a, S: Session>(due_ms: i64, task: &'a TaskId, limit: usize) -> Statement<'a> {
+    Statement::new("SELECT due_ms, task_id, state FROM outbox ")
+        .sql(&S::by_index("outbox_due"))
+        .sql(" WHERE due_ms >= ? AND due_ms < ? AND (due_ms > ? OR task_id > ?) ORDER BY due_ms, task_id LIMIT ?")
+        .bind(due_ms)
+        .bind(NEVER)
+        .bind(due_ms)
+        .bind(task)
+        .bind(limit as u64)
+}
+
+pub(crate) fn later_row((due_unix_ms, task, state): (i64, Vec<u8>, i64)) -> Result<Later> {
+    Ok(Later {
+        due_unix_ms,
+        task: task_id(&task)?,
+        unpublished: unpublished(state)?,
+    })
+}
+
+/// Makes the fresh rows that are due later than `later_than_ms` due at `to_ms`. Answers how many.
+pub(crate) async fn bring_forward<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    later_than_ms: i64,
+    to_ms: i64,
+) -> Result<u64> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    let mut changed = 0;
+    for ids in lists(&ids) {
+        let statement = Statement::new(
+            "UPDATE outbox SET due_ms = ? WHERE state = ? AND due_ms > ? AND task_id IN ",
+        )
+        .bind(to_ms)
+        .bind(Unpublished::Fresh)
+        .bind(later_than_ms)
+        .list(ids);
+        changed += session.execute(statement).await?;
+    }
+    Ok(changed)
+}
+
+/// The first parked task of the queue in each priority.
+pub(crate) fn oldest_parked<S: Session>(queue: &QueueName) -> Statement<'_> {
+    let of_priority = |priority: Priority| {
+        Statement::new("SELECT MIN(task_id) FROM outbox ")
+            .sql(&S::by_index("outbox_parked"))
+            .sql(" WHERE state = 1 AND queue = ? AND priority = ?")
+            .bind(queue)
+            .bind(priority)
+    };
+    let [high, medium, low] = Priority::ALL.map(of_priority);
+    high.sql(" UNION ALL ")
+        .append(medium)
+        .sql(" UNION ALL ")
+        .append(low)
+}
+
+/// The oldest task of each queue among the first due rows, without scheduled ones.
+pub(crate) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
+    Statement::new("SELECT queue, MIN(task_id) FROM (SELECT queue, task_id, state FROM outbox ")
+        .sql(&S::by_index("outbox_due"))
+        .sql(" WHERE due_ms <= ? ORDER BY due_ms, task_id LIMIT ?) AS due WHERE state <> ? GROUP BY queue")
+        .bind(now_ms.min(NEVER - 1))
+        .bind(DUE_LOOKED_AT)
+        .bind(Unpublished::Scheduled)
+}
+
+columns! {
+    pub(crate) struct UnfinishedColumns {
+        #[flatten]
+        pub(crate) task: TaskColumns,
+        status: i64,
+        completed: i64,
+        epoch: i64,
+    }
+}
+
+impl UnfinishedColumns {
+    pub(crate) fn is_final(&self) -> bool {
+        self.status != StoredStatus::Unfinished as i64
+    }
+
+    pub(crate) fn is_as_new(&self) -> bool {
+        self.completed == 0 && self.epoch == 0
+    }
+}
+
+/// Tasks with what became of them, in any order.
+pub(crate) fn tasks(ids: &[TaskId]) -> Statement<'_> {
+    Statement::new(format!(
+        "SELECT {TASK_COLUMNS}, status, completed, epoch FROM tasks WHERE id IN "
+    ))
+    .list(ids)
+}
+
+/// The first queue with parked rows behind `last`.
+pub(crate) fn next_parked_queue<'a, S: Session>(last: Option<&'a QueueName>) -> Statement<'a> {
+    Statement::new("SELECT MIN(queue) FROM outbox ")
+        .sql(&S::by_index("outbox_parked"))
+        .sql(" WHERE state = 1 AND queue > ?")
+        .bind(last.map_or("", QueueName::as_str))
+}

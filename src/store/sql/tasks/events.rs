@@ -1,0 +1,201 @@
+//! The events of a transaction: rows of `kept_events`, which it adds before its counts.
+//!
+//! Two changes of one task are in two transactions, and the second has waited for the first,
+//! because each locks the task or finds it new. The row of the second is inserted behind that, so
+//! it has the later number.
+
+use std::{collections::HashMap, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::store::sql::{
+    rows::{columns, number, queue_name, status, task_id},
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+use crate::{
+    config::EventQueues,
+    model::{
+        EventRecord, MOST_KEPT_TOGETHER, QueueName, StoredStatus, TaskId, TaskRow, TaskStatus,
+    },
+    store::Result,
+    wire,
+};
+
+/// The bytes of events at which a row ends.
+const ROW_BYTES: usize = 64 << 10;
+
+/// The events of a transaction.
+#[derive(Default)]
+pub(crate) struct Happened {
+    queues: Arc<EventQueues>,
+    created: Vec<EventRecord>,
+    /// Tasks that got another status, each once.
+    moved: Vec<TaskId>,
+    /// The worker and the attempt of the last credit of a task.
+    credited: HashMap<TaskId, (String, u32)>,
+}
+
+impl Happened {
+    pub(crate) fn in_queues(queues: &Arc<EventQueues>) -> Self {
+        Self {
+            queues: Arc::clone(queues),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn created(&mut self, task: &TaskRow) {
+        if !self.queues.is_on(&task.queue) {
+            return;
+        }
+        self.created.push(EventRecord {
+            key: task.key.clone(),
+            status: waiting(task.not_before_unix_ms, task.created_unix_ms),
+            at_unix_ms: task.created_unix_ms,
+            ..EventRecord::new(task.id, task.queue.clone())
+        });
+    }
+
+    pub(crate) fn moved(&mut self, queue: &QueueName, id: TaskId) {
+        if self.queues.is_on(queue) {
+            self.moved.push(id);
+        }
+    }
+
+    /// True if the queue's events are kept.
+    pub(crate) fn are_kept_of(&self, queue: &QueueName) -> bool {
+        self.queues.is_on(queue)
+    }
+
+    /// A worker got a credit.
+    pub(crate) fn credited(&mut self, id: TaskId, worker: &str, attempt: u32) {
+        self.credited.insert(id, (worker.to_owned(), attempt));
+    }
+
+    /// Keeps the events. The tasks are as they will be by now.
+    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
+        let Self {
+            created: mut events,
+            mut moved,
+            mut credited,
+            ..
+        } = self;
+        moved.sort_unstable();
+        moved.dedup();
+        for ids in lists(&moved) {
+            let moved = Statement::new(
+                "SELECT id, queue, task_key, status, attempts, reason, epoch, not_before_ms, updated_ms FROM tasks ",
+            )
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids)
+            .sql(" ORDER BY id");
+            for columns in session.fetch::<MovedColumns>(moved).await? {
+                events.push(columns.into_event(&mut credited)?);
+            }
+        }
+        if events.is_empty() {
+            return Ok(());
+        }
+        let rows = rows(&events);
+        for piece in pieces(&rows, |(_, records)| records.len()) {
+            let values = piece
+                .iter()
+                .map(|(at_ms, records)| [(*at_ms).into(), (&records[..]).into()]);
+            session
+                .execute(Statement::new("INSERT INTO kept_events (at_ms, records)").values(values))
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// The rows of these events, each with the time of its first.
+fn rows(events: &[EventRecord]) -> Vec<(i64, Bytes)> {
+    let (mut rows, mut row, mut bytes, mut at_ms) = (Vec::new(), Vec::new(), 0, 0);
+    for event in events {
+        let record = wire::event_record(event);
+        if row.len() == MOST_KEPT_TOGETHER || bytes + record.len() > ROW_BYTES && !row.is_empty() {
+            rows.push((at_ms, wire::kept_events(std::mem::take(&mut row))));
+            bytes = 0;
+        }
+        if row.is_empty() {
+            at_ms = event.at_unix_ms;
+        }
+        bytes += record.len();
+        row.push(record);
+    }
+    if !row.is_empty() {
+        rows.push((at_ms, wire::kept_events(row)));
+    }
+    rows
+}
+
+/// The status of an unfinished task.
+fn waiting(not_before_unix_ms: i64, now_unix_ms: i64) -> TaskStatus {
+    if not_before_unix_ms > now_unix_ms {
+        TaskStatus::Delayed
+    } else {
+        TaskStatus::Pending
+    }
+}
+
+columns! {
+    struct MovedColumns {
+        id: Vec<u8>,
+        queue: String,
+        task_key: Vec<u8>,
+        status: i64,
+        attempts: i64,
+        reason: String,
+        epoch: i64,
+        not_before_ms: i64,
+        updated_ms: i64,
+    }
+}
+
+impl MovedColumns {
+    fn into_event(self, credited: &mut HashMap<TaskId, (String, u32)>) -> Result<EventRecord> {
+        let (id, stored) = (task_id(&self.id)?, status(self.status)?);
+        let status = TaskStatus::of_end(stored)
+            .unwrap_or_else(|| waiting(self.not_before_ms, self.updated_ms));
+        let credit = credited
+            .remove(&id)
+            .filter(|_| stored == StoredStatus::Completed);
+        let (worker, attempt) = credit.unwrap_or_default();
+        Ok(EventRecord {
+            key: self.task_key.into(),
+            status,
+            at_unix_ms: self.updated_ms,
+            epoch: number(self.epoch)?,
+            worker,
+            attempt,
+            attempts: number(self.attempts)?,
+            reason: self.reason,
+            ..EventRecord::new(id, queue_name(&self.queue)?)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_bounded_and_leave_nothing_out() {
+        let event = |key: usize| EventRecord {
+            key: vec![b'k'; key].into(),
+            ..EventRecord::new(TaskId::new(), QueueName::new("q").unwrap())
+        };
+        let sizes = |events: &[EventRecord]| {
+            let read = |(_, row): (i64, Bytes)| wire::read_kept_events(row).unwrap().len();
+            rows(events).into_iter().map(read).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[]), [0; 0]);
+        assert_eq!(
+            sizes(&vec![event(1); 2 * MOST_KEPT_TOGETHER + 1]),
+            [MOST_KEPT_TOGETHER, MOST_KEPT_TOGETHER, 1]
+        );
+        assert_eq!(sizes(&[event(ROW_BYTES), event(1), event(1)]), [1, 2]);
+    }
+}

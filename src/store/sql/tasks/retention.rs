@@ -1,0 +1,166 @@
+//! Tasks that finished long ago are removed, except for their keys. The key of a dead task goes
+//! with its letter: from then on nobody could send the task again, so its key may be inserted
+//! again. A purge keeps it.
+//!
+//! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An
+//! insert asks the unique key of `tasks` first, and then `seen` as of that moment. A removal that
+//! has freed the key has committed, so `seen` has it. In SQLite `seen` may have the key of a stored
+//! task, with status 0.
+
+use std::{collections::HashMap, time::Duration};
+
+use crate::model::{KeyHash, StoredStatus, TaskId, millis};
+use crate::store::Result;
+use crate::store::sql::{
+    outbox::entries,
+    rows::{key_hash, status, task_id},
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+
+/// A task that was removed; in SQLite with status 0 one that was not.
+#[derive(Clone, Copy)]
+pub(crate) struct Removed {
+    pub(crate) id: TaskId,
+    pub(crate) status: StoredStatus,
+}
+
+/// The removed tasks of these keys. `lock` is `Dialect::FOR_SHARE` or empty.
+pub(crate) async fn removed<S: Session>(
+    session: &mut S,
+    hashes: &[KeyHash],
+    lock: &str,
+) -> Result<HashMap<KeyHash, Removed>> {
+    let mut found = HashMap::new();
+    for hashes in lists(hashes) {
+        let statement = Statement::new("SELECT key_hash, task_id, status FROM seen ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE key_hash IN ")
+            .list(hashes)
+            .sql(lock);
+        for (hash, id, number) in session.fetch::<(Vec<u8>, Vec<u8>, i64)>(statement).await? {
+            found.insert(
+                key_hash(&hash)?,
+                Removed {
+                    id: task_id(&id)?,
+                    status: status(number)?,
+                },
+            );
+        }
+    }
+    Ok(found)
+}
+
+/// The tasks that finished first, at least `age` ago by the database's clock.
+pub(crate) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
+    // The index has a range of its own for each status, in order.
+    let of_status = |status: StoredStatus| {
+        Statement::new("SELECT * FROM (SELECT id, updated_ms FROM tasks ")
+            .sql(&S::by_index("tasks_finished"))
+            // SQLite uses a partial index only for a condition with the words of the index.
+            .sql(" WHERE status <> 0 AND status = ? AND ")
+            .bind(status)
+            .append(old_enough::<S>(age))
+            .sql(" ORDER BY updated_ms LIMIT ?)")
+            .bind(limit)
+    };
+    Statement::new("SELECT id FROM (")
+        .append(of_status(StoredStatus::Completed))
+        .sql(" AS completed UNION ALL ")
+        .append(of_status(StoredStatus::Dead))
+        .sql(" AS dead UNION ALL ")
+        .append(of_status(StoredStatus::Cancelled))
+        .sql(" AS cancelled) AS finished ORDER BY updated_ms LIMIT ?")
+        .bind(limit)
+}
+
+fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
+    Statement::new("updated_ms <= ").append(before::<S>(age))
+}
+
+/// The time that was `age` ago by the database's clock.
+pub(crate) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
+    let age_ms = millis(age);
+    Statement::new(S::NOW_MS).sql(" - ?").bind(age_ms)
+}
+
+/// Which finished tasks to remove.
+#[derive(Clone, Copy)]
+pub(crate) enum Which {
+    /// The tasks that have been finished for this long.
+    Old(Duration),
+    /// The dead ones.
+    Dead,
+}
+
+impl Which {
+    /// Whether the key of a removed task stays a duplicate.
+    fn keeps_key_of(self, status: StoredStatus) -> bool {
+        match self {
+            Self::Old(_) => status != StoredStatus::Dead,
+            Self::Dead => true,
+        }
+    }
+}
+
+/// Removes such tasks among `ids`, with their letters and histories. Answers how many.
+pub(crate) async fn remove<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    which: Which,
+) -> Result<u64> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    let mut count = 0;
+    for ids in lists(&ids) {
+        let condition = match which {
+            Which::Old(age) => old_enough::<S>(age),
+            Which::Dead => Statement::new("status = 2"),
+        };
+        let still = Statement::new("SELECT key_hash, id, status FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE status <> 0 AND ")
+            .append(condition)
+            .sql(" AND id IN ")
+            .list(ids)
+            .sql(" ORDER BY id")
+            .sql(S::FOR_UPDATE);
+        let mut moved = Vec::new();
+        for (hash, id, number) in session.fetch::<(Vec<u8>, Vec<u8>, i64)>(still).await? {
+            moved.push((key_hash(&hash)?, task_id(&id)?, status(number)?));
+        }
+        if moved.is_empty() {
+            continue;
+        }
+        let mut kept = moved.clone();
+        kept.retain(|(.., status)| which.keeps_key_of(*status));
+        kept.sort_unstable_by_key(|(hash, ..)| *hash);
+        for piece in pieces(&kept, |_| 0) {
+            let rows = piece
+                .iter()
+                .map(|(hash, id, status)| [hash.into(), id.into(), (*status).into()]);
+            let keep = Statement::new("INSERT INTO seen (key_hash, task_id, status)").values(rows);
+            session
+                .execute(keep.sql(&S::replace("key_hash", &["task_id", "status"])))
+                .await?;
+        }
+        let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
+        // Before their tasks, by whose rows SQLite finds them.
+        session
+            .execute(Statement::new("DELETE FROM results WHERE ").append(S::of_tasks(&ids)))
+            .await?;
+        const TABLES: [&str; 4] = [
+            "DELETE FROM tasks WHERE id IN ",
+            "DELETE FROM letters WHERE id IN ",
+            "DELETE FROM history WHERE task_id IN ",
+            "DELETE FROM changes WHERE task_id IN ",
+        ];
+        for table in TABLES {
+            session.execute(Statement::new(table).list(&ids)).await?;
+        }
+        // A final task has left the outbox. If not, its row would stay there for ever.
+        entries::remove(session, &ids).await?;
+        count += ids.len() as u64;
+    }
+    Ok(count)
+}
