@@ -9,7 +9,7 @@ use anyhow::ensure;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use taskd::{
     model::{QueueName, TaskCursor, TaskFilter, TaskId, TaskStatus, WorkerName, now_unix_ms},
-    store::{Search, TaskSearch, sqlite::SqliteStore},
+    store::{TaskSearch, Tasks, sqlite::SqliteStore},
 };
 
 use crate::{

@@ -132,7 +132,7 @@ pub enum ChangeKind {
     /// SQL keeps none.
     Requeue = 4,
     /// The end of a task at its deadline. Not an operator wants it, but the insert:
-    /// `store::Deadlines` has it.
+    /// `store::Tasks` has it.
     Deadline = 5,
 }
 

@@ -1,11 +1,12 @@
-//! The outbox: tasks to publish, and the offsets of those that were published.
+//! The outbox: tasks to publish, the offsets of those that were published, and the shards that they
+//! go to.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use async_trait::async_trait;
 
 use super::{Result, Turn, Unpublished};
-use crate::model::{Offset, QueueName, TaskId, TaskRow};
+use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// The bytes of tasks at which a page of the outbox ends: a thousand rows may weigh a gigabyte.
 pub const PAGE_BYTES: usize = 16 << 20;
@@ -39,7 +40,106 @@ pub struct BroughtForward {
     pub next: Option<(i64, TaskId)>,
 }
 
-/// The part of the store that says what is to be published, and what was.
+/// A shard as SQL remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredShard {
+    pub id: ShardId,
+    /// The present generation of the shard, or the last one if it is closed.
+    pub generation: u64,
+    pub is_open: bool,
+    /// The version of its last change.
+    pub version: u64,
+}
+
+/// The outcome of [`Outbox::open_shards`] for one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub generation: u64,
+    /// This call opened it: Redis has nothing of this generation yet. Otherwise it was open before.
+    pub is_new: bool,
+}
+
+/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost
+/// them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilding {
+    /// Each with its present generation.
+    pub shards: BTreeMap<ShardId, u64>,
+    /// Their queues, each with the number of its unfinished tasks, the smallest first: it need not
+    /// wait for the large.
+    pub queues: Vec<(QueueName, u64)>,
+    /// The greatest id of a task. A task that is stored later is published later, too.
+    pub upto: Option<TaskId>,
+}
+
+/// A page of the tasks of shards that are being rebuilt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RebuildPage {
+    /// Queue by queue, in each by id.
+    pub tasks: Vec<TaskRow>,
+    /// Their credited replicas, which stay credited.
+    pub credited: u64,
+    /// Where the next page begins; `None`: this is the last one.
+    pub next: Option<Walked>,
+}
+
+/// A shard whose tasks are published again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rebuilt {
+    pub shard: ShardId,
+    /// The generation of the shard that they are published for.
+    pub generation: u64,
+    /// They are at or before this offset of the shard's partition; `None`: none was published.
+    pub offset: Option<Offset>,
+}
+
+/// How far a walk has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walked {
+    pub queue: QueueName,
+    pub id: TaskId,
+}
+
+impl Walked {
+    /// It has come to this queue, and has passed none of its tasks.
+    pub fn before(queue: &QueueName) -> Self {
+        Self {
+            queue: queue.clone(),
+            id: TaskId::FIRST,
+        }
+    }
+}
+
+/// A part of the unfinished tasks.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch<'a> {
+    /// Of this queue; `None`: of all, in the order of their names.
+    pub queue: Option<&'a QueueName>,
+    pub after: Option<&'a Walked>,
+    /// The greatest id. A walk without it may never end in a queue whose tasks come and go fast.
+    pub upto: TaskId,
+}
+
+impl Stretch<'_> {
+    pub const ALL: Self = Self {
+        queue: None,
+        after: None,
+        upto: TaskId::LAST,
+    };
+}
+
+/// The tasks on the bus in a page of a walk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WalkedPage {
+    /// In the order of their ids.
+    pub tasks: BTreeMap<ShardId, Vec<TaskId>>,
+    /// Where the next page begins; `None`: this is the last one.
+    pub next: Option<Walked>,
+}
+
+/// What is to be published, what was, and the shards that it goes to.
+///
+/// Every method is one transaction, and may be repeated as [`super::Store`] says.
 #[async_trait]
 pub trait Outbox: Send + Sync {
     /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn
@@ -104,4 +204,42 @@ pub trait Outbox: Send + Sync {
     ///
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
+
+    /// The open shards; or all shards with a change after that version, in the order of versions.
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>>;
+
+    /// Opens the shards that are not open, in their first or next generation. Answers per shard, in
+    /// order.
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>>;
+
+    /// Closes a shard that is in this generation, which it never has again. Answers whether it is
+    /// closed in it now.
+    async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool>;
+
+    /// Begins to rebuild shards that Redis lost: raises each one's generation from the given one,
+    /// and opens it.
+    ///
+    /// Answers the present generation per shard, in order, also when another process was first.
+    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>>;
+
+    /// The shards that are open and being rebuilt.
+    async fn rebuilding(&self) -> Result<Rebuilding>;
+
+    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks behind
+    /// `after`.
+    ///
+    /// A page ends at [`PAGE_BYTES`], too. It may be empty and have a next one.
+    async fn rebuild_page(
+        &self,
+        of: &Rebuilding,
+        after: Option<&Walked>,
+        limit: u32,
+    ) -> Result<RebuildPage>;
+
+    /// Ends the rebuild of the shards that are in the given generation still. `generation` is the
+    /// topic's.
+    ///
+    /// From now on every unfinished task of such a shard that is not in the outbox counts as
+    /// published at the offset, or at its own one if that is later.
+    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()>;
 }

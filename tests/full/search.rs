@@ -3,7 +3,7 @@
 use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::{TaskFilter, TaskStatus, WorkerName},
-    store::{Search, Store, TaskSearch, mysql::MysqlStore},
+    store::{Store, TaskSearch, Tasks, mysql::MysqlStore},
 };
 
 use crate::support::{

@@ -7,7 +7,7 @@ use futures::{
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
-    store::{Error, TaskReads, mysql::MysqlStore},
+    store::{Error, Tasks, mysql::MysqlStore},
 };
 
 use crate::{

@@ -20,10 +20,10 @@ use taskd::{
         TaskId,
     },
     store::{
-        CheckStore, Error,
+        Access, Error,
         Inserted::{Duplicate, New},
-        Jobs, Letters, NewRow, Outbox, Published, Rebuilds, Rebuilt, Retried, Settlement, Shards,
-        Store, Stretch, TaskReads, Tokens, Turn, Unpublished, Walked,
+        NewRow, Operators, Outbox, Published, Rebuilt, Retried, Settlement, Store, Stretch, Tasks,
+        Turn, Unpublished, Walked,
         mysql::MysqlStore,
     },
 };

@@ -15,7 +15,7 @@ use sqlx::{
 };
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
-    store::{Error, Store, sqlite::SqliteStore},
+    store::{Error, Store, Tasks, sqlite::SqliteStore},
 };
 
 use crate::support::{

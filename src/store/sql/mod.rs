@@ -39,6 +39,7 @@ mod operators;
 mod outbox;
 #[cfg(test)]
 pub(super) mod plans;
+mod queue_counts;
 mod retry;
 mod rows;
 mod runner;
@@ -46,7 +47,7 @@ mod session;
 mod statement;
 mod tasks;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
@@ -59,17 +60,8 @@ pub(super) use self::{
     session::{Columns, Recent, Session},
     statement::{Statement, Value},
 };
-use self::{
-    outbox::batches,
-    retry::Outage,
-    runner::Runner,
-    tasks::{
-        counts::Counts,
-        insert::{self, OldKeys},
-        retention, settle,
-    },
-};
-use super::{Inserted, NewRow, Result, Settled, Settlement, Store, Stored};
+use self::{retry::Outage, runner::Runner, tasks::insert::OldKeys};
+use super::{Result, Store};
 use crate::config::EventQueues;
 
 /// A store in SQL.
@@ -111,66 +103,6 @@ impl<DB: Backend> SqlStore<DB> {
 impl<DB: Backend> Store for SqlStore<DB> {
     async fn store_id(&self) -> Result<String> {
         meta::read(&self.sql, "store_id", "store_id").await
-    }
-
-    async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
-        let input = (
-            rows.to_vec(),
-            Arc::clone(&self.old_keys),
-            self.event_queues(),
-        );
-        let insert = self
-            .sql
-            .run("insert", input, |session, (rows, old_keys, events)| {
-                Box::pin(async move {
-                    // Each attempt has a number of its own, which tells what it inserted from what
-                    // another did.
-                    let (batch, mut counts) = (batches::new_batch(), Counts::with_events(events));
-                    let rows: Vec<&NewRow> = rows.iter().collect();
-                    let answers =
-                        insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
-                    counts.store(session).await?;
-                    Ok(Stored { answers, batch })
-                })
-            });
-        insert.await
-    }
-
-    async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>> {
-        let input = (
-            reports.to_vec(),
-            Arc::clone(&self.old_keys),
-            self.event_queues(),
-        );
-        let settle = self
-            .sql
-            .run("settle", input, |session, (reports, old_keys, events)| {
-                Box::pin(async move {
-                    let batch = batches::new_batch();
-                    let answers = settle::settle(session, reports, batch, old_keys, events).await?;
-                    Ok(Stored { answers, batch })
-                })
-            });
-        settle.await
-    }
-
-    async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
-        let ids = self
-            .sql
-            .ids(
-                "remove_finished",
-                retention::finished::<DB::Connection>(age, limit),
-            )
-            .await?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        let remove = self
-            .sql
-            .run("remove_finished", (ids, age), |session, (ids, age)| {
-                Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
-            });
-        remove.await
     }
 
     async fn ping(&self) -> Result<()> {

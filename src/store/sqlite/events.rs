@@ -4,7 +4,7 @@ use super::{SqliteStore, sql::plans::Asked};
 use crate::{
     config::{EventQueues, QueueSettings, Queues, Settings},
     model::{Encoding, LeaseNumber, NewTask, TaskId, validate},
-    store::{Events as _, NewRow, Settlement, Store as _, Unpublished},
+    store::{NewRow, Operators as _, Settlement, Tasks as _, Unpublished},
 };
 
 fn rows(prefix: &str) -> Vec<NewRow> {

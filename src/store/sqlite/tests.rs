@@ -9,9 +9,8 @@ use crate::{
         WorkerName, validate,
     },
     store::{
-        BookStore as _, CheckStore as _, IdempotencyKeys as _, Jobs as _, Letters as _, NewRow,
-        Outbox as _, Published, Rebuilds as _, Rebuilt, Search as _, Settlement, Shards as _,
-        Store, Stretch, TaskReads as _, TaskSearch, Turn, TurnedAway, Unpublished, Walked,
+        NewRow, Operators as _, Outbox as _, Published, Rebuilt, Settlement, Store, Stretch,
+        TaskSearch, Tasks as _, Turn, TurnedAway, Unpublished, Walked,
     },
 };
 

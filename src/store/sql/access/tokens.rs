@@ -6,21 +6,24 @@
 
 use std::{collections::HashSet, num::NonZeroU32};
 
-use async_trait::async_trait;
 use uuid::{Timestamp, Uuid};
 
-use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    meta,
-    rows::{corrupt, number},
-    session::Session,
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{AccessToken, Act, Roles, SecretHash, WorkerName},
+    store::{
+        ACTS_STAY, AddedToken, MOST_TOKENS, Result,
+        sql::{
+            backend::Backend,
+            meta,
+            rows::{corrupt, number},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
-use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result, Tokens};
 
-const VERSION: &str = "tokens_version";
+pub(crate) const VERSION: &str = "tokens_version";
 /// Old acts that go with a new one.
 const OLD_ACTS: u32 = 2000;
 
@@ -29,54 +32,29 @@ type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
 pub(crate) type ActColumns = (Vec<u8>, String, String, String);
 
-#[async_trait]
-impl<DB: Backend> Tokens for SqlStore<DB> {
-    async fn tokens_version(&self) -> Result<u64> {
-        meta::read(&self.sql, VERSION, VERSION).await
-    }
+pub(crate) async fn tokens<DB: Backend>(
+    sql: &Runner<DB>,
+) -> Result<Vec<(SecretHash, AccessToken)>> {
+    const SELECT: &str = "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms \
+         FROM tokens ORDER BY name";
+    let tokens = sql.read("tokens", Statement::new(SELECT)).await?;
+    Ok(tokens.into_iter().filter_map(token_or_none).collect())
+}
 
-    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
-        const SELECT: &str = "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms \
-             FROM tokens ORDER BY name";
-        let tokens = self.sql.read("tokens", Statement::new(SELECT)).await?;
-        Ok(tokens.into_iter().filter_map(token_or_none).collect())
-    }
-
-    async fn add_token(
-        &self,
-        hash: SecretHash,
-        token: &AccessToken,
-        act: &Act,
-    ) -> Result<AddedToken> {
-        let add = self.sql.run(
-            "add_token",
-            (hash, token.clone(), act.clone()),
-            |session, (hash, token, act)| Box::pin(add(session, hash, token, act)),
-        );
-        add.await
-    }
-
-    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
-        let revoke = self.sql.run(
-            "revoke_token",
-            (name.to_owned(), act.clone()),
-            |session, (name, act)| Box::pin(revoke(session, name, act)),
-        );
-        revoke.await
-    }
-
-    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
-        let before = before.unwrap_or(Uuid::max());
-        let acts = Statement::new(
-            "SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?",
-        );
-        self.sql
-            .read("acts", acts.bind(&before).bind(limit))
-            .await?
-            .into_iter()
-            .map(act)
-            .collect()
-    }
+pub(crate) async fn acts<DB: Backend>(
+    sql: &Runner<DB>,
+    before: Option<Uuid>,
+    limit: u32,
+) -> Result<Vec<Act>> {
+    let before = before.unwrap_or(Uuid::max());
+    let acts = Statement::new(
+        "SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?",
+    );
+    sql.read("acts", acts.bind(&before).bind(limit))
+        .await?
+        .into_iter()
+        .map(act)
+        .collect()
 }
 
 /// The token, unless this taskd does not understand it. Such a token gives no right, and takes none
@@ -124,7 +102,7 @@ fn act_id(id: &[u8]) -> Result<Uuid> {
     Uuid::from_slice(id).map_err(|_| corrupt("an act's id is a UUID"))
 }
 
-async fn add<S: Session>(
+pub(crate) async fn add<S: Session>(
     session: &mut S,
     hash: &SecretHash,
     token: &AccessToken,
@@ -166,7 +144,7 @@ async fn add<S: Session>(
     Ok(AddedToken::Yes)
 }
 
-async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
+pub(crate) async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
     meta::raise(session, VERSION).await?;
     if is_recorded(session, act).await? {
         return Ok(true);

@@ -2,51 +2,38 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
-
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    outbox::{batches, entries},
-    rows::{corrupt, number, queue_name},
-    runner::Runner,
-    session::Session,
-    statement::{Statement, lists, pieces},
-};
 use crate::{
     model::{QueueName, TaskId},
     store::{
-        BookStore, Result, Unpublished,
-        books::{COUNTED_AT_ONCE, FRESH_COUNTED, OffBusCounts, TurnedAway, TurnedAwayCounts},
+        OffBusCounts, Result, TurnedAway, TurnedAwayCounts, Unpublished,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            outbox::{batches, entries},
+            rows::{corrupt, number, queue_name},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
     },
 };
 
-#[async_trait]
-impl<DB: Backend> BookStore for SqlStore<DB> {
-    async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()> {
-        let add = self
-            .sql
-            .run("add_turned_away", counts.clone(), |session, counts| {
-                Box::pin(add(session, counts))
-            });
-        add.await
-    }
+/// The tasks of unpublished batches that [`crate::store::Operators::off_bus`] looks at. A batch is about to be
+/// published, so an exact number would be old at once.
+const FRESH_COUNTED: usize = 100_000;
 
-    async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts> {
-        turned_away(&self.sql, queues).await
-    }
+/// The rows of the outbox that one statement counts, at most.
+const COUNTED_AT_ONCE: u64 = 100_000;
 
-    async fn off_bus(&self) -> Result<OffBusCounts> {
-        let mut counts = OffBusCounts::new();
-        count_fresh(&self.sql, &mut counts).await?;
-        count_outbox(&self.sql, &mut counts).await?;
-        Ok(counts)
-    }
+pub(crate) async fn off_bus<DB: Backend>(sql: &Runner<DB>) -> Result<OffBusCounts> {
+    let mut counts = OffBusCounts::new();
+    count_fresh(sql, &mut counts).await?;
+    count_outbox(sql, &mut counts).await?;
+    Ok(counts)
 }
 
 /// In the order of queues, in which every transaction takes the rows.
-async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<()> {
+pub(crate) async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<()> {
     let counts: Vec<_> = counts.iter().collect();
     for piece in pieces(&counts, |_| 0) {
         let rows = piece.iter().map(|((queue, why), count)| {
@@ -64,7 +51,7 @@ async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<(
     Ok(())
 }
 
-async fn turned_away<DB: Backend>(
+pub(crate) async fn turned_away<DB: Backend>(
     sql: &Runner<DB>,
     queues: &[QueueName],
 ) -> Result<TurnedAwayCounts> {

@@ -11,88 +11,39 @@ use std::{
     sync::Arc,
 };
 
-use async_trait::async_trait;
+use crate::{
+    config::EventQueues,
+    model::{
+        Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue,
+        ShardId, StoredStatus, TaskAct, TaskId, Update,
+    },
+    store::{
+        ChangeEnd, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn, Wanted,
+        sql::{
+            access::tokens,
+            backend::Backend,
+            outbox::{entries, shards},
+            rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists},
+            tasks::{again, counts::Counts, pending},
+        },
+    },
+};
 
-use crate::config::EventQueues;
-use crate::model::{
-    Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue,
-    ShardId, StoredStatus, TaskAct, TaskId, Update,
-};
-use crate::store::sql::{
-    SqlStore,
-    access::tokens,
-    backend::Backend,
-    outbox::{entries, shards},
-    rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
-    session::Session,
-    statement::{Statement, lists},
-    tasks::{counts::Counts, letters, pending},
-};
-use crate::store::{
-    ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn,
-    Wanted,
-};
-
-#[async_trait]
-impl<DB: Backend> Changes for SqlStore<DB> {
-    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>> {
-        let mut owned = Vec::with_capacity(ids.len());
-        for ids in lists(ids) {
-            let found = Statement::new("SELECT id, queue FROM tasks WHERE id IN ").list(ids);
-            for (id, queue) in self
-                .sql
-                .read::<(Vec<u8>, String)>("queues_of", found)
-                .await?
-            {
-                owned.push((task_id(&id)?, queue_name(&queue)?));
-            }
+pub(crate) async fn queues_of<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+) -> Result<Vec<OwnedTask>> {
+    let mut owned = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT id, queue FROM tasks WHERE id IN ").list(ids);
+        for (id, queue) in sql.read::<(Vec<u8>, String)>("queues_of", found).await? {
+            owned.push((task_id(&id)?, queue_name(&queue)?));
         }
-        Ok(owned)
     }
-
-    async fn want(
-        &self,
-        ids: &[TaskId],
-        change: &Change,
-        at_unix_ms: i64,
-        acts: &[TaskAct],
-    ) -> Result<Vec<Wanted>> {
-        let input = (
-            ids.to_vec(),
-            change.clone(),
-            at_unix_ms,
-            acts.to_vec(),
-            self.event_queues(),
-        );
-        let want = self.sql.run(
-            "want_change",
-            input,
-            |session, (ids, change, at_unix_ms, acts, events)| {
-                Box::pin(want(session, ids, change, *at_unix_ms, acts, events))
-            },
-        );
-        want.await
-    }
-
-    async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
-        self.sql
-            .run("kept_changes", *pages, |session, pages| {
-                Box::pin(kept(session, pages))
-            })
-            .await
-    }
-
-    async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
-        let input = (ended.to_vec(), at_unix_ms, self.event_queues());
-        let end = self.sql.run(
-            "end_changes",
-            input,
-            |session, (ended, at_unix_ms, events)| {
-                Box::pin(end(session, ended, *at_unix_ms, events))
-            },
-        );
-        end.await
-    }
+    Ok(owned)
 }
 
 columns! {
@@ -166,7 +117,7 @@ async fn targets<S: Session>(
     Ok(targets)
 }
 
-async fn want<S: Session>(
+pub(crate) async fn want<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     change: &Change,
@@ -270,7 +221,7 @@ async fn store_update<S: Session>(
         }
     }
     let ids = Vec::from_iter(reopened.iter().copied());
-    letters::reopen(session, &ids, now_ms, counts).await?;
+    again::reopen(session, &ids, now_ms, counts).await?;
     Ok(reopened)
 }
 
@@ -288,7 +239,7 @@ columns! {
     }
 }
 
-async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
+pub(crate) async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
     let KeptPages {
         kind,
         upto_unix_ms,
@@ -354,7 +305,7 @@ async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChan
     Ok(kept)
 }
 
-async fn end<S: Session>(
+pub(crate) async fn end<S: Session>(
     session: &mut S,
     ended: &[EndedChange],
     at_unix_ms: i64,
@@ -431,7 +382,7 @@ async fn end<S: Session>(
     }
     store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
     let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
-    letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
+    again::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
     pending::remove(session, &cancelled).await?;
     pending::remove_turns(session, &over).await?;
     pending::keep(session, ChangeKind::Update, &outdated).await?;

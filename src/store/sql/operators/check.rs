@@ -1,60 +1,34 @@
 //! Counts that are made again, and tasks that nobody would publish.
 
-use async_trait::async_trait;
-
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    rows::{queue_name, task_id},
-    runner::Runner,
-    session::Session,
-    statement::Statement,
-    tasks::reads,
-};
 use crate::{
     model::{QueueName, StoredStatus, TaskId},
-    store::{CheckStore, PublishedTask, Result, WrongCount, check::GONE_OVER},
+    store::{
+        Result, WrongCount,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{queue_name, task_id},
+            runner::Runner,
+            session::Session,
+            statement::Statement,
+        },
+    },
 };
 
-#[async_trait]
-impl<DB: Backend> CheckStore for SqlStore<DB> {
-    async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
-        let wrong = wrong_counts::<DB::Connection>();
-        let wrong: Vec<(String, i64, i64)> = self.sql.read("wrong_counts", wrong).await?;
-        let read = |(queue, kept, counted): (String, i64, i64)| {
-            Ok(WrongCount {
-                queue: queue_name(&queue)?,
-                kept,
-                counted,
-            })
-        };
-        wrong.into_iter().map(read).collect()
-    }
+/// Rows of `tasks` that one statement of [`crate::store::Operators::stranded`] goes over, at most.
+const GONE_OVER: u64 = 20_000;
 
-    async fn correct_count(&self, queue: &QueueName) -> Result<()> {
-        let correct = self
-            .sql
-            .run("correct_count", queue.clone(), |session, queue| {
-                Box::pin(correct(session, queue))
-            });
-        correct.await
-    }
-
-    async fn published_among(
-        &self,
-        generation: &str,
-        ids: &[TaskId],
-    ) -> Result<Vec<PublishedTask>> {
-        reads::published_among(&self.sql, generation, ids).await
-    }
-
-    async fn stranded(
-        &self,
-        after: Option<TaskId>,
-    ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
-        stranded(&self.sql, after).await
-    }
+pub(crate) async fn wrong_counts<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<WrongCount>> {
+    let wrong = select_wrong::<DB::Connection>();
+    let wrong: Vec<(String, i64, i64)> = sql.read("wrong_counts", wrong).await?;
+    let read = |(queue, kept, counted): (String, i64, i64)| {
+        Ok(WrongCount {
+            queue: queue_name(&queue)?,
+            kept,
+            counted,
+        })
+    };
+    wrong.into_iter().map(read).collect()
 }
 
 /// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox
@@ -69,7 +43,7 @@ fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
     [on_bus, in_outbox]
 }
 
-fn wrong_counts<'a, S: Session>() -> Statement<'a> {
+fn select_wrong<'a, S: Session>() -> Statement<'a> {
     let [on_bus, in_outbox] = counted::<S>();
     Statement::new("SELECT queue, CAST(SUM(kept) AS SIGNED), CAST(SUM(counted) AS SIGNED) FROM (")
         .append(on_bus)
@@ -84,7 +58,7 @@ fn wrong_counts<'a, S: Session>() -> Statement<'a> {
 ///
 /// A transaction changes counts in its last step. One that has changed tasks before waits here, and
 /// then adds to the corrected count.
-async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
+pub(crate) async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
         .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
         .sql(&S::add("queue, status", "count"));
@@ -108,7 +82,7 @@ async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     Ok(())
 }
 
-async fn stranded<DB: Backend>(
+pub(crate) async fn stranded<DB: Backend>(
     sql: &Runner<DB>,
     after: Option<TaskId>,
 ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {

@@ -10,23 +10,23 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::store::sql::{
-    SqlStore,
-    access::tokens::{self, ActColumns},
-    backend::Backend,
-    dialect::Dialect,
-    meta,
-    rows::{corrupt, number, worker_name},
-    session::Session,
-    statement::{Statement, lists, pieces},
-};
 use crate::{
     model::{Act, Attempt, AttemptState, FailedAttempt, TaskId, began, millis},
-    store::{Attempts, FAILURES_STAY, History, Result},
+    store::{
+        Attempts, FAILURES_STAY, Result,
+        sql::{
+            access::tokens::{self, ActColumns},
+            backend::Backend,
+            dialect::Dialect,
+            rows::{corrupt, number, worker_name},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
 
 /// The most attempts of one task that a transaction removes beyond those that stay.
@@ -54,113 +54,108 @@ fn first_at(unix_ms: i64) -> AttemptId {
     TaskId(Uuid::from_bytes(id))
 }
 
-#[async_trait]
-impl<DB: Backend> History for SqlStore<DB> {
-    async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
-        let keep = self
-            .sql
-            .run("keep_failures", failures.to_vec(), |session, failures| {
-                Box::pin(async move {
-                    // An attempt that comes twice in one call counts once.
-                    let by_id: BTreeMap<AttemptId, &FailedAttempt> = failures
-                        .iter()
-                        .map(|failure| (id_of(failure), failure))
-                        .collect();
-                    keep(session, &by_id).await
-                })
-            });
-        keep.await
-    }
-
-    async fn attempts(&self, id: TaskId, limit: u32) -> Result<Attempts> {
-        const NAME: &str = "attempts";
-        let failed =
-            Statement::new("SELECT state, leased_ms, at_ms, attempt, worker, reason FROM history ")
-                .sql(&DB::Connection::by_index("history_task"))
-                .sql(" WHERE task_id = ? ORDER BY id DESC LIMIT ?")
-                .bind(&id)
-                .bind(FAILURES_STAY);
-        let failed = self.sql.read::<FailedColumns>(NAME, failed).await?;
-        let of_task = std::slice::from_ref(&id);
-        let completed = Statement::new(
-            "SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE ",
-        )
-        .append(DB::Connection::of_tasks(of_task))
-        .sql(" ORDER BY completed_ms DESC, worker DESC LIMIT ?")
-        .bind(limit);
-        let completed = self.sql.read::<CompletedColumns>(NAME, completed).await?;
-        let count = Statement::new("SELECT COUNT(*) FROM results WHERE ")
-            .append(DB::Connection::of_tasks(of_task));
-        let count: Vec<(i64,)> = self.sql.read(NAME, count).await?;
-        Ok(Attempts {
-            failed: failed
-                .into_iter()
-                .rev()
-                .map(failed_attempt)
-                .collect::<Result<_>>()?,
-            completed: completed
-                .into_iter()
-                .rev()
-                .map(completed_attempt)
-                .collect::<Result<_>>()?,
-            results: count.first().map_or(Ok(0), |(count,)| number(*count))?,
+pub(crate) async fn keep_failures<DB: Backend>(
+    sql: &Runner<DB>,
+    failures: &[FailedAttempt],
+) -> Result<()> {
+    let keep = sql.run("keep_failures", failures.to_vec(), |session, failures| {
+        Box::pin(async move {
+            // An attempt that comes twice in one call counts once.
+            let by_id: BTreeMap<AttemptId, &FailedAttempt> = failures
+                .iter()
+                .map(|failure| (id_of(failure), failure))
+                .collect();
+            keep(session, &by_id).await
         })
-    }
+    });
+    keep.await
+}
 
-    async fn remove_old_failures(&self, age: Duration, limit: u32) -> Result<u64> {
-        const NAME: &str = "remove_old_failures";
-        let now: Vec<(i64,)> = self
-            .sql
-            .read(
-                NAME,
-                Statement::new(format!("SELECT {}", DB::Connection::NOW_MS)),
-            )
-            .await?;
-        let now = now
-            .first()
-            .map(|(now,)| *now)
-            .ok_or_else(|| corrupt("no time"))?;
-        let young = first_at(now.saturating_sub(millis(age)));
-        let old = Statement::new("SELECT id FROM history ")
-            .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" WHERE id < ? ORDER BY id LIMIT ?")
-            .bind(&young)
-            .bind(limit);
-        let old = self.sql.ids(NAME, old).await?;
-        if old.is_empty() {
-            return Ok(0);
-        }
-        self.sql
-            .run(NAME, old, |session, old| Box::pin(remove(session, old)))
-            .await
-    }
-
-    async fn keep_acts(&self, acts: &[Act]) -> Result<()> {
-        self.sql
-            .run("keep_acts", acts.to_vec(), |session, acts| {
-                Box::pin(tokens::keep_all(session, acts))
-            })
-            .await
-    }
-
-    async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>> {
-        let acts = Statement::new("SELECT id, who, what, target FROM acts ")
-            .sql(&DB::Connection::by_index("acts_target"))
-            .sql(" WHERE target = ? ORDER BY id DESC LIMIT ?")
-            .bind(target)
-            .bind(limit);
-        self.sql
-            .read::<ActColumns>("acts_on", acts)
-            .await?
+pub(crate) async fn attempts<DB: Backend>(
+    sql: &Runner<DB>,
+    id: TaskId,
+    limit: u32,
+) -> Result<Attempts> {
+    const NAME: &str = "attempts";
+    let failed =
+        Statement::new("SELECT state, leased_ms, at_ms, attempt, worker, reason FROM history ")
+            .sql(&DB::Connection::by_index("history_task"))
+            .sql(" WHERE task_id = ? ORDER BY id DESC LIMIT ?")
+            .bind(&id)
+            .bind(FAILURES_STAY);
+    let failed = sql.read::<FailedColumns>(NAME, failed).await?;
+    let of_task = std::slice::from_ref(&id);
+    let completed = Statement::new(
+        "SELECT worker, attempt, leased_ms, completed_ms, surplus FROM results WHERE ",
+    )
+    .append(DB::Connection::of_tasks(of_task))
+    .sql(" ORDER BY completed_ms DESC, worker DESC LIMIT ?")
+    .bind(limit);
+    let completed = sql.read::<CompletedColumns>(NAME, completed).await?;
+    let count = Statement::new("SELECT COUNT(*) FROM results WHERE ")
+        .append(DB::Connection::of_tasks(of_task));
+    let count: Vec<(i64,)> = sql.read(NAME, count).await?;
+    Ok(Attempts {
+        failed: failed
             .into_iter()
             .rev()
-            .map(tokens::act)
-            .collect()
-    }
+            .map(failed_attempt)
+            .collect::<Result<_>>()?,
+        completed: completed
+            .into_iter()
+            .rev()
+            .map(completed_attempt)
+            .collect::<Result<_>>()?,
+        results: count.first().map_or(Ok(0), |(count,)| number(*count))?,
+    })
+}
 
-    async fn lease_times_from(&self) -> Result<i64> {
-        meta::read(&self.sql, "lease_times_from", "lease_times_from").await
+pub(crate) async fn remove_old_failures<DB: Backend>(
+    sql: &Runner<DB>,
+    age: Duration,
+    limit: u32,
+) -> Result<u64> {
+    const NAME: &str = "remove_old_failures";
+    let now: Vec<(i64,)> = sql
+        .read(
+            NAME,
+            Statement::new(format!("SELECT {}", DB::Connection::NOW_MS)),
+        )
+        .await?;
+    let now = now
+        .first()
+        .map(|(now,)| *now)
+        .ok_or_else(|| corrupt("no time"))?;
+    let young = first_at(now.saturating_sub(millis(age)));
+    let old = Statement::new("SELECT id FROM history ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE id < ? ORDER BY id LIMIT ?")
+        .bind(&young)
+        .bind(limit);
+    let old = sql.ids(NAME, old).await?;
+    if old.is_empty() {
+        return Ok(0);
     }
+    sql.run(NAME, old, |session, old| Box::pin(remove(session, old)))
+        .await
+}
+
+pub(crate) async fn acts_on<DB: Backend>(
+    sql: &Runner<DB>,
+    target: &str,
+    limit: u32,
+) -> Result<Vec<Act>> {
+    let acts = Statement::new("SELECT id, who, what, target FROM acts ")
+        .sql(&DB::Connection::by_index("acts_target"))
+        .sql(" WHERE target = ? ORDER BY id DESC LIMIT ?")
+        .bind(target)
+        .bind(limit);
+    sql.read::<ActColumns>("acts_on", acts)
+        .await?
+        .into_iter()
+        .rev()
+        .map(tokens::act)
+        .collect()
 }
 
 /// State, when it was leased, when it ended, attempt, worker, reason.

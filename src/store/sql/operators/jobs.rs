@@ -6,144 +6,116 @@ use std::{
     sync::Arc,
 };
 
-use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use uuid::{Timestamp, Uuid};
 
-use crate::store::sql::{
-    SqlStore,
-    access::tokens,
-    backend::Backend,
-    dialect::Dialect,
-    rows::{columns, corrupt, number, status, task_id},
-    session::Session,
-    statement::{Statement, Value, lists},
-    tasks::{counts::Counts, letters},
-};
 use crate::{
     config::EventQueues,
     model::{
         Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId,
         TaskStatus, WorkerName,
     },
-    store::{AddedJob, JOBS_STAY, Jobs, MOST_JOBS, Result, Retried},
+    store::{
+        AddedJob, JOBS_STAY, MOST_JOBS, Result, Retried,
+        sql::{
+            access::tokens,
+            backend::Backend,
+            dialect::Dialect,
+            rows::{columns, corrupt, number, status, task_id},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, Value, lists},
+            tasks::{again, counts::Counts},
+        },
+    },
 };
 
 const COLUMNS: &str = "id, what, filter, who, scope, token, state, position, looked_at, matched, changed, \
      failed, last_error, created_ms, updated_ms";
 
-#[async_trait]
-impl<DB: Backend> Jobs for SqlStore<DB> {
-    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
-        let input = (job.clone(), most_of_token, act.clone());
-        let add = self
-            .sql
-            .run("add_job", input, |session, (job, most_of_token, act)| {
-                Box::pin(add(session, job, *most_of_token, act))
-            });
-        add.await
-    }
+pub(crate) async fn job<DB: Backend>(sql: &Runner<DB>, id: Uuid) -> Result<Option<Job>> {
+    let found = select("WHERE id = ?").bind(&id);
+    sql.read::<Columns>("job", found)
+        .await?
+        .into_iter()
+        .next()
+        .map(Job::try_from)
+        .transpose()
+}
 
-    async fn job(&self, id: Uuid) -> Result<Option<Job>> {
-        let found = select("WHERE id = ?").bind(&id);
-        self.sql
-            .read::<Columns>("job", found)
-            .await?
-            .into_iter()
-            .next()
-            .map(Job::try_from)
-            .transpose()
-    }
+pub(crate) async fn jobs<DB: Backend>(
+    sql: &Runner<DB>,
+    before: Option<Uuid>,
+    limit: u32,
+) -> Result<Vec<Job>> {
+    let before = before.unwrap_or(Uuid::max());
+    let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?")
+        .bind(&before)
+        .bind(limit);
+    Ok(readable(sql.read("jobs", page).await?))
+}
 
-    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>> {
-        let before = before.unwrap_or(Uuid::max());
-        let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?")
-            .bind(&before)
-            .bind(limit);
-        Ok(readable(self.sql.read("jobs", page).await?))
-    }
+pub(crate) async fn running_jobs<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<Job>> {
+    let running = select(&DB::Connection::by_index("jobs_state"))
+        .sql(" WHERE state = 0 ORDER BY id LIMIT ?")
+        // Two calls at once may exceed the most by one.
+        .bind(2 * MOST_JOBS);
+    Ok(readable(sql.read("running_jobs", running).await?))
+}
 
-    async fn running_jobs(&self) -> Result<Vec<Job>> {
-        let running = select(&DB::Connection::by_index("jobs_state"))
-            .sql(" WHERE state = 0 ORDER BY id LIMIT ?")
-            // Two calls at once may exceed the most by one.
-            .bind(2 * MOST_JOBS);
-        Ok(readable(self.sql.read("running_jobs", running).await?))
-    }
+pub(crate) async fn advance_job<DB: Backend>(
+    sql: &Runner<DB>,
+    job: &Job,
+    from: Option<TaskCursor>,
+) -> Result<bool> {
+    let advance = sql.run("advance_job", (job.clone(), from), |session, (job, from)| {
+        Box::pin(async move {
+            let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
+            const SET: &str = "UPDATE jobs SET state = ?, position = ?, looked_at = ?, matched = ?, changed = ?, \
+                 failed = ?, last_error = ?, updated_ms = ? WHERE id = ? AND state = 0 AND position = ?";
+            let set = Statement::new(SET)
+                .bind(job.state as u32)
+                .bind(position(cursor.as_ref()))
+                .bind(*looked_at)
+                .bind(*matched)
+                .bind(*changed)
+                .bind(*failed)
+                .bind(last_error.as_str())
+                .bind(job.updated_unix_ms)
+                .bind(&job.id)
+                .bind(position(from.as_ref()));
+            Ok(session.execute(set).await? > 0)
+        })
+    });
+    advance.await
+}
 
-    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool> {
-        let advance = self.sql.run("advance_job", (job.clone(), from), |session, (job, from)| {
-            Box::pin(async move {
-                let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
-                const SET: &str = "UPDATE jobs SET state = ?, position = ?, looked_at = ?, matched = ?, changed = ?, \
-                     failed = ?, last_error = ?, updated_ms = ? WHERE id = ? AND state = 0 AND position = ?";
-                let set = Statement::new(SET)
-                    .bind(job.state as u32)
-                    .bind(position(cursor.as_ref()))
-                    .bind(*looked_at)
-                    .bind(*matched)
-                    .bind(*changed)
-                    .bind(*failed)
-                    .bind(last_error.as_str())
-                    .bind(job.updated_unix_ms)
-                    .bind(&job.id)
-                    .bind(position(from.as_ref()));
-                Ok(session.execute(set).await? > 0)
-            })
-        });
-        advance.await
-    }
-
-    async fn stop_job(
-        &self,
-        id: Uuid,
-        at_unix_ms: i64,
-        why: Option<&str>,
-        act: &Act,
-    ) -> Result<Option<Job>> {
-        let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
-        let stop = self
-            .sql
-            .run("stop_job", input, |session, (id, at, why, act)| {
-                Box::pin(async move {
-                    let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
-                        .bind(JobState::Stopped as u32)
-                        .bind(*at);
-                    if let Some(why) = why {
-                        stop = stop.sql(", last_error = ?").bind(why.as_str());
-                    }
-                    let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
-                    if session.execute(stop).await? > 0 {
-                        tokens::keep(session, act).await?;
-                    }
-                    Ok(())
-                })
-            });
-        stop.await?;
-        self.job(id).await
-    }
-
-    async fn retry_with_acts(
-        &self,
-        ids: &[TaskId],
-        now_unix_ms: i64,
-        who: &str,
-        what: &str,
-    ) -> Result<Vec<Retried>> {
-        // Every attempt has the same acts, by which it knows what an earlier one has done.
-        let acts: Acts = ids
-            .iter()
-            .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
-            .collect();
-        let input = (acts, now_unix_ms, self.event_queues());
-        let retry = self
-            .sql
-            .run("retry", input, |session, (acts, now, events)| {
-                Box::pin(retry(session, acts, *now, events))
-            });
-        retry.await
-    }
+pub(crate) async fn stop_job<DB: Backend>(
+    sql: &Runner<DB>,
+    id: Uuid,
+    at_unix_ms: i64,
+    why: Option<&str>,
+    act: &Act,
+) -> Result<Option<Job>> {
+    let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
+    let stop = sql.run("stop_job", input, |session, (id, at, why, act)| {
+        Box::pin(async move {
+            let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
+                .bind(JobState::Stopped as u32)
+                .bind(*at);
+            if let Some(why) = why {
+                stop = stop.sql(", last_error = ?").bind(why.as_str());
+            }
+            let stop = stop.sql(" WHERE id = ? AND state = 0").bind(id);
+            if session.execute(stop).await? > 0 {
+                tokens::keep(session, act).await?;
+            }
+            Ok(())
+        })
+    });
+    stop.await?;
+    job(sql, id).await
 }
 
 fn select<'a>(rest: &str) -> Statement<'a> {
@@ -154,7 +126,7 @@ fn position(cursor: Option<&TaskCursor>) -> &[u8] {
     cursor.map_or(&[], |TaskCursor(id)| id.as_bytes())
 }
 
-async fn add<S: Session>(
+pub(crate) async fn add<S: Session>(
     session: &mut S,
     job: &Job,
     most_of_token: u32,
@@ -219,9 +191,9 @@ async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<
 }
 
 /// Tasks, each with the act that it gets if it is sent again.
-type Acts = BTreeMap<TaskId, Act>;
+pub(crate) type Acts = BTreeMap<TaskId, Act>;
 
-async fn retry<S: Session>(
+pub(crate) async fn retry<S: Session>(
     session: &mut S,
     acts: &Acts,
     now_ms: i64,
@@ -231,7 +203,7 @@ async fn retry<S: Session>(
         Counts::with_events(events),
         acts.keys().copied().collect::<Vec<_>>(),
     );
-    let mut retried = letters::retry(session, &ids, now_ms, &mut counts).await?;
+    let mut retried = again::retry(session, &ids, now_ms, &mut counts).await?;
     let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
     let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
     retried.extend(sent_before(session, &others).await?);

@@ -5,146 +5,182 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
-
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, task_id},
-    statement::{Statement, lists},
-    tasks::letters,
-};
 use crate::{
     model::{
         DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask,
         StoredLetter, TaskRow,
     },
-    store::{Letters, Result},
+    store::{
+        Result,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, task_id},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists},
+            tasks::{
+                letters::{NewLetter, add},
+                retention::{self, Which},
+            },
+        },
+    },
     wire,
 };
 
-#[async_trait]
-impl<DB: Backend> Letters for SqlStore<DB> {
-    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
-        let letters: Vec<letters::NewLetter> = letters.iter().map(Into::into).collect();
-        let keep = self.sql.run("keep_letters", letters, |session, letters| {
-            Box::pin(letters::add(session, letters))
-        });
-        keep.await
-    }
+pub(crate) async fn keep_letters<DB: Backend>(
+    sql: &Runner<DB>,
+    letters: &[DeadLetter],
+) -> Result<()> {
+    let letters: Vec<NewLetter> = letters.iter().map(Into::into).collect();
+    sql.run("keep_letters", letters, |session, letters| {
+        Box::pin(add(session, letters))
+    })
+    .await
+}
 
-    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage> {
-        let rows: Vec<BriefColumns> = self
-            .sql
-            .read("letters", listed::<DB::Connection>(pages))
-            .await?;
-        let is_full = rows.len() == pages.limit as usize;
-        let mut letters = rows
-            .into_iter()
-            .map(BriefColumns::into_letter)
-            .collect::<Result<Vec<_>>>()?;
-        let last = letters.last().map(|last| LetterCursor {
-            at_unix_ms: last.letter.at_unix_ms,
-            id: last.id,
-        });
-        letters.retain(|letter| letter.letter.reason.starts_with(&pages.filter.reason));
-        Ok(LetterPage {
-            letters,
-            next: last.filter(|_| is_full),
-        })
-    }
+pub(crate) async fn letters<DB: Backend>(
+    sql: &Runner<DB>,
+    pages: &LetterPages,
+) -> Result<LetterPage> {
+    let rows: Vec<BriefColumns> = sql.read("letters", listed::<DB::Connection>(pages)).await?;
+    let is_full = rows.len() == pages.limit as usize;
+    let mut letters = rows
+        .into_iter()
+        .map(BriefColumns::into_letter)
+        .collect::<Result<Vec<_>>>()?;
+    let last = letters.last().map(|last| LetterCursor {
+        at_unix_ms: last.letter.at_unix_ms,
+        id: last.id,
+    });
+    letters.retain(|letter| letter.letter.reason.starts_with(&pages.filter.reason));
+    Ok(LetterPage {
+        letters,
+        next: last.filter(|_| is_full),
+    })
+}
 
-    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>> {
-        const NAME: &str = "letter";
-        let found =
-            Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?")
-                .bind(&id);
-        let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = self.sql.read(NAME, found).await?;
-        let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else {
-            return Ok(None);
-        };
-        let kind = kind(stored)?;
-        if kind != LetterKind::Task {
-            return Ok(Some(StoredLetter {
-                id,
-                kind,
-                letter: read(content)?,
-            }));
+pub(crate) async fn letter<DB: Backend>(
+    sql: &Runner<DB>,
+    id: LetterId,
+) -> Result<Option<StoredLetter>> {
+    const NAME: &str = "letter";
+    let found =
+        Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?").bind(&id);
+    let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = sql.read(NAME, found).await?;
+    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let kind = kind(stored)?;
+    if kind != LetterKind::Task {
+        return Ok(Some(StoredLetter {
+            id,
+            kind,
+            letter: read(content)?,
+        }));
+    }
+    let task = Statement::new(format!(
+        "SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?"
+    ))
+    .bind(&id);
+    let task: Vec<DeadTaskColumns> = sql.read(NAME, task).await?;
+    let Some(DeadTaskColumns {
+        task,
+        attempts,
+        reason,
+    }) = task.into_iter().next()
+    else {
+        return Ok(None);
+    };
+    let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
+    let queue = row.queue.as_str().to_owned();
+    let task = Some(NewTask::from(&row));
+    let letter = DeadLetter {
+        task_id: Some(id),
+        queue,
+        attempts,
+        reason,
+        at_unix_ms,
+        task,
+        ..read(summary)?
+    };
+    Ok(Some(StoredLetter { id, kind, letter }))
+}
+
+pub(crate) async fn letter_kinds<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[LetterId],
+) -> Result<Vec<(LetterId, LetterKind)>> {
+    let mut kinds = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT id, kind FROM letters WHERE id IN ").list(ids);
+        for (id, stored) in sql.read::<(Vec<u8>, i64)>("letter_kinds", found).await? {
+            kinds.push((task_id(&id)?, kind(stored)?));
         }
-        let task = Statement::new(format!(
-            "SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?"
-        ))
-        .bind(&id);
-        let task: Vec<DeadTaskColumns> = self.sql.read(NAME, task).await?;
-        let Some(DeadTaskColumns {
-            task,
-            attempts,
-            reason,
-        }) = task.into_iter().next()
-        else {
-            return Ok(None);
-        };
-        let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
-        let queue = row.queue.as_str().to_owned();
-        let task = Some(NewTask::from(&row));
-        let letter = DeadLetter {
-            task_id: Some(id),
-            queue,
-            attempts,
-            reason,
-            at_unix_ms,
-            task,
-            ..read(summary)?
-        };
-        Ok(Some(StoredLetter { id, kind, letter }))
     }
+    Ok(kinds)
+}
 
-    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
-        let mut kinds = Vec::with_capacity(ids.len());
-        for ids in lists(ids) {
-            let found = Statement::new("SELECT id, kind FROM letters WHERE id IN ").list(ids);
-            for (id, stored) in self
-                .sql
-                .read::<(Vec<u8>, i64)>("letter_kinds", found)
-                .await?
-            {
-                kinds.push((task_id(&id)?, kind(stored)?));
-            }
-        }
-        Ok(kinds)
-    }
-
-    async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
-        // The second number is that of an earlier attempt, whose COMMIT may have had no answer.
-        let purge = self.sql.run(
-            "purge",
-            (ids.to_vec(), AtomicU64::new(0)),
-            |session, (ids, before)| {
-                Box::pin(async move {
-                    let removed = letters::purge(session, ids).await?;
-                    Ok(before.fetch_max(removed, Ordering::Relaxed).max(removed))
-                })
-            },
-        );
-        purge.await
-    }
-
-    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
-        const NAME: &str = "remove_old_letters";
-        let ids = self
-            .sql
-            .ids(NAME, letters::old::<DB::Connection>(age, limit))
-            .await?;
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        self.sql
-            .run(NAME, ids, |session, ids| {
-                Box::pin(letters::purge(session, ids))
+pub(crate) async fn purge<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Result<u64> {
+    // The second number is that of an earlier attempt, whose COMMIT may have had no answer.
+    let purge = sql.run(
+        "purge",
+        (ids.to_vec(), AtomicU64::new(0)),
+        |session, (ids, before)| {
+            Box::pin(async move {
+                let removed = purge_in(session, ids).await?;
+                Ok(before.fetch_max(removed, Ordering::Relaxed).max(removed))
             })
-            .await
+        },
+    );
+    purge.await
+}
+
+pub(crate) async fn remove_old_letters<DB: Backend>(
+    sql: &Runner<DB>,
+    age: Duration,
+    limit: u32,
+) -> Result<u64> {
+    const NAME: &str = "remove_old_letters";
+    let ids = sql.ids(NAME, old::<DB::Connection>(age, limit)).await?;
+    if ids.is_empty() {
+        return Ok(0);
     }
+    sql.run(NAME, ids, |session, ids| Box::pin(purge_in(session, ids)))
+        .await
+}
+
+/// Removes letters. A dead task goes with its letter, and its key stays. Answers how many.
+async fn purge_in<S: Session>(session: &mut S, ids: &[LetterId]) -> Result<u64> {
+    let mut removed = retention::remove(session, ids, Which::Dead).await?;
+    for ids in lists(ids) {
+        // An older taskd may have removed a dead task without its letter.
+        let others = "DELETE FROM letters WHERE (kind <> 1 OR NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = \
+                      letters.id)) AND letters.id IN ";
+        removed += session.execute(Statement::new(others).list(ids)).await?;
+    }
+    Ok(removed)
+}
+
+/// The oldest letters that are not about stored tasks, at least `age` old by the database's clock.
+fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
+    let of_kind = |kind: LetterKind| {
+        Statement::new("SELECT * FROM (SELECT id FROM letters ")
+            .sql(&S::by_index("letters_kind"))
+            .sql(" WHERE kind = ? AND at_ms <= ")
+            .bind(kind)
+            .append(retention::before::<S>(age))
+            .sql(" ORDER BY at_ms LIMIT ?) AS page")
+            .bind(limit)
+    };
+    let others = LetterKind::ALL
+        .into_iter()
+        .filter(|kind| *kind != LetterKind::Task)
+        .map(of_kind);
+    let all = others
+        .reduce(|all, kind| all.sql(" UNION ALL ").append(kind))
+        .expect("there are other kinds");
+    all.sql(" LIMIT ?").bind(limit)
 }
 
 columns! {

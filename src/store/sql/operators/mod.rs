@@ -1,11 +1,284 @@
 //! What operators see and do: jobs, letters, changes, histories, events, books and pauses.
 
-pub(crate) mod books;
-pub(crate) mod changes;
-pub(crate) mod check;
-pub(crate) mod deadlines;
-pub(crate) mod events;
-pub(crate) mod history;
-pub(crate) mod jobs;
-pub(crate) mod letters;
-pub(crate) mod pauses;
+mod books;
+mod changes;
+mod check;
+mod events;
+mod history;
+mod jobs;
+mod letters;
+mod pauses;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use crate::{
+    config::EventQueues,
+    model::{
+        Act, Change, DeadLetter, FailedAttempt, Job, LetterId, LetterKind, LetterPage, LetterPages,
+        OwnedTask, PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
+    },
+    store::{
+        AddedJob, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
+        OffBusCounts, Operators, Pausing, PublishedTask, Result, Retried, TurnedAwayCounts, Wanted,
+        WrongCount,
+        sql::{SqlStore, access::tokens, backend::Backend, meta, tasks::reads},
+    },
+};
+
+#[async_trait]
+impl<DB: Backend> Operators for SqlStore<DB> {
+    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
+        let input = (job.clone(), most_of_token, act.clone());
+        let add = self
+            .sql
+            .run("add_job", input, |session, (job, most_of_token, act)| {
+                Box::pin(jobs::add(session, job, *most_of_token, act))
+            });
+        add.await
+    }
+
+    async fn job(&self, id: Uuid) -> Result<Option<Job>> {
+        jobs::job(&self.sql, id).await
+    }
+
+    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>> {
+        jobs::jobs(&self.sql, before, limit).await
+    }
+
+    async fn running_jobs(&self) -> Result<Vec<Job>> {
+        jobs::running_jobs(&self.sql).await
+    }
+
+    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool> {
+        jobs::advance_job(&self.sql, job, from).await
+    }
+
+    async fn stop_job(
+        &self,
+        id: Uuid,
+        at_unix_ms: i64,
+        why: Option<&str>,
+        act: &Act,
+    ) -> Result<Option<Job>> {
+        jobs::stop_job(&self.sql, id, at_unix_ms, why, act).await
+    }
+
+    async fn retry_with_acts(
+        &self,
+        ids: &[TaskId],
+        now_unix_ms: i64,
+        who: &str,
+        what: &str,
+    ) -> Result<Vec<Retried>> {
+        // Every attempt has the same acts, by which it knows what an earlier one has done.
+        let acts: jobs::Acts = ids
+            .iter()
+            .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
+            .collect();
+        let input = (acts, now_unix_ms, self.event_queues());
+        let retry = self
+            .sql
+            .run("retry", input, |session, (acts, now, events)| {
+                Box::pin(jobs::retry(session, acts, *now, events))
+            });
+        retry.await
+    }
+
+    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
+        letters::keep_letters(&self.sql, letters).await
+    }
+
+    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage> {
+        letters::letters(&self.sql, pages).await
+    }
+
+    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>> {
+        letters::letter(&self.sql, id).await
+    }
+
+    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
+        letters::letter_kinds(&self.sql, ids).await
+    }
+
+    async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
+        letters::purge(&self.sql, ids).await
+    }
+
+    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
+        letters::remove_old_letters(&self.sql, age, limit).await
+    }
+
+    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>> {
+        changes::queues_of(&self.sql, ids).await
+    }
+
+    async fn want(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        at_unix_ms: i64,
+        acts: &[TaskAct],
+    ) -> Result<Vec<Wanted>> {
+        let input = (
+            ids.to_vec(),
+            change.clone(),
+            at_unix_ms,
+            acts.to_vec(),
+            self.event_queues(),
+        );
+        let want = self.sql.run(
+            "want_change",
+            input,
+            |session, (ids, change, at_unix_ms, acts, events)| {
+                Box::pin(changes::want(
+                    session,
+                    ids,
+                    change,
+                    *at_unix_ms,
+                    acts,
+                    events,
+                ))
+            },
+        );
+        want.await
+    }
+
+    async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
+        self.sql
+            .run("kept_changes", *pages, |session, pages| {
+                Box::pin(changes::kept(session, pages))
+            })
+            .await
+    }
+
+    async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
+        let input = (ended.to_vec(), at_unix_ms, self.event_queues());
+        let end = self.sql.run(
+            "end_changes",
+            input,
+            |session, (ended, at_unix_ms, events)| {
+                Box::pin(changes::end(session, ended, *at_unix_ms, events))
+            },
+        );
+        end.await
+    }
+
+    async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
+        history::keep_failures(&self.sql, failures).await
+    }
+
+    async fn attempts(&self, id: TaskId, limit: u32) -> Result<Attempts> {
+        history::attempts(&self.sql, id, limit).await
+    }
+
+    async fn remove_old_failures(&self, age: Duration, limit: u32) -> Result<u64> {
+        history::remove_old_failures(&self.sql, age, limit).await
+    }
+
+    async fn keep_acts(&self, acts: &[Act]) -> Result<()> {
+        self.sql
+            .run("keep_acts", acts.to_vec(), |session, acts| {
+                Box::pin(tokens::keep_all(session, acts))
+            })
+            .await
+    }
+
+    async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>> {
+        history::acts_on(&self.sql, target, limit).await
+    }
+
+    async fn lease_times_from(&self) -> Result<i64> {
+        meta::read(&self.sql, "lease_times_from", "lease_times_from").await
+    }
+
+    fn keep_events_of(&self, queues: EventQueues) {
+        *self.events.write() = Arc::new(queues);
+    }
+
+    async fn kept_events(&self, limit: u32) -> Result<Vec<KeptEvents>> {
+        events::kept_events(&self.sql, limit).await
+    }
+
+    async fn remove_events(&self, numbers: &[i64]) -> Result<()> {
+        let remove = self
+            .sql
+            .run("remove_events", numbers.to_vec(), |session, numbers| {
+                Box::pin(events::remove(session, numbers))
+            });
+        remove.await
+    }
+
+    async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()> {
+        let add = self
+            .sql
+            .run("add_turned_away", counts.clone(), |session, counts| {
+                Box::pin(books::add(session, counts))
+            });
+        add.await
+    }
+
+    async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts> {
+        books::turned_away(&self.sql, queues).await
+    }
+
+    async fn off_bus(&self) -> Result<OffBusCounts> {
+        books::off_bus(&self.sql).await
+    }
+
+    async fn pauses_version(&self) -> Result<u64> {
+        meta::read(&self.sql, pauses::VERSION, pauses::VERSION).await
+    }
+
+    async fn paused_queues(&self) -> Result<Vec<PausedQueue>> {
+        pauses::paused_queues(&self.sql).await
+    }
+
+    async fn pause(&self, paused: &PausedQueue, act: &Act) -> Result<Pausing> {
+        let pause = self.sql.run(
+            "pause",
+            (paused.clone(), act.clone()),
+            |session, (paused, act)| Box::pin(pauses::pause(session, paused, act)),
+        );
+        pause.await
+    }
+
+    async fn resume(&self, queue: &QueueName, act: &Act) -> Result<Pausing> {
+        let resume = self.sql.run(
+            "resume",
+            (queue.clone(), act.clone()),
+            |session, (queue, act)| Box::pin(pauses::resume(session, queue, act)),
+        );
+        resume.await
+    }
+
+    async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
+        check::wrong_counts(&self.sql).await
+    }
+
+    async fn correct_count(&self, queue: &QueueName) -> Result<()> {
+        let correct = self
+            .sql
+            .run("correct_count", queue.clone(), |session, queue| {
+                Box::pin(check::correct(session, queue))
+            });
+        correct.await
+    }
+
+    async fn published_among(
+        &self,
+        generation: &str,
+        ids: &[TaskId],
+    ) -> Result<Vec<PublishedTask>> {
+        reads::published_among(&self.sql, generation, ids).await
+    }
+
+    async fn stranded(
+        &self,
+        after: Option<TaskId>,
+    ) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
+        check::stranded(&self.sql, after).await
+    }
+}

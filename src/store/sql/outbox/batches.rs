@@ -8,16 +8,20 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use uuid::Uuid;
 
-use crate::model::{Offset, TaskId};
-use crate::store::sql::{
-    backend::Backend,
-    dialect::Dialect,
-    rows::{corrupt, number, task_id},
-    runner::Runner,
-    session::{Columns, Session},
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{Offset, TaskId},
+    store::{
+        NewRow, Published, Result, Turn,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{corrupt, number, task_id},
+            runner::Runner,
+            session::{Columns, Session},
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
-use crate::store::{NewRow, Published, Result, Turn};
 
 /// The due time of a batch that is published, and of a parked row, which waits for room and not for
 /// a time.

@@ -4,14 +4,18 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use super::batches::{self, Batch, NEVER};
-use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
-use crate::store::sql::{
-    rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, task_id},
-    session::Session,
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{Priority, QueueName, StoredStatus, TaskId, TaskRow},
+    store::{
+        DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished,
+        sql::{
+            outbox::batches::{self, Batch, NEVER},
+            rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, task_id},
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
-use crate::store::{DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
 
 /// A row of the table.
 pub(crate) struct Entry {

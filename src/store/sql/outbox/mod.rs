@@ -7,3 +7,142 @@ pub(crate) mod place;
 pub(crate) mod rebuild;
 pub(crate) mod shards;
 pub(crate) mod walk;
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+
+use crate::{
+    model::{QueueName, ShardId, TaskId},
+    store::{
+        BroughtForward, Opening, Outbox, OutboxRow, Published, RebuildPage, Rebuilding, Rebuilt,
+        Result, StoredShard, Turn, Unpublished, Walked,
+        sql::{SqlStore, backend::Backend},
+    },
+};
+
+#[async_trait]
+impl<DB: Backend> Outbox for SqlStore<DB> {
+    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
+        let mark = self.sql.run(
+            "mark_published",
+            (generation.to_owned(), published.to_vec()),
+            |session, input| Box::pin(entries::mark_published(session, &input.0, &input.1)),
+        );
+        mark.await
+    }
+
+    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
+        let unpublish = self
+            .sql
+            .run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
+                Box::pin(entries::unpublish(session, ids, *why, 0))
+            });
+        unpublish.await
+    }
+
+    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
+        let put_off = self.sql.run(
+            "put_off",
+            (ids.to_vec(), until_unix_ms),
+            |session, (ids, until)| {
+                Box::pin(entries::unpublish(session, ids, Unpublished::Fresh, *until))
+            },
+        );
+        put_off.await
+    }
+
+    async fn due(
+        &self,
+        now_unix_ms: i64,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
+        pages::page(&self.sql, pages::Of::Due(now_unix_ms), limit, without).await
+    }
+
+    async fn bring_forward(
+        &self,
+        later_than_unix_ms: i64,
+        to_unix_ms: i64,
+        after: Option<(i64, TaskId)>,
+        limit: usize,
+    ) -> Result<BroughtForward> {
+        pages::bring_forward(&self.sql, later_than_unix_ms, to_unix_ms, after, limit).await
+    }
+
+    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
+        pages::oldest_waiting(&self.sql, now_unix_ms).await
+    }
+
+    async fn parked_queues(&self) -> Result<Vec<QueueName>> {
+        pages::parked_queues(&self.sql).await
+    }
+
+    async fn parked(
+        &self,
+        queue: &QueueName,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
+        pages::page(&self.sql, pages::Of::Parked(queue), limit, without).await
+    }
+
+    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
+        pages::remove_batches(&self.sql, after, limit).await
+    }
+
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
+        shards::shards(&self.sql, changed_after).await
+    }
+
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
+        let open = self
+            .sql
+            .run("open_shards", shards.to_vec(), |session, shards| {
+                Box::pin(shards::open(session, shards))
+            });
+        open.await
+    }
+
+    async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
+        let close = self.sql.run(
+            "close_shard",
+            (shard.clone(), generation),
+            |session, (shard, generation)| Box::pin(shards::close(session, shard, *generation)),
+        );
+        close.await
+    }
+
+    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+        let begin = self
+            .sql
+            .run("begin_rebuild", lost.to_vec(), |session, lost| {
+                Box::pin(rebuild::begin(session, lost))
+            });
+        begin.await
+    }
+
+    async fn rebuilding(&self) -> Result<Rebuilding> {
+        rebuild::rebuilding(&self.sql).await
+    }
+
+    async fn rebuild_page(
+        &self,
+        of: &Rebuilding,
+        after: Option<&Walked>,
+        limit: u32,
+    ) -> Result<RebuildPage> {
+        rebuild::rebuild_page(&self.sql, of, after, limit).await
+    }
+
+    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+        let input = (generation.to_owned(), rebuilt.to_vec());
+        let end = self
+            .sql
+            .run("end_rebuild", input, |session, (generation, rebuilt)| {
+                Box::pin(rebuild::end(session, generation, rebuilt))
+            });
+        end.await
+    }
+}

@@ -2,28 +2,26 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use async_trait::async_trait;
-
-use super::{
-    batches::{self, Batch},
-    entries::{self, Listed},
-};
-use crate::model::{QueueName, TaskId, TaskRow};
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    rows::{number, queue_name, task_id},
-    runner::Runner,
-    statement::lists,
-};
-use crate::store::{
-    BroughtForward, DUE_LOOKED_AT, Outbox, OutboxRow, PAGE_BYTES, Published, Result, Turn,
-    Unpublished,
+use crate::{
+    model::{QueueName, TaskId, TaskRow},
+    store::{
+        BroughtForward, DUE_LOOKED_AT, OutboxRow, PAGE_BYTES, Result, Turn, Unpublished,
+        sql::{
+            backend::Backend,
+            outbox::{
+                batches::{self, Batch},
+                entries::{self, Listed},
+            },
+            rows::{number, queue_name, task_id},
+            runner::Runner,
+            statement::lists,
+        },
+    },
 };
 
 /// The kind of a page.
 #[derive(Clone, Copy)]
-enum Of<'a> {
+pub(crate) enum Of<'a> {
     /// All that is due at this time.
     Due(i64),
     /// The parked rows of a queue.
@@ -42,192 +40,136 @@ impl Of<'_> {
 /// More tasks than there are.
 const ALL: usize = i64::MAX as usize;
 
-#[async_trait]
-impl<DB: Backend> Outbox for SqlStore<DB> {
-    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
-        let mark = self.sql.run(
-            "mark_published",
-            (generation.to_owned(), published.to_vec()),
-            |session, input| Box::pin(entries::mark_published(session, &input.0, &input.1)),
-        );
-        mark.await
-    }
-
-    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
-        let unpublish = self
-            .sql
-            .run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
-                Box::pin(entries::unpublish(session, ids, *why, 0))
-            });
-        unpublish.await
-    }
-
-    async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
-        let put_off = self.sql.run(
-            "put_off",
-            (ids.to_vec(), until_unix_ms),
-            |session, (ids, until)| {
-                Box::pin(entries::unpublish(session, ids, Unpublished::Fresh, *until))
-            },
-        );
-        put_off.await
-    }
-
-    async fn due(
-        &self,
-        now_unix_ms: i64,
-        limit: usize,
-        without: &HashSet<TaskId>,
-    ) -> Result<Vec<OutboxRow>> {
-        page(&self.sql, Of::Due(now_unix_ms), limit, without).await
-    }
-
-    async fn bring_forward(
-        &self,
-        later_than_unix_ms: i64,
-        to_unix_ms: i64,
-        after: Option<(i64, TaskId)>,
-        limit: usize,
-    ) -> Result<BroughtForward> {
-        const NAME: &str = "bring_forward";
-        let batched = if after.is_none() {
-            bring_batches_forward(&self.sql, later_than_unix_ms, to_unix_ms).await?
-        } else {
-            0
-        };
-        let (due, task) = after.unwrap_or((later_than_unix_ms, TaskId::LAST));
-        let page = self
-            .sql
-            .read(NAME, entries::later::<DB::Connection>(due, &task, limit))
-            .await?;
-        let page = page
-            .into_iter()
-            .map(entries::later_row)
-            .collect::<Result<Vec<_>>>()?;
-        let next = (page.len() == limit)
-            .then(|| page.last().map(|row| (row.due_unix_ms, row.task)))
-            .flatten();
-        let fresh = page
-            .iter()
-            .filter(|row| row.unpublished == Unpublished::Fresh)
-            .map(|row| row.task);
-        let fresh: Vec<TaskId> = fresh.collect();
-        if fresh.is_empty() {
-            return Ok(BroughtForward {
-                rows: batched,
-                next,
-            });
-        }
-        let rows = self
-            .sql
-            .run(
-                NAME,
-                (fresh, later_than_unix_ms, to_unix_ms),
-                |session, (fresh, later_than_ms, to_ms)| {
-                    Box::pin(entries::bring_forward(
-                        session,
-                        fresh,
-                        *later_than_ms,
-                        *to_ms,
-                    ))
-                },
-            )
-            .await?;
-        Ok(BroughtForward {
-            rows: rows + batched,
+pub(crate) async fn bring_forward<DB: Backend>(
+    sql: &Runner<DB>,
+    later_than_unix_ms: i64,
+    to_unix_ms: i64,
+    after: Option<(i64, TaskId)>,
+    limit: usize,
+) -> Result<BroughtForward> {
+    const NAME: &str = "bring_forward";
+    let batched = if after.is_none() {
+        bring_batches_forward(sql, later_than_unix_ms, to_unix_ms).await?
+    } else {
+        0
+    };
+    let (due, task) = after.unwrap_or((later_than_unix_ms, TaskId::LAST));
+    let page = sql
+        .read(NAME, entries::later::<DB::Connection>(due, &task, limit))
+        .await?;
+    let page = page
+        .into_iter()
+        .map(entries::later_row)
+        .collect::<Result<Vec<_>>>()?;
+    let next = (page.len() == limit)
+        .then(|| page.last().map(|row| (row.due_unix_ms, row.task)))
+        .flatten();
+    let fresh = page
+        .iter()
+        .filter(|row| row.unpublished == Unpublished::Fresh)
+        .map(|row| row.task);
+    let fresh: Vec<TaskId> = fresh.collect();
+    if fresh.is_empty() {
+        return Ok(BroughtForward {
+            rows: batched,
             next,
-        })
+        });
     }
-
-    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
-        const NAME: &str = "oldest_waiting";
-        let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
-        let mut waits = |queue: QueueName, id: TaskId| {
-            oldest
-                .entry(queue)
-                .and_modify(|oldest| *oldest = id.min(*oldest))
-                .or_insert(id);
-        };
-        for (queue, id) in self
-            .sql
-            .read::<(String, Vec<u8>)>(NAME, entries::oldest_due::<DB::Connection>(now_unix_ms))
-            .await?
-        {
-            waits(queue_name(&queue)?, task_id(&id)?);
-        }
-        let due = batches::unpublished(
-            &self.sql,
+    let rows = sql
+        .run(
             NAME,
-            i64::MIN..=now_unix_ms,
-            DUE_LOOKED_AT as usize,
+            (fresh, later_than_unix_ms, to_unix_ms),
+            |session, (fresh, later_than_ms, to_ms)| {
+                Box::pin(entries::bring_forward(
+                    session,
+                    fresh,
+                    *later_than_ms,
+                    *to_ms,
+                ))
+            },
         )
         .await?;
-        let in_batches: Vec<(String, Vec<u8>)> =
-            batches::waiting_in(&self.sql, NAME, "queue, id", &due).await?;
-        for (queue, id) in in_batches {
-            waits(queue_name(&queue)?, task_id(&id)?);
-        }
-        for queue in self.parked_queues().await? {
-            let parked = entries::oldest_parked::<DB::Connection>(&queue);
-            for id in self
-                .sql
-                .read::<(Option<Vec<u8>>,)>(NAME, parked)
-                .await?
-                .into_iter()
-                .filter_map(|(id,)| id)
-            {
-                waits(queue.clone(), task_id(&id)?);
-            }
-        }
-        Ok(oldest
+    Ok(BroughtForward {
+        rows: rows + batched,
+        next,
+    })
+}
+
+pub(crate) async fn oldest_waiting<DB: Backend>(
+    sql: &Runner<DB>,
+    now_unix_ms: i64,
+) -> Result<Vec<(QueueName, i64)>> {
+    const NAME: &str = "oldest_waiting";
+    let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
+    let mut waits = |queue: QueueName, id: TaskId| {
+        oldest
+            .entry(queue)
+            .and_modify(|oldest| *oldest = id.min(*oldest))
+            .or_insert(id);
+    };
+    for (queue, id) in sql
+        .read::<(String, Vec<u8>)>(NAME, entries::oldest_due::<DB::Connection>(now_unix_ms))
+        .await?
+    {
+        waits(queue_name(&queue)?, task_id(&id)?);
+    }
+    let due =
+        batches::unpublished(sql, NAME, i64::MIN..=now_unix_ms, DUE_LOOKED_AT as usize).await?;
+    let in_batches: Vec<(String, Vec<u8>)> =
+        batches::waiting_in(sql, NAME, "queue, id", &due).await?;
+    for (queue, id) in in_batches {
+        waits(queue_name(&queue)?, task_id(&id)?);
+    }
+    for queue in parked_queues(sql).await? {
+        let parked = entries::oldest_parked::<DB::Connection>(&queue);
+        for id in sql
+            .read::<(Option<Vec<u8>>,)>(NAME, parked)
+            .await?
             .into_iter()
-            .map(|(queue, id)| (queue, id.created_unix_ms()))
-            .collect())
-    }
-
-    async fn parked_queues(&self) -> Result<Vec<QueueName>> {
-        let mut queues: Vec<QueueName> = Vec::new();
-        // From one queue to the next: a queue may have millions of rows.
-        loop {
-            let next = entries::next_parked_queue::<DB::Connection>(queues.last());
-            match &self
-                .sql
-                .read::<(Option<String>,)>("parked_queues", next)
-                .await?[..]
-            {
-                [(Some(queue),)] => queues.push(queue_name(queue)?),
-                _ => return Ok(queues),
-            }
+            .filter_map(|(id,)| id)
+        {
+            waits(queue.clone(), task_id(&id)?);
         }
     }
+    Ok(oldest
+        .into_iter()
+        .map(|(queue, id)| (queue, id.created_unix_ms()))
+        .collect())
+}
 
-    async fn parked(
-        &self,
-        queue: &QueueName,
-        limit: usize,
-        without: &HashSet<TaskId>,
-    ) -> Result<Vec<OutboxRow>> {
-        page(&self.sql, Of::Parked(queue), limit, without).await
-    }
-
-    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
-        const NAME: &str = "remove_batches";
-        let page = batches::published(&self.sql, NAME, after, limit).await?;
-        let needed = batches::needed(&self.sql, NAME, &page).await?;
-        let settled: Vec<Turn> = page
-            .iter()
-            .map(|batch| batch.number)
-            .filter(|number| !needed.contains(number))
-            .collect();
-        remove_batches(&self.sql, &settled).await?;
-        Ok((page.len() == limit as usize)
-            .then(|| page.last().map(|batch| batch.number))
-            .flatten())
+pub(crate) async fn parked_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<QueueName>> {
+    let mut queues: Vec<QueueName> = Vec::new();
+    // From one queue to the next: a queue may have millions of rows.
+    loop {
+        let next = entries::next_parked_queue::<DB::Connection>(queues.last());
+        match &sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
+            [(Some(queue),)] => queues.push(queue_name(queue)?),
+            _ => return Ok(queues),
+        }
     }
 }
 
+pub(crate) async fn remove_batches<DB: Backend>(
+    sql: &Runner<DB>,
+    after: Option<Turn>,
+    limit: u32,
+) -> Result<Option<Turn>> {
+    const NAME: &str = "remove_batches";
+    let page = batches::published(sql, NAME, after, limit).await?;
+    let needed = batches::needed(sql, NAME, &page).await?;
+    let settled: Vec<Turn> = page
+        .iter()
+        .map(|batch| batch.number)
+        .filter(|number| !needed.contains(number))
+        .collect();
+    remove_empty(sql, &settled).await?;
+    Ok((page.len() == limit as usize)
+        .then(|| page.last().map(|batch| batch.number))
+        .flatten())
+}
+
 /// A page. Removes its outbox rows whose task is final or does not exist any more.
-async fn page<DB: Backend>(
+pub(crate) async fn page<DB: Backend>(
     sql: &Runner<DB>,
     of: Of<'_>,
     limit: usize,
@@ -305,7 +247,7 @@ async fn due_in_batches<DB: Backend>(
             .map(|batch| batch.number)
             .filter(|number| !still.contains(number))
             .collect();
-        remove_batches(sql, &empty).await?;
+        remove_empty(sql, &empty).await?;
         if listed.len() >= limit || are_all {
             return Ok(listed);
         }
@@ -314,7 +256,7 @@ async fn due_in_batches<DB: Backend>(
     }
 }
 
-async fn remove_batches<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Result<()> {
+async fn remove_empty<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Result<()> {
     if batches.is_empty() {
         return Ok(());
     }

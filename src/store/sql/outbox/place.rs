@@ -2,19 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    batches::{self, NEVER},
-    entries, shards,
-};
-use crate::store::sql::{
-    backend::Backend,
-    rows::{columns, number, queue_name},
-    runner::Runner,
-    statement::Statement,
-};
 use crate::{
     model::{Offset, ShardId, TaskId},
-    store::{Place, Result, Turn, Unpublished},
+    store::{
+        Place, Result, Turn, Unpublished,
+        sql::{
+            backend::Backend,
+            outbox::{
+                batches::{self, NEVER},
+                entries, shards,
+            },
+            rows::{columns, number, queue_name},
+            runner::Runner,
+            statement::Statement,
+        },
+    },
 };
 
 columns! {

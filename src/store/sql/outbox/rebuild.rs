@@ -5,26 +5,25 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use async_trait::async_trait;
-
-use super::{
-    entries,
-    shards::{find, in_generation, next_version},
-    walk::Walk,
-};
-use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    rows::{number, queue_name, task_id},
-    runner::Runner,
-    session::Session,
-    statement::{Statement, lists},
-    tasks::counts::{self, CountColumns},
-};
-use crate::store::{
-    PAGE_BYTES, RebuildPage, Rebuilding, Rebuilds, Rebuilt, Result, TaskReads as _, Walked,
+use crate::{
+    model::{Offset, QueueName, ShardId, TaskId, TaskRow},
+    store::{
+        PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result, Walked,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            outbox::{
+                entries,
+                shards::{find, in_generation, next_version},
+                walk::{self, Walk},
+            },
+            queue_counts::{self, CountColumns},
+            rows::{number, queue_name, task_id},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists},
+        },
+    },
 };
 
 /// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole
@@ -38,137 +37,116 @@ fn place((id, queue, ..): &Listed) -> (&str, &[u8]) {
     (queue, id)
 }
 
-#[async_trait]
-impl<DB: Backend> Rebuilds for SqlStore<DB> {
-    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
-        let begin = self
-            .sql
-            .run("begin_rebuild", lost.to_vec(), |session, lost| {
-                Box::pin(begin(session, lost))
-            });
-        begin.await
-    }
-
-    async fn rebuilding(&self) -> Result<Rebuilding> {
-        const NAME: &str = "rebuilding";
-        let marked = Statement::new("SELECT queue, shard, life FROM shards ")
-            .sql(&DB::Connection::by_index("shards_rebuilding"))
-            // SQLite uses a partial index only for a condition with the words of the index.
-            .sql(" WHERE rebuilding = 1 AND closed = 0");
-        let mut rebuilding = Rebuilding::default();
-        for (queue, shard, generation) in self.sql.read::<(String, i64, i64)>(NAME, marked).await? {
-            let shard = ShardId {
-                queue: queue_name(&queue)?,
-                number: number(shard)?,
-            };
-            rebuilding.shards.insert(shard, number(generation)?);
-        }
-        if !rebuilding.shards.is_empty() {
-            rebuilding.upto = self.last_id().await?;
-            let counts = self
-                .sql
-                .read::<CountColumns>(NAME, counts::unfinished::<DB::Connection>())
-                .await?;
-            let counts: HashMap<String, i64> = counts
-                .into_iter()
-                .map(|(queue, _, count)| (queue, count))
-                .collect();
-            let queues: BTreeSet<&QueueName> =
-                rebuilding.shards.keys().map(|shard| &shard.queue).collect();
-            let count = |queue: &QueueName| {
-                counts
-                    .get(queue.as_str())
-                    .map_or(0, |count| (*count).max(0) as u64)
-            };
-            let counted = |queue: &QueueName| (queue.clone(), count(queue));
-            rebuilding.queues = queues.into_iter().map(counted).collect();
-            rebuilding.queues.sort_by_key(|(_, count)| *count);
-        }
-        Ok(rebuilding)
-    }
-
-    /// One walk for all shards of a queue: no index begins with both, so one for each would go over
-    /// the queue, too.
-    async fn rebuild_page(
-        &self,
-        of: &Rebuilding,
-        after: Option<&Walked>,
-        limit: u32,
-    ) -> Result<RebuildPage> {
-        const NAME: &str = "rebuild_page";
-        let Some(upto) = &of.upto else {
-            return Ok(RebuildPage::default());
+pub(crate) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuilding> {
+    const NAME: &str = "rebuilding";
+    let marked = Statement::new("SELECT queue, shard, life FROM shards ")
+        .sql(&DB::Connection::by_index("shards_rebuilding"))
+        // SQLite uses a partial index only for a condition with the words of the index.
+        .sql(" WHERE rebuilding = 1 AND closed = 0");
+    let mut rebuilding = Rebuilding::default();
+    for (queue, shard, generation) in sql.read::<(String, i64, i64)>(NAME, marked).await? {
+        let shard = ShardId {
+            queue: queue_name(&queue)?,
+            number: number(shard)?,
         };
-        let walk = Walk {
-            name: NAME,
-            queues: &of.queues,
-            after,
-            upto,
-        };
-        // The index has all that this reads.
-        let read = walk
-            .page::<_, Listed>(&self.sql, "id, queue, shard, on_bus", limit as usize, place)
+        rebuilding.shards.insert(shard, number(generation)?);
+    }
+    if !rebuilding.shards.is_empty() {
+        rebuilding.upto = walk::last_id(sql).await?;
+        let counts = sql
+            .read::<CountColumns>(NAME, queue_counts::unfinished::<DB::Connection>())
             .await?;
-        let (mut next, mut of_shards) = (read.next, Vec::with_capacity(read.rows.len()));
-        for (id, queue, shard, on_bus) in read.rows {
-            let shard = ShardId {
-                queue: queue_name(&queue)?,
-                number: number(shard)?,
-            };
-            if on_bus != 0 && of.shards.contains_key(&shard) {
-                of_shards.push(Walked {
-                    queue: shard.queue,
-                    id: task_id(&id)?,
-                });
-            }
-        }
-        let (mut page, mut bytes, mut fit) = (
-            RebuildPage::default(),
-            0,
-            Vec::with_capacity(of_shards.len()),
-        );
-        'page: for some in of_shards.chunks(WEIGHED_AT_ONCE) {
-            let weigh = Statement::new(
-                "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
-            );
-            let ids: Vec<TaskId> = some.iter().map(|walked| walked.id).collect();
-            let weights = self
-                .sql
-                .read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(&ids))
-                .await?;
-            for walked in some {
-                if bytes >= PAGE_BYTES {
-                    next = fit.last().cloned();
-                    break 'page;
-                }
-                if let Some((_, completed, weight)) =
-                    weights.iter().find(|(id, ..)| *id == walked.id.as_bytes())
-                {
-                    bytes += number::<usize>(*weight)?;
-                    page.credited += number::<u64>(*completed)?;
-                    fit.push(walked.clone());
-                }
-            }
-        }
-        page.next = next;
-        page.tasks = unfinished(&self.sql, NAME, &fit).await?;
-        Ok(page)
+        let counts: HashMap<String, i64> = counts
+            .into_iter()
+            .map(|(queue, _, count)| (queue, count))
+            .collect();
+        let queues: BTreeSet<&QueueName> =
+            rebuilding.shards.keys().map(|shard| &shard.queue).collect();
+        let count = |queue: &QueueName| {
+            counts
+                .get(queue.as_str())
+                .map_or(0, |count| (*count).max(0) as u64)
+        };
+        let counted = |queue: &QueueName| (queue.clone(), count(queue));
+        rebuilding.queues = queues.into_iter().map(counted).collect();
+        rebuilding.queues.sort_by_key(|(_, count)| *count);
     }
+    Ok(rebuilding)
+}
 
-    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
-        let input = (generation.to_owned(), rebuilt.to_vec());
-        let end = self
-            .sql
-            .run("end_rebuild", input, |session, (generation, rebuilt)| {
-                Box::pin(end(session, generation, rebuilt))
+/// One walk for all shards of a queue: no index begins with both, so one for each would go over
+/// the queue, too.
+pub(crate) async fn rebuild_page<DB: Backend>(
+    sql: &Runner<DB>,
+    of: &Rebuilding,
+    after: Option<&Walked>,
+    limit: u32,
+) -> Result<RebuildPage> {
+    const NAME: &str = "rebuild_page";
+    let Some(upto) = &of.upto else {
+        return Ok(RebuildPage::default());
+    };
+    let walk = Walk {
+        name: NAME,
+        queues: &of.queues,
+        after,
+        upto,
+    };
+    // The index has all that this reads.
+    let read = walk
+        .page::<_, Listed>(sql, "id, queue, shard, on_bus", limit as usize, place)
+        .await?;
+    let (mut next, mut of_shards) = (read.next, Vec::with_capacity(read.rows.len()));
+    for (id, queue, shard, on_bus) in read.rows {
+        let shard = ShardId {
+            queue: queue_name(&queue)?,
+            number: number(shard)?,
+        };
+        if on_bus != 0 && of.shards.contains_key(&shard) {
+            of_shards.push(Walked {
+                queue: shard.queue,
+                id: task_id(&id)?,
             });
-        end.await
+        }
     }
+    let (mut page, mut bytes, mut fit) = (
+        RebuildPage::default(),
+        0,
+        Vec::with_capacity(of_shards.len()),
+    );
+    'page: for some in of_shards.chunks(WEIGHED_AT_ONCE) {
+        let weigh = Statement::new(
+            "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
+        );
+        let ids: Vec<TaskId> = some.iter().map(|walked| walked.id).collect();
+        let weights = sql
+            .read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(&ids))
+            .await?;
+        for walked in some {
+            if bytes >= PAGE_BYTES {
+                next = fit.last().cloned();
+                break 'page;
+            }
+            if let Some((_, completed, weight)) =
+                weights.iter().find(|(id, ..)| *id == walked.id.as_bytes())
+            {
+                bytes += number::<usize>(*weight)?;
+                page.credited += number::<u64>(*completed)?;
+                fit.push(walked.clone());
+            }
+        }
+    }
+    page.next = next;
+    page.tasks = unfinished(sql, NAME, &fit).await?;
+    Ok(page)
 }
 
 /// Raises the generations and marks the shards, in one step: a shard that is opened in Redis
 /// afterwards is marked.
-async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+pub(crate) async fn begin<S: Session>(
+    session: &mut S,
+    lost: &[(ShardId, u64)],
+) -> Result<Vec<u64>> {
     let version = next_version(session).await?;
     let mut generations = Vec::with_capacity(lost.len());
     for (shard, from) in lost {
@@ -208,7 +186,11 @@ async fn unfinished<DB: Backend>(
 }
 
 /// Takes the marks away and keeps the places. A shard that was lost again meanwhile keeps its mark.
-async fn end<S: Session>(session: &mut S, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+pub(crate) async fn end<S: Session>(
+    session: &mut S,
+    generation: &str,
+    rebuilt: &[Rebuilt],
+) -> Result<()> {
     for Rebuilt {
         shard,
         generation: of_shard,

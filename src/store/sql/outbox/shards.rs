@@ -2,50 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use async_trait::async_trait;
-
-use crate::model::{Offset, QueueName, ShardId};
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    meta,
-    rows::{corrupt, number, queue_name},
-    runner::Runner,
-    session::Session,
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{Offset, QueueName, ShardId},
+    store::{
+        Error, Opening, Result, StoredShard,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            meta,
+            rows::{corrupt, number, queue_name},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
-use crate::store::{Error, Opening, Result, Shards, StoredShard};
 
-#[async_trait]
-impl<DB: Backend> Shards for SqlStore<DB> {
-    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
-        let statement = changed_after.map_or_else(all_open, changed::<DB::Connection>);
-        self.sql
-            .read::<ShardColumns>("shards", statement)
-            .await?
-            .into_iter()
-            .map(StoredShard::try_from)
-            .collect()
-    }
-
-    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
-        let open = self
-            .sql
-            .run("open_shards", shards.to_vec(), |session, shards| {
-                Box::pin(open(session, shards))
-            });
-        open.await
-    }
-
-    async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
-        let close = self.sql.run(
-            "close_shard",
-            (shard.clone(), generation),
-            |session, (shard, generation)| Box::pin(close(session, shard, *generation)),
-        );
-        close.await
-    }
+pub(crate) async fn shards<DB: Backend>(
+    sql: &Runner<DB>,
+    changed_after: Option<u64>,
+) -> Result<Vec<StoredShard>> {
+    let statement = changed_after.map_or_else(all_open, changed::<DB::Connection>);
+    sql.read::<ShardColumns>("shards", statement)
+        .await?
+        .into_iter()
+        .map(StoredShard::try_from)
+        .collect()
 }
 
 /// The columns of a [`StoredShard`].
@@ -94,7 +76,7 @@ pub(crate) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
 }
 
 /// Opens the shards that are not open.
-async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
+pub(crate) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
     let version = next_version(session).await?;
     let mut sorted: Vec<&ShardId> = shards.iter().collect();
     sorted.sort_unstable();
@@ -147,7 +129,11 @@ async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Ope
 }
 
 /// Closes the shard if it is in this generation. Answers whether it is closed in it now.
-async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
+pub(crate) async fn close<S: Session>(
+    session: &mut S,
+    shard: &ShardId,
+    generation: u64,
+) -> Result<bool> {
     let version = next_version(session).await?;
     let close = Statement::new("UPDATE shards SET closed = 1, version = ?").bind(version);
     session

@@ -5,17 +5,19 @@
 
 use std::collections::HashMap;
 
-use crate::store::sql::{
-    backend::Backend,
-    dialect::Dialect,
-    rows::{queue_name, task_id},
-    runner::Runner,
-    session::Columns,
-    statement::{Statement, pieces},
-};
 use crate::{
     model::{QueueName, StoredStatus, TaskId},
-    store::{Result, Walked},
+    store::{
+        Result, Walked,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{queue_name, task_id},
+            runner::Runner,
+            session::Columns,
+            statement::{Statement, pieces},
+        },
+    },
 };
 
 /// Queues in one statement, and statements for one page.
@@ -125,4 +127,13 @@ fn enough(queues: &[(QueueName, u64)], tasks: u64) -> &[(QueueName, u64)] {
     pieces(&queues[..few.count()], |_| 0)
         .next()
         .unwrap_or_default()
+}
+
+/// The greatest id of a stored task.
+pub(crate) async fn last_id<DB: Backend>(sql: &Runner<DB>) -> Result<Option<TaskId>> {
+    let last = Statement::new("SELECT id FROM tasks ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
+        .bind(&TaskId::LAST);
+    Ok(sql.ids("last_id", last).await?.first().copied())
 }

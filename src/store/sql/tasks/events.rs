@@ -8,17 +8,19 @@ use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 
-use crate::store::sql::{
-    rows::{columns, number, queue_name, status, task_id},
-    session::Session,
-    statement::{Statement, lists, pieces},
-};
 use crate::{
     config::EventQueues,
     model::{
         EventRecord, MOST_KEPT_TOGETHER, QueueName, StoredStatus, TaskId, TaskRow, TaskStatus,
     },
-    store::Result,
+    store::{
+        Result,
+        sql::{
+            rows::{columns, number, queue_name, status, task_id},
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
     wire,
 };
 

@@ -3,8 +3,10 @@
 //! SQLite has the ids there in groups, a quarter of a second of their times each: rows that change
 //! together lie together in a group. A range reads all of its groups, and sorts within each.
 
-use crate::model::TaskId;
-use crate::store::sql::{dialect::Dialect, statement::Statement};
+use crate::{
+    model::TaskId,
+    store::sql::{dialect::Dialect, statement::Statement},
+};
 
 /// The condition that an id lies in the groups of a range, for the index. The range itself is
 /// another condition.

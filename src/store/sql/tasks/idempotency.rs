@@ -7,13 +7,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::model::{Idempotency, KeyHash, TaskId};
-use crate::store::sql::{
-    rows::{corrupt, key_hash, task_id},
-    session::Session,
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{Idempotency, KeyHash, TaskId},
+    store::{
+        Inserted, NewRow, Result,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{corrupt, key_hash, task_id},
+            runner::Runner,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
-use crate::store::{Inserted, NewRow, Result};
 
 /// The answers that the idempotency keys of an insert give its rows.
 #[derive(Default)]
@@ -218,4 +225,44 @@ async fn holders<S: Session>(
         }
     }
     Ok(holders)
+}
+
+/// Removes idempotency keys whose window is over.
+pub(crate) async fn remove_expired_keys<DB: Backend>(
+    sql: &Runner<DB>,
+    now_unix_ms: i64,
+    limit: u32,
+) -> Result<u64> {
+    const NAME: &str = "remove_expired_keys";
+    let expired = Statement::new("SELECT hash FROM idempotency_keys ")
+        .sql(&DB::Connection::by_index("idempotency_keys_expire"))
+        .sql(" WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?")
+        .bind(now_unix_ms)
+        .bind(limit);
+    let expired = sql.read::<(Vec<u8>,)>(NAME, expired).await?;
+    let mut hashes = expired
+        .into_iter()
+        .map(|(hash,)| key_hash(&hash))
+        .collect::<Result<Vec<_>>>()?;
+    if hashes.is_empty() {
+        return Ok(0);
+    }
+    hashes.sort_unstable();
+    sql.run(NAME, (hashes, now_unix_ms), |session, (hashes, now)| {
+        Box::pin(remove(session, hashes, *now))
+    })
+    .await
+}
+
+async fn remove<S: Session>(session: &mut S, hashes: &[KeyHash], now_unix_ms: i64) -> Result<u64> {
+    let mut removed = 0;
+    for hashes in lists(hashes) {
+        // An insert may have taken one again since the read.
+        let remove =
+            Statement::new("DELETE FROM idempotency_keys WHERE expires_ms <= ? AND hash IN ")
+                .bind(now_unix_ms)
+                .list(hashes);
+        removed += session.execute(remove).await?;
+    }
+    Ok(removed)
 }

@@ -9,24 +9,28 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{
-    counts::Counts,
-    idempotency,
-    keys::owners_by_memory,
-    pending,
-    retention::{Removed, removed},
-};
-use crate::model::{KeyHash, QueueName, StoredStatus, TaskId};
-use crate::store::sql::{
-    outbox::{
-        batches,
-        entries::{self, Entry},
+use crate::{
+    model::{KeyHash, QueueName, StoredStatus, TaskId},
+    store::{
+        Inserted, NewRow, Result, Turn, Unpublished,
+        sql::{
+            outbox::{
+                batches,
+                entries::{self, Entry},
+            },
+            rows::{headers_text, key_hash, status, task_id},
+            session::{Recent, Session},
+            statement::{Statement, Value, lists, pieces},
+            tasks::{
+                counts::Counts,
+                idempotency,
+                keys::owners_by_memory,
+                pending,
+                retention::{Removed, removed},
+            },
+        },
     },
-    rows::{headers_text, key_hash, status, task_id},
-    session::{Recent, Session},
-    statement::{Statement, Value, lists, pieces},
 };
-use crate::store::{Inserted, NewRow, Result, Turn, Unpublished};
 
 /// The task that has a key.
 struct Owner {

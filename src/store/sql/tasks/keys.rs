@@ -5,16 +5,20 @@
 
 use std::collections::HashMap;
 
-use super::retention::{Removed, removed};
-use crate::model::{KeyHash, StoredStatus, TaskId};
-use crate::store::Result;
-use crate::store::sql::{
-    backend::Backend,
-    dialect::Dialect,
-    rows::{key_hash, status, task_id},
-    runner::Runner,
-    session::{Recent, Session},
-    statement::{Statement, lists},
+use crate::{
+    model::{KeyHash, StoredStatus, TaskId},
+    store::{
+        Result,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{key_hash, status, task_id},
+            runner::Runner,
+            session::{Recent, Session},
+            statement::{Statement, lists},
+            tasks::retention::{Removed, removed},
+        },
+    },
 };
 
 /// The owners of keys: those that memory knows, checked against SQL, and the others from `seen`.

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::sql::{
-    outbox::entries,
-    rows::task_id,
-    session::Session,
-    statement::{Statement, lists, pieces},
-};
 use crate::{
     model::{ChangeKind, TaskId},
-    store::{KeptChange, NewRow, Result, Turn},
+    store::{
+        KeptChange, NewRow, Result, Turn,
+        sql::{
+            outbox::entries,
+            rows::task_id,
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
 
 /// A wish about a task: its turn, and its time.

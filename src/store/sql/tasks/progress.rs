@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::counts::Counts;
-use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId};
-use crate::store::Result;
-use crate::store::sql::{
-    outbox::entries,
-    rows::{columns, key_hash, number, queue_name, status, task_id, worker_name},
-    session::Session,
-    statement::{Statement, Value, lists, pieces},
+use crate::{
+    model::{KeyHash, Priority, QueueName, StoredStatus, TaskId},
+    store::{
+        Result,
+        sql::{
+            outbox::entries,
+            rows::{columns, key_hash, number, queue_name, status, task_id, worker_name},
+            session::Session,
+            statement::{Statement, Value, lists, pieces},
+            tasks::counts::Counts,
+        },
+    },
 };
 
 /// The progress of a task.

@@ -1,32 +1,35 @@
 //! Queries about tasks and their results.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use async_trait::async_trait;
-
-use super::counts::{self, CountColumns};
-use crate::model::{
-    Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow,
-    WorkerName,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
 };
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    outbox::{
-        batches, place, shards,
-        walk::{QUEUES, Walk},
+
+use crate::{
+    model::{
+        Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow,
+        WorkerName,
     },
-    rows::{
-        TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id,
-        worker_name,
+    store::{
+        PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskState, Turn,
+        WalkedPage,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            outbox::{
+                batches, shards,
+                walk::{QUEUES, Walk},
+            },
+            queue_counts::{self, CountColumns},
+            rows::{
+                TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id,
+                worker_name,
+            },
+            runner::Runner,
+            statement::{Statement, lists},
+            tasks::retention,
+        },
     },
-    runner::Runner,
-    statement::{Statement, lists},
-};
-use crate::store::{
-    Place, PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskReads, TaskState,
-    Turn, WalkedPage,
 };
 
 /// Each id once: an id in two lists would bring its workers twice.
@@ -58,215 +61,233 @@ fn results_in_order(rows: Vec<ResultColumns>) -> Result<Vec<TaskResult>> {
     rows.into_iter().map(result).collect()
 }
 
-#[async_trait]
-impl<DB: Backend> TaskReads for SqlStore<DB> {
-    async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
-        type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
-        let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
-        for ids in lists(&distinct(ids)) {
-            let credited =
-                Statement::new("SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ")
-                    .sql(DB::Connection::IS_RESULT_OF)
-                    .sql(" AND surplus = 0 WHERE id IN ")
-                    .list(ids);
-            for (id, stored, epoch, replicas, priority, worker) in
-                self.sql.read::<Columns>("states", credited).await?
-            {
-                let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
-                let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
-                let new = TaskState {
-                    id,
-                    status,
-                    workers: Vec::new(),
-                    epoch,
-                    replicas,
-                    priority,
-                };
-                let state = states.entry(id).or_insert(new);
-                state.workers.extend(worker.map(worker_name).transpose()?);
-            }
-        }
-        Ok(states.into_values().collect())
-    }
-
-    async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>> {
-        type Columns = (Vec<u8>, String, i64, i64, Option<i64>, Option<i64>);
-        let mut states = Vec::new();
-        for ids in lists(&distinct(ids)) {
-            let found = Statement::new(
-                "SELECT id, queue, shard, status, lease_generation, lease_grant FROM tasks LEFT JOIN results ON ",
-            )
-            .sql(DB::Connection::IS_RESULT_OF)
-            .sql(" AND worker = ? WHERE id IN ")
-            .bind(worker.as_str())
-            .list(ids);
-            for (id, queue, shard, stored, generation, grant) in
-                self.sql.read::<Columns>("states_for", found).await?
-            {
-                let completed_under = match generation.zip(grant) {
-                    Some((generation, grant)) => Some(LeaseNumber {
-                        generation: number(generation)?,
-                        grant: number(grant)?,
-                    }),
-                    None => None,
-                };
-                let shard = ShardId {
-                    queue: queue_name(&queue)?,
-                    number: number(shard)?,
-                };
-                states.push(StateFor {
-                    id: task_id(&id)?,
-                    shard,
-                    status: status(stored)?,
-                    completed_under,
-                });
-            }
-        }
-        Ok(states)
-    }
-
-    async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>> {
-        let mut unfinished = Vec::new();
-        for ids in lists(&distinct(ids)) {
-            let found = Statement::new("SELECT id FROM tasks ")
-                .sql(DB::Connection::BY_PRIMARY_KEY)
-                .sql(" WHERE status = 0 AND id IN ")
-                .list(ids);
-            unfinished.extend(self.sql.ids("unfinished_among", found).await?);
-        }
-        Ok(unfinished)
-    }
-
-    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage> {
-        const NAME: &str = "walk_on_bus";
-        let Stretch { queue, after, upto } = stretch;
-        let queues = match queue {
-            Some(queue) => vec![(queue.clone(), 0)],
-            None => {
-                let first = after.map_or("", |after| after.queue.as_str());
-                let found = counts::queues_from::<DB::Connection>(first, QUEUES + 1);
-                let found: Vec<CountColumns> = self.sql.read(NAME, found).await?;
-                let counted = |(queue, _, count): CountColumns| {
-                    Ok((queue_name(&queue)?, count.max(0) as u64))
-                };
-                found.into_iter().map(counted).collect::<Result<_>>()?
-            }
-        };
-        let walk = Walk {
-            name: NAME,
-            queues: &queues,
-            after,
-            upto: &upto,
-        };
-        let page = walk
-            .page::<_, WalkedColumns>(&self.sql, WALKED, limit as usize, |row| (&row.0, &row.1))
-            .await?;
-        let mut tasks = BTreeMap::<ShardId, Vec<TaskId>>::new();
-        for of_queue in page.rows.chunk_by(|row, next| row.0 == next.0) {
-            let queue = queue_name(&of_queue[0].0)?;
-            for (_, id, _, shard) in of_queue.iter().filter(|row| row.2 != 0) {
-                let shard = ShardId {
-                    queue: queue.clone(),
-                    number: number(*shard)?,
-                };
-                tasks.entry(shard).or_default().push(task_id(id)?);
-            }
-        }
-        Ok(WalkedPage {
-            tasks,
-            next: page.next,
-        })
-    }
-
-    async fn last_id(&self) -> Result<Option<TaskId>> {
-        let last = Statement::new("SELECT id FROM tasks ")
-            .sql(DB::Connection::BY_PRIMARY_KEY)
-            .sql(" WHERE id <= ? ORDER BY id DESC LIMIT 1")
-            .bind(&TaskId::LAST);
-        Ok(self.sql.ids("last_id", last).await?.first().copied())
-    }
-
-    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
-        let mut rows = Vec::with_capacity(ids.len());
-        for ids in lists(ids) {
-            let statement =
-                Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
-            for columns in self.sql.read::<TaskColumns>("rows", statement).await? {
-                rows.push(columns.try_into()?);
-            }
-        }
-        Ok(rows)
-    }
-
-    async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
-        let task = Statement::new(format!(
-            "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
-                 (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
-                 (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
-             FROM tasks WHERE id = ?"
-        ))
-        .bind(&id);
-        let found: Option<TaskDetailColumns> =
-            self.sql.read("task", task).await?.into_iter().next();
-        found.map(TryInto::try_into).transpose()
-    }
-
-    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>> {
-        place::of(&self.sql, generation, id).await
-    }
-
-    async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>> {
-        let results =
-            Statement::new(RESULTS).append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
-        results_in_order(
-            self.sql
-                .read("results", results.sql(RESULTS_IN_ORDER))
-                .await?,
+pub(crate) async fn states<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+) -> Result<Vec<TaskState>> {
+    type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
+    let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
+    for ids in lists(&distinct(ids)) {
+        let credited = Statement::new(
+            "SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ",
         )
-    }
-
-    async fn result_sizes(&self, id: TaskId) -> Result<Vec<(String, usize)>> {
-        let sizes = Statement::new("SELECT worker, LENGTH(result) FROM results WHERE ")
-            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
-            .sql(RESULTS_IN_ORDER);
-        let sizes: Vec<(Vec<u8>, i64)> = self.sql.read("result_sizes", sizes).await?;
-        let size = |(worker, bytes)| Ok((worker_name(worker)?, number(bytes)?));
-        sizes.into_iter().map(size).collect()
-    }
-
-    async fn results_of(&self, id: TaskId, workers: &[String]) -> Result<Vec<TaskResult>> {
-        let workers: Vec<&str> = workers.iter().map(String::as_str).collect();
-        let results = Statement::new(RESULTS)
-            .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
-            .sql(" AND worker IN ")
-            .list(&workers)
-            .sql(RESULTS_IN_ORDER);
-        results_in_order(self.sql.read("results_of", results).await?)
-    }
-
-    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
-        let mut counts = Vec::new();
-        // All queues are one part, and an empty list of queues is none.
-        let parts: Vec<Option<&[QueueName]>> =
-            queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
-        for part in parts {
-            counts.extend(
-                self.sql
-                    .read::<CountColumns>("counts", counts::of(part))
-                    .await?,
-            );
+        .sql(DB::Connection::IS_RESULT_OF)
+        .sql(" AND surplus = 0 WHERE id IN ")
+        .list(ids);
+        for (id, stored, epoch, replicas, priority, worker) in
+            sql.read::<Columns>("states", credited).await?
+        {
+            let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
+            let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
+            let new = TaskState {
+                id,
+                status,
+                workers: Vec::new(),
+                epoch,
+                replicas,
+                priority,
+            };
+            let state = states.entry(id).or_insert(new);
+            state.workers.extend(worker.map(worker_name).transpose()?);
         }
-        counts.into_iter().map(QueueCount::try_from).collect()
     }
+    Ok(states.into_values().collect())
+}
 
-    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
-        let unfinished = self
-            .sql
-            .read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>())
-            .await?;
-        let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
-        unfinished.into_iter().map(count).collect()
+pub(crate) async fn states_for<DB: Backend>(
+    sql: &Runner<DB>,
+    worker: &WorkerName,
+    ids: &[TaskId],
+) -> Result<Vec<StateFor>> {
+    type Columns = (Vec<u8>, String, i64, i64, Option<i64>, Option<i64>);
+    let mut states = Vec::new();
+    for ids in lists(&distinct(ids)) {
+        let found = Statement::new(
+            "SELECT id, queue, shard, status, lease_generation, lease_grant FROM tasks LEFT JOIN results ON ",
+        )
+        .sql(DB::Connection::IS_RESULT_OF)
+        .sql(" AND worker = ? WHERE id IN ")
+        .bind(worker.as_str())
+        .list(ids);
+        for (id, queue, shard, stored, generation, grant) in
+            sql.read::<Columns>("states_for", found).await?
+        {
+            let completed_under = match generation.zip(grant) {
+                Some((generation, grant)) => Some(LeaseNumber {
+                    generation: number(generation)?,
+                    grant: number(grant)?,
+                }),
+                None => None,
+            };
+            let shard = ShardId {
+                queue: queue_name(&queue)?,
+                number: number(shard)?,
+            };
+            states.push(StateFor {
+                id: task_id(&id)?,
+                shard,
+                status: status(stored)?,
+                completed_under,
+            });
+        }
     }
+    Ok(states)
+}
+
+pub(crate) async fn unfinished_among<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+) -> Result<Vec<TaskId>> {
+    let mut unfinished = Vec::new();
+    for ids in lists(&distinct(ids)) {
+        let found = Statement::new("SELECT id FROM tasks ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" WHERE status = 0 AND id IN ")
+            .list(ids);
+        unfinished.extend(sql.ids("unfinished_among", found).await?);
+    }
+    Ok(unfinished)
+}
+
+pub(crate) async fn on_bus<DB: Backend>(
+    sql: &Runner<DB>,
+    stretch: Stretch<'_>,
+    limit: u32,
+) -> Result<WalkedPage> {
+    const NAME: &str = "walk_on_bus";
+    let Stretch { queue, after, upto } = stretch;
+    let queues = match queue {
+        Some(queue) => vec![(queue.clone(), 0)],
+        None => {
+            let first = after.map_or("", |after| after.queue.as_str());
+            let found = queue_counts::queues_from::<DB::Connection>(first, QUEUES + 1);
+            let found: Vec<CountColumns> = sql.read(NAME, found).await?;
+            let counted =
+                |(queue, _, count): CountColumns| Ok((queue_name(&queue)?, count.max(0) as u64));
+            found.into_iter().map(counted).collect::<Result<_>>()?
+        }
+    };
+    let walk = Walk {
+        name: NAME,
+        queues: &queues,
+        after,
+        upto: &upto,
+    };
+    let page = walk
+        .page::<_, WalkedColumns>(sql, WALKED, limit as usize, |row| (&row.0, &row.1))
+        .await?;
+    let mut tasks = BTreeMap::<ShardId, Vec<TaskId>>::new();
+    for of_queue in page.rows.chunk_by(|row, next| row.0 == next.0) {
+        let queue = queue_name(&of_queue[0].0)?;
+        for (_, id, _, shard) in of_queue.iter().filter(|row| row.2 != 0) {
+            let shard = ShardId {
+                queue: queue.clone(),
+                number: number(*shard)?,
+            };
+            tasks.entry(shard).or_default().push(task_id(id)?);
+        }
+    }
+    Ok(WalkedPage {
+        tasks,
+        next: page.next,
+    })
+}
+
+pub(crate) async fn lately_final<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+    age: Duration,
+) -> Result<Vec<TaskId>> {
+    let mut lately = Vec::new();
+    for ids in lists(ids) {
+        let statement = Statement::new("SELECT id FROM tasks WHERE status <> 0 AND updated_ms > ")
+            .append(retention::before::<DB::Connection>(age))
+            .sql(" AND id IN ")
+            .list(ids);
+        lately.extend(sql.ids("lately_final", statement).await?);
+    }
+    Ok(lately)
+}
+
+pub(crate) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+    let mut rows = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let statement =
+            Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+        for columns in sql.read::<TaskColumns>("rows", statement).await? {
+            rows.push(columns.try_into()?);
+        }
+    }
+    Ok(rows)
+}
+
+pub(crate) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
+    let task = Statement::new(format!(
+        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
+             (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
+             (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
+         FROM tasks WHERE id = ?"
+    ))
+    .bind(&id);
+    let found: Option<TaskDetailColumns> = sql.read("task", task).await?.into_iter().next();
+    found.map(TryInto::try_into).transpose()
+}
+
+pub(crate) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<TaskResult>> {
+    let results =
+        Statement::new(RESULTS).append(DB::Connection::of_tasks(std::slice::from_ref(&id)));
+    results_in_order(sql.read("results", results.sql(RESULTS_IN_ORDER)).await?)
+}
+
+pub(crate) async fn result_sizes<DB: Backend>(
+    sql: &Runner<DB>,
+    id: TaskId,
+) -> Result<Vec<(String, usize)>> {
+    let sizes = Statement::new("SELECT worker, LENGTH(result) FROM results WHERE ")
+        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+        .sql(RESULTS_IN_ORDER);
+    let sizes: Vec<(Vec<u8>, i64)> = sql.read("result_sizes", sizes).await?;
+    let size = |(worker, bytes)| Ok((worker_name(worker)?, number(bytes)?));
+    sizes.into_iter().map(size).collect()
+}
+
+pub(crate) async fn results_of<DB: Backend>(
+    sql: &Runner<DB>,
+    id: TaskId,
+    workers: &[String],
+) -> Result<Vec<TaskResult>> {
+    let workers: Vec<&str> = workers.iter().map(String::as_str).collect();
+    let results = Statement::new(RESULTS)
+        .append(DB::Connection::of_tasks(std::slice::from_ref(&id)))
+        .sql(" AND worker IN ")
+        .list(&workers)
+        .sql(RESULTS_IN_ORDER);
+    results_in_order(sql.read("results_of", results).await?)
+}
+
+pub(crate) async fn counts<DB: Backend>(
+    sql: &Runner<DB>,
+    queues: Option<&[QueueName]>,
+) -> Result<Vec<QueueCount>> {
+    let mut counts = Vec::new();
+    // All queues are one part, and an empty list of queues is none.
+    let parts: Vec<Option<&[QueueName]>> =
+        queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
+    for part in parts {
+        counts.extend(
+            sql.read::<CountColumns>("counts", queue_counts::of(part))
+                .await?,
+        );
+    }
+    counts.into_iter().map(QueueCount::try_from).collect()
+}
+
+pub(crate) async fn unfinished<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<(QueueName, u64)>> {
+    let unfinished = sql
+        .read::<CountColumns>("unfinished", queue_counts::unfinished::<DB::Connection>())
+        .await?;
+    let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
+    unfinished.into_iter().map(count).collect()
 }
 
 /// Id, queue, shard, batch, and the place of the task itself.

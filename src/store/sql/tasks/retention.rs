@@ -9,13 +9,17 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use crate::model::{KeyHash, StoredStatus, TaskId, millis};
-use crate::store::Result;
-use crate::store::sql::{
-    outbox::entries,
-    rows::{key_hash, status, task_id},
-    session::Session,
-    statement::{Statement, lists, pieces},
+use crate::{
+    model::{KeyHash, StoredStatus, TaskId, millis},
+    store::{
+        Result,
+        sql::{
+            outbox::entries,
+            rows::{key_hash, status, task_id},
+            session::Session,
+            statement::{Statement, lists, pieces},
+        },
+    },
 };
 
 /// A task that was removed; in SQLite with status 0 one that was not.

@@ -6,26 +6,25 @@
 
 use std::collections::{HashMap, HashSet};
 
-use async_trait::async_trait;
-
-use super::{
-    groups::{in_groups, order},
-    keys,
-};
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    dialect::Dialect,
-    rows::{columns, corrupt, number, queue_name, status, task_id},
-    runner::Runner,
-    statement::{Statement, lists},
-};
 use crate::{
     model::{
         KeyHash, Priority, QueueName, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId,
         WorkerName,
     },
-    store::{ListedTask, Result, Search, TaskPage, TaskSearch},
+    store::{
+        ListedTask, Result, TaskPage, TaskSearch,
+        sql::{
+            backend::Backend,
+            dialect::Dialect,
+            rows::{columns, corrupt, number, queue_name, status, task_id},
+            runner::Runner,
+            statement::{Statement, lists},
+            tasks::{
+                groups::{in_groups, order},
+                keys,
+            },
+        },
+    },
 };
 
 const NAME: &str = "search";
@@ -36,21 +35,17 @@ const AT_ONCE: usize = 512;
 /// The characters of a reason that a list shows.
 const SHOWN: usize = 4096;
 
-#[async_trait]
-impl<DB: Backend> Search for SqlStore<DB> {
-    async fn search(&self, search: &TaskSearch) -> Result<TaskPage> {
-        page(&self.sql, search).await
-    }
-
-    async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>> {
-        Ok(rows(&self.sql, ids, &TaskFilter::default())
-            .await?
-            .into_values()
-            .collect())
-    }
+pub(crate) async fn listed<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+) -> Result<Vec<ListedTask>> {
+    Ok(rows(sql, ids, &TaskFilter::default())
+        .await?
+        .into_values()
+        .collect())
 }
 
-async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {
+pub(crate) async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {
     let TaskSearch {
         filter,
         limit,

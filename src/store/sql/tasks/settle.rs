@@ -2,19 +2,23 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{
-    counts::Counts,
-    insert::{self, OldKeys},
-    letters::{self, NewLetter},
-    progress::{self, Progress},
+use crate::{
+    config::EventQueues,
+    model::{DeadLetter, Encoding, LeaseNumber, StoredStatus, TaskId, began},
+    store::{
+        NewRow, Result, Settled, SettledTask, Settlement, Turn,
+        sql::{
+            session::Session,
+            statement::{Statement, Value, pieces},
+            tasks::{
+                counts::Counts,
+                insert::{self, OldKeys},
+                letters::{self, NewLetter},
+                progress::{self, Progress},
+            },
+        },
+    },
 };
-use crate::config::EventQueues;
-use crate::model::{DeadLetter, Encoding, LeaseNumber, StoredStatus, TaskId, began};
-use crate::store::sql::{
-    session::Session,
-    statement::{Statement, Value, pieces},
-};
-use crate::store::{NewRow, Result, Settled, SettledTask, Settlement, Turn};
 
 /// A result to store.
 struct NewResult<'a> {

@@ -15,7 +15,7 @@ use crate::{
     config::Settings,
     model::{Encoding, KeyHash, LeaseNumber, NewTask, StoredStatus, TaskId, validate},
     store::{
-        Inserted, KeyOwners as _, NewRow, Settlement, Store as _, Unpublished, sqlite::SqliteStore,
+        Inserted, NewRow, Settlement, Store as _, Tasks as _, Unpublished, sqlite::SqliteStore,
     },
 };
 

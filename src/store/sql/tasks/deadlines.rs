@@ -4,36 +4,17 @@
 //! that has none. The row of a task that ended in time stays until the deadline, or goes with its
 //! task: the end of a task pays nothing.
 
-use async_trait::async_trait;
-
-use crate::store::sql::{
-    SqlStore,
-    backend::Backend,
-    rows::{columns, corrupt, number, queue_name, task_id},
-    session::Session,
-    statement::{Statement, lists},
-};
 use crate::{
     model::{ChangeKind, ChangingTask, Priority, ShardId},
-    store::{Deadlines, DueDeadlines, Overdue, Result},
+    store::{
+        DueDeadlines, Overdue, Result,
+        sql::{
+            rows::{columns, corrupt, number, queue_name, task_id},
+            session::Session,
+            statement::{Statement, lists},
+        },
+    },
 };
-
-#[async_trait]
-impl<DB: Backend> Deadlines for SqlStore<DB> {
-    async fn due_deadlines(
-        &self,
-        now_unix_ms: i64,
-        again_unix_ms: i64,
-        limit: u32,
-    ) -> Result<DueDeadlines> {
-        let due = self.sql.run(
-            "due_deadlines",
-            (now_unix_ms, again_unix_ms, limit),
-            |session, (now_ms, again_ms, limit)| Box::pin(due(session, *now_ms, *again_ms, *limit)),
-        );
-        due.await
-    }
-}
 
 const KIND: i64 = ChangeKind::Deadline as i64;
 /// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the
@@ -80,7 +61,7 @@ impl Columns {
     }
 }
 
-async fn due<S: Session>(
+pub(crate) async fn due<S: Session>(
     session: &mut S,
     now_ms: i64,
     again_ms: i64,

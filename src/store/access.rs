@@ -1,4 +1,4 @@
-//! Access tokens, and the acts of operators.
+//! Access tokens, and the Redis that holds the tasks of the database.
 
 use std::time::Duration;
 
@@ -24,9 +24,11 @@ pub enum AddedToken {
     NoRoom,
 }
 
-/// The part of the store that keeps access tokens.
+/// Who may do what, and which Redis holds the tasks of the database.
+///
+/// Every method is one transaction, and may be repeated as [`super::Store`] says.
 #[async_trait]
-pub trait Tokens: Send + Sync {
+pub trait Access: Send + Sync {
     /// A number that each change of the tokens raises.
     async fn tokens_version(&self) -> Result<u64>;
 
@@ -46,4 +48,11 @@ pub trait Tokens: Send + Sync {
 
     /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
+
+    /// Answers what [`Self::replace_holder`] wrote last; empty before.
+    async fn holder(&self) -> Result<String>;
+
+    /// Writes another holder, of at most 255 bytes, in the place of `seen`. False if it is not
+    /// `seen` any more.
+    async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool>;
 }

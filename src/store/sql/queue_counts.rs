@@ -1,0 +1,55 @@
+//! Reads of the number of tasks per queue and status.
+
+use super::{
+    rows::{queue_name, status},
+    session::Session,
+    statement::Statement,
+};
+use crate::{
+    model::QueueName,
+    store::{Error, QueueCount, Result},
+};
+
+/// The columns of a [`QueueCount`].
+pub(super) type CountColumns = (String, i64, i64);
+
+impl TryFrom<CountColumns> for QueueCount {
+    type Error = Error;
+
+    fn try_from((queue, n, count): CountColumns) -> Result<Self> {
+        // A wrong count concerns its queue alone, until `fsck` writes the right one.
+        Ok(Self {
+            queue: queue_name(&queue)?,
+            status: status(n)?,
+            count: count.max(0).unsigned_abs(),
+        })
+    }
+}
+
+fn select<'a>() -> Statement<'a> {
+    Statement::new("SELECT queue, status, count FROM queue_counts ")
+}
+
+/// The counts of `queues`, or of every queue that ever was.
+pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
+    let counts = select().sql("WHERE count <> 0");
+    match queues {
+        Some(queues) => counts.sql(" AND queue IN ").list(queues),
+        None => counts,
+    }
+}
+
+/// The first queues with unfinished tasks, each with their number, which is wrong if it is below
+/// zero.
+pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> Statement<'a> {
+    let unfinished = unfinished::<S>().sql(" AND queue >= ? ORDER BY queue LIMIT ?");
+    unfinished.bind(first).bind(limit as u64)
+}
+
+/// The counts of unfinished tasks other than zero, by an index that contains nothing else.
+pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
+    select()
+        .sql(&S::by_index("queue_counts_unfinished"))
+        .sql(" WHERE ")
+        .sql(S::IS_UNFINISHED)
+}
