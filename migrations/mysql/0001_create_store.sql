@@ -1,72 +1,298 @@
 -- The same tables as in migrations/sqlite. For InnoDB of MySQL 8 and MariaDB 10.6 or later.
--- What is compared bytewise is BINARY or VARBINARY: text compares without trailing spaces, and often without case.
+-- What is compared bytewise is BINARY or VARBINARY: text compares without trailing spaces, and often
+-- without case.
 
-CREATE TABLE tasks (
-    id             BINARY(16)      NOT NULL PRIMARY KEY,
-    key_hash       BINARY(32)      NOT NULL UNIQUE,
-    queue          VARCHAR(64)     NOT NULL,
-    shard          BIGINT          NOT NULL,
-    task_key       VARBINARY(4096) NOT NULL,
-    replicas       BIGINT          NOT NULL,
-    priority       TINYINT         NOT NULL,
-    max_attempts   BIGINT          NOT NULL,
-    lease_ms       BIGINT          NOT NULL,
-    not_before_ms  BIGINT          NOT NULL,
-    headers        MEDIUMTEXT      NOT NULL, -- JSON: [["name", "value"], …]
-    traceparent    TEXT            NOT NULL,
-    created_ms     BIGINT          NOT NULL,
-    insertion      BIGINT          NOT NULL, -- a number of the transaction that inserted the row: tells it what is new
-    status         TINYINT         NOT NULL DEFAULT 0,
-    completed      BIGINT          NOT NULL DEFAULT 0,
-    attempts       BIGINT          NOT NULL DEFAULT 0,
-    reason         MEDIUMTEXT      NOT NULL DEFAULT (''),
-    updated_ms     BIGINT          NOT NULL,
-    on_bus         TINYINT         NOT NULL DEFAULT 0, -- 1: unfinished, published, not in the outbox
-    pub_generation VARCHAR(255)    NOT NULL DEFAULT '',
-    pub_major      BIGINT          NOT NULL DEFAULT 0,
-    pub_minor      BIGINT          NOT NULL DEFAULT 0,
-    payload        MEDIUMBLOB      NOT NULL,
-    KEY tasks_on_bus (on_bus, id, queue, shard)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+-- The database itself ---------------------------------------------------------------------------
 
-CREATE TABLE outbox (
-    task_id  BINARY(16)  NOT NULL PRIMARY KEY,
-    state    TINYINT     NOT NULL,
-    queue    VARCHAR(64) NOT NULL,
-    priority TINYINT     NOT NULL,
-    due_ms   BIGINT      NOT NULL, -- parked: never
-    turn     BIGINT      NOT NULL, -- 0, and a random number each time the task comes back: what was published before is not this row
-    KEY outbox_due (due_ms, task_id),
-    KEY outbox_parked (state, queue, priority, task_id)
-) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
-CREATE TABLE results (
-    task_id      BINARY(16)     NOT NULL,
-    worker       VARBINARY(128) NOT NULL,
-    attempt      BIGINT         NOT NULL,
-    completed_ms BIGINT         NOT NULL,
-    surplus      TINYINT        NOT NULL,
-    result       MEDIUMBLOB     NOT NULL,
-    PRIMARY KEY (task_id, worker)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
-CREATE TABLE queue_counts (
-    queue  VARCHAR(64) NOT NULL,
-    status TINYINT     NOT NULL,
-    count  BIGINT      NOT NULL,
-    PRIMARY KEY (queue, status)
-) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
-CREATE TABLE shards (
-    queue VARCHAR(64) NOT NULL,
-    shard BIGINT      NOT NULL,
-    life  BIGINT      NOT NULL,
-    PRIMARY KEY (queue, shard)
-) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
+-- Single values of the whole database, by name. `store_id` names the database in Redis and in
+-- other servers, so that two databases are never mixed up.
 CREATE TABLE meta (
     name  VARCHAR(64)  NOT NULL PRIMARY KEY,
     value VARCHAR(255) NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-INSERT INTO meta (name, value) VALUES ('store_id', REPLACE(UUID(), '-', ''));
+INSERT INTO meta (name, value) VALUES
+    ('store_id', REPLACE(UUID(), '-', '')),
+    -- The first schema that a taskd must know to work with this one. A migration that an older
+    -- taskd cannot live with raises it.
+    ('lowest_schema', '1'),
+    -- The Redis that holds the tasks of this database, and how often its processes have
+    -- renewed that.
+    ('redis', ''),
+    -- Each change of these tables raises its number.
+    ('shards_version', '0'),
+    ('pauses_version', '0'),
+    ('tokens_version', '0');
+
+-- Tasks and their results -----------------------------------------------------------------------
+
+-- Tasks, finished ones included until they are removed. A task is in its batch while on_bus = 1
+-- and pub_generation = ''.
+CREATE TABLE tasks (
+    id               BINARY(16)      NOT NULL PRIMARY KEY,
+    key_hash         BINARY(32)      NOT NULL UNIQUE,
+    queue            VARCHAR(64)     NOT NULL,
+    shard            BIGINT          NOT NULL,
+    task_key         VARBINARY(4096) NOT NULL,
+    replicas         BIGINT          NOT NULL,
+    priority         TINYINT         NOT NULL,
+    max_attempts     BIGINT          NOT NULL,
+    lease_ms         BIGINT          NOT NULL,
+    not_before_ms    BIGINT          NOT NULL,
+    headers          MEDIUMTEXT      NOT NULL, -- JSON: [["name", "value"], …]
+    traceparent      TEXT            NOT NULL,
+    created_ms       BIGINT          NOT NULL,
+    insertion        BIGINT          NOT NULL, -- the batch that inserted the row
+    -- 0 unfinished, 1 completed, 2 dead, 3 cancelled.
+    status           TINYINT         NOT NULL DEFAULT 0,
+    completed        BIGINT          NOT NULL DEFAULT 0, -- workers that have completed it
+    attempts         BIGINT          NOT NULL DEFAULT 0,
+    reason           MEDIUMTEXT      NOT NULL DEFAULT (''), -- why it is dead
+    updated_ms       BIGINT          NOT NULL,
+    -- 1: unfinished, published, not in the outbox.
+    on_bus           TINYINT         NOT NULL DEFAULT 0,
+    -- Where it was published alone: of the topic.
+    pub_generation   VARCHAR(255)    NOT NULL DEFAULT '',
+    pub_major        BIGINT          NOT NULL DEFAULT 0,
+    pub_minor        BIGINT          NOT NULL DEFAULT 0,
+    payload          MEDIUMBLOB      NOT NULL,
+    -- 1 bytes, 2 text, 3 JSON, 0 nobody said it.
+    payload_encoding TINYINT         NOT NULL DEFAULT 0,
+    -- How often it was sent again; a death of an earlier epoch does not end it.
+    epoch            BIGINT          NOT NULL DEFAULT 0,
+    -- Its own, if it has one (`Backoff::packed`).
+    backoff          VARBINARY(32)   NOT NULL DEFAULT '',
+    -- If it has one; `changes` has a row of kind 5 until it is final.
+    deadline_ms      BIGINT          NULL,
+    KEY tasks_on_bus (on_bus, id, queue, shard),
+    -- The earliest finished first.
+    KEY tasks_finished (status, updated_ms),
+    -- Lists of tasks. Ids are in the order of time.
+    KEY tasks_queue (queue, status, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What workers reported with completed tasks.
+CREATE TABLE results (
+    task_id          BINARY(16)     NOT NULL,
+    worker           VARBINARY(128) NOT NULL,
+    attempt          BIGINT         NOT NULL,
+    completed_ms     BIGINT         NOT NULL,
+    surplus          TINYINT        NOT NULL, -- 1: the task had been completed without it
+    result           MEDIUMBLOB     NOT NULL,
+    result_encoding  TINYINT        NOT NULL DEFAULT 0, -- as tasks.payload_encoding
+    -- The lease, by which a repeat of the report is known.
+    lease_generation BIGINT         NOT NULL DEFAULT 0,
+    lease_grant      BIGINT         NOT NULL DEFAULT 0,
+    leased_ms        BIGINT         NOT NULL DEFAULT 0, -- when the lease was given; 0: unknown
+    PRIMARY KEY (task_id, worker),
+    -- Lists of the tasks that a worker has completed.
+    KEY results_worker (worker, task_id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Attempts of tasks that failed. Those that were completed are in `results`.
+CREATE TABLE history (
+    -- 48 bits of at_ms, then a hash of the task and the lease.
+    id        BINARY(16)     NOT NULL PRIMARY KEY,
+    task_id   BINARY(16)     NOT NULL,
+    state     TINYINT        NOT NULL, -- 3 rejected, 4 expired
+    leased_ms BIGINT         NOT NULL, -- 0: unknown
+    at_ms     BIGINT         NOT NULL,
+    attempt   BIGINT         NOT NULL,
+    worker    VARBINARY(128) NOT NULL,
+    reason    TEXT           NOT NULL,
+    KEY history_task (task_id, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Which tasks are new ---------------------------------------------------------------------------
+
+-- The keys of tasks that finished long ago and were removed, so that none is ever new again.
+CREATE TABLE seen (
+    key_hash BINARY(32) NOT NULL PRIMARY KEY,
+    task_id  BINARY(16) NOT NULL,
+    status   TINYINT    NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The idempotency keys of inserts, until the end of their windows.
+CREATE TABLE idempotency_keys (
+    hash        BINARY(32) NOT NULL PRIMARY KEY, -- SHA-256 of the queue and the idempotency key
+    task_id     BINARY(16) NOT NULL, -- of the first insert
+    fingerprint BINARY(32) NOT NULL, -- SHA-256 of what the task is
+    expires_ms  BIGINT     NOT NULL,
+    -- 1: the first insert stored the task; 0: its key had a task before.
+    created     TINYINT    NOT NULL,
+    KEY idempotency_keys_expire (expires_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What goes to the bus --------------------------------------------------------------------------
+
+-- New tasks go to the bus by the batch: tasks.insertion names it, and one row says of all its
+-- tasks whether they are published, and where.
+CREATE TABLE batches (
+    batch      BIGINT       NOT NULL PRIMARY KEY,
+    first_id   BINARY(16)   NOT NULL, -- the least and the greatest id of its tasks
+    last_id    BINARY(16)   NOT NULL,
+    tasks      BIGINT       NOT NULL, -- how many it had
+    due_ms     BIGINT       NOT NULL, -- published: never
+    -- Of the topic; '': not published, as far as is known.
+    generation VARCHAR(255) NOT NULL DEFAULT '',
+    places     MEDIUMTEXT   NOT NULL DEFAULT (''), -- JSON: {"partition": [major, minor], …}
+    KEY batches_due (due_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Tasks that go to the bus one by one: scheduled ones, and those that came back from their queue.
+CREATE TABLE outbox (
+    task_id  BINARY(16)  NOT NULL PRIMARY KEY,
+    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue.
+    state    TINYINT     NOT NULL,
+    queue    VARCHAR(64) NOT NULL,
+    priority TINYINT     NOT NULL,
+    due_ms   BIGINT      NOT NULL, -- parked: never
+    -- A random number each time it comes back: what was published before is not this row.
+    turn     BIGINT      NOT NULL,
+    -- Its weight, so that a page can be cut before its tasks are read.
+    bytes    BIGINT      NOT NULL DEFAULT 0,
+    KEY outbox_due (due_ms, task_id),
+    KEY outbox_parked (state, queue, priority, task_id)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Events of queues with `events = true`, until they are on the topic: a row for each transaction,
+-- or for a part of one. A later change of a task has a later number, and no number comes twice.
+CREATE TABLE kept_events (
+    number  BIGINT     NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    at_ms   BIGINT     NOT NULL, -- when the first of them happened
+    records MEDIUMBLOB NOT NULL -- a KeptEvents of records.proto
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Queues ----------------------------------------------------------------------------------------
+
+-- How many tasks a queue has in each status.
+CREATE TABLE queue_counts (
+    queue      VARCHAR(64) NOT NULL,
+    status     TINYINT     NOT NULL,
+    count      BIGINT      NOT NULL,
+    unfinished TINYINT AS (CASE WHEN status = 0 AND count <> 0 THEN 1 END) VIRTUAL,
+    PRIMARY KEY (queue, status),
+    -- The queues that have unfinished tasks, however many names there ever were.
+    KEY queue_counts_unfinished (unfinished, queue)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What inserts and reports brought and SQL did not store, for the books. The queue '' has the
+-- tasks whose queue is not known here. A process adds its numbers once a second, so they cost no
+-- insert anything.
+CREATE TABLE turned_away (
+    queue VARCHAR(64) NOT NULL,
+    kind  TINYINT     NOT NULL, -- 1 duplicate, 2 rejected
+    count BIGINT      NOT NULL,
+    PRIMARY KEY (queue, kind)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The shards of queues in Redis. One whose queue has been empty for long is closed: its row stays,
+-- with the number of its last life. One that Redis lost is rebuilt: its unfinished tasks are
+-- published again, and its row says so of all of them. A process reads the rows whose `version` is
+-- new to it.
+CREATE TABLE shards (
+    queue              VARCHAR(64)  NOT NULL,
+    shard              BIGINT       NOT NULL,
+    life               BIGINT       NOT NULL,
+    closed             TINYINT      NOT NULL DEFAULT 0,
+    -- Each change of the table raises it (meta.shards_version).
+    version            BIGINT       NOT NULL DEFAULT 0,
+    -- 1: not all are published again; a rebuild that was killed begins anew.
+    rebuilding         TINYINT      NOT NULL DEFAULT 0,
+    rebuilt_generation VARCHAR(255) NOT NULL DEFAULT '', -- of the topic; '': never rebuilt
+    -- Each of its unfinished tasks that is not in the outbox was published at this place of its
+    -- partition or before, or at a later one of its own.
+    rebuilt_major      BIGINT       NOT NULL DEFAULT 0,
+    rebuilt_minor      BIGINT       NOT NULL DEFAULT 0,
+    PRIMARY KEY (queue, shard),
+    KEY shards_version (version),
+    KEY shards_rebuilding (rebuilding)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The queues of which no worker gets anything. A process reads them again when meta.pauses_version
+-- has another value.
+CREATE TABLE paused_queues (
+    queue VARCHAR(64)  NOT NULL PRIMARY KEY,
+    at_ms BIGINT       NOT NULL,
+    who   VARCHAR(255) NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Changes by operators --------------------------------------------------------------------------
+
+-- The changes that somebody wants of unfinished tasks, until the queue in Redis has them. A
+-- watchdog applies the rows that stay. A later wish of the same kind replaces the row, in another
+-- turn.
+CREATE TABLE changes (
+    task_id BINARY(16) NOT NULL,
+    -- 1 cancel, 2 its priority and NUM as in `tasks`, 3 the end of a reservation, 5 a deadline.
+    kind    TINYINT    NOT NULL,
+    turn    BIGINT     NOT NULL, -- a random number
+    at_ms   BIGINT     NOT NULL,
+    PRIMARY KEY (task_id, kind),
+    KEY changes_at (kind, at_ms, task_id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Changes of all tasks of a filter, which the watchdog makes page by page.
+CREATE TABLE jobs (
+    id         BINARY(16)    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    what       VARCHAR(255)  NOT NULL, -- the change, for example 'retry'
+    filter     MEDIUMTEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the job
+    who        VARCHAR(255)  NOT NULL,
+    scope      MEDIUMTEXT    NOT NULL, -- the queues that its creator reached, as in tokens.queues
+    state      TINYINT       NOT NULL, -- 0 running, 1 done, 2 stopped, 3 failed
+    position   VARBINARY(16) NOT NULL, -- the last task that was looked at; '': none
+    looked_at  BIGINT        NOT NULL,
+    matched    BIGINT        NOT NULL,
+    changed    BIGINT        NOT NULL,
+    failed     BIGINT        NOT NULL,
+    last_error TEXT          NOT NULL,
+    created_ms BIGINT        NOT NULL,
+    updated_ms BIGINT        NOT NULL,
+    -- SHA-256 of the access token that started it: the job stops when it is revoked; '': none.
+    token      VARBINARY(32) NOT NULL DEFAULT '',
+    KEY jobs_state (state, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Dead letters, so that an operator can list them and send them again. The letter of a dead task
+-- has the task's id, and the task's row has the rest. Others have all that they are about in
+-- `content`.
+CREATE TABLE letters (
+    id      BINARY(16)  NOT NULL PRIMARY KEY,
+    queue   VARCHAR(64) NOT NULL, -- '' for a record
+    kind    TINYINT     NOT NULL, -- 1 task, 2 discovered task, 3 record, 4 refused task
+    at_ms   BIGINT      NOT NULL,
+    -- A DeadLetter of records.proto, without payload, headers and value.
+    summary MEDIUMBLOB  NOT NULL,
+    content MEDIUMBLOB  NOT NULL, -- the same with them; empty for a dead task
+    -- One for each set of filters, with the newest last.
+    KEY letters_at (at_ms, id),
+    KEY letters_queue (queue, at_ms, id),
+    KEY letters_kind (kind, at_ms, id),
+    KEY letters_queue_kind (queue, kind, at_ms, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What operators did, by time.
+CREATE TABLE acts (
+    id     BINARY(16)    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    who    VARCHAR(255)  NOT NULL,
+    what   VARCHAR(64)   NOT NULL,
+    target VARCHAR(1024) NOT NULL,
+    -- What operators did to a task. The beginning has all of an id.
+    KEY acts_target (target(64), id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Access ----------------------------------------------------------------------------------------
+
+-- Access tokens, as hashes. A process reads them again when meta.tokens_version has another value.
+CREATE TABLE tokens (
+    hash             BINARY(32)     NOT NULL PRIMARY KEY, -- SHA-256 of the token
+    name             VARCHAR(64)    NOT NULL,
+    roles            BIGINT         NOT NULL, -- bits: 1 insert, 2 work, 4 read, 8 admin
+    -- NAME or PREFIX*, with commas between; '': every queue.
+    queues           VARCHAR(4096)  NOT NULL,
+    worker           VARBINARY(128) NOT NULL, -- '': any
+    calls_per_second BIGINT         NOT NULL, -- 0: no limit
+    created_ms       BIGINT         NOT NULL,
+    expires_ms       BIGINT         NOT NULL, -- 0: never
+    UNIQUE KEY tokens_name (name)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -1,57 +1,191 @@
 -- The same tables as in migrations/mysql, with SQLite's means.
 
+-- The database itself ---------------------------------------------------------------------------
+
+-- Single values of the whole database, by name. `store_id` names the database in Redis and in
+-- other servers, so that two databases are never mixed up.
+CREATE TABLE meta (
+    name  TEXT NOT NULL PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO meta (name, value) VALUES
+    ('store_id', lower(hex(randomblob(16)))),
+    -- The first schema that a taskd must know to work with this one. A migration that an older
+    -- taskd cannot live with raises it.
+    ('lowest_schema', '1'),
+    -- The Redis that holds the tasks of this database, and how often its processes have
+    -- renewed that.
+    ('redis', ''),
+    -- Each change of these tables raises its number.
+    ('shards_version', '0'),
+    ('pauses_version', '0'),
+    ('tokens_version', '0');
+
+-- Tasks and their results -----------------------------------------------------------------------
+
+-- Tasks, finished ones included until they are removed. A task is in its batch while on_bus = 1
+-- and pub_generation = ''. Rows lie in the order of their numbers, which group the tasks of a
+-- queue that came with one insert: a worker that completes tasks of many queues touches fewer
+-- pages.
 CREATE TABLE tasks (
-    id             BLOB    NOT NULL PRIMARY KEY,
-    key_hash       BLOB    NOT NULL UNIQUE,
-    queue          TEXT    NOT NULL,
-    shard          INTEGER NOT NULL,
-    task_key       BLOB    NOT NULL,
-    replicas       INTEGER NOT NULL,
-    priority       INTEGER NOT NULL,
-    max_attempts   INTEGER NOT NULL,
-    lease_ms       INTEGER NOT NULL,
-    not_before_ms  INTEGER NOT NULL,
-    headers        TEXT    NOT NULL, -- JSON: [["name", "value"], …]
-    traceparent    TEXT    NOT NULL,
-    created_ms     INTEGER NOT NULL,
-    insertion      INTEGER NOT NULL, -- a number of the transaction that inserted the row: tells it what is new
-    status         INTEGER NOT NULL DEFAULT 0,
-    completed      INTEGER NOT NULL DEFAULT 0,
-    attempts       INTEGER NOT NULL DEFAULT 0,
-    reason         TEXT    NOT NULL DEFAULT '',
-    updated_ms     INTEGER NOT NULL,
-    on_bus         INTEGER NOT NULL DEFAULT 0, -- 1: unfinished, published, not in the outbox
-    pub_generation TEXT    NOT NULL DEFAULT '',
-    pub_major      INTEGER NOT NULL DEFAULT 0,
-    pub_minor      INTEGER NOT NULL DEFAULT 0,
-    payload        BLOB    NOT NULL
+    number           INTEGER NOT NULL PRIMARY KEY, -- until the task is removed
+    id               BLOB    NOT NULL UNIQUE,
+    key_hash         BLOB    NOT NULL,
+    queue            TEXT    NOT NULL,
+    shard            INTEGER NOT NULL,
+    task_key         BLOB    NOT NULL,
+    replicas         INTEGER NOT NULL,
+    priority         INTEGER NOT NULL,
+    max_attempts     INTEGER NOT NULL,
+    lease_ms         INTEGER NOT NULL,
+    not_before_ms    INTEGER NOT NULL,
+    headers          TEXT    NOT NULL, -- JSON: [["name", "value"], …]
+    traceparent      TEXT    NOT NULL,
+    created_ms       INTEGER NOT NULL,
+    insertion        INTEGER NOT NULL, -- the batch that inserted the row
+    status           INTEGER NOT NULL DEFAULT 0, -- 0 unfinished, 1 completed, 2 dead, 3 cancelled
+    completed        INTEGER NOT NULL DEFAULT 0, -- workers that have completed it
+    attempts         INTEGER NOT NULL DEFAULT 0,
+    reason           TEXT    NOT NULL DEFAULT '', -- why it is dead
+    updated_ms       INTEGER NOT NULL,
+    on_bus           INTEGER NOT NULL DEFAULT 0, -- 1: unfinished, published, not in the outbox
+    pub_generation   TEXT    NOT NULL DEFAULT '', -- where it was published alone: of the topic
+    pub_major        INTEGER NOT NULL DEFAULT 0,
+    pub_minor        INTEGER NOT NULL DEFAULT 0,
+    payload          BLOB    NOT NULL,
+    payload_encoding INTEGER NOT NULL DEFAULT 0, -- 1 bytes, 2 text, 3 JSON, 0 nobody said it
+    -- How often it was sent again; a death of an earlier epoch does not end it.
+    epoch            INTEGER NOT NULL DEFAULT 0,
+    backoff          BLOB    NOT NULL DEFAULT x'', -- its own, if it has one (`Backoff::packed`)
+    deadline_ms      INTEGER -- if it has one; `changes` has a row of kind 5 until it is final
 ) STRICT;
 
--- Only what is on its way: inserting a task and keeping a finished one cost nothing here.
-CREATE INDEX tasks_on_bus ON tasks (id, queue, shard) WHERE on_bus = 1;
+-- The earliest finished first.
+CREATE INDEX tasks_finished ON tasks (status, updated_ms) WHERE status <> 0;
+-- Lists of tasks, in the order of time. An index for each status: a task that is completed leaves
+-- one and is added at the end of another, which costs less than moving it within one.
+-- Walks over the tasks on the bus go by queue, by the first of them.
+CREATE INDEX tasks_unfinished ON tasks (queue, id, on_bus, shard) WHERE status = 0;
+CREATE INDEX tasks_completed ON tasks (queue, id) WHERE status = 1;
+CREATE INDEX tasks_given_up ON tasks (queue, status, id) WHERE status > 1; -- dead, cancelled
 
+-- What workers reported with completed tasks.
+CREATE TABLE results (
+    task             INTEGER NOT NULL, -- its number
+    -- The first five bytes of the id: a quarter of a second (256 ms).
+    task_id_group    BLOB    NOT NULL,
+    task_id          BLOB    NOT NULL,
+    worker           TEXT    NOT NULL,
+    attempt          INTEGER NOT NULL,
+    completed_ms     INTEGER NOT NULL,
+    surplus          INTEGER NOT NULL, -- 1: the task had been completed without it
+    result           BLOB    NOT NULL,
+    result_encoding  INTEGER NOT NULL DEFAULT 0, -- as tasks.payload_encoding
+    -- The lease, by which a repeat of the report is known.
+    lease_generation INTEGER NOT NULL DEFAULT 0,
+    lease_grant      INTEGER NOT NULL DEFAULT 0,
+    leased_ms        INTEGER NOT NULL DEFAULT 0, -- when the lease was given; 0: unknown
+    PRIMARY KEY (task, worker)
+) STRICT;
+
+-- Lists of the tasks that a worker has completed. In each group the results of a worker are in the
+-- order in which they came. No index has a function: SQLite could not trust it to succeed, and would
+-- copy each page before a statement changes it.
+CREATE INDEX results_worker ON results (worker, task_id_group);
+-- For a task that somebody removes by hand: another one may get its number.
+CREATE TRIGGER results_of_removed_tasks AFTER DELETE ON tasks BEGIN
+    DELETE FROM results WHERE task = old.number;
+END;
+
+-- Attempts of tasks that failed. Those that were completed are in `results`.
+CREATE TABLE history (
+    -- 48 bits of at_ms, then a hash of the task and the lease.
+    id        BLOB    NOT NULL PRIMARY KEY,
+    task_id   BLOB    NOT NULL,
+    state     INTEGER NOT NULL, -- 3 rejected, 4 expired
+    leased_ms INTEGER NOT NULL, -- 0: unknown
+    at_ms     INTEGER NOT NULL,
+    attempt   INTEGER NOT NULL,
+    worker    TEXT    NOT NULL,
+    reason    TEXT    NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX history_task ON history (task_id, id);
+
+-- Which tasks are new ---------------------------------------------------------------------------
+
+-- The keys of tasks, so that none is ever new again: of removed tasks and, with status 0, of those
+-- in `tasks`, where the task has its status. The index of a key for each row of `tasks` would have
+-- each key on a page of its own; here a process adds many at a time, in order.
+CREATE TABLE seen (
+    key_hash BLOB    NOT NULL PRIMARY KEY,
+    task_id  BLOB    NOT NULL,
+    status   INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- The latest keys, a row for each transaction, until a process moves them to `seen`.
+CREATE TABLE new_keys (
+    seq  INTEGER NOT NULL PRIMARY KEY, -- grows; the last row is never deleted
+    keys BLOB    NOT NULL -- 32 bytes of a key's hash and 16 of its task, again and again
+) STRICT;
+
+-- The idempotency keys of inserts, until the end of their windows.
+CREATE TABLE idempotency_keys (
+    hash        BLOB    NOT NULL PRIMARY KEY, -- SHA-256 of the queue and the idempotency key
+    task_id     BLOB    NOT NULL, -- of the first insert
+    fingerprint BLOB    NOT NULL, -- SHA-256 of what the task is
+    expires_ms  INTEGER NOT NULL,
+    -- 1: the first insert stored the task; 0: its key had a task before.
+    created     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX idempotency_keys_expire ON idempotency_keys (expires_ms);
+
+-- What goes to the bus --------------------------------------------------------------------------
+
+-- New tasks go to the bus by the batch: tasks.insertion names it, and one row says of all its
+-- tasks whether they are published, and where.
+CREATE TABLE batches (
+    batch      INTEGER NOT NULL PRIMARY KEY,
+    first_id   BLOB    NOT NULL, -- the least and the greatest id of its tasks
+    last_id    BLOB    NOT NULL,
+    tasks      INTEGER NOT NULL, -- how many it had
+    due_ms     INTEGER NOT NULL, -- published: never
+    generation TEXT    NOT NULL DEFAULT '', -- of the topic; '': not published, as far as is known
+    places     TEXT    NOT NULL DEFAULT '' -- JSON: {"partition": [major, minor], …}
+) STRICT;
+
+CREATE INDEX batches_due ON batches (due_ms) WHERE generation = '';
+
+-- Tasks that go to the bus one by one: scheduled ones, and those that came back from their queue.
 CREATE TABLE outbox (
     task_id  BLOB    NOT NULL PRIMARY KEY,
+    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue.
     state    INTEGER NOT NULL,
     queue    TEXT    NOT NULL,
     priority INTEGER NOT NULL,
     due_ms   INTEGER NOT NULL, -- parked: never
-    turn     INTEGER NOT NULL  -- 0, and a random number each time the task comes back: what was published before is not this row
+    -- A random number each time it comes back: what was published before is not this row.
+    turn     INTEGER NOT NULL,
+    -- Its weight, so that a page can be cut before its tasks are read.
+    bytes    INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX outbox_due ON outbox (due_ms, task_id);
 CREATE INDEX outbox_parked ON outbox (queue, priority, task_id) WHERE state = 1;
 
-CREATE TABLE results (
-    task_id      BLOB    NOT NULL,
-    worker       TEXT    NOT NULL,
-    attempt      INTEGER NOT NULL,
-    completed_ms INTEGER NOT NULL,
-    surplus      INTEGER NOT NULL,
-    result       BLOB    NOT NULL,
-    PRIMARY KEY (task_id, worker)
+-- Events of queues with `events = true`, until they are on the topic: a row for each transaction,
+-- or for a part of one. A later change of a task has a later number, and no number comes twice.
+CREATE TABLE kept_events (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,
+    at_ms   INTEGER NOT NULL, -- when the first of them happened
+    records BLOB    NOT NULL -- a KeptEvents of records.proto
 ) STRICT;
 
+-- Queues ----------------------------------------------------------------------------------------
+
+-- How many tasks a queue has in each status.
 CREATE TABLE queue_counts (
     queue  TEXT    NOT NULL,
     status INTEGER NOT NULL,
@@ -59,16 +193,130 @@ CREATE TABLE queue_counts (
     PRIMARY KEY (queue, status)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE shards (
+-- The queues that have unfinished tasks, however many names there ever were.
+CREATE INDEX queue_counts_unfinished ON queue_counts (queue) WHERE status = 0 AND count <> 0;
+
+-- What inserts and reports brought and SQL did not store, for the books. The queue '' has the
+-- tasks whose queue is not known here. A process adds its numbers once a second, so they cost no
+-- insert anything.
+CREATE TABLE turned_away (
     queue TEXT    NOT NULL,
-    shard INTEGER NOT NULL,
-    life  INTEGER NOT NULL,
+    kind  INTEGER NOT NULL, -- 1 duplicate, 2 rejected
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, kind)
+) STRICT, WITHOUT ROWID;
+
+-- The shards of queues in Redis. One whose queue has been empty for long is closed: its row stays,
+-- with the number of its last life. One that Redis lost is rebuilt: its unfinished tasks are
+-- published again, and its row says so of all of them. A process reads the rows whose `version` is
+-- new to it.
+CREATE TABLE shards (
+    queue              TEXT    NOT NULL,
+    shard              INTEGER NOT NULL,
+    life               INTEGER NOT NULL,
+    closed             INTEGER NOT NULL DEFAULT 0,
+    -- Each change of the table raises it (meta.shards_version).
+    version            INTEGER NOT NULL DEFAULT 0,
+    -- 1: not all are published again; a rebuild that was killed begins anew.
+    rebuilding         INTEGER NOT NULL DEFAULT 0,
+    rebuilt_generation TEXT    NOT NULL DEFAULT '', -- of the topic; '': never rebuilt
+    -- Each of its unfinished tasks that is not in the outbox was published at this place of its
+    -- partition or before, or at a later one of its own.
+    rebuilt_major      INTEGER NOT NULL DEFAULT 0,
+    rebuilt_minor      INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (queue, shard)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE meta (
-    name  TEXT NOT NULL PRIMARY KEY,
-    value TEXT NOT NULL
+CREATE INDEX shards_version ON shards (version);
+CREATE INDEX shards_rebuilding ON shards (queue, shard) WHERE rebuilding = 1;
+
+-- The queues of which no worker gets anything. A process reads them again when meta.pauses_version
+-- has another value.
+CREATE TABLE paused_queues (
+    queue TEXT    NOT NULL PRIMARY KEY,
+    at_ms INTEGER NOT NULL,
+    who   TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO meta (name, value) VALUES ('store_id', lower(hex(randomblob(16))));
+-- Changes by operators --------------------------------------------------------------------------
+
+-- The changes that somebody wants of unfinished tasks, until the queue in Redis has them. A
+-- watchdog applies the rows that stay. A later wish of the same kind replaces the row, in another
+-- turn.
+CREATE TABLE changes (
+    task_id BLOB    NOT NULL,
+    -- 1 cancel, 2 its priority and NUM as in `tasks`, 3 the end of a reservation, 5 a deadline.
+    kind    INTEGER NOT NULL,
+    turn    INTEGER NOT NULL, -- a random number
+    at_ms   INTEGER NOT NULL,
+    PRIMARY KEY (task_id, kind)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX changes_at ON changes (kind, at_ms, task_id);
+
+-- Changes of all tasks of a filter, which the watchdog makes page by page.
+CREATE TABLE jobs (
+    id         BLOB    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    what       TEXT    NOT NULL, -- the change, for example 'retry'
+    filter     TEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the job
+    who        TEXT    NOT NULL,
+    scope      TEXT    NOT NULL, -- the queues that its creator reached, as in tokens.queues
+    state      INTEGER NOT NULL, -- 0 running, 1 done, 2 stopped, 3 failed
+    position   BLOB    NOT NULL, -- the last task that was looked at; '': none
+    looked_at  INTEGER NOT NULL,
+    matched    INTEGER NOT NULL,
+    changed    INTEGER NOT NULL,
+    failed     INTEGER NOT NULL,
+    last_error TEXT    NOT NULL,
+    created_ms INTEGER NOT NULL,
+    updated_ms INTEGER NOT NULL,
+    -- SHA-256 of the access token that started it: the job stops when it is revoked; '': none.
+    token      BLOB    NOT NULL DEFAULT x''
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX jobs_state ON jobs (state, id);
+
+-- Dead letters, so that an operator can list them and send them again. The letter of a dead task
+-- has the task's id, and the task's row has the rest. Others have all that they are about in
+-- `content`.
+CREATE TABLE letters (
+    id      BLOB    NOT NULL PRIMARY KEY,
+    queue   TEXT    NOT NULL, -- '' for a record
+    kind    INTEGER NOT NULL, -- 1 task, 2 discovered task, 3 record, 4 refused task
+    at_ms   INTEGER NOT NULL,
+    summary BLOB    NOT NULL, -- a DeadLetter of records.proto, without payload, headers and value
+    content BLOB    NOT NULL -- the same with them; empty for a dead task
+) STRICT;
+
+-- One for each set of filters, with the newest last.
+CREATE INDEX letters_at ON letters (at_ms, id);
+CREATE INDEX letters_queue ON letters (queue, at_ms, id);
+CREATE INDEX letters_kind ON letters (kind, at_ms, id);
+CREATE INDEX letters_queue_kind ON letters (queue, kind, at_ms, id);
+
+-- What operators did, by time.
+CREATE TABLE acts (
+    id     BLOB NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    who    TEXT NOT NULL,
+    what   TEXT NOT NULL,
+    target TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What operators did to a task.
+CREATE INDEX acts_target ON acts (target, id);
+
+-- Access ----------------------------------------------------------------------------------------
+
+-- Access tokens, as hashes. A process reads them again when meta.tokens_version has another value.
+CREATE TABLE tokens (
+    hash             BLOB    NOT NULL PRIMARY KEY, -- SHA-256 of the token
+    name             TEXT    NOT NULL,
+    roles            INTEGER NOT NULL, -- bits: 1 insert, 2 work, 4 read, 8 admin
+    queues           TEXT    NOT NULL, -- NAME or PREFIX*, with commas between; '': every queue
+    worker           BLOB    NOT NULL, -- '': any
+    calls_per_second INTEGER NOT NULL, -- 0: no limit
+    created_ms       INTEGER NOT NULL,
+    expires_ms       INTEGER NOT NULL -- 0: never
+) STRICT;
+
+CREATE UNIQUE INDEX tokens_name ON tokens (name);

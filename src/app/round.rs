@@ -193,9 +193,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         };
     }
 
-    let Some(queue) = queue(backends, wait).await? else {
-        return Ok(None);
-    };
+    let queue = queue(backends);
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
     let queues = || async {
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
@@ -271,12 +269,11 @@ fn shortcut(
     (is_whole && !bus.has_other_readers()).then(shortcut)
 }
 
-/// The queue, told what to report for histories of tasks. `None` at the stop.
-async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
+/// The queue, told what to report for histories of tasks.
+fn queue(backends: &Backends) -> Queue {
     let Backends {
         settings,
         redis,
-        store,
         process,
         clock,
         ..
@@ -286,16 +283,10 @@ async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Qu
     queue
         .announcer()
         .always_announce(EventQueues::of(&settings.queues));
-    if settings.history {
-        let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
-        let Some(times_from) = wait.until("the database", times_from).await? else {
-            return Ok(None);
-        };
-        queue.history().tell_times_from(times_from);
-    } else {
+    if !settings.history {
         queue.history().turn_off();
     }
-    Ok(Some(queue))
+    queue
 }
 
 impl Opened {

@@ -1,7 +1,7 @@
 //! The queue reports for the histories of tasks: rejected attempts, and the times at which leases
 //! were given.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::types::Rejection;
 use crate::{
@@ -13,7 +13,6 @@ use crate::{
 #[derive(Default)]
 pub struct History {
     is_off: AtomicBool,
-    times_from_unix_ms: AtomicI64,
 }
 
 impl History {
@@ -22,19 +21,8 @@ impl History {
         self.is_off.store(true, Ordering::Relaxed);
     }
 
-    /// Tokens say from this time on when their leases were given. An earlier version refuses such a
-    /// token.
-    pub fn tell_times_from(&self, unix_ms: i64) {
-        self.times_from_unix_ms.store(unix_ms, Ordering::Relaxed);
-    }
-
     pub fn is_on(&self) -> bool {
         !self.is_off.load(Ordering::Relaxed)
-    }
-
-    /// True if a token of this time says when its lease was given.
-    pub(super) fn tells_time_at(&self, unix_ms: i64) -> bool {
-        self.is_on() && unix_ms >= self.times_from_unix_ms.load(Ordering::Relaxed)
     }
 
     /// A rejected attempt as `lua/reject.lua` takes it. Empty: there is nothing to report.

@@ -286,10 +286,6 @@ pub trait Operators: Send + Sync {
     /// The last acts with this target, the earliest first.
     async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>>;
 
-    /// The time from which lease tokens may say when their leases were given. An older taskd
-    /// refuses them.
-    async fn lease_times_from(&self) -> Result<i64>;
-
     /// Keeps events of these queues from now on, in transactions of this process. At first of none.
     fn keep_events_of(&self, queues: EventQueues);
 

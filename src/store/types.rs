@@ -29,7 +29,7 @@ pub enum Inserted {
 #[repr(u8)]
 pub enum Unpublished {
     /// The inserter is about to publish the task. After `republish_after` the watchdog does it. A
-    /// fresh task is in its batch; only those of an older taskd have a row of their own.
+    /// fresh task is in its batch; one that was put off has a row of its own.
     Fresh = 0,
     /// The queue is full: the row waits for room.
     Parked = 1,

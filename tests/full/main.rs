@@ -28,7 +28,6 @@ mod kafka_topics;
 mod kafka_transactions;
 mod lifecycle;
 mod migrations;
-mod old_database;
 mod openapi;
 mod outages;
 mod partitions;

@@ -3,16 +3,10 @@
 use std::{
     fs::Permissions,
     os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
     process::Command,
 };
 
 use futures::future::join_all;
-use sqlx::{
-    ConnectOptions, Connection,
-    migrate::Migrator,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode},
-};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
     store::{Error, Store, Tasks, sqlite::SqliteStore},
@@ -21,8 +15,8 @@ use taskd::{
 use crate::support::{
     sqlite::SqliteFile,
     store_contract::{
-        Database, completed, count, counts, detail, detail_completed, detail_of,
-        find_tasks_of_schema_5, insert_new, leave_tasks_of_schema_5, migrations, rows,
+        Database, completed, count, counts, detail, detail_completed, detail_of, insert_new,
+        migrations, rows,
     },
     until,
 };
@@ -122,80 +116,6 @@ async fn migrations_are_applied_once() {
     migrated.sort_unstable();
     assert_eq!(migrated, [0, 0, 0, migrations("sqlite")]);
     assert_eq!(SqliteStore::open(&path, None).await.unwrap().migrated(), 0);
-}
-
-#[tokio::test]
-async fn tasks_of_an_older_schema_go_on() {
-    let file = SqliteFile::create().await;
-    let migrator = Migrator::new(Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/migrations/sqlite"
-    )))
-    .await
-    .unwrap();
-    let options = SqliteConnectOptions::new()
-        .filename(file.path())
-        .create_if_missing(true);
-    let mut older = options.connect().await.unwrap();
-    migrator
-        .run_direct(Some(5), &mut older, false)
-        .await
-        .unwrap();
-    let options = SqliteConnectOptions::new()
-        .filename(file.path())
-        .journal_mode(SqliteJournalMode::Wal);
-    older.close().await.unwrap();
-    leave_tasks_of_schema_5(&file).await;
-    let mut running = options.connect().await.unwrap();
-    sqlx::query("DELETE FROM shards WHERE queue = ''")
-        .execute(&mut running)
-        .await
-        .unwrap();
-    // It would take every key for new when the index of keys is gone.
-    let refused = SqliteStore::open(&file.path(), None)
-        .await
-        .err()
-        .expect("an older taskd has the file open");
-    assert!(refused.to_string().contains("locked"), "{refused}");
-    running.close().await.unwrap();
-    find_tasks_of_schema_5(&*file.open().await).await;
-}
-
-/// Before schema 24 inserts name a column that is gone now.
-#[tokio::test]
-async fn a_file_that_an_older_taskd_has_open_keeps_its_schema() {
-    let file = SqliteFile::create().await;
-    let migrator = Migrator::new(Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/migrations/sqlite"
-    )))
-    .await
-    .unwrap();
-    let options = SqliteConnectOptions::new()
-        .filename(file.path())
-        .journal_mode(SqliteJournalMode::Wal);
-    let mut running = options.create_if_missing(true).connect().await.unwrap();
-    migrator
-        .run_direct(Some(23), &mut running, false)
-        .await
-        .unwrap();
-    let refused = SqliteStore::open(&file.path(), None)
-        .await
-        .err()
-        .expect("an older taskd has the file open");
-    assert!(
-        refused.to_string().contains("stop the older taskd"),
-        "{refused}"
-    );
-    let version = sqlx::query_scalar::<_, i64>("SELECT MAX(version) FROM _sqlx_migrations");
-    assert_eq!(version.fetch_one(&mut running).await.unwrap(), 23);
-    running.close().await.unwrap();
-    file.open().await.close().await;
-    assert!(
-        file.number("SELECT MAX(version) FROM _sqlx_migrations")
-            .await
-            > 23
-    );
 }
 
 #[tokio::test]

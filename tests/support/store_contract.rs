@@ -111,7 +111,6 @@ macro_rules! store_contract {
             of_two_publishers_of_a_batch_the_later_place_holds,
             many_small_batches_come_in_one_page,
             batches_that_no_task_needs_are_removed,
-            tasks_of_an_older_taskd_go_out_as_before,
             batches_agree_with_a_row_for_each_task,
             a_dead_task_has_its_letter_until_it_is_sent_again,
             a_task_that_is_sent_again_before_its_time_waits_for_it,
@@ -132,7 +131,6 @@ macro_rules! store_contract {
             a_task_that_a_lower_num_completes_behind_a_higher_one_is_off_the_bus,
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
-            dead_tasks_of_an_older_taskd_have_letters,
             an_attempt_is_kept_once_and_told_in_its_order,
             a_task_keeps_its_last_failures_and_takes_them_with_it,
             old_failures_are_removed_in_slices,
@@ -140,7 +138,6 @@ macro_rules! store_contract {
             a_change_has_one_event_and_a_call_that_changes_nothing_has_none,
             what_operators_do_has_events_too,
             events_stay_until_they_are_removed_in_the_order_of_their_tasks,
-            tokens_tell_times_at_once_in_a_new_database,
             a_job_goes_on_where_it_stands,
             jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
             each_task_that_is_sent_again_has_its_act,
@@ -804,7 +801,7 @@ pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Databa
         );
         assert_eq!(store.results(id).await.unwrap()[0].encoding, encoding);
     }
-    // As rows of before are.
+    // As rows are of which nobody said it.
     db.execute("UPDATE tasks SET payload_encoding = 0").await;
     db.execute("UPDATE results SET result_encoding = 0").await;
     assert_eq!(

@@ -28,30 +28,6 @@ macro_rules! migration_files {
         migration_files!(
             $backend:
             "0001_create_store",
-            "0002_bound_what_is_kept",
-            "0003_remember_encodings",
-            "0004_close_shards",
-            "0005_remember_leases",
-            "0006_batch_new_tasks",
-            "0007_keep_tokens",
-            "0008_rebuild_shards",
-            "0009_keep_letters",
-            "0010_keep_history",
-            "0011_index_tasks",
-            "0012_keep_jobs",
-            "0013_change_live_tasks",
-            "0014_count_what_is_turned_away",
-            "0015_remember_inserts",
-            "0016_keep_backoffs",
-            "0017_keep_deadlines",
-            "0018_keep_events",
-            "0019_keep_keys_in_order",
-            "0020_keep_bodies_without_records",
-            "0021_number_tasks",
-            "0022_name_the_redis",
-            "0023_split_the_index_of_queues",
-            "0024_walk_by_queue",
-            "0025_keep_the_token_of_a_job",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

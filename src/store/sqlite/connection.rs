@@ -47,19 +47,6 @@ impl Connection {
         })
     }
 
-    /// Fails while another process has a file open that is older than schema 24. Before 19 that
-    /// process relies on the index that goes there, and would take every key for new; before 21 it
-    /// could store no result, before 23 list no queue, and before 24 insert no task.
-    pub(super) fn own_before_24(&self) -> rusqlite::Result<()> {
-        let is_older = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'tasks_on_bus')";
-        if self.db.query_row(is_older, (), |row| row.get(0))? {
-            // Only the last connection may leave the mode.
-            self.db.execute_batch("PRAGMA journal_mode = delete")?;
-            self.db.execute_batch("PRAGMA journal_mode = wal")?;
-        }
-        Ok(())
-    }
-
     /// Runs a command without values and rows.
     pub(super) fn command(&self, sql: &'static str) -> Result<()> {
         self.db

@@ -207,3 +207,48 @@ impl DatabaseError for Reported {
         ErrorKind::Other
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::OpenFlags;
+
+    use super::*;
+    use crate::store::sql::{self, MigrationFile};
+
+    const FIRST: &[MigrationFile] = super::super::MIGRATIONS;
+    const SECOND: &[MigrationFile] = &[FIRST[0], ("0002_add_a_table", "CREATE TABLE added (a);")];
+    const THIRD: &[MigrationFile] = &[
+        SECOND[0],
+        SECOND[1],
+        (
+            "0003_fail",
+            "CREATE TABLE half (a); INSERT INTO nowhere VALUES (1);",
+        ),
+    ];
+
+    #[tokio::test]
+    async fn a_later_migration_is_applied_once_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let mut connection = Connection::open(&folder.path().join("db"), flags, "").unwrap();
+        let tables = |connection: &Connection| {
+            let count = "SELECT COUNT(*) FROM sqlite_master WHERE name IN ('added', 'half')";
+            connection
+                .db
+                .query_row(count, (), |row| row.get::<_, i64>(0))
+                .unwrap()
+        };
+        assert_eq!(sql::migrate(FIRST, &mut connection).await.unwrap(), 1);
+        assert_eq!(sql::migrate(SECOND, &mut connection).await.unwrap(), 1);
+        assert_eq!(sql::migrate(SECOND, &mut connection).await.unwrap(), 0);
+        assert_eq!(tables(&connection), 1);
+        // Whoever knows the first one alone may go on.
+        assert_eq!(sql::migrate(FIRST, &mut connection).await.unwrap(), 0);
+
+        let failed = sql::migrate(THIRD, &mut connection).await.unwrap_err();
+        let text = failed.to_string();
+        assert!(text.contains("nowhere") && !text.contains('\n'), "{text}");
+        assert_eq!(tables(&connection), 1);
+        assert_eq!(sql::migrate(SECOND, &mut connection).await.unwrap(), 0);
+    }
+}

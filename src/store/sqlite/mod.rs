@@ -101,14 +101,6 @@ impl SqliteStore {
                     "the file cannot be written to; give this user the right to write".into(),
                 ));
             }
-            connection.own_before_24().map_err(|cause| {
-                Error::Other(
-                    format!(
-                        "stop the older taskd that has the file open, it cannot share it: {cause}"
-                    )
-                    .into(),
-                )
-            })?;
             let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
             let migrated = migrated
                 .ok_or_else(|| Error::Other("a migration waited for something else".into()))??;

@@ -201,7 +201,3 @@ pub(crate) async fn acts_are_found_by_their_target(db: &impl Database) {
     assert_eq!(store.acts_on("nobody", 10).await.unwrap(), []);
     assert_eq!(store.acts(None, 10).await.unwrap().len(), 3);
 }
-
-pub(crate) async fn tokens_tell_times_at_once_in_a_new_database(db: &impl Database) {
-    assert_eq!(db.open().await.lease_times_from().await.unwrap(), 0);
-}

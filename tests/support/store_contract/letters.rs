@@ -506,36 +506,3 @@ pub(crate) async fn letters_are_paged_and_purged_and_removed_by_age<D: Database>
     );
     assert_eq!(listed(&*store).await, []);
 }
-
-pub(crate) async fn dead_tasks_of_an_older_taskd_have_letters<D: Database>(db: &D) {
-    let store = db.open().await;
-    let dead = row("q", "k");
-    insert_new(&*store, std::slice::from_ref(&dead)).await;
-    store.settle(&[died_in(&dead, 0)]).await.unwrap();
-    // An older taskd knows no letters; the migration makes one for each of its dead tasks.
-    db.execute("DELETE FROM letters").await;
-    let migration = include_str!("../../../migrations/mysql/0009_keep_letters.sql");
-    let insert = &migration[migration.find("INSERT IGNORE").expect("the last statement")..];
-    let is_sqlite = std::any::type_name::<D>().contains("Sqlite");
-    let insert = if is_sqlite {
-        insert
-            .replace("INSERT IGNORE", "INSERT OR IGNORE")
-            .replace("''", "X''")
-    } else {
-        insert.into()
-    };
-    for _ in 0..2 {
-        db.execute(insert.trim_end().trim_end_matches(';')).await;
-    }
-    let mut expected = letter_of(&dead);
-    expected.letter.history.clear();
-    assert_eq!(store.letter(dead.task.id).await.unwrap(), Some(expected));
-    assert_eq!(
-        store
-            .retry_with_acts(&[dead.task.id], NOW, "ops", "retry")
-            .await
-            .unwrap()
-            .len(),
-        1
-    );
-}

@@ -190,10 +190,6 @@ impl<DB: Backend> Operators for SqlStore<DB> {
         history::acts_on(&self.sql, target, limit).await
     }
 
-    async fn lease_times_from(&self) -> Result<i64> {
-        meta::read(&self.sql, "lease_times_from", "lease_times_from").await
-    }
-
     fn keep_events_of(&self, queues: EventQueues) {
         *self.events.write() = Arc::new(queues);
     }
