@@ -47,8 +47,7 @@ end
 -- Answers whether the task is dropped, now or by the next call.
 local function check_delays(id, t)
   for _, grant in ipairs(t[WAIT]) do
-    -- An earlier version named no grants.
-    if grant ~= '?' and not redis.call('ZSCORE', DELAYED, id .. grant) then
+    if not redis.call('ZSCORE', DELAYED, id .. grant) then
       if grant == '' then
         find_and_drop('waits_without_delay', id, 'it waits for its time, and nothing says when that is', t)
         return mends
@@ -103,7 +102,7 @@ end
 local function check_delay(member)
   local id, grant = string.sub(member, 1, 16), string.sub(member, 17)
   local t, waits = live(id), false
-  for _, waiting in ipairs(t and t[WAIT] or {}) do waits = waits or waiting == grant or waiting == '?' end
+  for _, waiting in ipairs(t and t[WAIT] or {}) do waits = waits or waiting == grant end
   if not waits then
     find('delay_without_task', #id == 16 and id or '', 'nothing waits for grant ' .. grant)
     if mends then redis.call('ZREM', DELAYED, member) end

@@ -12,8 +12,6 @@ local function waits_at(t, grant)
   for i, waiting in ipairs(t[WAIT]) do
     if waiting == grant then return i end
   end
-  -- An earlier version named no grants.
-  if t[WAIT][1] == '?' then return 1 end
 end
 
 local due = redis.call('ZRANGE', DELAYED, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)

@@ -29,15 +29,14 @@ for _, id in ipairs(redis.call('HKEYS', BODIES)) do
 end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
 
--- As complete.lua and write_reports() count: without the field b. The form of earlier versions is not counted again.
--- Nor is one that is too large for a step.
+-- As complete.lua and write_reports() count: without the field b. An outbox that is too large for a step is not counted
+-- again.
 local MOST_BYTES, PAGE = 4194304, 10
 local bytes, from, page = 0, '-', nil
 repeat
   page = redis.call('XRANGE', OUTBOX, from, '+', 'COUNT', PAGE)
   for _, entry in ipairs(page) do
     local fields = entry[2]
-    if fields[1] == 'c' then bytes = MOST_BYTES + 1 break end
     for i = 1, #fields, 2 do
       bytes = bytes + #fields[i + 1]
       if fields[i] ~= 'b' then bytes = bytes + #fields[i] end

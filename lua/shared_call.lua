@@ -32,7 +32,7 @@ elseif wanted > 0 then
       local other = cmsgpack.unpack(all[i + 1])
       beside = beside + other[DEMAND]
       -- Of a session that is silent, nobody drops the leases that are over.
-      if not other[LATEST] or other[LATEST] > now then beside = beside + other[IN_HAND] end
+      if other[LATEST] > now then beside = beside + other[IN_HAND] end
     end
   end
   local own = s[DEMAND] + s[IN_HAND]

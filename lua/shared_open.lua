@@ -11,7 +11,7 @@ if ARGV[4] == '1' then
   if redis.call('ZCARD', DUE) >= tonumber(ARGV[7]) then return {2, {}} end
   -- Each `want` reads all of them. Allotments count as well: they are few.
   if redis.call('HLEN', SESSIONS) >= tonumber(ARGV[8]) then return {3, {}} end
-  s = {0, 0, 0, 0, ''}
+  s = {0, 0, 0, 0, '', 0, 0}
 else
   s = alive()
   if not s then return {0, {}} end

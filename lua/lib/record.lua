@@ -28,7 +28,7 @@
 -- end. finals.lua and forget.lua drop them, and count them down.
 local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED, PAST =
   1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
-local REFUSED, MOST_REPLICAS = -1, 10000
+local REFUSED = -1
 
 -- Scripts calculate with these values, and look into the lists. A record with anything else in their place is damaged.
 local function is_count(n) return type(n) == 'number' and n >= 0 and n < 2 ^ 53 end
@@ -47,8 +47,7 @@ local function is_text(list)
 end
 local function is_record(t)
   return type(t) == 'table' and type(t[ST]) == 'string' and is_count(t[NUM]) and is_count(t[FAILS])
-    and (is_text(t[WAIT]) or is_count(t[WAIT]) and t[WAIT] <= MOST_REPLICAS)
-    and is_pairs(t[CREDITED], 'string') and is_pairs(t[HELD], 'string') and is_count(t[AT])
+    and is_text(t[WAIT]) and is_pairs(t[CREDITED], 'string') and is_pairs(t[HELD], 'string') and is_count(t[AT])
     and is_count(t[OFFER] or 0) and is_pairs(t[FAILED] or {}, 'number') and type(t[LOG] or {}) == 'table'
     and is_count(t[EPOCH] or 0) and is_pairs(t[RESERVED] or {}, 'number') and is_count(t[PAST] or 0)
 end
@@ -84,14 +83,7 @@ local function load(r)
     return credited and #t[HELD] == 2 * held and #t[CREDITED] == 2 * credited and t
   end
   local ok, t = pcall(cmsgpack.unpack, r)
-  if not ok or not is_record(t) then return nil end
-  if type(t[WAIT]) ~= 'table' then
-    -- An earlier version counted the waiting replicas and named no grants.
-    local waits = {}
-    for i = 1, t[WAIT] do waits[i] = '?' end
-    t[WAIT] = waits
-  end
-  return t
+  return ok and is_record(t) and t or nil
 end
 
 local function entries_of(t)

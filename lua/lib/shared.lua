@@ -10,9 +10,7 @@
 -- ARGV[2] worker   ARGV[3] session
 --
 -- An entry is msgpack [time-out (ms), demand, tasks in hand, 1 while the session ends, the worker's plan (opaque), how
--- often its demand was set to 0, the latest deadline of the leases in hand (ms)]. Earlier versions leave out the last
--- one or two. Without the first of these it counts as 0; without the deadline, leases count until the session's next
--- call.
+-- often its demand was set to 0, the latest deadline of the leases in hand (ms)].
 local SESSIONS, DUE, PROCESSES, HELD, ENDS = unpack(KEYS)
 local worker, session = ARGV[2], ARGV[3]
 local TIMEOUT, DEMAND, IN_HAND, ENDING, PLAN, SURRENDERS, LATEST = 1, 2, 3, 4, 5, 6, 7
@@ -35,13 +33,12 @@ local function recount(s)
     end
   until #over < 1000
   s[IN_HAND] = redis.call('ZCARD', ENDS)
-  s[SURRENDERS] = s[SURRENDERS] or 0
   s[LATEST] = tonumber(redis.call('ZRANGE', ENDS, -1, -1, 'WITHSCORES')[2] or 0)
 end
 
 -- Sets the demand to 0. A wish from before is over.
 local function surrender(s)
-  s[DEMAND], s[SURRENDERS] = 0, (s[SURRENDERS] or 0) + 1
+  s[DEMAND], s[SURRENDERS] = 0, s[SURRENDERS] + 1
 end
 
 -- Each call of the worker is a sign of life.

@@ -17,10 +17,7 @@ pub(super) struct Queue {
     pub(super) counts: Counts,
     pub(super) leases: u64,
     pub(super) oldest_waiting_ms: Option<u64>,
-    #[serde(default)]
     pub(super) paused: bool,
-    /// An older taskd does not say it.
-    #[serde(default)]
     pub(super) unread_shards: u64,
 }
 

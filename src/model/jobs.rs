@@ -172,7 +172,7 @@ fn priority(name: &str) -> Option<Priority> {
 
 fn requeue(text: &str) -> Option<Requeue> {
     if let Some(worker) = text.strip_prefix("away_from=") {
-        return Some(Requeue::AwayFrom(WorkerName::stored(worker).ok()?));
+        return Some(Requeue::AwayFrom(WorkerName::new(worker).ok()?));
     }
     let (until, rest) = match text.strip_prefix("until_unix_ms=") {
         Some(rest) => rest
@@ -180,7 +180,7 @@ fn requeue(text: &str) -> Option<Requeue> {
             .map(|(until, rest)| (Some(until), rest))?,
         None => (None, text),
     };
-    let worker = WorkerName::stored(rest.strip_prefix("to=")?).ok()?;
+    let worker = WorkerName::new(rest.strip_prefix("to=")?).ok()?;
     let until_unix_ms = until.map(str::parse).transpose().ok()?;
     Some(Requeue::To {
         worker,

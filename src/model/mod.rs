@@ -223,7 +223,7 @@ impl Priority {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// Nobody said it, or an older taskd stored it.
+    /// Nobody said it.
     #[default]
     Unknown = 0,
     Bytes = 1,

@@ -82,17 +82,6 @@ impl WorkerName {
         Ok(Self(name.into()))
     }
 
-    /// Reads a name that taskd has stored. An earlier version may have taken it with hidden
-    /// characters.
-    pub fn stored(name: &str) -> Result<Self, InvalidName> {
-        let visible: String = name.chars().filter(|c| !is_hidden(*c)).collect();
-        // A name of hidden characters only is a name, too.
-        if !visible.is_empty() || name.is_empty() {
-            Self::new(&visible)?;
-        }
-        Ok(Self(name.into()))
-    }
-
     pub fn as_str(&self) -> &str {
         &self.0
     }

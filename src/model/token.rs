@@ -36,14 +36,6 @@ pub struct LeaseNumber {
     pub grant: u64,
 }
 
-impl LeaseNumber {
-    /// The lease of a result that an older taskd stored without it. No shard has the generation 0.
-    pub const UNKNOWN: Self = Self {
-        generation: 0,
-        grant: 0,
-    };
-}
-
 impl LeaseToken {
     /// The text. Unlike `to_string`, it takes memory once, and each task that is leased needs one.
     pub fn text(&self) -> String {

@@ -1,5 +1,5 @@
 //! Notices about sessions, from process to process, on the channel of wakes. A message may get
-//! lost; an earlier version logs it as a wake that names no queue.
+//! lost.
 
 use std::sync::Arc;
 
@@ -39,12 +39,12 @@ impl Notice {
             b'~' => {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
                 Some(Self::Takeover {
-                    worker: WorkerName::stored(worker).ok()?,
+                    worker: WorkerName::new(worker).ok()?,
                     session: session.parse().ok()?,
                 })
             }
             b'%' => Some(Self::Allotment {
-                worker: WorkerName::stored(std::str::from_utf8(rest).ok()?).ok()?,
+                worker: WorkerName::new(std::str::from_utf8(rest).ok()?).ok()?,
             }),
             _ => None,
         }

@@ -406,18 +406,10 @@ fn session_id(text: &str) -> Result<Uuid> {
         .map_err(|_| Error::Answer(format!("{text:?} where a session should be")))
 }
 
-/// The plan in an entry of `lua/lib/shared.lua`. Earlier versions leave out the numbers behind it.
+/// The plan in an entry of `lua/lib/shared.lua`.
 fn read_plan(entry: &[u8]) -> Result<String> {
     #[derive(Deserialize)]
-    struct Entry(
-        Any,
-        Any,
-        Any,
-        Any,
-        String,
-        #[serde(default)] Any,
-        #[serde(default)] Any,
-    );
+    struct Entry(Any, Any, Any, Any, String, Any, Any);
 
     let Entry(.., plan, _, _) = rmp_serde::from_slice(entry)
         .map_err(|error| Error::Answer(format!("a session that cannot be read: {error}")))?;
@@ -434,7 +426,7 @@ fn read_member(member: &str) -> Result<SharedSession> {
     let (id, worker) = member.split_at_checked(36).ok_or_else(wrong)?;
     Ok(SharedSession {
         id: session_id(id)?,
-        worker: WorkerName::stored(worker).map_err(|_| wrong())?,
+        worker: WorkerName::new(worker).map_err(|_| wrong())?,
     })
 }
 

@@ -308,8 +308,7 @@ pub enum Event {
         worker: String,
         attempts: u32,
         dead: bool,
-        /// `None`: an earlier version reported it.
-        lease: Option<LeaseNumber>,
+        lease: LeaseNumber,
         /// When the lease was given; 0: unknown.
         leased_unix_ms: i64,
     },

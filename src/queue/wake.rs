@@ -8,7 +8,7 @@ use crate::model::{InvalidName, QueueName};
 ///
 /// The message names the queue, and the process that it is not for, because that one has woken its
 /// callers already: `queue`, `queue process`, and with a task that waits for its time `queue - due`
-/// or `queue process due`. An earlier version takes the last two as meant for it.
+/// or `queue process due`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wake {
     pub(super) queue: QueueName,

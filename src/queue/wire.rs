@@ -215,16 +215,11 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
             failures.extend(failed);
             continue;
         }
-        // As an earlier version has them.
-        if name == "c" {
-            events.push(Event::Completed(first));
-            continue;
-        }
         // The fields of an event end where the next one begins.
         let mut rest = HashMap::new();
         size += name.len();
         while let Some(Value::BulkString(next)) = fields.peek() {
-            if matches!(&next[..], b"b" | b"c" | b"d" | b"x") {
+            if matches!(&next[..], b"b" | b"d" | b"x") {
                 break;
             }
             let (name, value) = (text(fields.next())?, bytes(fields.next())?);
@@ -254,16 +249,9 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
         .map_err(|_| Error::Answer("attempts that are no number".into()))?;
     match name {
         "d" => {
-            // An earlier version kept no history.
-            let broken = |error| Error::Answer(format!("a history that cannot be read: {error}"));
-            let history = rest
-                .get("h")
-                .map(|packed| rmp_serde::from_slice(packed))
-                .transpose()
-                .map_err(broken)?;
-            let history = history
-                .map(|History(failures)| failures)
-                .unwrap_or_default();
+            let History(history) = rmp_serde::from_slice(field("h")?).map_err(|error| {
+                Error::Answer(format!("a history that cannot be read: {error}"))
+            })?;
             // A task that was never sent again has none.
             let epoch = rest.get("e").map_or(Ok("0".into()), |_| lossy("e"))?;
             let epoch = epoch
@@ -278,17 +266,19 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
             })
         }
         "x" => {
-            // An earlier version does not name the lease, nor its beginning.
-            let number = |name: &str| {
-                let text = rest.get(name).map(|text| String::from_utf8_lossy(text));
-                text.and_then(|text| text.parse().ok())
+            let number = |name: &str| -> Result<u64> {
+                lossy(name)?
+                    .parse()
+                    .map_err(|_| Error::Answer(format!("a field {name} that is no number")))
             };
-            let lease = number("n")
-                .zip(number("g"))
-                .map(|(generation, grant)| LeaseNumber { generation, grant });
-            let leased_unix_ms = number("s")
-                .and_then(|at| i64::try_from(at).ok())
-                .unwrap_or(0);
+            let lease = LeaseNumber {
+                generation: number("n")?,
+                grant: number("g")?,
+            };
+            let leased_unix_ms = match rest.get("s") {
+                Some(_) => i64::try_from(number("s")?).unwrap_or(0),
+                None => 0,
+            };
             let (worker, dead) = (lossy("w")?, lossy("e")? == "1");
             Ok(Event::Expired {
                 id,

@@ -57,8 +57,7 @@ impl From<NewBackoff> for pb::Backoff {
 /// Puts the backoff and the deadline of a task before the fields of its body, where scripts and
 /// claims look for them. Most tasks have neither.
 ///
-/// The limit in time of the backoff counts from the time at which the task may first be claimed. An
-/// older taskd carries both along, and skips them where it reads the body.
+/// The limit in time of the backoff counts from the time at which the task may first be claimed.
 pub(super) fn put_before(
     body: &pb::TaskBody,
     backoff: Option<Backoff>,

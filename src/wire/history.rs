@@ -48,7 +48,7 @@ pub fn failure_with_time(failure: &Bytes, at_unix_ms: i64) -> Bytes {
 }
 
 /// An encoded attempt as a record of `task-results` has it, so that frames one after the other are
-/// a part of that record. An earlier version reads over them.
+/// a part of that record.
 pub fn frame_failure(failure: Bytes) -> Vec<u8> {
     pb::EncodedReportBatch {
         failures: vec![failure],
@@ -71,7 +71,7 @@ pub(super) fn read_failure(failure: pb::FailedAttempt) -> Option<FailedAttempt> 
     };
     Some(FailedAttempt {
         id,
-        worker: WorkerName::stored(&failure.worker)
+        worker: WorkerName::new(&failure.worker)
             .map_or_else(|_| String::new(), |name| name.as_str().to_owned()),
         state,
         leased_unix_ms: failure.leased_unix_ms,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from taskd import Answer, Encoding, ItemStatus, PutOff, Retry, Task, Unavailable, Worker
+from taskd import Answer, Encoding, ItemStatus, Retry, Task, Unavailable, Worker
 from taskd._grpc_source import extension_timeout, rejection
 from taskd._handler import reason
 from taskd.source import Completion, Lease, Rejection
@@ -177,20 +177,6 @@ def test_a_rejection_that_is_refused_becomes_a_plain_one() -> None:
     work(worker, source, lambda: worker.stats.rejected)
     assert [one.delay for one in source.rejected] == [5.0, None]
     assert source.rejected[1].reason == "taskd refused the rejection: no such delay"
-
-
-def test_a_taskd_that_puts_no_task_off_lets_it_wait_as_long() -> None:
-    source = Scripted("k")
-    worker = Worker(queue="q")
-
-    @worker.handler
-    async def handle(task: Task[None]) -> None:
-        raise PutOff("busy", after=5)
-
-    source.on_reject = lambda one: Answer(ItemStatus.INVALID, "no such delay") if one.not_started else OK
-    work(worker, source, lambda: worker.stats.rejected)
-    sent = [(one.not_started, one.delay, one.retry, one.reason) for one in source.rejected]
-    assert sent == [(True, 5.0, True, "busy"), (False, 5.0, True, "busy")]
 
 
 def test_a_report_that_is_refused_twice_is_lost_and_not_sent_for_ever() -> None:

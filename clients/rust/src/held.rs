@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use tokio::task::{AbortHandle, Id};
 
-use crate::{event::Ended, outcome::Failure, pb, task::TaskInfo};
+use crate::{event::Ended, pb, task::TaskInfo};
 
 /// The number of a task here. An id would not do: a worker may hold a task that it has lost and got
 /// again.
@@ -25,8 +25,6 @@ pub(crate) struct Held {
     pub(crate) ending: Ended,
     /// Why it did not end well.
     pub(crate) reason: String,
-    /// The report by which it is put off.
-    pub(crate) put_off: Option<Failure>,
 }
 
 impl Held {
@@ -61,7 +59,6 @@ impl Table {
             took: None,
             ending: Ended::Lost,
             reason: String::new(),
-            put_off: None,
         };
         self.all.insert(self.last, held);
         self.waiting.push_back(self.last);

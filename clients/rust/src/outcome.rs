@@ -165,7 +165,6 @@ impl Failure {
     }
 
     pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
-        // An older taskd does not know `not_started`, and counts a failure.
         let at_once = self.not_started.then_some(Duration::ZERO);
         let delay = self
             .delay

@@ -267,8 +267,7 @@ impl<S: Source> Run<S> {
         };
         held.ending = ending;
         held.reason.clone_from(&failure.reason);
-        held.put_off = failure.is_put_off().map(|_| failure.clone());
-        let is_put_off = held.put_off.is_some();
+        let is_put_off = failure.is_put_off().is_some();
         let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
         if rejection.not_started && !is_put_off {
             self.reports.give_back(number, rejection);
@@ -309,22 +308,7 @@ impl<S: Source> Run<S> {
                         Failure::new(format!("taskd refused the completion: {}", result.error));
                     self.reject(number, Ended::Rejected, why);
                 }
-                (status, _) => {
-                    let put_off = match (status, self.table.get_mut(number)) {
-                        (ItemStatus::Invalid, Some(held)) => held.put_off.take(),
-                        _ => None,
-                    };
-                    match put_off {
-                        // An older taskd puts off no task: it waits as long, and the attempt counts
-                        // as a failure.
-                        Some(failure) => {
-                            let delay = failure.delay.unwrap_or_default();
-                            let failure = Failure::new(failure.reason).again_after(delay);
-                            self.reject(number, Ended::Rejected, failure);
-                        }
-                        None => self.leave(number, Some(&lost(status, &result.error))),
-                    }
-                }
+                (status, _) => self.leave(number, Some(&lost(status, &result.error))),
             }
         }
     }

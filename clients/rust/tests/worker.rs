@@ -419,7 +419,7 @@ async fn a_shard_that_is_away_holds_up_no_reports_of_others() {
     assert_eq!(order.lock().unwrap().last().unwrap(), "away");
 }
 
-/// One task, whose completion it refuses. It is older than tasks that are put off.
+/// One task, whose completion it refuses.
 #[derive(Clone, Default)]
 struct Refusing(Arc<Refused>);
 
@@ -455,13 +455,9 @@ impl Source for Refusing {
             .lock()
             .unwrap()
             .extend(all.iter().cloned());
-        let status = |one: &pb::Rejection| match one.not_started {
-            true => ItemStatus::Invalid,
-            false => ItemStatus::Ok,
-        };
         Ok(all
             .into_iter()
-            .map(|one| result(one.id.clone(), status(&one)))
+            .map(|one| result(one.id, ItemStatus::Ok))
             .collect())
     }
 
@@ -490,25 +486,6 @@ async fn a_refused_completion_fails_the_attempt_and_does_not_kill_the_task() {
         .map(|one| (&*one.reason, one.retry))
         .collect();
     assert_eq!(said, [("taskd refused the completion: no", Some(true))]);
-}
-
-#[tokio::test]
-async fn a_taskd_that_puts_no_task_off_lets_it_wait_as_long() {
-    let source = Refusing::default();
-    let handler =
-        async |_: Task| Err::<(), _>(Failure::new("busy").put_off(Duration::from_secs(5)));
-    let summary = worker().run_on(source.clone(), handler).await.unwrap();
-    assert_eq!(
-        (summary.rejected, summary.given_back, summary.lost),
-        (1, 0, 0)
-    );
-    let rejections = source.0.rejections.lock().unwrap();
-    let delay = |one: &pb::Rejection| one.delay.map(|delay| delay.seconds);
-    let said: Vec<_> = rejections
-        .iter()
-        .map(|one| (&*one.reason, one.not_started, delay(one)))
-        .collect();
-    assert_eq!(said, [("busy", true, Some(5)), ("busy", false, Some(5))]);
 }
 
 #[tokio::test]

@@ -105,7 +105,7 @@ export function taskOf(pb: PbTask, lease: number): LeasedTask {
   };
 }
 
-/** A payload as it was inserted. Those of tasks that are older than encodings are what they look like, as over HTTP. */
+/** A payload as it was inserted. One whose encoding nobody said is what it looks like, as over HTTP. */
 function valueOf(bytes: Buffer, encoding: string): { payload: unknown; payloadEncoding?: Encoding } {
   if (bytes.length === 0) return { payload: null };
   if (encoding === "bytes") return { payload: new Uint8Array(bytes), payloadEncoding: "bytes" };

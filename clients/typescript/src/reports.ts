@@ -98,7 +98,7 @@ export class Reports {
 
   /** Puts a task off, at no cost: it comes again after `delay` milliseconds. */
   putOff(held: Held, reason: string, delay: number): void {
-    held.putOff = { reason, delay };
+    held.isPutOff = true;
     this.#reject(held, reason, { delay: `${String(Math.min(delay, LONGEST_DELAY))}ms`, not_started: true });
   }
 
@@ -243,19 +243,6 @@ export class Reports {
     // taskd would refuse the same completion again. The lease is still there, and ends as a failure with the reason.
     if (kind === "complete" && status === "INVALID") {
       this.reject(entry.held, `taskd refuses the completion: ${error ?? ""}`);
-    }
-    // An older taskd does not know `not_started`.
-    if (kind === "reject" && status === "INVALID" && entry.held.isReturned) {
-      entry.held.isReturned = false;
-      this.reject(entry.held, RETURNED, { delay: 0 });
-      return;
-    }
-    // An older taskd puts off no task: it waits as long, and the attempt counts as a failure.
-    const { putOff } = entry.held;
-    if (kind === "reject" && status === "INVALID" && putOff !== undefined) {
-      entry.held.putOff = undefined;
-      this.reject(entry.held, putOff.reason, { delay: putOff.delay });
-      return;
     }
     this.onAnswer(entry.held, kind, status, error);
   }

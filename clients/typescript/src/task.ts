@@ -75,8 +75,8 @@ export class Held {
   discoveredBytes = 0;
   /** How many discovered tasks cannot be sent, and what is wrong with the first. */
   notStored = { count: 0, first: "" };
-  /** The report by which the task is put off; the delay is in milliseconds. */
-  putOff: { reason: string; delay: number } | undefined;
+  /** The worker puts the task off. */
+  isPutOff = false;
   /** The length of the lease, in milliseconds. */
   lease = 0;
   /** The time of the next extension by the worker itself. All times here are those of `performance.now()`. */

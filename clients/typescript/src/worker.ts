@@ -244,7 +244,7 @@ export class Worker {
     this.#reports.onAnswer = (held, kind, status, error) => {
       // A refused completion becomes a rejection.
       if (kind === "reject" || status !== "INVALID") this.#leases.release(held);
-      const ended = held.isReturned || held.putOff !== undefined ? "returned" : "rejected";
+      const ended = held.isReturned || held.isPutOff ? "returned" : "rejected";
       if (status === "OK") {
         this.#counts[kind === "complete" ? "completed" : ended] += 1;
         // taskd names the discovered tasks that it does not store.

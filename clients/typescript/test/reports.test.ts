@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { test } from "node:test";
 
-import { ConnectionError, PutOff, UnreportedError, Worker, type ItemAnswer, type Report } from "@taskd/client";
+import { ConnectionError, UnreportedError, Worker, type ItemAnswer, type Report } from "@taskd/client";
 import { MockSource } from "@taskd/client/testing";
 import { Gate, SILENT, bodyOf, rawServer, until } from "./support.js";
 
@@ -66,35 +66,6 @@ for (const answer of ["503", "TRY_LATER"]) {
     assert.deepEqual(done.sort(), [...others, "away"].sort());
   });
 }
-
-test("a taskd that puts no task off lets it wait as long", async () => {
-  const sent: unknown[] = [];
-  class Older extends MockSource {
-    override async reject(worker: string, reports: readonly Report[]): Promise<ItemAnswer[]> {
-      const [report] = reports;
-      if (report === undefined) return [];
-      const read = JSON.parse(report.text) as { reason: string; delay: string; not_started?: boolean };
-      sent.push([read.not_started, read.delay, read.reason]);
-      if (read.not_started === true) return [{ id: report.id, status: "INVALID", error: "no such delay" }];
-      return super.reject(worker, reports);
-    }
-  }
-  const source = new Older([{}]);
-  const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false });
-  const running = worker
-    .handle(() => {
-      throw new PutOff("busy", { after: "5s" });
-    })
-    .run();
-  await source.settled();
-  await worker.stop();
-  await running;
-  assert.deepEqual(sent, [
-    [true, "5000ms", "busy"],
-    [undefined, "5000ms", "busy"],
-  ]);
-  assert.equal(worker.stats.rejected, 1);
-});
 
 test("a stop while taskd is away ends with an error and a line of the log", async () => {
   class Away extends MockSource {

@@ -75,7 +75,7 @@ pub(super) struct Shown<'a> {
 
 impl<'a> Shown<'a> {
     /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are
-    /// UTF-8. An older taskd stored them.
+    /// UTF-8.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();
@@ -147,7 +147,7 @@ mod tests {
             ),
             (b"{}", Encoding::Text, (text("{}"), None, "text")),
             (b"", Encoding::Json, (none(), None, "")),
-            // Of before.
+            // Nobody said what it is.
             (b"[1]", Encoding::Unknown, ("[1]".into(), None, "json")),
             (b"plain", Encoding::Unknown, (text("plain"), None, "text")),
             (

@@ -110,7 +110,7 @@ impl<'m> Reports<'m> {
         at_unix_ms: i64,
         trace: Option<TraceContext>,
     ) -> Result<Settlement, String> {
-        WorkerName::stored(&done.worker).map_err(|error| error.to_string())?;
+        WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
         let Completed {
             worker,
             result,

@@ -451,7 +451,7 @@ mod tests {
                 "w".to_owned(),
                 vec![row.clone(); *discovered],
             );
-            let (lease, result, encoding) = (LeaseNumber::UNKNOWN, "".into(), Encoding::Bytes);
+            let (lease, result, encoding) = (LeaseNumber::default(), "".into(), Encoding::Bytes);
             let (attempt, leased_unix_ms, at_unix_ms) = (1, 0, 1);
             Settlement::Completed {
                 id,

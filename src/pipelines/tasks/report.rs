@@ -18,9 +18,8 @@ use super::{
 };
 use crate::{
     model::{
-        Completed, Completion, ECHO, Extension, Item, ItemAnswer, ItemStatus, LeaseNumber,
-        LeaseToken, MAX_RECORD_BYTES, Rejection, ShardId, StoredStatus, TaskId, WorkerName,
-        shorten, validate,
+        Completed, Completion, ECHO, Extension, Item, ItemAnswer, ItemStatus, LeaseToken,
+        MAX_RECORD_BYTES, Rejection, ShardId, StoredStatus, TaskId, WorkerName, shorten, validate,
     },
     queue::{self, Code, RejectMode},
     store::StateFor,
@@ -347,12 +346,7 @@ fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
     }
     match state.completed_under {
         // Each shard counts its generations and grants by itself.
-        Some(stored)
-            if state.shard == token.shard
-                && (stored == token.lease() || stored == LeaseNumber::UNKNOWN) =>
-        {
-            Some(Code::Repeat)
-        }
+        Some(stored) if state.shard == token.shard && stored == token.lease() => Some(Code::Repeat),
         Some(_) => Some(Code::AlreadyCompleted),
         None => match state.status {
             StoredStatus::Completed => Some(Code::AlreadyCompleted),

@@ -264,7 +264,7 @@ async fn an_expired_lease_waits_as_the_task_says_or_is_the_last() {
         &[&[&id('c')[..], b"h"].concat(), &large[..29]],
     )
     .await;
-    // The same of an older taskd, which keeps the head alone: the waits of the queue.
+    // The head alone has no backoff: the waits of the queue.
     f.failed('d', 0, &large).await;
     f.seed(
         "HSET",

@@ -1,5 +1,5 @@
 //! A task for one worker to which nothing has happened yet has no record, only a body. For every
-//! script it is the same task as one with the record `1`, which earlier versions wrote.
+//! script it is the same task as one with the record `1`.
 
 use redis::Value;
 use taskd::redis_pool::{Call, Script, scripts};

@@ -832,10 +832,10 @@ impl Checked {
                 .model
                 .reject(id, grant, RejectMode::Retry(None), "lease expired");
             let attempts = self.model.tasks[&id].failures;
-            let lease = Some(LeaseNumber {
+            let lease = LeaseNumber {
                 generation: GENERATION,
                 grant,
-            });
+            };
             // The test writes deadlines before the first lease could have begun.
             let leased_unix_ms = 0;
             self.model.outbox.push_back(Event::Expired {

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskd._handler import Outcome, reason
@@ -192,9 +191,6 @@ class Reports:
             why = reason(f"taskd refused the {what}: {answer.error}")
             may_retry = isinstance(outcome, Completion) or outcome.retry
             plain = Rejection(lease=outcome.lease, reason=why, retry=may_retry)
-            if isinstance(outcome, Rejection) and outcome.is_put_off:
-                # An older taskd puts off no task: it waits as long, and the attempt counts as a failure.
-                plain = replace(plain, reason=outcome.reason, delay=outcome.delay)
             self._put(held, plain, self._sizes[id(held)])
             logger.error("%s (%s)", why, held.name, extra=held.fields())
             return

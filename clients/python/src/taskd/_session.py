@@ -421,7 +421,6 @@ class Session:
     def _give_back(self, held: Held) -> None:
         """Gives back a task that did not begin, so that another worker gets it at once."""
         why = "the worker stopped before it began"
-        # An older taskd does not know `not_started`, and counts a failure.
         self._report(held, Rejection(lease=held.lease, reason=why, delay=0.0, not_started=True))
 
     def _finished(self, held: Held, outcome: Outcome, answer: Answer) -> None:

@@ -260,7 +260,7 @@ class Stream:
             sent.surrendered, self._surrendered = self._surrendered, None
         elif not self._is_closing:
             frame.want = sent.want = self._owner.want()
-        # An earlier taskd takes a want beside reports only behind them, and may as well claim meanwhile.
+        # A want goes without reports: taskd claims meanwhile.
         if not frame.want and not frame.surrender:
             self._add_reports(frame, sent)
         if sent.parcels or frame.want or frame.surrender:

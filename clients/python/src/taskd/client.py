@@ -470,7 +470,7 @@ class AsyncClient:
             async for _ in self._watch(WATCH_TASK, pb.WatchTaskRequest(id=task_id), _WAIT_PATIENCE):
                 pass
         except (Unsupported, Unavailable) as error:
-            # An older taskd, or one with as many watchers as it may have: ask now and then.
+            # For example, it has as many watchers as it may have: ask now and then.
             logger.debug("asking for %s, which cannot be watched: %s", task_id, error)
         pause = Pauses(0.02, _FINAL_LOOK)
         while not (task := await self.get_task(task_id)).status.is_final:

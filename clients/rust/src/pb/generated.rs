@@ -41,15 +41,15 @@ pub struct NewTask {
     pub payload_encoding: i32,
     /// An insert that is sent again with the same idempotency key and queue is answered as the first time: CREATED with the
     /// same id. Of another key or payload it is REJECTED. The key is free again after the queue's idempotency_window (24 h).
-    /// At most 256 bytes. Not for discovered tasks. Earlier versions ignore it.
+    /// At most 256 bytes. Not for discovered tasks.
     #[prost(string, tag = "13")]
     pub idempotency_key: ::prost::alloc::string::String,
-    /// Its own waits between attempts. Absent: those of its queue. Earlier versions ignore it.
+    /// Its own waits between attempts. Absent: those of its queue.
     #[prost(message, optional, tag = "14")]
     pub backoff: ::core::option::Option<Backoff>,
     /// The time until which the task must have its completions; otherwise it is dead then, wherever it is. At most one of
     /// the two; the second counts from the time at which taskd takes the task in. A task that is sent again has no deadline
-    /// any more. Earlier versions ignore it.
+    /// any more.
     #[prost(message, optional, tag = "15")]
     pub deadline: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "16")]
@@ -1430,7 +1430,7 @@ impl Priority {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Encoding {
-    /// In a request it means BYTES. In an answer it means that the task or result is older than this field.
+    /// In a request it means BYTES. In an answer it means that the payload or result is empty.
     Unspecified = 0,
     Bytes = 1,
     /// UTF-8.

@@ -97,19 +97,17 @@ impl<'a> Records<'a> {
                 lease,
                 leased_unix_ms,
             } => {
-                if let Some(lease) = *lease {
-                    let failure = FailedAttempt {
-                        id: *id,
-                        worker: worker.clone(),
-                        state: AttemptState::Expired,
-                        leased_unix_ms: *leased_unix_ms,
-                        at_unix_ms: 0,
-                        attempt: *attempts,
-                        lease,
-                        reason: "lease expired".into(),
-                    };
-                    self.failure(&wire::failed_attempt(failure), at_unix_ms);
-                }
+                let failure = FailedAttempt {
+                    id: *id,
+                    worker: worker.clone(),
+                    state: AttemptState::Expired,
+                    leased_unix_ms: *leased_unix_ms,
+                    at_unix_ms: 0,
+                    attempt: *attempts,
+                    lease: *lease,
+                    reason: "lease expired".into(),
+                };
+                self.failure(&wire::failed_attempt(failure), at_unix_ms);
                 let expiration = Expiration {
                     id: *id,
                     queue: shard.queue.as_str().to_owned(),
@@ -193,10 +191,10 @@ mod tests {
         };
         let mut records = Records::new(Some(&shard), 0, Packed::Densely, false);
         let id = crate::model::TaskId::new();
-        let lease = Some(crate::model::LeaseNumber {
+        let lease = crate::model::LeaseNumber {
             generation: 1,
             grant: 1,
-        });
+        };
         let (worker, leased_unix_ms) = (String::new(), 0);
         records.add(
             &shard,

@@ -18,27 +18,20 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
-/// The plan of a worker in its session's book. A field that an earlier version does not know is
-/// left out there.
+/// The plan of a worker in its session's book.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Written {
     pub(super) queues: Vec<String>,
     pub(super) timeout_ms: u64,
-    #[serde(default)]
     pub(super) tells_started: bool,
-    #[serde(default)]
     pub(super) lease_ms: Option<u64>,
-    #[serde(default)]
     pub(super) max_bytes: u64,
 }
 
 impl Written {
     pub(super) fn read(plan: &[u8]) -> Result<Self, Error> {
-        serde_json::from_slice(plan).map_err(|error| {
-            Error::Invalid(format!(
-                "the session cannot be read by this version: {error}"
-            ))
-        })
+        serde_json::from_slice(plan)
+            .map_err(|error| Error::Invalid(format!("the session cannot be read: {error}")))
     }
 }
 

@@ -75,7 +75,7 @@ fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
     );
     let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
     let worker = (!worker.is_empty())
-        .then(|| WorkerName::stored(&worker))
+        .then(|| WorkerName::new(&worker))
         .transpose();
     let token = AccessToken {
         name,

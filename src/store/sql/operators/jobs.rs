@@ -372,7 +372,7 @@ fn filter_of(text: &str) -> Result<TaskFilter> {
         headers: stored.headers,
         worker: stored
             .worker
-            .map(|worker| WorkerName::stored(&worker))
+            .map(|worker| WorkerName::new(&worker))
             .transpose()
             .map_err(|error| wrong(&error))?,
         since_unix_ms: stored.since_unix_ms,

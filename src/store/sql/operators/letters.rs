@@ -154,9 +154,7 @@ pub(crate) async fn remove_old_letters<DB: Backend>(
 async fn purge_in<S: Session>(session: &mut S, ids: &[LetterId]) -> Result<u64> {
     let mut removed = retention::remove(session, ids, Which::Dead).await?;
     for ids in lists(ids) {
-        // An older taskd may have removed a dead task without its letter.
-        let others = "DELETE FROM letters WHERE (kind <> 1 OR NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = \
-                      letters.id)) AND letters.id IN ";
+        let others = "DELETE FROM letters WHERE kind <> 1 AND id IN ";
         removed += session.execute(Statement::new(others).list(ids)).await?;
     }
     Ok(removed)
