@@ -1,6 +1,7 @@
 //! The gRPC API: the proto's services, with reflection and health. A handler converts messages and
 //! calls an operation of `api`.
 
+mod count;
 mod not_ready;
 mod operator;
 mod others;
@@ -23,6 +24,7 @@ use tonic_reflection::server::Error as ReflectionError;
 
 pub(super) use self::not_ready::refuse;
 use self::{
+    count::{Refused, Shape, Shapes, count},
     others::{Others, is_probe},
     watch::{Events, events},
 };
@@ -34,10 +36,9 @@ use super::{
     connection::{Answering, Handlers, Stay},
     descriptors,
     listener::{self, Door, strangers_stay},
-    measure, refused,
+    measure, operations, refused,
     tally::{Excess, Tally},
     traced,
-    wire::{self, Refused},
 };
 use crate::{
     api::{self, Api, Kind},
@@ -115,42 +116,27 @@ fn may_stay_at(path: &str) -> bool {
     !path.starts_with("/taskd.v1.")
 }
 
-/// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 33] = [
-    ("taskd.v1.Discovery/InsertTasks", Role::Insert),
-    ("taskd.v1.Discovery/GetTask", Role::Read),
-    ("taskd.v1.Discovery/WatchTask", Role::Read),
-    ("taskd.v1.Discovery/WatchQueue", Role::Read),
-    ("taskd.v1.Discovery/ListTasks", Role::Read),
-    ("taskd.v1.Discovery/ExplainTask", Role::Read),
-    ("taskd.v1.Discovery/CancelTasks", Role::Admin),
-    ("taskd.v1.Tasks/GetTasks", Role::Work),
-    ("taskd.v1.Tasks/CompleteTasks", Role::Work),
-    ("taskd.v1.Tasks/RejectTasks", Role::Work),
-    ("taskd.v1.Tasks/ExtendTasks", Role::Work),
-    ("taskd.v1.Tasks/StreamTasks", Role::Work),
-    ("taskd.v1.Tasks/OpenSession", Role::Work),
-    ("taskd.v1.Tasks/WantTasks", Role::Work),
-    ("taskd.v1.Tasks/SurrenderTasks", Role::Work),
-    ("taskd.v1.Tasks/GetPendingCount", Role::Work),
-    ("taskd.v1.Tasks/ReportTasks", Role::Work),
-    ("taskd.v1.Tasks/CloseSession", Role::Work),
-    ("taskd.v1.Operator/GetBooks", Role::Read),
-    ("taskd.v1.Operator/Fsck", Role::Admin),
-    ("taskd.v1.Operator/RetryTasks", Role::Admin),
-    ("taskd.v1.Operator/ListJobs", Role::Read),
-    ("taskd.v1.Operator/GetJob", Role::Read),
-    ("taskd.v1.Operator/StopJob", Role::Admin),
-    ("taskd.v1.Operator/ListDeadLetters", Role::Read),
-    ("taskd.v1.Operator/GetDeadLetter", Role::Read),
-    ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
-    ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
-    ("taskd.v1.Operator/ListActs", Role::Admin),
-    ("taskd.v1.Operator/ChangeTasks", Role::Admin),
-    ("taskd.v1.Operator/RequeueTasks", Role::Admin),
-    ("taskd.v1.Operator/PauseQueue", Role::Admin),
-    ("taskd.v1.Operator/ResumeQueue", Role::Admin),
-];
+/// A method of taskd.
+struct Method {
+    /// With its service.
+    name: &'static str,
+    role: Role,
+    /// The parts of its request.
+    shape: Arc<Shape>,
+}
+
+/// The methods of the operations.
+fn methods() -> Vec<Method> {
+    let shapes = Shapes::new();
+    let mut methods = Vec::new();
+    for operation in operations::all() {
+        if let (Some(name), Some(role)) = (operation.grpc, operation.role) {
+            let shape = shapes.of(name);
+            methods.push(Method { name, role, shape });
+        }
+    }
+    methods
+}
 
 /// The services, and what a call passes on its way to one of them.
 ///
@@ -159,6 +145,7 @@ pub const METHODS: [(&str, Role); 33] = [
 struct Services {
     settings: Arc<Settings>,
     api: Arc<Api>,
+    methods: Vec<Method>,
     discovery: DiscoveryServer<Service>,
     tasks: TasksServer<Service>,
     operator: OperatorServer<Service>,
@@ -179,28 +166,25 @@ impl Handlers for Arc<Services> {
             return refused;
         }
         let path = request.uri().path();
-        let known = METHODS
+        let known = self
+            .methods
             .iter()
-            .find(|(method, _)| path.strip_prefix('/') == Some(*method));
-        let Some(&(method, role)) = known else {
+            .find(|method| path.strip_prefix('/') == Some(method.name));
+        let Some(method) = known else {
             if may_stay_at(path) {
                 // In a box: the calls of taskd need not keep room for these.
                 return measured(measure::OTHER, Box::pin(self.others.answer(request))).await;
             }
             return Status::unimplemented(format!("there is no method {path}")).into_http();
         };
-        measured(method, self.call(method, role, request)).await
+        measured(method.name, self.call(method, request)).await
     }
 }
 
 impl Services {
-    async fn call(
-        &self,
-        method: &str,
-        role: Role,
-        request: HttpRequest<Counted>,
-    ) -> HttpResponse<Body> {
-        let shape = wire::shape(request.uri().path());
+    async fn call(&self, method: &Method, request: HttpRequest<Counted>) -> HttpResponse<Body> {
+        let &Method { name, role, .. } = method;
+        let shape = Arc::clone(&method.shape);
         let (mut head, body) = request.into_parts();
         let client: Client = *head
             .extensions
@@ -209,7 +193,7 @@ impl Services {
         if let Err(error) = authenticate(&self.api, &head.headers, &mut head.extensions, role).await
         {
             let refused = Status::from(error).into_http();
-            log_refusal(&refused, &client, None, method);
+            log_refusal(&refused, &client, None, name);
             return refused;
         }
         let access = head
@@ -224,18 +208,18 @@ impl Services {
         let settings = Arc::clone(&self.settings);
         let inspect = move |message: &[u8]| {
             let mut tally = Tally::new(&settings, &share, message.len());
-            wire::count(message, shape, &mut tally)?;
+            count(message, &shape, &mut tally)?;
             tally.keep();
             Ok(())
         };
         let request = HttpRequest::from_parts(head, body);
-        let answer = match method.split_once('/') {
+        let answer = match name.split_once('/') {
             Some((DISCOVERY, _)) => self.discovery.clone().call(request),
             Some((TASKS, _)) => self.tasks.clone().call(request),
             _ => self.operator.clone().call(request),
         };
         let Ok(response) = grpc_codec::inspected(Arc::new(inspect), answer).await;
-        log_refusal(&response, &client, access.as_ref(), method);
+        log_refusal(&response, &client, access.as_ref(), name);
         response
     }
 }
@@ -310,6 +294,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
     let services = Services {
         settings: Arc::clone(&state.settings),
         api: Arc::clone(api),
+        methods: methods(),
         discovery: DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max),
         tasks: TasksServer::new(Service(state.clone())).max_decoding_message_size(max),
         operator: OperatorServer::new(Service(state.clone())).max_decoding_message_size(max),

@@ -20,6 +20,8 @@ pub mod lines;
 mod listener;
 mod measure;
 mod messages;
+mod operation;
+mod operations;
 mod refused;
 mod socket;
 mod standing;
@@ -27,7 +29,6 @@ mod staying;
 mod tally;
 mod tls;
 mod traced;
-mod wire;
 
 use std::sync::Arc;
 
@@ -37,6 +38,8 @@ pub use budget::Budget;
 pub use descriptors::raise_limit;
 pub use http::Waiting;
 pub use listener::{CannotListen, bind};
+pub use operation::{Operation, Route};
+pub use operations::all as operations;
 pub use tls::{Tls, TlsError};
 
 use crate::{

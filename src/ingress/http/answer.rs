@@ -32,7 +32,7 @@ use crate::{
     pipelines::tasks::Leases,
 };
 
-pub(super) type Answer = Result<Response, Problem>;
+pub(in crate::ingress) type Answer = Result<Response, Problem>;
 
 /// The bytes of payloads or results from which on an answer is written piece by piece. In JSON they
 /// may be six times as many.

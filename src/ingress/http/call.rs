@@ -17,7 +17,7 @@ use super::{
 };
 use crate::model::Caller;
 
-pub(super) struct Call {
+pub(in crate::ingress) struct Call {
     pub(super) state: State,
     pub(super) caller: Caller,
     pub(super) share: Share,

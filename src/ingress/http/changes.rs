@@ -5,17 +5,17 @@ use axum::{Json, http::StatusCode, response::IntoResponse};
 use super::{super::json, answer::Answer, call::Call, problem::Problem, request::Id};
 use crate::model::TasksChanged;
 
-pub(super) async fn cancel_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn cancel_tasks(mut call: Call) -> Answer {
     let change = call.counted(json::jobs::change).await?;
     changed(&call.state.api.cancel_chosen(&call.caller, change).await?)
 }
 
-pub(super) async fn retry_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn retry_tasks(mut call: Call) -> Answer {
     let change = call.counted(json::jobs::change).await?;
     changed(&call.state.api.retry_tasks(&call.caller, change).await?)
 }
 
-pub(super) async fn update_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn update_tasks(mut call: Call) -> Answer {
     let (request, update) = call.counted(json::changes::update).await?;
     changed(
         &call
@@ -26,7 +26,7 @@ pub(super) async fn update_tasks(mut call: Call) -> Answer {
     )
 }
 
-pub(super) async fn requeue_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn requeue_tasks(mut call: Call) -> Answer {
     let (request, requeue) = call.counted(json::changes::requeue).await?;
     changed(
         &call
@@ -41,14 +41,14 @@ fn changed(changed: &TasksChanged) -> Answer {
     Ok(Json(json::jobs::Changed::from(changed)).into_response())
 }
 
-pub(super) async fn cancel_task(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn cancel_task(Id(id): Id, call: Call) -> Answer {
     let answer = call.state.api.cancel_task(&call.caller, &id).await?;
     Ok(Json(json::work::ItemAnswer::from(&answer)).into_response())
 }
 
 /// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart: a name is the
 /// whole segment for it.
-pub(super) async fn pause_or_resume(Id(asked): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn pause_or_resume(Id(asked): Id, call: Call) -> Answer {
     let (queue, changed, paused) = match asked.rsplit_once(':') {
         Some((queue, "pause")) => (
             queue,

@@ -51,7 +51,7 @@ struct OfQueue {
     last_event_id: Option<String>,
 }
 
-pub(super) async fn watch_task(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn watch_task(Id(id): Id, call: Call) -> Answer {
     let OfTask { last_event_id } = call.fields()?;
     let last = last_event(&call.headers, last_event_id)?;
     let watching = call
@@ -67,7 +67,7 @@ pub(super) async fn watch_task(Id(id): Id, call: Call) -> Answer {
     })
 }
 
-pub(super) async fn watch_queue(call: Call) -> Answer {
+pub(in crate::ingress) async fn watch_queue(call: Call) -> Answer {
     let OfQueue {
         queue,
         last_event_id,
@@ -130,7 +130,11 @@ fn written(next: Watched) -> Bytes {
 
 /// Inserts, and answers when the tasks are final or the wait is over. The room of the request's
 /// parts returns before the wait.
-pub(super) async fn insert_and_wait(call: Call, asked: NewTasks, wait: Duration) -> Answer {
+pub(in crate::ingress) async fn insert_and_wait(
+    call: Call,
+    asked: NewTasks,
+    wait: Duration,
+) -> Answer {
     let Call {
         state,
         caller,

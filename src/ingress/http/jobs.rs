@@ -10,7 +10,7 @@ use super::{
     request::{Id, Page},
 };
 
-pub(super) async fn get_jobs(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_jobs(call: Call) -> Answer {
     let Page { before, limit } = call.fields()?;
     let jobs = call
         .state
@@ -20,12 +20,12 @@ pub(super) async fn get_jobs(call: Call) -> Answer {
     list_within(&call, "jobs", jobs.iter().map(json::jobs::Job::from))
 }
 
-pub(super) async fn get_job(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn get_job(Id(id): Id, call: Call) -> Answer {
     let job = call.state.api.job(&call.caller, &id).await?;
     Ok(Json(json::jobs::Job::from(&job)).into_response())
 }
 
-pub(super) async fn stop_job(Id(path): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn stop_job(Id(path): Id, call: Call) -> Answer {
     let Some(id) = path.strip_suffix(":stop") else {
         return Err(Problem::bad_request(
             "a job takes POST with :stop behind its id, and nothing else",

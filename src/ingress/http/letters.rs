@@ -9,7 +9,7 @@ use super::{
     request::Id,
 };
 
-pub(super) async fn get_letters(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_letters(call: Call) -> Answer {
     let page = call
         .state
         .api
@@ -18,18 +18,18 @@ pub(super) async fn get_letters(call: Call) -> Answer {
     within(&call, &json::letters::Page::from(&page))
 }
 
-pub(super) async fn get_letter(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn get_letter(Id(id): Id, call: Call) -> Answer {
     let letter = call.state.api.letter(&call.caller, &id).await?;
     within(&call, &json::letters::Letter::from(&letter))
 }
 
-pub(super) async fn retry_letters(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn retry_letters(mut call: Call) -> Answer {
     let change = call.counted(json::letters::change).await?;
     let changed = call.state.api.retry_letters(&call.caller, change).await?;
     Ok(Json(json::letters::Changed::from(&changed)).into_response())
 }
 
-pub(super) async fn purge_letters(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn purge_letters(mut call: Call) -> Answer {
     let change = call.counted(json::letters::change).await?;
     let changed = call.state.api.purge_letters(&call.caller, change).await?;
     Ok(Json(json::letters::Changed::from(&changed)).into_response())

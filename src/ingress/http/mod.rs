@@ -1,41 +1,39 @@
-//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of
+//! The HTTP API. `super::operations` lists its routes. A handler reads JSON, calls an operation of
 //! `api`, and writes JSON.
 
 mod answer;
 mod call;
-mod changes;
-mod events;
+pub(super) mod changes;
+pub(super) mod events;
 mod guard;
 mod idempotency;
-mod jobs;
-mod letters;
+pub(super) mod jobs;
+pub(super) mod letters;
 mod ndjson;
 mod openapi;
 mod probes;
 mod problem;
-mod reading;
+pub(super) mod reading;
 mod request;
-mod sessions;
+pub(super) mod sessions;
+pub(super) mod tasks;
 mod waiting;
 
 use std::sync::Arc;
 
 use axum::{
-    Json, Router,
+    Router,
     extract::{Request, State as Extract},
-    handler::Handler,
     http::{HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{self, MethodRouter},
+    routing,
 };
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
-pub use waiting::Waiting;
 
+pub(super) use self::probes::Readiness;
 use self::{
-    answer::{Answer, item_answers, leased, list, list_within, within},
-    call::Call,
     problem::{Problem, Refusal},
     request::pace,
 };
@@ -45,16 +43,14 @@ use super::{
     connection::{Answering, Stay},
     descriptors, json,
     listener::{self, Door, strangers_stay},
-    measure, refused,
+    measure, operations, refused,
     standing::IsValid,
-    tally::Excess,
-    traced,
 };
 use crate::{
     api::Api,
-    model::{Access, Caller, Client, InsertStatus, LeasedTask, Protocol, Role},
-    telemetry::{OPENMETRICS, metrics},
+    model::{Access, Caller, Client, Protocol, Role},
 };
+pub use waiting::Waiting;
 
 /// Serves until `state.stop`, then answers the requests in hand.
 pub async fn serve(listener: TcpListener, state: State) {
@@ -86,95 +82,6 @@ pub async fn serve(listener: TcpListener, state: State) {
     listener::serve(listener, door).await;
 }
 
-/// A route, the role that its callers need, and its handler.
-struct Route {
-    method: Method,
-    path: &'static str,
-    role: Role,
-    handler: MethodRouter<State>,
-}
-
-fn get<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route {
-        method: Method::GET,
-        path,
-        role,
-        handler: routing::get(handler),
-    }
-}
-
-fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route {
-        method: Method::POST,
-        path,
-        role,
-        handler: routing::post(handler),
-    }
-}
-
-fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
-    Route {
-        method: Method::DELETE,
-        path,
-        role,
-        handler: routing::delete(handler),
-    }
-}
-
-fn table() -> Vec<Route> {
-    vec![
-        post("/v1/tasks", Role::Insert, insert_tasks),
-        get("/v1/tasks", Role::Read, reading::list_tasks),
-        get("/v1/tasks/{id}", Role::Read, reading::get_task),
-        delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
-        get("/v1/tasks/{id}/results", Role::Read, reading::get_results),
-        get("/v1/tasks/{id}/events", Role::Read, events::watch_task),
-        get("/v1/events", Role::Read, events::watch_queue),
-        get("/v1/queues", Role::Read, reading::get_queues),
-        get("/v1/tasks:explain", Role::Read, reading::explain_task),
-        get("/v1/books", Role::Read, reading::get_books),
-        get("/v1/dump", Role::Read, reading::get_dump),
-        post("/v1/fsck", Role::Admin, reading::fsck),
-        post("/v1/tasks:get", Role::Work, get_tasks),
-        post("/v1/tasks:complete", Role::Work, complete_tasks),
-        post("/v1/tasks:reject", Role::Work, reject_tasks),
-        post("/v1/tasks:extend", Role::Work, extend_tasks),
-        post("/v1/sessions:open", Role::Work, sessions::open_session),
-        post("/v1/sessions:want", Role::Work, sessions::want_tasks),
-        post(
-            "/v1/sessions:surrender",
-            Role::Work,
-            sessions::surrender_tasks,
-        ),
-        post("/v1/sessions:pending", Role::Work, sessions::pending_count),
-        post("/v1/sessions:report", Role::Work, sessions::report_tasks),
-        post("/v1/sessions:close", Role::Work, sessions::close_session),
-        post("/v1/tasks:retry", Role::Admin, changes::retry_tasks),
-        get("/v1/jobs", Role::Read, jobs::get_jobs),
-        get("/v1/jobs/{id}", Role::Read, jobs::get_job),
-        // `/v1/jobs/{id}:stop`: the router knows no suffix of a parameter.
-        post("/v1/jobs/{id}", Role::Admin, jobs::stop_job),
-        post("/v1/tasks:cancel", Role::Admin, changes::cancel_tasks),
-        post("/v1/tasks:change", Role::Admin, changes::update_tasks),
-        post("/v1/tasks:requeue", Role::Admin, changes::requeue_tasks),
-        post("/v1/queues/{queue}", Role::Admin, changes::pause_or_resume),
-        get("/v1/acts", Role::Admin, reading::get_acts),
-        get("/v1/dead-letters", Role::Read, letters::get_letters),
-        get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
-        post(
-            "/v1/dead-letters:retry",
-            Role::Admin,
-            letters::retry_letters,
-        ),
-        post(
-            "/v1/dead-letters:purge",
-            Role::Admin,
-            letters::purge_letters,
-        ),
-        get("/metrics", Role::Read, render_metrics),
-    ]
-}
-
 /// What calls of one route need.
 #[derive(Clone)]
 struct Entry {
@@ -186,42 +93,13 @@ struct Entry {
     parameters: Arc<[&'static str]>,
 }
 
-/// The routes that ask for a role: method, path, and the role that a caller needs.
-pub fn routes() -> Vec<(Method, &'static str, Role)> {
-    table()
-        .into_iter()
-        .map(|route| (route.method, route.path, route.role))
-        .collect()
-}
-
 fn router(state: State) -> Router {
     let guard = guard::Guard::new(&state.settings);
     let known_names = guard.clone();
     let auth = state.settings.auth;
-    let route = |router: Router<State>,
-                 Route {
-                     method,
-                     path,
-                     role,
-                     handler,
-                 }: Route| {
-        let parameters = openapi::known_parameters(&method, path).into();
-        let entry = Entry {
-            api: Arc::clone(&state.api),
-            route: format!("{method} {path}").into(),
-            role,
-            parameters,
-        };
-        router.route(
-            path,
-            handler.route_layer(middleware::from_fn_with_state(entry, admit)),
-        )
-    };
-    table()
-        .into_iter()
-        .fold(Router::new(), route)
+    with_operations(&state.api)
         .route("/", routing::get(index))
-        .merge(openapi::routes(&routes(), auth))
+        .merge(openapi::routes(auth))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // The code that meets a failure logs it.
@@ -231,6 +109,35 @@ fn router(state: State) -> Router {
         .merge(probes::routes(known_names))
         .layer(middleware::map_response(secure))
         .with_state(state)
+}
+
+/// The routes of the operations that ask for a role.
+fn with_operations(api: &Arc<Api>) -> Router<State> {
+    let mut router = Router::new();
+    let mut before = None;
+    for operation in operations::all() {
+        let parameters = operation.known_parameters().into();
+        let (Some(role), Some(route)) = (operation.role, operation.http) else {
+            continue;
+        };
+        let path = route.matched_path();
+        let Some(handler) = route.handler else {
+            continue;
+        };
+        // Its handler also does what the operation before this one does.
+        if before.replace((route.method.clone(), path)) == Some((route.method.clone(), path)) {
+            continue;
+        }
+        let entry = Entry {
+            api: Arc::clone(api),
+            route: format!("{} {path}", route.method).into(),
+            role,
+            parameters,
+        };
+        let handler = handler.route_layer(middleware::from_fn_with_state(entry, admit));
+        router = router.route(path, handler);
+    }
+    router
 }
 
 /// Asks for the token of a call, and refuses a query with parameters that the route does not know:
@@ -280,21 +187,27 @@ async fn secure(mut answer: Response) -> Response {
 
 /// Says what this is, and where to go. It names nothing that only a token may see.
 async fn index() -> String {
-    let route = |Route {
-                     method, path, role, ..
-                 }: Route| {
-        let verbs = match path {
-            "/v1/jobs/{id}" if method == Method::POST => ":stop",
-            "/v1/queues/{queue}" => ":pause, :resume",
-            _ => "",
+    let mut lines: Vec<(Method, &str, String, Role)> = Vec::new();
+    for operation in operations::all() {
+        let (Some(role), Some(route)) = (operation.role, operation.http) else {
+            continue;
         };
-        format!(
-            "  {:<6} {:<34} for the role {role}\n",
-            method.as_str(),
-            [path, verbs].concat()
-        )
-    };
-    let routes: String = table().into_iter().map(route).collect();
+        let path = route.matched_path();
+        match lines.last_mut() {
+            Some((method, matched, shown, _)) if (&*method, *matched) == (&route.method, path) => {
+                shown.push_str(", ");
+                shown.push_str(&route.path[path.len()..]);
+            }
+            _ => lines.push((route.method, path, route.path.to_owned(), role)),
+        }
+    }
+    let mut routes = String::new();
+    for (method, _, path, role) in lines {
+        routes.push_str(&format!(
+            "  {:<6} {path:<34} for the role {role}\n",
+            method.as_str()
+        ));
+    }
     format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
          GET    /healthz, /readyz                  for probes\n\n\
@@ -316,114 +229,6 @@ fn full(state: State, max_connections: usize) -> Router {
     };
     let guard = guard::Guard::new(&state.settings);
     probes::routes(guard).with_state(state).fallback(refuse)
-}
-
-async fn insert_tasks(mut call: Call) -> Answer {
-    let wait = json::events::wait(call.query()).map_err(Problem::bad_request)?;
-    if request::is_ndjson(&call.headers)? {
-        if wait.is_some() {
-            return Err(Problem::bad_request(
-                "wait is for tasks in JSON, not for lines of any number",
-            ));
-        }
-        idempotency::refuse(&call.headers)?;
-        return ndjson::insert(call).await;
-    }
-    let expected = "application/json (a task or an array of them) or application/x-ndjson";
-    let mut asked = call.counted_or(expected, json::insert::new_tasks).await?;
-    idempotency::adopt(&call.headers, &mut asked)?;
-    traced::adopt(
-        &mut asked.tasks,
-        traced::caller_context(&call.headers).as_deref(),
-    );
-    if let Some(wait) = wait {
-        return events::insert_and_wait(call, asked, wait).await;
-    }
-    let answers = call.state.api.insert(&call.caller, asked.tasks).await?;
-    let is_rejected = asked.is_single
-        && answers
-            .iter()
-            .all(|answer| answer.status == InsertStatus::Rejected);
-    let answer = list("results", answers)?;
-    Ok(if is_rejected {
-        (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response()
-    } else {
-        answer
-    })
-}
-
-async fn get_tasks(mut call: Call) -> Answer {
-    let request = call.json(json::work::get_tasks).await?;
-    // The call may wait, and its body is gone.
-    call.share.become_answer(0);
-    let leases = call.state.api.get(&call.caller, Ok(request)).await?;
-    let head = || json::large::Entry::new(&serde_json::json!({}));
-    leased(&call, leases, head, |tasks| {
-        list_within(
-            &call,
-            "tasks",
-            tasks.iter().map(json::work::LeasedTask::from),
-        )
-    })
-}
-
-async fn complete_tasks(mut call: Call) -> Answer {
-    let (batch, next) = call.counted(json::work::completions).await?;
-    let Call {
-        state: State { api, .. },
-        caller,
-        ..
-    } = &call;
-    let Some(next) = next else {
-        return item_answers(api.complete(caller, batch).await?);
-    };
-    let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
-    // Without room for the tasks their leases go back. The reports are taken.
-    let head = || json::work::Completed::before_tasks(&answers);
-    let answer = |tasks: &[LeasedTask]| within(&call, &json::work::Completed::new(&answers, tasks));
-    leased(&call, leases, head, answer)
-        .or_else(|_no_room| Ok(Json(json::work::Completed::new(&answers, &[])).into_response()))
-}
-
-async fn reject_tasks(mut call: Call) -> Answer {
-    let batch = call.counted(json::work::rejections).await?;
-    item_answers(call.state.api.reject(&call.caller, batch).await?)
-}
-
-async fn extend_tasks(mut call: Call) -> Answer {
-    let batch = call.counted(json::work::extensions).await?;
-    item_answers(call.state.api.extend(&call.caller, batch).await?)
-}
-
-async fn render_metrics(call: Call) -> Answer {
-    let Call {
-        state,
-        caller,
-        headers,
-        ..
-    } = &call;
-    state.api.may_read_metrics(caller)?;
-    metrics::requests_held(state.budget.held());
-    metrics::waiting_calls(state.api.waits.held());
-    metrics::process();
-    let accepted = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .unwrap_or_default();
-    let (kind, text) = match accepted.contains("application/openmetrics-text") {
-        true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
-        false => (
-            "text/plain; version=0.0.4; charset=utf-8",
-            state.metrics.render(),
-        ),
-    };
-    let room = state
-        .budget
-        .small_answer(&caller.access, text.len())
-        .map_err(Excess::from)?;
-    let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
-    answer.extensions_mut().insert(room);
-    Ok(answer)
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> Problem {

@@ -30,7 +30,7 @@ pub(super) fn routes(guard: Guard) -> Router<State> {
 
 /// How the process does.
 #[derive(JsonSchema, Serialize)]
-pub(super) struct Readiness {
+pub(in crate::ingress) struct Readiness {
     /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises, and
     /// calls that do not need it go on), or the reason why the process is not ready.
     status: &'static str,

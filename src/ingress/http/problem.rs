@@ -13,7 +13,7 @@ use crate::api::{self, Kind, shorten};
 
 /// An answer other than 2xx.
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(in crate::ingress) struct Problem {
     status: StatusCode,
     detail: String,
     /// Line and column in the body.

@@ -1,5 +1,7 @@
-//! Tasks, queues and acts over HTTP, as they are now; fsck, which may also mend them.
+//! Tasks, queues and acts over HTTP, as they are now; fsck, which may also mend them;
+//! metrics.
 
+use axum::{http::header, response::IntoResponse};
 use futures::{StreamExt as _, stream};
 use serde_json::json;
 
@@ -13,8 +15,9 @@ use super::{
     problem::Problem,
     request::{Id, Page},
 };
+use crate::telemetry::{OPENMETRICS, metrics};
 
-pub(super) async fn list_tasks(call: Call) -> Answer {
+pub(in crate::ingress) async fn list_tasks(call: Call) -> Answer {
     let list = call
         .state
         .api
@@ -23,7 +26,7 @@ pub(super) async fn list_tasks(call: Call) -> Answer {
     within(&call, &json::search::List::from(&list))
 }
 
-pub(super) async fn get_task(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn get_task(Id(id): Id, call: Call) -> Answer {
     // The room comes before the JSON.
     let room = |bytes| {
         let room = call.state.budget.answer(&call.caller.access, bytes);
@@ -35,7 +38,7 @@ pub(super) async fn get_task(Id(id): Id, call: Call) -> Answer {
     Ok(answer)
 }
 
-pub(super) async fn get_results(Id(id): Id, call: Call) -> Answer {
+pub(in crate::ingress) async fn get_results(Id(id): Id, call: Call) -> Answer {
     let mut pages = call.state.api.results(&call.caller, &id).await?;
     // The room comes before the results: they may have 100 MiB. It is that of a page, because the
     // next one is read when the client has taken the one before.
@@ -68,24 +71,24 @@ pub(super) async fn get_results(Id(id): Id, call: Call) -> Answer {
     ))
 }
 
-pub(super) async fn explain_task(call: Call) -> Answer {
+pub(in crate::ingress) async fn explain_task(call: Call) -> Answer {
     let question = json::explain::question(call.query())?;
     let explanation = call.state.api.explain(&call.caller, &question).await?;
     within(&call, &json::explain::Explanation::from(&explanation))
 }
 
-pub(super) async fn get_queues(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_queues(call: Call) -> Answer {
     let queues = call.state.api.queues(&call.caller).await?;
     list_within(&call, "queues", queues)
 }
 
-pub(super) async fn get_books(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_books(call: Call) -> Answer {
     let queue = json::books::queue_of_query(call.query())?;
     let books = call.state.api.books(&call.caller, &queue).await?;
     within(&call, &json::books::Books::from(&books))
 }
 
-pub(super) async fn get_dump(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_dump(call: Call) -> Answer {
     let (queue, shard, limit) = json::fsck::dump(call.query())?;
     let shards = call
         .state
@@ -95,13 +98,13 @@ pub(super) async fn get_dump(call: Call) -> Answer {
     within(&call, &json::fsck::Dump::new(&queue, shards))
 }
 
-pub(super) async fn fsck(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn fsck(mut call: Call) -> Answer {
     let request = call.json(json::fsck::request).await?;
     let page = call.state.api.fsck(&call.caller, request).await?;
     within(&call, &json::fsck::Page::from(&page))
 }
 
-pub(super) async fn get_acts(call: Call) -> Answer {
+pub(in crate::ingress) async fn get_acts(call: Call) -> Answer {
     let Page { before, limit } = call.fields()?;
     let acts = call
         .state
@@ -109,4 +112,35 @@ pub(super) async fn get_acts(call: Call) -> Answer {
         .acts(&call.caller, before.as_deref(), limit)
         .await?;
     list_within(&call, "acts", acts.iter().map(json::read::Act::from))
+}
+
+pub(in crate::ingress) async fn get_metrics(call: Call) -> Answer {
+    let Call {
+        state,
+        caller,
+        headers,
+        ..
+    } = &call;
+    state.api.may_read_metrics(caller)?;
+    metrics::requests_held(state.budget.held());
+    metrics::waiting_calls(state.api.waits.held());
+    metrics::process();
+    let accepted = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
+    let (kind, text) = match accepted.contains("application/openmetrics-text") {
+        true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
+        false => (
+            "text/plain; version=0.0.4; charset=utf-8",
+            state.metrics.render(),
+        ),
+    };
+    let room = state
+        .budget
+        .small_answer(&caller.access, text.len())
+        .map_err(Excess::from)?;
+    let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
+    answer.extensions_mut().insert(room);
+    Ok(answer)
 }

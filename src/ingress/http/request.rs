@@ -159,7 +159,7 @@ pub(super) const JSON: &str = "application/json";
 
 /// The text in the place of an id in the path; if it cannot be read, the reason, which is no id
 /// either.
-pub(super) struct Id(pub(super) String);
+pub(in crate::ingress) struct Id(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Infallible;

@@ -10,13 +10,13 @@ use super::{
 };
 use crate::model::LeasedTask;
 
-pub(super) async fn open_session(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn open_session(mut call: Call) -> Answer {
     let open = call.json(json::sessions::open_session).await?;
     let opened = call.state.api.open_session(&call.caller, Ok(open)).await?;
     Ok(Json(json::sessions::SessionOpened::from(&opened)).into_response())
 }
 
-pub(super) async fn want_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn want_tasks(mut call: Call) -> Answer {
     let want = call.json(json::sessions::want_tasks).await?;
     // The call may wait, and its body is gone.
     call.share.become_answer(0);
@@ -59,7 +59,7 @@ pub(super) async fn want_tasks(mut call: Call) -> Answer {
     Ok(answer)
 }
 
-pub(super) async fn surrender_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn surrender_tasks(mut call: Call) -> Answer {
     let session = call.json(json::sessions::session_call).await?;
     let (surrendered, in_hand) = call
         .state
@@ -73,18 +73,18 @@ pub(super) async fn surrender_tasks(mut call: Call) -> Answer {
     .into_response())
 }
 
-pub(super) async fn pending_count(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn pending_count(mut call: Call) -> Answer {
     let session = call.json(json::sessions::session_call).await?;
     Ok(Json(call.state.api.pending_count(&call.caller, session).await?).into_response())
 }
 
-pub(super) async fn report_tasks(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn report_tasks(mut call: Call) -> Answer {
     let report = call.counted(json::sessions::report_tasks).await?;
     let reported = call.state.api.report_tasks(&call.caller, report).await?;
     Ok(Json(json::sessions::TasksReported::from(&reported)).into_response())
 }
 
-pub(super) async fn close_session(mut call: Call) -> Answer {
+pub(in crate::ingress) async fn close_session(mut call: Call) -> Answer {
     let session = call.json(json::sessions::session_call).await?;
     Ok(Json(call.state.api.close_session(&call.caller, session).await?).into_response())
 }

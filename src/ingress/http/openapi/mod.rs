@@ -1,42 +1,29 @@
-//! `/openapi.json`: the HTTP API for programs, made from the table of routes and from the types
-//! that the handlers read and write. [`operations`] describes each route; `ui` serves a page that
-//! shows the document.
+//! `/openapi.json`: the HTTP API for programs, made from the list of operations and from the types
+//! that the handlers read and write. `ui` serves a page that shows the document.
 
-mod operation;
-mod operations;
 mod schemas;
 mod ui;
+mod written;
 
 use std::sync::{Arc, LazyLock};
 
-use axum::{
-    Router,
-    http::{Method, header},
-    routing::get,
-};
+use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use self::{
-    operation::Role::{Needs, Nothing},
-    schemas::Schemas,
-};
+use self::{schemas::Schemas, written::written};
 use super::problem::Details;
-use crate::{config::Auth, model};
-
-/// A route of the table: method, path, and the role that its callers need.
-pub(super) type RouteOfRole = (Method, &'static str, model::Role);
+use crate::{
+    config::Auth,
+    ingress::{operation::Operation, operations},
+};
 
 /// The routes of the document and of its page. They take no token: what they show is the same for
 /// everybody.
 ///
 /// The first caller has the document made: a process that nobody asks does without its memory.
-pub(super) fn routes<S: Clone + Send + Sync + 'static>(
-    table: &[RouteOfRole],
-    auth: Auth,
-) -> Router<S> {
-    let table = table.to_vec();
-    let document = Arc::new(LazyLock::new(move || document(&table, auth)));
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(auth: Auth) -> Router<S> {
+    let document = Arc::new(LazyLock::new(move || document(&operations::all(), auth)));
     let answer = move || async move {
         (
             [(header::CONTENT_TYPE, "application/json")],
@@ -48,43 +35,21 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(
         .merge(ui::routes())
 }
 
-/// The parameters that the query of a route may have: those that the document describes, and no
-/// others.
-pub(super) fn known_parameters(method: &Method, path: &'static str) -> Vec<&'static str> {
-    operations::of(method, path).known_parameters()
-}
-
-/// The document of these routes.
-fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
+/// The document of these operations.
+fn document(operations: &[Operation], auth: Auth) -> Bytes {
     let mut schemas = Schemas::new();
-    let mut paths = Map::new();
-    let mut insert = |path: &str, method: &Method, operation: Value| {
-        let path = paths.entry(path).or_insert_with(|| json!({}));
-        path[method.as_str().to_ascii_lowercase()] = operation;
-    };
-    for (method, path, role) in routes {
-        for operation in [
-            Some(operations::of(method, path)),
-            operations::second(method, path),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            insert(
-                operation.path,
-                method,
-                operation.written(operation.path, Needs(*role, auth), &mut schemas),
-            );
-        }
-    }
-    for operation in operations::open() {
-        insert(
-            operation.path,
-            &Method::GET,
-            operation.written(operation.path, Nothing, &mut schemas),
-        );
+    let mut paths: Map<String, Value> = Map::new();
+    for operation in operations {
+        let Some(route) = &operation.http else {
+            continue;
+        };
+        let of_path = paths.entry(route.path).or_insert_with(|| json!({}));
+        of_path[route.method.as_str().to_ascii_lowercase()] =
+            written(operation, route.path, auth, &mut schemas);
     }
     schemas.answers.subschema_for::<Details<'static>>();
+    let groups = operations::GROUPS
+        .map(|(name, description)| json!({"name": name, "description": description}));
     let document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -95,7 +60,7 @@ fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": operation::TAGS.map(|(name, description)| json!({"name": name, "description": description})),
+        "tags": groups,
         "paths": paths,
         "components": {
             "schemas": schemas.into_components(),

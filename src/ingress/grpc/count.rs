@@ -1,6 +1,14 @@
 //! Counts the parts of an encoded protobuf message.
 
-use super::tally::{Excess, Tally};
+use std::{collections::HashMap, sync::Arc};
+
+use prost::Message as _;
+use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Label};
+
+use crate::{
+    ingress::tally::{Excess, Tally},
+    wire::pb,
+};
 
 /// The reason why a message is not decoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -14,72 +22,86 @@ pub(super) enum Refused {
 /// Counts a field of so many bytes.
 type Count = fn(&mut Tally<'_>, usize) -> Result<(), Excess>;
 
-/// The repeated fields of a message: number, count, and the shape of its own fields.
-pub(super) struct Shape(&'static [(u64, Count, Option<&'static Shape>)]);
+/// The fields of a message that are counted: number, count, and the shape of its own fields.
+pub(super) struct Shape(Vec<(u64, Count, Option<Arc<Shape>>)>);
 
-const NOTHING: Shape = Shape(&[]);
-const TASK: Shape = Shape(&[(10, |tally, _| tally.header(), None)]);
-const COMPLETION: Shape = Shape(&[(4, |tally, _| tally.discovered(), Some(&TASK))]);
-const INSERT: Shape = Shape(&[(1, |tally, _| tally.task(), Some(&TASK))]);
-const GET: Shape = Shape(&[(2, |tally, _| tally.queue(), None)]);
-const COMPLETE: Shape = Shape(&[
-    (2, |tally, _| tally.item(), Some(&COMPLETION)),
-    (3, |_, _| Ok(()), Some(&GET)),
-]);
-const OPEN_SESSION: Shape = Shape(&[
-    (2, |tally, _| tally.queue(), None),
-    (5, |tally, _| tally.header(), None),
-]);
-const REPORT: Shape = Shape(&[
-    (3, |tally, _| tally.item(), Some(&COMPLETION)),
-    (4, |tally, _| tally.item(), None),
-    (5, |tally, _| tally.item(), None),
-    (6, |tally, _| tally.header(), None),
-]);
-const STREAM: Shape = Shape(&[
-    (1, |_, _| Ok(()), Some(&OPEN_SESSION)),
-    (3, |tally, _| tally.item(), Some(&COMPLETION)),
-    (4, |tally, _| tally.item(), None),
-    (5, |tally, _| tally.item(), None),
-    (6, |tally, _| tally.header(), None),
-]);
-const IDS: Shape = Shape(&[(1, |tally, _| tally.item(), None)]);
-// Packed or not, a status takes a byte at least.
-const TASK_FILTER: Shape = Shape(&[
-    (2, |tally, bytes| tally.filter_statuses(bytes), None),
-    (5, |tally, _| tally.filter_header(), None),
-]);
-const LIST_TASKS: Shape = Shape(&[(1, |_, _| Ok(()), Some(&TASK_FILTER))]);
-const CHOSEN_TASKS: Shape = Shape(&[
-    (1, |tally, _| tally.item(), None),
-    (2, |_, _| Ok(()), Some(&TASK_FILTER)),
-]);
-const CHANGE_TASKS: Shape = Shape(&[
-    (1, |tally, _| tally.item(), None),
-    (4, |_, _| Ok(()), Some(&TASK_FILTER)),
-]);
-const REQUEUE_TASKS: Shape = Shape(&[
-    (1, |tally, _| tally.item(), None),
-    (5, |_, _| Ok(()), Some(&TASK_FILTER)),
-]);
-const ITEMS: Shape = Shape(&[(2, |tally, _| tally.item(), None)]);
+/// The shapes of the messages in these descriptors.
+pub(super) struct Shapes {
+    messages: HashMap<String, DescriptorProto>,
+    /// The type of each method's request.
+    requests: HashMap<String, String>,
+}
 
-/// The shape of a method's request.
-pub(super) fn shape(path: &str) -> &'static Shape {
-    match path {
-        "/taskd.v1.Discovery/InsertTasks" => &INSERT,
-        "/taskd.v1.Discovery/ListTasks" => &LIST_TASKS,
-        "/taskd.v1.Tasks/GetTasks" => &GET,
-        "/taskd.v1.Tasks/CompleteTasks" => &COMPLETE,
-        "/taskd.v1.Tasks/StreamTasks" => &STREAM,
-        "/taskd.v1.Tasks/OpenSession" => &OPEN_SESSION,
-        "/taskd.v1.Tasks/ReportTasks" => &REPORT,
-        "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
-        "/taskd.v1.Operator/RetryTasks" | "/taskd.v1.Discovery/CancelTasks" => &CHOSEN_TASKS,
-        "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &IDS,
-        "/taskd.v1.Operator/ChangeTasks" => &CHANGE_TASKS,
-        "/taskd.v1.Operator/RequeueTasks" => &REQUEUE_TASKS,
-        _ => &NOTHING,
+impl Shapes {
+    pub(super) fn new() -> Self {
+        let files = FileDescriptorSet::decode(pb::DESCRIPTORS)
+            .expect("the descriptors of this build are protobuf")
+            .file;
+        let mut messages = HashMap::new();
+        let mut requests = HashMap::new();
+        for file in files {
+            let package = file.package().to_owned();
+            for message in file.message_type {
+                messages.insert(format!(".{package}.{}", message.name()), message);
+            }
+            for service in &file.service {
+                for method in &service.method {
+                    let name = format!("{package}.{}/{}", service.name(), method.name());
+                    requests.insert(name, method.input_type().to_owned());
+                }
+            }
+        }
+        Self { messages, requests }
+    }
+
+    /// The shape of a method's request.
+    pub(super) fn of(&self, method: &str) -> Arc<Shape> {
+        let request = self
+            .requests
+            .get(method)
+            .unwrap_or_else(|| panic!("the protos have no method {method}"));
+        Arc::new(self.of_message(request))
+    }
+
+    /// The repeated fields of a message, and the fields that have some within. No message contains
+    /// itself.
+    fn of_message(&self, name: &str) -> Shape {
+        let mut fields = Vec::new();
+        // A map's entries are no messages of their own.
+        let Some(message) = self.messages.get(name) else {
+            return Shape(fields);
+        };
+        for field in &message.field {
+            let inner = self.of_message(field.type_name());
+            let inner = (!inner.0.is_empty()).then(|| Arc::new(inner));
+            let is_repeated = field.label() == Label::Repeated;
+            if !is_repeated && inner.is_none() {
+                continue;
+            }
+            let count: Count = if is_repeated {
+                count_of(message.name(), field.name())
+            } else {
+                |_, _| Ok(())
+            };
+            let number = u64::try_from(field.number()).expect("fields have positive numbers");
+            fields.push((number, count, inner));
+        }
+        Shape(fields)
+    }
+}
+
+/// How a repeated field counts. An item is the usual: `max_items` bounds it.
+fn count_of(message: &str, field: &str) -> Count {
+    match (message, field) {
+        (_, "tasks") => |tally, _| tally.task(),
+        (_, "discovered") => |tally, _| tally.discovered(),
+        (_, "queues") => |tally, _| tally.queue(),
+        // Packed or not, a status takes a byte at least.
+        ("TaskFilter", "statuses") => |tally, bytes| tally.filter_statuses(bytes),
+        ("TaskFilter", "headers") => |tally, _| tally.filter_header(),
+        // Ids of tasks in hand: a session may have many more than a call may have items.
+        (_, "headers" | "holding" | "started") => |tally, _| tally.header(),
+        _ => |tally, _| tally.item(),
     }
 }
 
@@ -112,7 +134,9 @@ pub(super) fn count(
         };
         if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {
             one(tally, field.len())?;
-            inner.map_or(Ok(()), |inner| count(field, inner, tally))?;
+            if let Some(inner) = inner {
+                count(field, inner, tally)?;
+            }
         }
     }
     Ok(())
@@ -141,26 +165,25 @@ fn varint(message: &mut &[u8]) -> Result<u64, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::BTreeSet;
 
     use bytes::Bytes;
     use proptest::prelude::*;
-    use prost::Message as _;
-    use prost_types::{DescriptorProto, field_descriptor_proto::Label};
 
-    use super::{
-        super::{
+    use super::*;
+    use crate::{
+        config::Settings,
+        ingress::{
+            budget::Budget,
             fuzz::{hostile, within},
-            grpc::METHODS,
+            operations,
         },
-        *,
     };
-    use crate::{config::Settings, ingress::budget::Budget, wire::pb};
 
     fn counted(path: &str, message: &[u8]) -> Result<(), String> {
         let (settings, share) = (Settings::default(), Budget::new(256 << 20).share());
         let mut tally = Tally::new(&settings, &share, message.len());
-        count(message, shape(path), &mut tally).map_err(|refused| refused.to_string())
+        count(message, &Shapes::new().of(path), &mut tally).map_err(|refused| refused.to_string())
     }
 
     fn refused(path: &str, message: &[u8]) -> String {
@@ -180,7 +203,7 @@ mod tests {
             tasks: vec![task.clone(); 20_000],
             ..Default::default()
         };
-        counted("/taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
+        counted("taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
         let completion = pb::Completion {
             id: "i".into(),
             discovered: vec![task; 50],
@@ -191,7 +214,7 @@ mod tests {
             completions: vec![completion; 1000],
             next: None,
         };
-        counted("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
+        counted("taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
         let filter = pb::TaskFilter {
             statuses: (1..=7).collect(),
             headers: [("a".into(), "b".into())].into(),
@@ -201,32 +224,29 @@ mod tests {
             filter: Some(filter),
             ..Default::default()
         };
-        counted("/taskd.v1.Operator/ChangeTasks", &change.encode_to_vec()).unwrap();
+        counted("taskd.v1.Operator/ChangeTasks", &change.encode_to_vec()).unwrap();
         let queues = vec!["q".into(); 100];
         let get = pb::GetTasksRequest {
             worker: "w".into(),
             queues,
             ..Default::default()
         };
-        counted("/taskd.v1.Tasks/GetTasks", &get.encode_to_vec()).unwrap();
+        counted("taskd.v1.Tasks/GetTasks", &get.encode_to_vec()).unwrap();
     }
 
     #[test]
     fn too_many_parts_are_refused_wherever_they_stand() {
-        let insert = "/taskd.v1.Discovery/InsertTasks";
+        let insert = "taskd.v1.Discovery/InsertTasks";
         assert!(
             refused(insert, &[0x0a, 0].repeat(20_001))
                 .starts_with("more than 20000 tasks in one request")
         );
         for method in ["CompleteTasks", "RejectTasks", "ExtendTasks"] {
-            let said = refused(
-                &format!("/taskd.v1.Tasks/{method}"),
-                &[0x12, 0].repeat(1001),
-            );
+            let said = refused(&format!("taskd.v1.Tasks/{method}"), &[0x12, 0].repeat(1001));
             assert_eq!(said, "more than 1000 items in one call (max_items)");
         }
         assert_eq!(
-            refused("/taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)),
+            refused("taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)),
             "more than 100 queues"
         );
         let completion = pb::Completion {
@@ -238,7 +258,7 @@ mod tests {
             completions: vec![completion],
             next: None,
         };
-        let said = refused("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec());
+        let said = refused("taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec());
         assert!(
             said.starts_with("more than 50000 discovered tasks"),
             "{said}"
@@ -270,7 +290,7 @@ mod tests {
         let filter = |method: &str, number: u32, filter: &[u8]| {
             let mut message = Vec::new();
             prost::encoding::bytes::encode(number, &filter.to_vec(), &mut message);
-            refused(&format!("/taskd.v1.{method}"), &message)
+            refused(&format!("taskd.v1.{method}"), &message)
         };
         let mut packed = Vec::new();
         prost::encoding::bytes::encode(2, &vec![1; 101], &mut packed);
@@ -299,63 +319,33 @@ mod tests {
 
     #[test]
     fn every_repeated_field_of_a_request_has_a_count() {
-        let files = prost_types::FileDescriptorSet::decode(pb::DESCRIPTORS)
-            .unwrap()
-            .file;
-        let messages: HashMap<String, &DescriptorProto> = files
+        let shapes = Shapes::new();
+        let methods: BTreeSet<&str> = operations::all()
             .iter()
-            .flat_map(|file| {
-                file.message_type
-                    .iter()
-                    .map(|message| (format!(".{}.{}", file.package(), message.name()), message))
-            })
+            .filter_map(|one| one.grpc)
             .collect();
-        let services = files.iter().flat_map(|file| {
-            file.service
-                .iter()
-                .map(move |service| (file.package(), service))
-        });
-        let mut methods = 0;
-        for (package, service) in services {
-            for method in &service.method {
-                methods += 1;
-                let path = format!("/{package}.{}/{}", service.name(), method.name());
-                complete(
-                    &path,
-                    messages[method.input_type()],
-                    shape(&path),
-                    &messages,
-                );
-            }
-        }
-        assert_eq!(methods, METHODS.len());
-    }
-
-    /// Asserts that the shape has each repeated field of the message.
-    fn complete(
-        of: &str,
-        message: &DescriptorProto,
-        shape: &Shape,
-        messages: &HashMap<String, &DescriptorProto>,
-    ) {
-        for field in &message.field {
-            let of = format!("{of}, {}", field.name());
-            let found = shape
-                .0
-                .iter()
-                .find(|(number, ..)| i64::try_from(*number) == Ok(field.number().into()));
-            assert!(found.is_some() || field.label() != Label::Repeated, "{of}");
-            // A map's entries are no messages of their own.
-            let Some(inner) = messages.get(field.type_name()) else {
+        let described: BTreeSet<&str> = shapes.requests.keys().map(String::as_str).collect();
+        assert_eq!(methods, described);
+        let mut counted = Vec::new();
+        let mut left: Vec<String> = shapes.requests.values().cloned().collect();
+        while let Some(name) = left.pop() {
+            let Some(message) = shapes.messages.get(&name) else {
                 continue;
             };
-            complete(
-                &of,
-                inner,
-                found.and_then(|(.., inner)| *inner).unwrap_or(&NOTHING),
-                messages,
-            );
+            let shape = shapes.of_message(&name);
+            for field in &message.field {
+                let number = u64::try_from(field.number()).unwrap();
+                let found = shape.0.iter().any(|(of, ..)| *of == number);
+                if field.label() == Label::Repeated {
+                    assert!(found, "{name}, {}", field.name());
+                    counted.push(format!("{}.{}", message.name(), field.name()));
+                }
+                left.push(field.type_name().to_owned());
+            }
         }
+        counted.sort_unstable();
+        counted.dedup();
+        assert!(counted.len() > 10, "{counted:?}");
     }
 
     #[test]
@@ -369,7 +359,7 @@ mod tests {
             &[0xfb, 1, 0xfc, 1],
         ] {
             assert!(
-                refused("/taskd.v1.Discovery/InsertTasks", message)
+                refused("taskd.v1.Discovery/InsertTasks", message)
                     .starts_with("the message cannot be read")
             );
         }
@@ -380,9 +370,15 @@ mod tests {
 
         #[test]
         fn messages_of_any_kind_are_counted_before_they_are_decoded(message in hostile(messages())) {
-            for (method, _) in METHODS {
-                let shape = shape(&format!("/{method}"));
-                let counted = within(message.len(), |tally| count(&message, shape, tally));
+            let shapes = Shapes::new();
+            for method in [
+                "taskd.v1.Discovery/InsertTasks",
+                "taskd.v1.Tasks/GetTasks",
+                "taskd.v1.Tasks/CompleteTasks",
+                "taskd.v1.Tasks/StreamTasks",
+                "taskd.v1.Operator/ChangeTasks",
+            ] {
+                let counted = within(message.len(), |tally| count(&message, &shapes.of(method), tally));
                 // A message that is decoded without having been counted could be of any size.
                 let is_read = match method {
                     "taskd.v1.Discovery/InsertTasks" => same::<pb::InsertTasksRequest>(&message),
