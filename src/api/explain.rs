@@ -12,11 +12,10 @@ use crate::{
     config::QueueSettings,
     model::{
         Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
-        WorkerView, deadline_passed,
+        WorkerView, deadline_passed, to_rfc_3339,
     },
     queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
     store::Place,
-    wire::time::to_rfc_3339,
 };
 
 impl Reader {

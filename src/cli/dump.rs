@@ -12,7 +12,7 @@ use super::{
     http::{HttpPort, HttpServer},
     print::{NotThere, print},
 };
-use crate::wire::time::to_rfc_3339;
+use crate::model::to_rfc_3339;
 
 /// The entries of each key, unless the caller says otherwise, and the most.
 const ENTRIES: u32 = 100;

@@ -16,7 +16,6 @@ use super::print::{self, NotThere, print, print_one, say, say_more};
 use crate::{
     app::{self, NeverRan},
     config::{Auth, Options, Settings, Time},
-    ingress::json,
     model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, millis, now_unix_ms},
     store::{AddedToken, MOST_TOKENS, Store},
 };
@@ -360,7 +359,7 @@ pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<
     }
     if args.json {
         for act in &acts {
-            print_one(serde_json::to_string(&json::read::Act::from(act))?)?;
+            print_one(serde_json::to_string(act)?)?;
         }
     } else {
         let mut table = print::table(["when", "who", "what", "on"]);

@@ -16,8 +16,7 @@ use super::{
 };
 use crate::{
     config::Settings,
-    model::{Encoding, NewTask},
-    wire::time::to_rfc_3339,
+    model::{Encoding, NewTask, to_rfc_3339},
 };
 
 /// Bodies that are read, with every field.

@@ -12,9 +12,9 @@ use super::{
     operation::Operation,
 };
 use crate::model::{
-    InsertAnswer, LetterKind, Pending, QueueView,
+    Act, Explanation, InsertAnswer, ItemAnswer, Job, LetterKind, Pending, QueueView,
     Role::{Admin, Insert, Read, Work},
-    SessionClosed, TaskId,
+    SessionClosed, SessionOpened, TaskEvent, TaskId, TaskList, TasksReported,
 };
 
 /// The groups of operations, and what they are for.
@@ -63,14 +63,14 @@ pub fn all() -> Vec<Operation> {
             .query::<json::Instant>("until", "Only inserted before this time")
             .limit(0, LIMIT)
             .query::<String>("cursor", CURSOR)
-            .answers::<json::search::List<'_>>(),
+            .answers::<TaskList>(),
         of_tasks("getTask", Read, "Get a task with its payload and its history")
             .get("/v1/tasks/{id}", reading::get_task)
             .grpc("taskd.v1.Discovery/GetTask")
             .answers::<json::history::TaskFile<'_>>(),
         of_operators("cancelTask", Admin, "Cancel one task")
             .delete("/v1/tasks/{id}", changes::cancel_task)
-            .answers::<json::work::ItemAnswer<'_>>()
+            .answers::<ItemAnswer>()
             .or_problem(409, "The task was over before"),
         of_tasks("getResults", Read, "Get the results that workers reported")
             .get("/v1/tasks/{id}/results", reading::get_results)
@@ -80,7 +80,7 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Discovery/WatchTask")
             .says("Events are named `status`; their data is `Event`. An event `end` says why the stream ends early.")
             .query::<String>("last_event_id", LAST_EVENT)
-            .answers_events::<json::events::Event<'_>>()
+            .answers_events::<TaskEvent>()
             .or_nothing(204, "The caller has seen the last event"),
         of_tasks("watchQueue", Read, "Watch all tasks of a queue, from now on")
             .get("/v1/events", events::watch_queue)
@@ -88,7 +88,7 @@ pub fn all() -> Vec<Operation> {
             .says("Events are named `status`; their data is `Event`. Behind an event `gap` some may be missing.")
             .query::<String>("queue", "The queue")
             .query::<String>("last_event_id", LAST_EVENT)
-            .answers_events::<json::events::Event<'_>>(),
+            .answers_events::<TaskEvent>(),
         of_operators("listQueues", Read, "List the open queues")
             .get("/v1/queues", reading::get_queues)
             .lists::<QueueView>("queues"),
@@ -99,7 +99,7 @@ pub fn all() -> Vec<Operation> {
             .query::<String>("queue", "… or by its queue and its key")
             .query::<String>("key", "The key; it needs `queue`")
             .query::<String>("worker", "Say also whether this worker may get it")
-            .answers::<json::explain::Explanation<'_>>()
+            .answers::<Explanation>()
             .or_problem(404, "There is no such task, or not any more"),
         of_operators("getBooks", Read, "Count what came in, what went out, and where the rest is")
             .get("/v1/books", reading::get_books)
@@ -133,12 +133,12 @@ pub fn all() -> Vec<Operation> {
             .post("/v1/tasks:reject", reject_tasks)
             .grpc("taskd.v1.Tasks/RejectTasks")
             .takes::<json::work::RejectTasks<'_>>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .lists::<ItemAnswer>("results"),
         of_workers("extendTasks", "Move the deadlines of leases")
             .post("/v1/tasks:extend", extend_tasks)
             .grpc("taskd.v1.Tasks/ExtendTasks")
             .takes::<json::work::ExtendTasks<'_>>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .lists::<ItemAnswer>("results"),
         of_workers("streamTasks", "Send a worker tasks, and take its reports on the same stream")
             .grpc("taskd.v1.Tasks/StreamTasks"),
         of_session("openSession", "Open a session, or go on with one")
@@ -146,7 +146,7 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Tasks/OpenSession")
             .says("Any process serves its calls. Each call is a heartbeat.")
             .takes::<json::sessions::OpenSession>()
-            .answers::<json::sessions::SessionOpened<'_>>(),
+            .answers::<SessionOpened>(),
         of_session("wantTasks", "Add to the demand of a session, and get tasks")
             .post("/v1/sessions:want", sessions::want_tasks)
             .grpc("taskd.v1.Tasks/WantTasks")
@@ -166,7 +166,7 @@ pub fn all() -> Vec<Operation> {
             .post("/v1/sessions:report", sessions::report_tasks)
             .grpc("taskd.v1.Tasks/ReportTasks")
             .takes::<json::sessions::ReportTasks<'_>>()
-            .answers::<json::sessions::TasksReported<'_>>(),
+            .answers::<TasksReported>(),
         of_session("closeSession", "End a session")
             .post("/v1/sessions:close", sessions::close_session)
             .grpc("taskd.v1.Tasks/CloseSession")
@@ -183,16 +183,16 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Operator/ListJobs")
             .query::<Uuid>("before", "Only jobs before this one")
             .limit(0, LIMIT)
-            .lists::<json::jobs::Job<'_>>("jobs"),
+            .lists::<Job>("jobs"),
         of_operators("getJob", Read, "Get a job with its progress")
             .get("/v1/jobs/{id}", jobs::get_job)
             .grpc("taskd.v1.Operator/GetJob")
-            .answers::<json::jobs::Job<'_>>(),
+            .answers::<Job>(),
         of_operators("stopJob", Admin, "Stop a job")
             .post("/v1/jobs/{id}:stop", jobs::stop_job)
             .grpc("taskd.v1.Operator/StopJob")
             .says("A job that has ended stays as it is.")
-            .answers::<json::jobs::Job<'_>>(),
+            .answers::<Job>(),
         of_operators("cancelTasks", Admin, "Cancel unfinished tasks")
             .post("/v1/tasks:cancel", changes::cancel_tasks)
             .grpc("taskd.v1.Discovery/CancelTasks")
@@ -226,7 +226,7 @@ pub fn all() -> Vec<Operation> {
             .for_all_queues()
             .query::<Uuid>("before", "Only acts before this one")
             .limit(0, LIMIT)
-            .lists::<json::read::Act<'_>>("acts"),
+            .lists::<Act>("acts"),
         of_operators("listDeadLetters", Read, "List dead letters, the newest first")
             .get("/v1/dead-letters", letters::get_letters)
             .grpc("taskd.v1.Operator/ListDeadLetters")

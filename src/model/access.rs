@@ -11,10 +11,12 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{QueueName, TaskId, WorkerName, now_unix_ms};
+use super::{QueueName, Rfc3339, TaskId, WorkerName, now_unix_ms, rfc_3339};
 
 /// A right to a group of operations. SQL keeps the discriminants, which are bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -253,16 +255,34 @@ impl Access {
     }
 }
 
-/// An act of an operator, on record.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An operator's act.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Act {
-    /// A UUIDv7, so that acts sort by their time.
+    // A UUIDv7, so that acts sort by their time.
+    #[serde(flatten, serialize_with = "with_time")]
+    #[schemars(with = "IdWithTime")]
     pub id: Uuid,
     pub who: String,
-    /// For example `create token`.
+    // For example `create token`.
     pub what: String,
-    /// On what.
+    #[serde(rename = "on")]
     pub target: String,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct IdWithTime {
+    id: Uuid,
+    #[serde(rename = "at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
+    at_unix_ms: i64,
+}
+
+fn with_time<S: Serializer>(id: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+    IdWithTime {
+        id: *id,
+        at_unix_ms: TaskId(*id).created_unix_ms(),
+    }
+    .serialize(serializer)
 }
 
 impl Act {

@@ -1,12 +1,16 @@
 //! Requests and answers of the operations, in the words of no protocol.
 
-use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
+use std::{borrow::Cow, collections::HashMap, fmt, net::SocketAddr, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow};
+use super::{
+    Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, Rfc3339, TaskId, TaskRow,
+    WorkerName, rfc_3339, some_rfc_3339,
+};
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -335,14 +339,21 @@ impl ItemStatus {
     }
 }
 
-/// The answer to one item of a batch.
-#[derive(Clone, Debug, PartialEq)]
+/// The answer to an item, in the order of the request.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
 pub struct ItemAnswer {
-    /// As the worker sent it.
+    // As the worker sent it.
     pub id: String,
     pub status: ItemStatus,
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
     /// After an extension.
+    #[serde(
+        rename = "lease_expires_at",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub lease_expires_unix_ms: Option<i64>,
 }
 
@@ -380,28 +391,72 @@ pub enum TaskStatus {
     Cancelled,
 }
 
-/// A task as its inserter sees it.
-#[derive(Clone, Debug)]
+/// A task with its status.
+#[derive(Clone, Debug, JsonSchema, Serialize)]
+#[schemars(rename = "Task")]
 pub struct TaskView {
     pub id: TaskId,
     pub queue: QueueName,
+    #[serde(flatten, serialize_with = "key")]
+    #[schemars(with = "Key<'_>")]
     pub key: Bytes,
     pub status: TaskStatus,
     pub replicas: u32,
-    /// The workers that have completed it.
+    // The workers that have completed it.
     pub completed: u32,
-    /// The workers that hold it.
+    // The workers that hold it.
     pub leased: u32,
-    /// Rejections and expired leases.
+    // Rejections and expired leases.
     pub attempts: u32,
     pub priority: Priority,
+    #[serde(rename = "created_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
     pub created_unix_ms: i64,
+    #[serde(rename = "updated_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
     pub updated_unix_ms: i64,
+    #[serde(
+        rename = "not_before",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub not_before_unix_ms: Option<i64>,
-    /// `None`: it has none, or an operator has lifted it by sending the task again.
+    // `None`: it has none, or an operator has lifted it by sending the task again.
+    #[serde(
+        rename = "deadline",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub deadline_unix_ms: Option<i64>,
-    /// The reason of its death.
+    // The reason of its death.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+}
+
+/// A key as text, and also as bytes where it is not UTF-8.
+#[derive(JsonSchema, Serialize)]
+pub struct Key<'a> {
+    key: Cow<'a, str>,
+    /// Only of a key that is not UTF-8: `key` has marks in place of its other bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
+    key_base64: Option<String>,
+}
+
+impl<'a> From<&'a Bytes> for Key<'a> {
+    fn from(bytes: &'a Bytes) -> Self {
+        let key = String::from_utf8_lossy(bytes);
+        let key_base64 = std::str::from_utf8(bytes)
+            .is_err()
+            .then(|| BASE64.encode(bytes));
+        Self { key, key_base64 }
+    }
+}
+
+fn key<S: Serializer>(key: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    Key::from(key).serialize(serializer)
 }
 
 /// A worker's result of a task.
@@ -456,6 +511,18 @@ impl Serialize for LeaseToken {
 }
 
 impl Serialize for QueueName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl Serialize for WorkerName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl Serialize for ItemStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }

@@ -3,15 +3,22 @@
 use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use super::{InsertAnswer, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus};
+use super::{
+    InsertAnswer, QueueName, Rfc3339, StoredStatus, TaskId, TaskResult, TaskStatus, rfc_3339,
+};
 
 /// A task took on a status.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
+#[schemars(rename = "Event")]
 pub struct TaskEvent {
     pub id: TaskId,
     pub queue: QueueName,
     pub status: TaskStatus,
+    #[serde(rename = "at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
     pub at_unix_ms: i64,
 }
 

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::{Failure, TaskView};
+use super::{Failure, Rfc3339, TaskView, rfc_3339, some_rfc_3339};
 
 /// A question about one task. It names the task by `id`, or by `queue` and `key`; empty: not given.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,50 +42,97 @@ pub enum TaskPlace {
     Lost,
 }
 
-/// The answer to [`ExplainTask`].
-#[derive(Clone, Debug)]
+/// Where a task is, what happens to it next, and what keeps it from a worker.
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Explanation {
     pub task: TaskView,
     pub place: TaskPlace,
-    /// The place in words.
+    // The place in words.
     pub says: String,
-    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert,
-    /// or from its time.
+    // Since when it is there, as far as taskd remembers. A task that waits counts from its insert,
+    // or from its time.
+    #[serde(
+        rename = "since",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub since_unix_ms: Option<i64>,
-    /// The next event in words …
+    // The next event in words …
     pub next: String,
-    /// … and its time, where it has one.
+    // … and its time, if it has one.
+    #[serde(
+        rename = "next_at",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub next_unix_ms: Option<i64>,
     pub leases: Vec<LeaseView>,
-    /// The workers with a credit.
+    // The workers with a credit.
     pub completed_by: Vec<String>,
-    /// The last failures, the earliest first, while the task is in the queue.
+    // The last failures, the earliest first, while the task is in the queue.
     pub failures: Vec<Failure>,
-    /// Conditions that hold the task up, whoever asks for it.
+    // Conditions that hold the task up, whoever asks for it.
     pub notes: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<WorkerView>,
-    /// The time of the answer, by Redis's clock.
+    // The time of the answer, by Redis's clock.
+    #[serde(rename = "now", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
     pub now_unix_ms: i64,
 }
 
-/// A lease as its readers see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A worker that holds the task.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
+#[schemars(rename = "Lease")]
 pub struct LeaseView {
     pub worker: String,
+    #[serde(
+        rename = "lease_expires_at",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub expires_unix_ms: Option<i64>,
-    /// taskd knows that the answer reached the worker.
+    // taskd knows that the answer reached the worker.
+    #[serde(rename = "delivered")]
     pub is_delivered: bool,
 }
 
-/// One worker's chance of the task.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A worker's chance of the task.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
+#[schemars(rename = "WorkerChance")]
 pub struct WorkerView {
     pub worker: String,
+    #[serde(flatten, serialize_with = "chance")]
+    #[schemars(with = "Chance")]
     pub reason: WorkerReason,
-    /// The reason in words.
+    // The reason in words.
     pub says: String,
-    /// When that may change by itself.
+    // When that may change by itself.
+    #[serde(
+        rename = "until",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub until_unix_ms: Option<i64>,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct Chance {
+    may_get: bool,
+    reason: WorkerReason,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn chance<S: Serializer>(reason: &WorkerReason, serializer: S) -> Result<S::Ok, S::Error> {
+    Chance {
+        may_get: *reason == WorkerReason::MayGet,
+        reason: *reason,
+    }
+    .serialize(serializer)
 }
 
 /// Why a worker may get a task, or not.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Act, Encoding, LeaseNumber, NewBackoff, TaskId, TaskView};
+use super::{Act, Encoding, LeaseNumber, NewBackoff, Rfc3339, TaskId, TaskView, some_rfc_3339};
 
 /// The end of an attempt, or that it goes on. SQL and protobuf keep the discriminants.
 #[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -31,23 +31,50 @@ impl AttemptState {
     }
 }
 
-/// One worker's attempt at a task.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An attempt of a worker.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
+#[schemars(rename = "TaskAttempt")]
 pub struct Attempt {
     pub worker: String,
     pub state: AttemptState,
-    /// `None`: taskd does not know it.
+    // `None`: taskd does not know it.
+    #[serde(
+        rename = "from",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub from_unix_ms: Option<i64>,
-    /// `None`: it goes on.
+    // `None`: it goes on.
+    #[serde(
+        rename = "until",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub until_unix_ms: Option<i64>,
-    /// Of an attempt that goes on.
+    // Of an attempt that goes on.
+    #[serde(
+        rename = "lease_expires_at",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub expires_unix_ms: Option<i64>,
-    /// 1 for the first try, as the worker was told. 0: unknown.
+    // 1 for the first try, as the worker was told. 0: unknown.
+    #[serde(skip_serializing_if = "is_unknown")]
     pub attempt: u32,
-    /// The reason of its failure.
+    // The reason of its failure.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The worker completed after NUM others, or after the end of the task.
+    // The worker completed after NUM others, or after the end of the task.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub surplus: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_unknown(attempt: &u32) -> bool {
+    *attempt == 0
 }
 
 /// An attempt that ended without a result, on its way to SQL.

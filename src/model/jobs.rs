@@ -2,11 +2,13 @@
 
 use std::{fmt, str::FromStr};
 
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
 use super::{
-    Change, ItemAnswer, Priority, Requeue, Scope, SecretHash, TaskCursor, TaskFilter, TaskStatus,
-    Update, WorkerName,
+    Change, ItemAnswer, Priority, Requeue, Rfc3339, Scope, SecretHash, TaskCursor, TaskFilter,
+    TaskStatus, Update, WorkerName, rfc_3339,
 };
 
 /// The change that a job makes to each of its tasks. SQL keeps the text.
@@ -133,6 +135,13 @@ impl fmt::Display for JobChange {
     }
 }
 
+/// As [`fmt::Display`] writes it.
+impl Serialize for JobChange {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for JobChange {
     type Err = String;
 
@@ -188,38 +197,51 @@ fn requeue(text: &str) -> Option<Requeue> {
     })
 }
 
-/// A job with its progress.
-#[derive(Clone, Debug, PartialEq)]
+/// A change of all tasks of a filter, with its progress.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
 pub struct Job {
-    /// A UUIDv7, so that jobs sort by their time.
+    // A UUIDv7, so that jobs sort by their time.
     pub id: Uuid,
+    /// The change, for example `retry`.
+    #[serde(rename = "what")]
+    #[schemars(with = "String")]
     pub change: JobChange,
-    /// The times of the filter end at the job's creation.
+    pub state: JobState,
+    // Its times end at the job's creation.
     pub filter: TaskFilter,
+    /// The token of its creator.
     pub who: String,
+    #[serde(flatten)]
+    pub progress: JobProgress,
+    #[serde(rename = "created_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
+    pub created_unix_ms: i64,
+    #[serde(rename = "updated_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
+    pub updated_unix_ms: i64,
     /// The queues that its creator reached.
+    #[serde(skip)]
     pub scope: Scope,
     /// The token that started it; `None`: calls needed none. The job stops when the token is no
     /// longer valid.
+    #[serde(skip)]
     pub token: Option<SecretHash>,
-    pub state: JobState,
-    pub progress: JobProgress,
-    pub created_unix_ms: i64,
-    pub updated_unix_ms: i64,
 }
 
 /// How far a job has come. A job that was killed may have changed more tasks than it counts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct JobProgress {
     /// The last task that it looked at.
+    #[serde(skip)]
     pub cursor: Option<TaskCursor>,
     pub looked_at: u64,
-    /// Tasks of the filter.
+    /// Tasks of the filter so far.
     pub matched: u64,
     pub changed: u64,
-    /// Tasks of the filter that could not be changed.
+    /// Tasks that could not be changed; `last_error` is about the last of them.
     pub failed: u64,
-    /// Why the last of these, or the job itself, failed.
+    // Why the last of these, or the job itself, failed.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub last_error: String,
 }
 
@@ -249,6 +271,12 @@ impl JobState {
 
     pub fn from_number(number: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as i64 == number)
+    }
+}
+
+impl Serialize for JobState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }
 

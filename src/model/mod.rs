@@ -34,8 +34,9 @@ pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, BusBacklog, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
-    ItemAnswer, ItemStatus, LeasedTask, NewTask, NotStored, Protocol, QueueView, RecordedDuration,
-    RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus, TaskView, UnreadableTask,
+    ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, Protocol, QueueView,
+    RecordedDuration, RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
+    UnreadableTask,
 };
 pub use causes::in_short;
 pub use changes::{
@@ -72,7 +73,8 @@ pub use text::{ECHO, escape_hidden, is_hidden, printable, shorten};
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
-pub use unix_time::{millis, now_unix_ms};
+pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
+use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;
 
 use std::{borrow::Cow, fmt, str::FromStr};

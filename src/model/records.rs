@@ -1,8 +1,10 @@
 //! The contents of the bus's records.
 
 use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use super::{Encoding, LeaseNumber, NewTask, QueueName, TaskId, UnreadableTask};
+use super::{Encoding, LeaseNumber, NewTask, QueueName, Rfc3339, TaskId, UnreadableTask, rfc_3339};
 
 /// A task on its way from SQL to the queue.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,9 +67,11 @@ pub struct Died {
     pub epoch: u32,
 }
 
-/// One failure of a task: a rejection, or a lease that ran out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A rejection, or an expired lease.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Failure {
+    #[serde(rename = "at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
     pub at_unix_ms: i64,
     pub worker: String,
     pub reason: String,

@@ -1,29 +1,83 @@
 //! A search for tasks: the filter, the page that a caller asks for, and the page that it gets.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 
-use super::{QueueName, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName};
+use super::{
+    QueueName, Rfc3339, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName, some_rfc_3339,
+};
 
-/// Which tasks. Empty parts choose all.
-#[derive(Clone, Debug, Default, PartialEq)]
+// Which tasks. Empty parts choose all. The answers about a job show it:
+/// The tasks of a job.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
+#[schemars(rename = "JobFilter")]
 pub struct TaskFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub queue: Option<QueueName>,
-    /// Any of these.
+    // Any of these.
+    #[serde(
+        rename = "status",
+        serialize_with = "comma_list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(with = "String")]
     pub statuses: Vec<TaskStatus>,
-    /// The whole key.
+    // The whole key.
+    #[serde(serialize_with = "some_text", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub key: Option<Bytes>,
-    /// The beginning of the key.
+    // The beginning of the key.
+    #[serde(serialize_with = "text", skip_serializing_if = "Bytes::is_empty")]
+    #[schemars(with = "String")]
     pub key_prefix: Bytes,
-    /// Headers that the task has, all of them.
+    // Headers that the task has, all of them.
+    #[serde(serialize_with = "map", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "BTreeMap<String, String>")]
     pub headers: Vec<(String, String)>,
-    /// A worker with a result of the task.
+    // A worker with a result of the task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub worker: Option<WorkerName>,
-    /// Inserted at this time or later, …
+    // Inserted at this time or later, …
+    #[serde(
+        rename = "since",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub since_unix_ms: Option<i64>,
-    /// … and before this one.
+    // … and before this one.
+    #[serde(
+        rename = "until",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
     pub until_unix_ms: Option<i64>,
+}
+
+fn comma_list<S: Serializer>(list: &[TaskStatus], serializer: S) -> Result<S::Ok, S::Error> {
+    let names: Vec<_> = list.iter().map(|status| status.as_str()).collect();
+    serializer.serialize_str(&names.join(","))
+}
+
+fn text<S: Serializer>(text: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&String::from_utf8_lossy(text))
+}
+
+fn some_text<S: Serializer>(text: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
+    text.as_deref()
+        .map(String::from_utf8_lossy)
+        .serialize(serializer)
+}
+
+fn map<S: Serializer>(entries: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
+    let sorted: BTreeMap<_, _> = entries.iter().map(|(name, value)| (name, value)).collect();
+    sorted.serialize(serializer)
 }
 
 /// The longest key of a task.
@@ -192,6 +246,12 @@ impl fmt::Display for TaskCursor {
     }
 }
 
+impl Serialize for TaskCursor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for TaskCursor {
     type Err = String;
 
@@ -212,12 +272,15 @@ pub struct TaskPages {
     pub after: Option<TaskCursor>,
 }
 
-/// Tasks, and where the next page begins.
-#[derive(Clone, Debug, Default)]
+/// Tasks, the newest first.
+#[derive(Clone, Debug, Default, JsonSchema, Serialize)]
 pub struct TaskList {
     pub tasks: Vec<TaskView>,
-    /// The tasks that the call looked at, also those that the filter leaves out.
+    /// How many tasks taskd looked at; a filter may choose few of them.
     pub looked_at: u64,
+    /// Asks for the next page; absent on the last.
+    #[serde(rename = "cursor", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub next: Option<TaskCursor>,
 }
 

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+
 use super::{Completion, Extension, Item, ItemAnswer, LeasedTask, Rejection};
 
 /// Opens a session, or goes on with one.
@@ -69,15 +72,28 @@ pub struct TaskdFrame {
     pub demand: u32,
 }
 
-/// The first words of taskd.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A session that is open.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct SessionOpened {
     pub session: String,
+    /// taskd goes on with the session that the worker named.
     pub resumed: bool,
     pub granted: u32,
+    /// The most tasks that the session may have in hand and on demand.
     pub max_tasks: u32,
+    /// The worker makes a call at least this often.
+    #[serde(serialize_with = "whole_ms")]
+    #[schemars(with = "String")]
     pub heartbeat: Duration,
+    #[serde(serialize_with = "whole_ms")]
+    #[schemars(with = "String")]
     pub timeout: Duration,
+}
+
+/// A client reads whole milliseconds, and is early rather than late.
+fn whole_ms<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    serializer.collect_str(&humantime::format_duration(Duration::from_millis(ms)))
 }
 
 /// The answer to a worker's frame.

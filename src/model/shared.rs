@@ -50,14 +50,15 @@ pub struct Pending {
     pub in_hand: u32,
 }
 
-/// The answer to a report.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The answer to a report, in the order of its items.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct TasksReported {
     pub completions: Vec<ItemAnswer>,
     pub rejections: Vec<ItemAnswer>,
     pub extensions: Vec<ItemAnswer>,
-    /// Tasks in hand that this report ended.
+    /// How many tasks in hand this report ended.
     pub counted: u32,
+    #[serde(flatten)]
     pub pending: Pending,
 }
 

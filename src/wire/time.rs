@@ -34,11 +34,6 @@ pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(duration).ok()
 }
 
-/// `1970-01-01T00:00:01.500Z`
-pub fn to_rfc_3339(unix_ms: i64) -> String {
-    timestamp(unix_ms).to_string()
-}
-
 /// Milliseconds since 1970 of a text like `2030-01-31T12:00:00[.5](Z|+02:00)`; `None` for any other
 /// form.
 pub fn from_rfc_3339(text: &str) -> Option<i64> {
@@ -83,6 +78,30 @@ fn is_rfc_3339(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::to_rfc_3339;
+
+    #[test]
+    fn a_time_is_written_as_protobuf_writes_it() {
+        let mut at: i64 = 1;
+        for step in 0..5000 {
+            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // Times of all lengths.
+            let at = at >> (step % 40);
+            assert_eq!(to_rfc_3339(at), timestamp(at).to_string(), "{at}");
+        }
+        for at in [
+            0,
+            1,
+            -1,
+            999,
+            1000,
+            951_782_400_000,
+            951_868_799_999,
+            253_402_300_800_000,
+        ] {
+            assert_eq!(to_rfc_3339(at), timestamp(at).to_string(), "{at}");
+        }
+    }
 
     #[test]
     fn times_are_rfc_3339_and_nothing_else() {

@@ -39,7 +39,7 @@ pub(in crate::ingress) type Answer = Result<Response, Problem>;
 pub(super) const LARGE: usize = 1 << 20;
 
 pub(super) fn item_answers(answers: Vec<ItemAnswer>) -> Answer {
-    list("results", answers.iter().map(json::work::ItemAnswer::from))
+    list("results", answers)
 }
 
 /// A text that takes room as it grows.

@@ -43,7 +43,7 @@ fn changed(changed: &TasksChanged) -> Answer {
 
 pub(in crate::ingress) async fn cancel_task(Id(id): Id, call: Call) -> Answer {
     let answer = call.state.api.cancel_task(&call.caller, &id).await?;
-    Ok(Json(json::work::ItemAnswer::from(&answer)).into_response())
+    Ok(Json(answer).into_response())
 }
 
 /// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart: a name is the

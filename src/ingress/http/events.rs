@@ -14,12 +14,7 @@ use serde::Deserialize;
 use super::{
     super::{
         budget::WAITING_TASK,
-        json::{
-            self,
-            events::{End, Event},
-            insert::NewTasks,
-            large::Entry,
-        },
+        json::{self, events::End, insert::NewTasks, large::Entry},
     },
     answer::{Answer, LARGE, list, one_page, streamed, within_budget},
     call::Call,
@@ -112,10 +107,7 @@ fn written(next: Watched) -> Bytes {
     };
     let text = match next {
         Watched::Event(event) => {
-            let (id, data) = (
-                event.event_id(),
-                text(serde_json::to_string(&Event::from(&event))),
-            );
+            let (id, data) = (event.event_id(), text(serde_json::to_string(&event)));
             format!("id: {id}\nevent: status\ndata: {data}\n\n")
         }
         Watched::Gap => "event: gap\ndata: {}\n\n".to_owned(),

@@ -3,7 +3,6 @@
 use axum::{Json, response::IntoResponse};
 
 use super::{
-    super::json,
     answer::{Answer, list_within},
     call::Call,
     problem::Problem,
@@ -17,12 +16,12 @@ pub(in crate::ingress) async fn get_jobs(call: Call) -> Answer {
         .api
         .jobs(&call.caller, before.as_deref(), limit)
         .await?;
-    list_within(&call, "jobs", jobs.iter().map(json::jobs::Job::from))
+    list_within(&call, "jobs", jobs)
 }
 
 pub(in crate::ingress) async fn get_job(Id(id): Id, call: Call) -> Answer {
     let job = call.state.api.job(&call.caller, &id).await?;
-    Ok(Json(json::jobs::Job::from(&job)).into_response())
+    Ok(Json(job).into_response())
 }
 
 pub(in crate::ingress) async fn stop_job(Id(path): Id, call: Call) -> Answer {
@@ -32,5 +31,5 @@ pub(in crate::ingress) async fn stop_job(Id(path): Id, call: Call) -> Answer {
         ));
     };
     let job = call.state.api.stop_job(&call.caller, id).await?;
-    Ok(Json(json::jobs::Job::from(&job)).into_response())
+    Ok(Json(job).into_response())
 }

@@ -23,7 +23,7 @@ pub(in crate::ingress) async fn list_tasks(call: Call) -> Answer {
         .api
         .list_tasks(&call.caller, json::search::pages_of_query(call.query()))
         .await?;
-    within(&call, &json::search::List::from(&list))
+    within(&call, &list)
 }
 
 pub(in crate::ingress) async fn get_task(Id(id): Id, call: Call) -> Answer {
@@ -74,7 +74,7 @@ pub(in crate::ingress) async fn get_results(Id(id): Id, call: Call) -> Answer {
 pub(in crate::ingress) async fn explain_task(call: Call) -> Answer {
     let question = json::explain::question(call.query())?;
     let explanation = call.state.api.explain(&call.caller, &question).await?;
-    within(&call, &json::explain::Explanation::from(&explanation))
+    within(&call, &explanation)
 }
 
 pub(in crate::ingress) async fn get_queues(call: Call) -> Answer {
@@ -111,7 +111,7 @@ pub(in crate::ingress) async fn get_acts(call: Call) -> Answer {
         .api
         .acts(&call.caller, before.as_deref(), limit)
         .await?;
-    list_within(&call, "acts", acts.iter().map(json::read::Act::from))
+    list_within(&call, "acts", acts)
 }
 
 pub(in crate::ingress) async fn get_metrics(call: Call) -> Answer {

@@ -13,7 +13,7 @@ use crate::model::LeasedTask;
 pub(in crate::ingress) async fn open_session(mut call: Call) -> Answer {
     let open = call.json(json::sessions::open_session).await?;
     let opened = call.state.api.open_session(&call.caller, Ok(open)).await?;
-    Ok(Json(json::sessions::SessionOpened::from(&opened)).into_response())
+    Ok(Json(opened).into_response())
 }
 
 pub(in crate::ingress) async fn want_tasks(mut call: Call) -> Answer {
@@ -81,7 +81,7 @@ pub(in crate::ingress) async fn pending_count(mut call: Call) -> Answer {
 pub(in crate::ingress) async fn report_tasks(mut call: Call) -> Answer {
     let report = call.counted(json::sessions::report_tasks).await?;
     let reported = call.state.api.report_tasks(&call.caller, report).await?;
-    Ok(Json(json::sessions::TasksReported::from(&reported)).into_response())
+    Ok(Json(reported).into_response())
 }
 
 pub(in crate::ingress) async fn close_session(mut call: Call) -> Answer {

@@ -6,10 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Unread, query, text::Instant};
-use crate::{
-    model::{self, BooksState, QueueName},
-    wire::time::to_rfc_3339,
-};
+use crate::model::{self, BooksState, QueueName, to_rfc_3339};
 
 /// Reads the query: `queue=…`, or nothing.
 pub(in crate::ingress) fn queue_of_query(text: &str) -> Result<String, Unread> {

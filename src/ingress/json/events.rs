@@ -9,34 +9,9 @@ use super::{
     large::Entry,
     query,
     read::{self, TaskResult},
-    text::{Instant, Time},
+    text::Time,
 };
-use crate::{
-    model::{self, InsertAnswer, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd},
-    wire::time::to_rfc_3339,
-};
-
-/// A task took on a status.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct Event<'a> {
-    id: TaskId,
-    #[schemars(with = "QueueName")]
-    queue: &'a str,
-    status: TaskStatus,
-    #[schemars(with = "Instant")]
-    at: String,
-}
-
-impl<'a> From<&'a TaskEvent> for Event<'a> {
-    fn from(event: &'a TaskEvent) -> Self {
-        Self {
-            id: event.id,
-            queue: event.queue.as_str(),
-            status: event.status,
-            at: to_rfc_3339(event.at_unix_ms),
-        }
-    }
-}
+use crate::model::{self, InsertAnswer, TaskStatus, WatchEnd};
 
 /// Why a stream of events ends before its task does.
 #[derive(Serialize)]

@@ -3,19 +3,9 @@
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use super::{
-    super::tally::Tally,
-    AtMost, Nested, Unread, object,
-    search::{Filter, ShownFilter},
-    text::Instant,
-    work::ItemAnswer,
-};
-use crate::{
-    model::{self, ChangeTasks, JobState, TaskCount, TasksChanged},
-    wire::time::to_rfc_3339,
-};
+use super::{super::tally::Tally, AtMost, Nested, Unread, object, search::Filter};
+use crate::model::{ChangeTasks, ItemAnswer, Job, TaskCount, TasksChanged};
 
 /// The most tasks that a call names by id.
 pub(super) const MAX_IDS: usize = 1000;
@@ -71,7 +61,7 @@ pub(super) fn chosen(
 #[schemars(rename = "TasksChanged")]
 pub(in crate::ingress) enum Changed<'a> {
     Items {
-        results: Vec<ItemAnswer<'a>>,
+        results: &'a [ItemAnswer],
     },
     Counted {
         matched: u64,
@@ -79,16 +69,14 @@ pub(in crate::ingress) enum Changed<'a> {
         at_least: bool,
     },
     Started {
-        job: Box<Job<'a>>,
+        job: &'a Job,
     },
 }
 
 impl<'a> From<&'a TasksChanged> for Changed<'a> {
     fn from(changed: &'a TasksChanged) -> Self {
         match changed {
-            TasksChanged::Items(answers) => Self::Items {
-                results: answers.iter().map(Into::into).collect(),
-            },
+            TasksChanged::Items(answers) => Self::Items { results: answers },
             TasksChanged::Counted(TaskCount {
                 matched,
                 looked_at,
@@ -98,54 +86,7 @@ impl<'a> From<&'a TasksChanged> for Changed<'a> {
                 looked_at: *looked_at,
                 at_least: *at_least,
             },
-            TasksChanged::Started(job) => Self::Started {
-                job: Box::new((&**job).into()),
-            },
-        }
-    }
-}
-
-/// A change of all tasks of a filter, with its progress.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct Job<'a> {
-    id: Uuid,
-    /// The change, for example `retry`.
-    what: String,
-    #[schemars(extend("enum" = JobState::ALL.map(JobState::as_str)))]
-    state: &'static str,
-    filter: ShownFilter<'a>,
-    /// The token of its creator.
-    who: &'a str,
-    looked_at: u64,
-    /// Tasks of the filter so far.
-    matched: u64,
-    changed: u64,
-    /// Tasks that could not be changed; `last_error` is about the last of them.
-    failed: u64,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    last_error: &'a str,
-    #[schemars(with = "Instant")]
-    created_at: String,
-    #[schemars(with = "Instant")]
-    updated_at: String,
-}
-
-impl<'a> From<&'a model::Job> for Job<'a> {
-    fn from(job: &'a model::Job) -> Self {
-        let progress = &job.progress;
-        Self {
-            id: job.id,
-            what: job.change.to_string(),
-            state: job.state.as_str(),
-            filter: (&job.filter).into(),
-            who: &job.who,
-            looked_at: progress.looked_at,
-            matched: progress.matched,
-            changed: progress.changed,
-            failed: progress.failed,
-            last_error: &progress.last_error,
-            created_at: to_rfc_3339(job.created_unix_ms),
-            updated_at: to_rfc_3339(job.updated_unix_ms),
+            TasksChanged::Started(job) => Self::Started { job },
         }
     }
 }

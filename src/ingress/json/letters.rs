@@ -8,17 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::tally::Tally,
-    AtMost, Key, Nested, Unread, object, query,
-    text::Instant,
-    value::{EncodingName, Shown, Value},
+    super::tally::Tally, AtMost, Nested, Unread, object, query, text::Instant, value::Payload,
 };
-use crate::{
-    model::{
-        self, ChangeLetters, ChosenLetters, LetterFilter, LetterKind, LetterPages, LettersChanged,
-        Priority, QueueName, StoredLetter, TaskId,
-    },
-    wire::time::to_rfc_3339,
+use crate::model::{
+    self, ChangeLetters, ChosenLetters, Key, LetterFilter, LetterKind, LetterPages, LettersChanged,
+    Priority, QueueName, StoredLetter, TaskId, to_rfc_3339,
 };
 
 /// The most letters that a call names by id.
@@ -228,14 +222,8 @@ struct Record<'a> {
 #[derive(JsonSchema, Serialize)]
 #[schemars(rename = "LetterTask")]
 struct Task<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload: Option<Value<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("contentEncoding" = "base64"))]
-    payload_base64: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<EncodingName>")]
-    payload_encoding: Option<&'static str>,
+    #[serde(flatten)]
+    payload: Payload<'a>,
     headers: &'a HashMap<String, String>,
     #[serde(skip_serializing_if = "str::is_empty")]
     traceparent: &'a str,
@@ -285,22 +273,13 @@ impl<'a> From<&'a StoredLetter> for Letter<'a> {
         if let Some(record) = &mut shown.record {
             record.value_base64 = Some(BASE64.encode(&letter.value));
         }
-        shown.task = letter.task.as_ref().map(|task| {
-            let Shown {
-                value,
-                base64,
-                encoding,
-            } = Shown::of(&task.payload, task.payload_encoding);
-            Task {
-                payload: value,
-                payload_base64: base64,
-                payload_encoding: encoding,
-                headers: &task.headers,
-                traceparent: &task.traceparent,
-                replicas: task.replicas,
-                priority: task.priority,
-                max_attempts: task.max_attempts,
-            }
+        shown.task = letter.task.as_ref().map(|task| Task {
+            payload: Payload::of(&task.payload, task.payload_encoding),
+            headers: &task.headers,
+            traceparent: &task.traceparent,
+            replicas: task.replicas,
+            priority: task.priority,
+            max_attempts: task.max_attempts,
         });
         shown
     }

@@ -26,7 +26,6 @@ pub mod work;
 
 use std::{borrow::Cow, collections::HashMap, fmt, marker::PhantomData};
 
-use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -270,26 +269,6 @@ pub fn list<T: Serialize>(
 ) -> serde_json::Result<Vec<u8>> {
     let entries: Vec<T> = entries.into_iter().collect();
     serde_json::to_vec(&HashMap::from([(name, entries)]))
-}
-
-/// A key as text, and also as bytes where it is not UTF-8.
-#[derive(JsonSchema, Serialize)]
-struct Key<'a> {
-    key: Cow<'a, str>,
-    /// Only of a key that is not UTF-8: `key` has marks in place of its other bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("contentEncoding" = "base64"))]
-    key_base64: Option<String>,
-}
-
-impl<'a> From<&'a Bytes> for Key<'a> {
-    fn from(bytes: &'a Bytes) -> Self {
-        let key = String::from_utf8_lossy(bytes);
-        let key_base64 = std::str::from_utf8(bytes)
-            .is_err()
-            .then(|| BASE64.encode(bytes));
-        Self { key, key_base64 }
-    }
 }
 
 #[cfg(test)]

@@ -1,91 +1,14 @@
-//! Tasks and results as their readers see them.
+//! Results as their readers see them.
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use uuid::Uuid;
 
 use super::{
-    Key,
     large::{Entry, Large},
     text::Instant,
     value::{EncodingName, Shown, Value},
 };
-use crate::{
-    model::{self, Priority, QueueName, TaskId, TaskStatus, TaskView},
-    wire::time::to_rfc_3339,
-};
-
-/// A task with its status.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct Task<'a> {
-    id: TaskId,
-    #[schemars(with = "QueueName")]
-    queue: &'a str,
-    #[serde(flatten)]
-    key: Key<'a>,
-    status: TaskStatus,
-    replicas: u32,
-    completed: u32,
-    leased: u32,
-    attempts: u32,
-    priority: Priority,
-    #[schemars(with = "Instant")]
-    created_at: String,
-    #[schemars(with = "Instant")]
-    updated_at: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<Instant>")]
-    not_before: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<Instant>")]
-    deadline: Option<String>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    reason: &'a str,
-}
-
-impl<'a> From<&'a TaskView> for Task<'a> {
-    fn from(task: &'a TaskView) -> Self {
-        Self {
-            id: task.id,
-            queue: task.queue.as_str(),
-            key: (&task.key).into(),
-            status: task.status,
-            replicas: task.replicas,
-            completed: task.completed,
-            leased: task.leased,
-            attempts: task.attempts,
-            priority: task.priority,
-            created_at: to_rfc_3339(task.created_unix_ms),
-            updated_at: to_rfc_3339(task.updated_unix_ms),
-            not_before: task.not_before_unix_ms.map(to_rfc_3339),
-            deadline: task.deadline_unix_ms.map(to_rfc_3339),
-            reason: &task.reason,
-        }
-    }
-}
-
-/// An operator's act.
-#[derive(JsonSchema, Serialize)]
-pub struct Act<'a> {
-    id: Uuid,
-    #[schemars(with = "Instant")]
-    at: String,
-    who: &'a str,
-    what: &'a str,
-    on: &'a str,
-}
-
-impl<'a> From<&'a model::Act> for Act<'a> {
-    fn from(act: &'a model::Act) -> Self {
-        Self {
-            id: act.id,
-            at: to_rfc_3339(act.at_unix_ms()),
-            who: &act.who,
-            what: &act.what,
-            on: &act.target,
-        }
-    }
-}
+use crate::model::{self, to_rfc_3339};
 
 /// A worker's result.
 #[derive(JsonSchema, Serialize)]

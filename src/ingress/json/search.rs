@@ -1,18 +1,12 @@
-//! Lists of tasks: the question in a query or a filter, and the answer.
+//! Lists of tasks: the question in a query or a filter.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashMap},
-};
+use std::collections::HashMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::{headers, query, read::Task, text::Instant};
-use crate::{
-    model::{self, QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName},
-    wire::time::to_rfc_3339,
-};
+use super::{headers, query, text::Instant};
+use crate::model::{QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName};
 
 /// Reads the query of a list.
 pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TaskPages, String> {
@@ -94,54 +88,6 @@ impl Filter {
     }
 }
 
-/// The tasks of a job.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "JobFilter")]
-pub(super) struct ShownFilter<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    queue: Option<&'a str>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    status: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    key_prefix: Cow<'a, str>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    headers: BTreeMap<&'a str, &'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    worker: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<Instant>")]
-    since: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<Instant>")]
-    until: Option<String>,
-}
-
-impl<'a> From<&'a TaskFilter> for ShownFilter<'a> {
-    fn from(filter: &'a TaskFilter) -> Self {
-        Self {
-            queue: filter.queue.as_ref().map(QueueName::as_str),
-            status: filter
-                .statuses
-                .iter()
-                .map(|status| status.as_str())
-                .collect::<Vec<_>>()
-                .join(","),
-            key: filter.key.as_ref().map(|key| String::from_utf8_lossy(key)),
-            key_prefix: String::from_utf8_lossy(&filter.key_prefix),
-            headers: filter
-                .headers
-                .iter()
-                .map(|(name, value)| (&name[..], &value[..]))
-                .collect(),
-            worker: filter.worker.as_ref().map(WorkerName::as_str),
-            since: filter.since_unix_ms.map(to_rfc_3339),
-            until: filter.until_unix_ms.map(to_rfc_3339),
-        }
-    }
-}
-
 /// Sets a part of a filter. The route has refused other names.
 fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
     match name {
@@ -157,28 +103,6 @@ fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
         _ => {}
     }
     Ok(())
-}
-
-/// Tasks, the newest first.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "TaskList")]
-pub(in crate::ingress) struct List<'a> {
-    tasks: Vec<Task<'a>>,
-    /// How many tasks taskd looked at; a filter may choose few of them.
-    looked_at: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    /// Asks for the next page; absent on the last.
-    cursor: Option<String>,
-}
-
-impl<'a> From<&'a model::TaskList> for List<'a> {
-    fn from(list: &'a model::TaskList) -> Self {
-        Self {
-            tasks: list.tasks.iter().map(Task::from).collect(),
-            looked_at: list.looked_at,
-            cursor: list.next.map(|next| next.to_string()),
-        }
-    }
 }
 
 #[cfg(test)]

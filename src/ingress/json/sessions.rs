@@ -13,7 +13,7 @@ use super::{
     large::Entry,
     object,
     text::Time,
-    work::{self, Completion, Extension, ItemAnswer, LeasedTask, MAX_ITEMS, Rejection},
+    work::{self, Completion, Extension, LeasedTask, MAX_ITEMS, Rejection},
 };
 use crate::{
     model::{self, Pending, QueueName},
@@ -180,49 +180,6 @@ pub(in crate::ingress) fn report_tasks(
     })
 }
 
-/// A session that is open.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct SessionOpened<'a> {
-    session: &'a str,
-    /// taskd goes on with the session that the worker named.
-    resumed: bool,
-    granted: u32,
-    /// The most tasks that the session may have in hand and on demand.
-    max_tasks: u32,
-    /// The worker makes a call at least this often.
-    heartbeat: String,
-    timeout: String,
-}
-
-impl<'a> From<&'a model::SessionOpened> for SessionOpened<'a> {
-    fn from(opened: &'a model::SessionOpened) -> Self {
-        // A client reads whole milliseconds, and is early rather than late.
-        let text = |time: Duration| {
-            let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-            humantime::format_duration(Duration::from_millis(ms)).to_string()
-        };
-        let (session, heartbeat, timeout) = (
-            &opened.session,
-            text(opened.heartbeat),
-            text(opened.timeout),
-        );
-        let model::SessionOpened {
-            resumed,
-            granted,
-            max_tasks,
-            ..
-        } = *opened;
-        Self {
-            session,
-            resumed,
-            granted,
-            max_tasks,
-            heartbeat,
-            timeout,
-        }
-    }
-}
-
 /// Tasks of a session.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct WantedTasks<'a> {
@@ -264,32 +221,6 @@ pub(in crate::ingress) struct Surrendered {
     /// How much demand it had.
     pub(in crate::ingress) surrendered: u32,
     pub(in crate::ingress) in_hand: u32,
-}
-
-/// The answer to a report, in the order of its items.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct TasksReported<'a> {
-    completions: Vec<ItemAnswer<'a>>,
-    rejections: Vec<ItemAnswer<'a>>,
-    extensions: Vec<ItemAnswer<'a>>,
-    /// How many tasks in hand this report ended.
-    counted: u32,
-    #[serde(flatten)]
-    pending: Pending,
-}
-
-impl<'a> From<&'a model::TasksReported> for TasksReported<'a> {
-    fn from(reported: &'a model::TasksReported) -> Self {
-        let answers =
-            |answers: &'a [model::ItemAnswer]| answers.iter().map(ItemAnswer::from).collect();
-        Self {
-            completions: answers(&reported.completions),
-            rejections: answers(&reported.rejections),
-            extensions: answers(&reported.extensions),
-            counted: reported.counted,
-            pending: reported.pending,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -340,6 +271,6 @@ mod tests {
         let want = json!({
             "session": "s", "resumed": false, "granted": 0, "max_tasks": 0, "heartbeat": "666ms", "timeout": "2s",
         });
-        assert_eq!(shown(SessionOpened::from(&opened)), want);
+        assert_eq!(shown(opened), want);
     }
 }

@@ -110,6 +110,34 @@ impl<'a> Shown<'a> {
     }
 }
 
+/// A task's payload in an answer.
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Payload<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Value<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
+    payload_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<EncodingName>")]
+    pub(super) payload_encoding: Option<&'static str>,
+}
+
+impl<'a> Payload<'a> {
+    pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
+        let Shown {
+            value,
+            base64,
+            encoding,
+        } = Shown::of(bytes, encoding);
+        Self {
+            payload: value,
+            payload_base64: base64,
+            payload_encoding: encoding,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -9,19 +9,18 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, MAX_QUEUES, Tally},
-    AtMost, Key, Nested, Unread, insert, item,
+    AtMost, Nested, Unread, insert, item,
     large::{Entry, Large},
     object,
     text::{Instant, Time},
-    value::{self, EncodingName, Shown, Value},
+    value::{self, Payload},
 };
 use crate::{
     api::{ECHO, shorten},
     model::{
-        self, Batch, Item, ItemStatus, LeaseToken, NotStored, Priority, QueueName, TaskId,
-        WorkerName,
+        self, Batch, Item, ItemAnswer, Key, LeaseToken, NotStored, Priority, QueueName, TaskId,
+        WorkerName, to_rfc_3339,
     },
-    wire::time::to_rfc_3339,
 };
 
 /// The highest value of `max_items`.
@@ -217,7 +216,7 @@ pub(super) fn batch<T>(
         item.as_ref()
             .err()
             .map_or(Ok(()), |why| tally.unreadable(why))?;
-        Ok(item.map_err(|why| model::ItemAnswer::invalid(echoed_id(text.get()), why)))
+        Ok(item.map_err(|why| ItemAnswer::invalid(echoed_id(text.get()), why)))
     };
     let items = texts.iter().map(answered).collect::<Result<_, Excess>>()?;
     Ok(Batch { worker, items })
@@ -309,35 +308,10 @@ pub(super) fn extension(text: &str) -> Result<Item<model::Extension>, String> {
     })
 }
 
-/// The answer to an item, in the order of the request.
-#[derive(JsonSchema, Serialize)]
-pub(in crate::ingress) struct ItemAnswer<'a> {
-    id: &'a str,
-    #[schemars(with = "ItemStatus")]
-    status: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    error: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    /// After an extension.
-    #[schemars(with = "Option<Instant>")]
-    lease_expires_at: Option<String>,
-}
-
-impl<'a> From<&'a model::ItemAnswer> for ItemAnswer<'a> {
-    fn from(answer: &'a model::ItemAnswer) -> Self {
-        Self {
-            id: &answer.id,
-            status: answer.status.as_str(),
-            error: &answer.error,
-            lease_expires_at: answer.lease_expires_unix_ms.map(to_rfc_3339),
-        }
-    }
-}
-
 /// The answers to completions, and the tasks that `next` asked for.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Completed<'a> {
-    results: Vec<ItemAnswer<'a>>,
+    results: &'a [ItemAnswer],
     /// Only with `next`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tasks: Option<Vec<LeasedTask<'a>>>,
@@ -345,20 +319,20 @@ pub(in crate::ingress) struct Completed<'a> {
 
 impl<'a> Completed<'a> {
     pub(in crate::ingress) fn new(
-        answers: &'a [model::ItemAnswer],
+        answers: &'a [ItemAnswer],
         tasks: &'a [model::LeasedTask],
     ) -> Self {
         let tasks = Some(tasks.iter().map(LeasedTask::from).collect());
         Self {
-            results: answers.iter().map(ItemAnswer::from).collect(),
+            results: answers,
             tasks,
         }
     }
 
     /// Without tasks, which follow.
-    pub(in crate::ingress) fn before_tasks(answers: &'a [model::ItemAnswer]) -> Entry {
+    pub(in crate::ingress) fn before_tasks(answers: &'a [ItemAnswer]) -> Entry {
         Entry::new(&Self {
-            results: answers.iter().map(ItemAnswer::from).collect(),
+            results: answers,
             tasks: None,
         })
     }
@@ -372,14 +346,8 @@ pub(in crate::ingress) struct LeasedTask<'a> {
     queue: &'a str,
     #[serde(flatten)]
     key: Key<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload: Option<Value<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("contentEncoding" = "base64"))]
-    payload_base64: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<EncodingName>")]
-    payload_encoding: Option<&'static str>,
+    #[serde(flatten)]
+    payload: Payload<'a>,
     headers: &'a HashMap<String, String>,
     traceparent: &'a str,
     #[schemars(with = "String")]
@@ -400,18 +368,11 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
             lease: _,
             body,
         } = task;
-        let Shown {
-            value,
-            base64,
-            encoding,
-        } = Shown::of(&body.payload, body.payload_encoding);
         Self {
             id: *id,
             queue: token.shard.queue.as_str(),
             key: (&body.key).into(),
-            payload: value,
-            payload_base64: base64,
-            payload_encoding: encoding,
+            payload: Payload::of(&body.payload, body.payload_encoding),
             headers: &body.headers,
             traceparent: &body.traceparent,
             lease_token: token,
@@ -429,10 +390,8 @@ pub(in crate::ingress) fn large(mut task: model::LeasedTask) -> Entry {
         std::mem::take(&mut task.body.payload),
         task.body.payload_encoding,
     );
-    let fields = LeasedTask {
-        payload_encoding: payload.encoding(),
-        ..LeasedTask::from(&task)
-    };
+    let mut fields = LeasedTask::from(&task);
+    fields.payload.payload_encoding = payload.encoding();
     let mut entry = Entry::new(&fields);
     entry.value("payload", payload);
     entry.end()

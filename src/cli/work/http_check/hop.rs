@@ -26,7 +26,7 @@ use tokio_rustls::TlsConnector;
 use url::Url;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::wire::time::to_rfc_3339;
+use crate::model::to_rfc_3339;
 
 pub(super) struct Hop {
     pub(super) tls: Arc<ClientConfig>,
