@@ -139,7 +139,8 @@ impl Filter {
 
     /// The task of each key, where the filter knows one; in order.
     pub async fn seen(&self, keys: &[(QueueName, KeyHash)]) -> Result<Vec<Option<TaskId>>> {
-        let (mut seen, mut batch) = (vec![None; keys.len()], Batch::default());
+        let mut seen = vec![None; keys.len()];
+        let mut batch = Batch::default();
         let by_queue = by_queue(keys.iter().map(|(queue, _)| queue));
         for (queue, places) in &by_queue {
             let mut command = redis::cmd("HMGET");
@@ -272,7 +273,8 @@ impl Filter {
         }
         let mut naming = Vec::new();
         if !last.is_empty() {
-            let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
+            let mut push = redis::cmd("LPUSH");
+            let mut trim = redis::cmd("LTRIM");
             push.arg(self.stored_key()).arg(Vec::from(last));
             trim.arg(self.stored_key()).arg(0).arg(BATCHES - 1);
             naming = vec![push, trim];
@@ -301,7 +303,8 @@ impl Filter {
             calls.into_iter().for_each(|call| batch.script(call));
             self.redis.run_apart(batch).await
         } else {
-            let (mut batch, names) = (Batch::default(), naming.len());
+            let mut batch = Batch::default();
+            let names = naming.len();
             naming
                 .into_iter()
                 .for_each(|command| batch.command(command));

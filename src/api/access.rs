@@ -324,7 +324,8 @@ impl Tokens {
         });
         let hash = SecretHash::of(secret.ok_or(Denied::NoToken)?);
         let known = self.valid(&hash)?;
-        let (token, name) = (&known.token, || known.token.name.clone());
+        let token = &known.token;
+        let name = || known.token.name.clone();
         // The limit holds for calls that the token may not make, too.
         if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
             && limiter.check().is_err()

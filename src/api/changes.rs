@@ -129,7 +129,8 @@ impl Api {
         let reached = owned
             .into_iter()
             .filter(|(_, queue)| caller.access.reaches(queue.as_str()));
-        let (mut ids, mut changed) = (Vec::new(), HashMap::new());
+        let mut ids = Vec::new();
+        let mut changed = HashMap::new();
         for (id, queue) in reached {
             match self.exceeds(change, &queue)? {
                 true => drop(changed.insert(id, Changed::TooManyReplicas)),

@@ -111,7 +111,8 @@ impl Facts {
     }
 
     fn since(&self, place: TaskPlace) -> Option<i64> {
-        let (task, record) = (&self.detail.task, self.record());
+        let task = &self.detail.task;
+        let record = self.record();
         let inserted = task.id.created_unix_ms();
         let last_failure = record
             .and_then(|record| record.log.last())
@@ -287,7 +288,8 @@ impl Facts {
             notes.push(shortage.why.clone());
         }
         if !in_sql && let Some(pause) = self.pause() {
-            let (number, why) = (task.partition, says_pause(pause));
+            let number = task.partition;
+            let why = says_pause(pause);
             notes.push(format!(
                 "shard {}:{number} gives no worker anything now: {why}",
                 task.queue
@@ -368,7 +370,8 @@ impl Facts {
                     None,
                 );
             }
-            let (queue, ahead) = (&self.detail.task.queue, ahead(record.before_worker));
+            let queue = &self.detail.task.queue;
+            let ahead = ahead(record.before_worker);
             let says = format!("the worker gets it by asking for tasks of queue {queue}{ahead}");
             return view(WorkerReason::MayGet, says, None);
         };

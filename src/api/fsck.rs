@@ -173,9 +173,12 @@ async fn check(
     mut place: Place,
     mends: bool,
 ) -> Result<FsckPage, Error> {
-    let (store, bus) = (reader.store.clone(), reader.bus.clone());
+    let store = reader.store.clone();
+    let bus = reader.bus.clone();
     let checker = Checker::new(store, reader.queue.clone(), bus, Pace::FAST);
-    let (began, mut page, mut all) = (Instant::now(), FsckPage::default(), Found::default());
+    let began = Instant::now();
+    let mut page = FsckPage::default();
+    let mut all = Found::default();
     loop {
         place = match place {
             Place::Counts => {
@@ -197,8 +200,8 @@ async fn check(
                     shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
                 match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
                     Some(shard) => {
-                        let (began, (found, ended)) =
-                            (Instant::now(), checker.shard(&shard, mends).await);
+                        let began = Instant::now();
+                        let (found, ended) = checker.shard(&shard, mends).await;
                         let mut failed = Failed::OfCheck(&mut page.unchecked_shards);
                         page.shards += u64::from(failed.note(&shard, began, ended)?.is_some());
                         all.absorb(found);

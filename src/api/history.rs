@@ -66,14 +66,10 @@ impl Reader {
         let record = shard
             .and_then(|shard| shard.record)
             .map(|record| record.inspected());
-        let (payload, headers) = (
-            detail.task.payload.clone(),
-            detail.task.headers.iter().cloned().collect(),
-        );
-        let (payload_encoding, traceparent) = (
-            detail.task.payload_encoding,
-            detail.task.context().into_owned(),
-        );
+        let payload = detail.task.payload.clone();
+        let headers = detail.task.headers.iter().cloned().collect();
+        let payload_encoding = detail.task.payload_encoding;
+        let traceparent = detail.task.context().into_owned();
         let backoff = detail.task.backoff.map(Into::into);
         let task = view(detail, record, self.now_unix_ms());
         Ok(TaskFile {

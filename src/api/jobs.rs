@@ -99,7 +99,9 @@ impl Api {
                 self.change_tasks(caller, ids, &live).await?,
             ));
         }
-        let (query, count, named) = (self.query()?, ids.len(), Named::new(ids)?);
+        let query = self.query()?;
+        let count = ids.len();
+        let named = Named::new(ids)?;
         let mut tasks = query.store().listed(&named.tasks()).await?;
         // Only a caller that reaches the queue may know that the task is there.
         tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
@@ -111,7 +113,8 @@ impl Api {
         };
         let ended: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
         if dry_run {
-            let (matched, looked_at) = (ended.len() as u64, tasks.len() as u64);
+            let matched = ended.len() as u64;
+            let looked_at = tasks.len() as u64;
             return Ok(TasksChanged::Counted(TaskCount {
                 matched,
                 looked_at,
@@ -123,7 +126,8 @@ impl Api {
             .map(|task| (task.id, refusal(task.status)))
             .collect();
         if !ended.is_empty() {
-            let (now, who) = (query.now_unix_ms(), who(caller));
+            let now = query.now_unix_ms();
+            let who = who(caller);
             let retried = query
                 .store()
                 .retry_with_acts(&ended, now, who, &change.act())
@@ -151,7 +155,8 @@ impl Api {
     /// Counts the tasks of a filter, up to a bound.
     async fn count(&self, caller: &Caller, filter: TaskFilter) -> Result<TaskCount, Error> {
         let store = self.query()?.store();
-        let (limit, look_at) = (COUNTED_AT_ONCE, COUNTED_AT_ONCE);
+        let limit = COUNTED_AT_ONCE;
+        let look_at = COUNTED_AT_ONCE;
         let stays_in_queue = is_scoped(caller);
         let mut search = TaskSearch {
             filter,
@@ -234,7 +239,8 @@ impl Api {
     ) -> Result<Vec<Job>, Error> {
         let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
         let limit = bounded(limit, LISTED)? as usize;
-        let (query, mut jobs) = (self.query()?, Vec::new());
+        let query = self.query()?;
+        let mut jobs = Vec::new();
         for _ in 0..MOST_PAGES {
             let page = query
                 .store()
@@ -269,7 +275,8 @@ impl Api {
     /// is.
     pub async fn stop_job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
         self.job(caller, id).await?;
-        let (id, query) = (job_id(id)?, self.query()?);
+        let id = job_id(id)?;
+        let query = self.query()?;
         let now = query.now_unix_ms();
         let act = Act::at_time(now, who(caller), "stop job", &id.to_string());
         let stop = query

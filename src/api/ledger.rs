@@ -129,7 +129,8 @@ struct Asking<'a> {
 impl Looks for Asking<'_> {
     /// Reads all numbers.
     async fn take(&mut self, counts: Counts) -> Result<Look, Error> {
-        let (at, sources) = (Instant::now(), self.sources);
+        let at = Instant::now();
+        let sources = self.sources;
         let off_bus = self.count_off_bus(counts).await?;
         let shards = sources.queue.shards();
         let mut names: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
@@ -166,7 +167,8 @@ impl Looks for Asking<'_> {
             }
         }
         let task_results = sources.bus.backlog(Topic::TaskResults).await?;
-        let (flows, is_recent) = (pipeline + task_results > 0, off_bus.began >= at);
+        let flows = pipeline + task_results > 0;
+        let is_recent = off_bus.began >= at;
         let settle = |mut of: QueueBooks| {
             turn_away(&mut of, &away);
             wait_off_bus(&mut of, &off_bus.counts);
@@ -270,7 +272,8 @@ fn turn_away(of: &mut QueueBooks, away: &TurnedAwayCounts) {
             .copied()
             .unwrap_or(0)
     };
-    (of.duplicates, of.rejected) = (count(TurnedAway::Duplicate), count(TurnedAway::Rejected));
+    of.duplicates = count(TurnedAway::Duplicate);
+    of.rejected = count(TurnedAway::Rejected);
 }
 
 fn hold(held: &mut Held, holding: Option<Holding>) {
@@ -306,10 +309,15 @@ fn hold(held: &mut Held, holding: Option<Holding>) {
 
 fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     let count = |why| counts.get(&(of.queue.clone(), why)).copied().unwrap_or(0);
-    let (fresh, parked) = (count(Unpublished::Fresh), count(Unpublished::Parked));
-    let (scheduled, missing) = (count(Unpublished::Scheduled), count(Unpublished::Missing));
+    let fresh = count(Unpublished::Fresh);
+    let parked = count(Unpublished::Parked);
+    let scheduled = count(Unpublished::Scheduled);
+    let missing = count(Unpublished::Missing);
     let held = &mut of.held;
-    (held.fresh, held.parked, held.scheduled, held.missing) = (fresh, parked, scheduled, missing);
+    held.fresh = fresh;
+    held.parked = parked;
+    held.scheduled = scheduled;
+    held.missing = missing;
     let known = i64::try_from(held.off_bus() + held.live()).unwrap_or(i64::MAX);
     held.between = i64::try_from(held.total)
         .unwrap_or(i64::MAX)

@@ -215,7 +215,8 @@ impl Api {
         let query = self.query()?;
         let dead = of(LetterKind::Task);
         if !dead.is_empty() {
-            let (now, act) = (query.now_unix_ms(), act_of("retry"));
+            let now = query.now_unix_ms();
+            let act = act_of("retry");
             let retried = query
                 .store()
                 .retry_with_acts(&dead, now, who(caller), &act)
@@ -269,7 +270,8 @@ async fn insert_again(
     ids: &[LetterId],
     changed: &mut LettersChanged,
 ) -> Result<(), Error> {
-    let (mut tasks, mut sent): (Vec<NewTask>, Vec<LetterId>) = Default::default();
+    let mut tasks = Vec::new();
+    let mut sent = Vec::new();
     for id in ids {
         // Somebody else may have purged it.
         let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else {

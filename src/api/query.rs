@@ -27,7 +27,9 @@ impl Api {
         caller: &Caller,
         request: &ExplainTask,
     ) -> Result<Explanation, Error> {
-        let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
+        let id = &request.id[..];
+        let queue = &request.queue[..];
+        let key = &request.key;
         let named = match (id.is_empty(), queue.is_empty(), key.is_empty()) {
             (false, true, true) => Ok(task_id(id)?),
             (true, false, false) => {
@@ -66,7 +68,8 @@ impl Api {
 
     /// The results of a task, which are read page by page.
     pub async fn results(&self, caller: &Caller, id: &str) -> Result<ResultPages, Error> {
-        let (id, query) = (task_id(id)?, self.query()?);
+        let id = task_id(id)?;
+        let query = self.query()?;
         let read = async {
             if !caller.access.reaches_everything() {
                 query.queue_of(caller, id).await?;

@@ -67,7 +67,8 @@ impl Reader {
             limit,
             after,
         } = pages;
-        let (asks_redis, limit) = (filter.asks_redis(), limit as usize);
+        let asks_redis = filter.asks_redis();
+        let limit = limit as usize;
         let mut list = TaskList::default();
         let mut search = TaskSearch {
             filter,
@@ -126,7 +127,8 @@ impl Reader {
 
     /// The records of the unfinished tasks of the shards that answer.
     pub(super) async fn known_records(&self, tasks: &[ListedTask]) -> Known {
-        let (mut known, mut asked) = (Known::default(), pin!(self.ask(tasks)));
+        let mut known = Known::default();
+        let mut asked = pin!(self.ask(tasks));
         while let Some((shard, records)) = asked.next().await {
             match records {
                 Ok(records) => {

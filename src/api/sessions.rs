@@ -133,7 +133,8 @@ impl Api {
         report: ReportTasks,
     ) -> Result<TasksReported, Error> {
         let tasks = self.tasks()?;
-        let (count, max) = (report.items(), tasks.max_items());
+        let count = report.items();
+        let max = tasks.max_items();
         if count > max {
             return Err(Error::Invalid(format!(
                 "{count} items in one call; at most {max}"

@@ -101,10 +101,8 @@ impl Api {
         let get = counted(Method::Get, tasks.get_now(wish), |leases: &Leases| {
             leases.tasks.is_empty()
         });
-        let (complete, get) = (
-            pin!(self.complete(caller, batch)),
-            pin!(get.instrument(span("get", caller))),
-        );
+        let complete = pin!(self.complete(caller, batch));
+        let get = pin!(get.instrument(span("get", caller)));
         let (answers, leases) = match future::select(complete, get).await {
             Either::Left((answers, get)) => (answers?, timeout(NEXT_WITHIN, get).await.ok()),
             Either::Right((leases, mut complete)) => {

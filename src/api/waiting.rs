@@ -249,7 +249,8 @@ impl Reader {
             .buffered(AT_ONCE)
             .try_collect()
             .await?;
-        let (mut ids, mut bytes) = (Vec::new(), 0);
+        let mut ids = Vec::new();
+        let mut bytes = 0;
         for (id, size) in sizes {
             if bytes + size > max_bytes.min(MOST_BYTES) {
                 break;

@@ -119,7 +119,8 @@ mod tests {
     #[test]
     fn the_tasks_of_calls_count_and_not_only_the_calls() {
         let waits = Waits::default();
-        let (mine, other) = (of_token(1, "a.*"), of_token(2, "b.*"));
+        let mine = of_token(1, "a.*");
+        let other = of_token(2, "b.*");
         let mut held: Vec<Wait> = (0..50)
             .map(|_| waits.of_tasks(&mine, 1_000).unwrap())
             .collect();

@@ -47,7 +47,8 @@ impl Api {
         id: &str,
         last: Option<&str>,
     ) -> Result<Watching, Error> {
-        let (id, last) = (task_id(id)?, event_id(last)?);
+        let id = task_id(id)?;
+        let last = event_id(last)?;
         let query = self.query()?;
         let wait = self.waits.of_tasks(&caller.access, 1)?;
         let begin = async {

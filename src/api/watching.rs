@@ -92,7 +92,8 @@ impl Reader {
             failed,
         } = self.known_records(&tasks).await;
         let look = |task: ListedTask| {
-            let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
+            let record = records.get(&task.id).copied();
+            let is_final = task.status.is_final();
             let view = view(task, record, now);
             let is_ending =
                 !is_final && record.is_some_and(|record| record.status != RecordStatus::Live);

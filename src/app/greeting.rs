@@ -32,7 +32,8 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
         || "Redis Streams in that Redis".to_owned(),
         ToString::to_string,
     );
-    let (pipelines, store) = (pipelines.join(", "), store_name(settings));
+    let pipelines = pipelines.join(", ");
+    let store = store_name(settings);
     let scheme = if settings.tls.cert_file.is_some() {
         "https"
     } else {

@@ -83,7 +83,8 @@ impl Holder {
         store: &dyn Store,
         coordination: &Coordination,
     ) -> Result<(), Error> {
-        let (began, mut looked) = (Instant::now(), None::<(String, Instant)>);
+        let began = Instant::now();
+        let mut looked = None::<(String, Instant)>;
         loop {
             let redis = coordination.redis_name().await?;
             let seen = store.holder().await?;

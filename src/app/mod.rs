@@ -49,9 +49,11 @@ const ROUND: Duration = Duration::from_secs(1);
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     ingress::raise_limit();
     let settings = Arc::new(settings);
-    let (stop, own_redis) = (CancellationToken::new(), Arc::new(OnceLock::new()));
+    let stop = CancellationToken::new();
+    let own_redis = Arc::new(OnceLock::new());
     // Everything that uses Redis stops before Redis does, and signals count until the end.
-    let (signals, base) = (Supervisor::new(), Supervisor::new());
+    let signals = Supervisor::new();
+    let base = Supervisor::new();
     signals::watch(
         stop.clone(),
         settings.grace_period,
@@ -182,7 +184,8 @@ async fn serve(
     else {
         return Ok(());
     };
-    let (upkeep, upkeep_stop) = (metrics.clone(), base.stop_token());
+    let upkeep = metrics.clone();
+    let upkeep_stop = base.stop_token();
     base.spawn_once(async move {
         upkeep_stop
             .run_until_cancelled(metrics::upkeep(upkeep))
@@ -218,7 +221,8 @@ async fn run_rounds(
     mut listeners: Listeners,
     mut wait: Wait<'_>,
 ) -> anyhow::Result<()> {
-    let (stop, mut is_first) = (wait.stop, true);
+    let stop = wait.stop;
+    let mut is_first = true;
     loop {
         let began = Instant::now();
         listeners = match round::run(backends, listeners, wait, is_first).await? {

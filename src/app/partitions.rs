@@ -16,7 +16,8 @@ const RAISED: [Topic; 2] = [Topic::Pipeline, Topic::TaskResults];
 /// processes notice it and start over with them.
 pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String> {
     connect::check(&settings)?;
-    let (mut redis, mut server) = (None, None);
+    let mut redis = None;
+    let mut server = None;
     if settings.bus_url.is_none() {
         let url = match &settings.redis_url {
             Some(url) => url.as_str().to_owned(),

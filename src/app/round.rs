@@ -106,14 +106,14 @@ pub(super) async fn run(
     let Some(opened) = open(backends, &wait).await? else {
         return Ok(RoundEnd::Stopped);
     };
-    let (http, grpc) = (listeners.http()?, listeners.grpc()?);
-    let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
+    let http = listeners.http()?;
+    let grpc = listeners.grpc()?;
+    let http_addr = http.local_addr()?;
+    let grpc_addr = grpc.local_addr()?;
 
     // Nothing fails from here on, so whatever starts is also awaited.
-    let (supervisor, doors) = (
-        Supervisor::with_clock(backends.clock.clone()),
-        Supervisor::new(),
-    );
+    let supervisor = Supervisor::with_clock(backends.clock.clone());
+    let doors = Supervisor::new();
     let servers = Servers::default();
     let (cx, authentication) = opened.start_upkeep(backends, &servers, &supervisor);
     let state = state(backends, &cx, authentication, servers, &supervisor, &doors);
@@ -194,9 +194,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     }
 
     let queue = queue(backends);
-    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let gates = Gates::default();
+    let occupancy = Occupancy::default();
     let queues = || async {
-        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        let store = Arc::clone(store);
+        let gates = gates.clone();
+        let occupancy = occupancy.clone();
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone())
             .await
             .map_err(unreadable)
@@ -303,7 +306,8 @@ impl Opened {
             queues,
             tokens,
         } = self;
-        let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
+        let gates = cx.gates.clone();
+        let most = cx.settings.redis.max_memory;
         cx.coordination.watch_owner(store_id, supervisor);
         if let Some(holder) = &backends.holder {
             holder.keep(&cx.store, &cx.coordination, supervisor);
@@ -342,7 +346,9 @@ fn start(
         fanout::start(cx, supervisor);
     }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(cx, supervisor));
-    let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
+    let queue = cx.queue.clone();
+    let store = Arc::clone(&cx.store);
+    let bus = Arc::clone(&cx.bus);
     let tasks =
         runs(Pipeline::Tasks).then(|| tasks::start(queue, store, bus, &cx.settings, supervisor));
     (discovery, tasks)
@@ -358,13 +364,12 @@ fn state(
     doors: &Supervisor,
 ) -> ingress::State {
     let (discovery, tasks) = start(cx, supervisor);
-    let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
+    let store = Arc::clone(&cx.store);
+    let bus = Arc::clone(&cx.bus);
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
-    let (store, filter, bus) = (
-        Arc::clone(&cx.store),
-        cx.filter.clone(),
-        Arc::clone(&cx.bus),
-    );
+    let store = Arc::clone(&cx.store);
+    let filter = cx.filter.clone();
+    let bus = Arc::clone(&cx.bus);
     let kept = &cx.settings.watchdog;
     let changing = Changing::new(
         store,
@@ -421,7 +426,8 @@ async fn drain(
         RoundEnd::Stopped => cx.settings.grace_period,
         RoundEnd::Lost(_) => cx.settings.grace_period.max(END_OF_LOST),
     };
-    let (deadline, grace) = (Instant::now() + period, humantime::format_duration(period));
+    let deadline = Instant::now() + period;
+    let grace = humantime::format_duration(period);
     // The pipelines keep a quarter of the period.
     let served = timeout_at(deadline - period / 4, served).await;
     supervisor.stop();

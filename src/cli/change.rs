@@ -169,7 +169,8 @@ pub struct Resume {
 }
 
 pub async fn pause(args: Pause) -> anyhow::Result<()> {
-    let (taskd, queue) = (args.server.connect().await?, args.queue);
+    let taskd = args.server.connect().await?;
+    let queue = args.queue;
     let request = PauseQueueRequest {
         queue: queue.clone(),
     };
@@ -204,7 +205,8 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
 }
 
 pub async fn resume(args: Resume) -> anyhow::Result<()> {
-    let (taskd, queue) = (args.server.connect().await?, args.queue);
+    let taskd = args.server.connect().await?;
+    let queue = args.queue;
     let request = ResumeQueueRequest {
         queue: queue.clone(),
     };
@@ -233,7 +235,9 @@ impl Targets {
         call: impl AsyncFn(Taskd, Vec<String>) -> Result<Response<Vec<ItemResult>>, tonic::Status>,
     ) -> anyhow::Result<bool> {
         let taskd = self.server.connect().await?;
-        let (mut ids, mut changed, mut failed) = (self.ids.clone(), 0, 0);
+        let mut ids = self.ids.clone();
+        let mut changed = 0;
+        let mut failed = 0;
         for key in &self.keys {
             match self.owner(&taskd, key).await? {
                 Ok(id) => ids.push(id),

@@ -168,7 +168,8 @@ impl Answer {
             lines.push(format!("Lease: worker {worker}{until}{arrived}."));
         }
         if !self.completed_by.is_empty() {
-            let (count, names) = (self.completed_by.len(), self.completed_by.join(", "));
+            let count = self.completed_by.len();
+            let names = self.completed_by.join(", ");
             lines.push(format!("Completed by: {names} ({count} of {replicas})."));
         }
         for Failure { at, worker, reason } in &self.failures {

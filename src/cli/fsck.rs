@@ -53,8 +53,13 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         repair: args.repair,
         cursor: String::new(),
     };
-    let (mut found, mut mended, mut more) = (0, 0, 0);
-    let (mut shards, mut tasks, mut unchecked, mut unchecked_shards) = (0, 0, 0, BTreeSet::new());
+    let mut found = 0;
+    let mut mended = 0;
+    let mut more = 0;
+    let mut shards = 0;
+    let mut tasks = 0;
+    let mut unchecked = 0;
+    let mut unchecked_shards = BTreeSet::new();
     loop {
         let page = patiently(async || client.clone().fsck(request.clone()).await)
             .await?
@@ -181,7 +186,8 @@ mod tests {
             line(&find),
             "lost_payload q:3 t: 0 bytes\\u{7}; a repair publishes it again"
         );
-        (find.mended, find.shard) = (true, None);
+        find.mended = true;
+        find.shard = None;
         find.task_id.clear();
         assert_eq!(
             line(&find),

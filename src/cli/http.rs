@@ -134,7 +134,8 @@ impl HttpPort {
             )
         };
         let another = || {
-            let (url, flag) = (&self.url, self.flag);
+            let url = &self.url;
+            let flag = self.flag;
             format!(
                 "{url} does not answer as taskd's HTTP port does; {flag} names that one (7600), with https:// for TLS"
             )

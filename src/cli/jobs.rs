@@ -115,7 +115,8 @@ pub async fn run(args: Jobs) -> anyhow::Result<bool> {
             Ok(true)
         }
         What::Stop(Stop { id, server }) => {
-            let (client, request) = (connect(&server).await?, pb::StopJobRequest { id });
+            let client = connect(&server).await?;
+            let request = pb::StopJobRequest { id };
             let job = patiently(async || client.clone().stop_job(request.clone()).await)
                 .await?
                 .into_inner();
@@ -195,7 +196,8 @@ pub(super) async fn watch(
         ))
     });
     while job.state == i32::from(pb::JobState::Running) {
-        let (looked_at, changed) = (HumanCount(job.looked_at), HumanCount(job.changed));
+        let looked_at = HumanCount(job.looked_at);
+        let changed = HumanCount(job.changed);
         bar.set_message(format!("{looked_at} tasks looked at, {changed} changed"));
         bar.tick();
         tokio::time::sleep(LOOK_EVERY).await;
@@ -221,7 +223,8 @@ fn state(job: &pb::Job) -> &'static str {
 }
 
 fn sentence(job: &pb::Job) -> String {
-    let (matched, changed) = (HumanCount(job.matched), HumanCount(job.changed));
+    let matched = HumanCount(job.matched);
+    let changed = HumanCount(job.changed);
     let mut text = format!(
         "job {} is {}: {changed} of {matched} tasks changed",
         job.id,

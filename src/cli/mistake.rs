@@ -88,7 +88,9 @@ fn in_bounds(line: &str) -> Option<String> {
     let (least, most) = range.split_once("..")?;
     let [value, least, most] =
         [value, least, most.trim_start_matches('=')].map(|text| text.parse::<i128>().ok());
-    let (value, least, most) = (value?, least?, most?);
+    let value = value?;
+    let least = least?;
+    let most = most?;
     // A bound that only the size of the number sets is of interest to those who exceed it.
     Some(if most < i128::from(u32::MAX) {
         format!("{said}: must be {least} to {most}")
@@ -137,10 +139,8 @@ fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
     else {
         return line.into();
     };
-    let (before, value) = (
-        args[..place].last().map(|arg| arg.to_string_lossy()),
-        args[place].to_string_lossy(),
-    );
+    let before = args[..place].last().map(|arg| arg.to_string_lossy());
+    let value = args[place].to_string_lossy();
     match before.filter(|flag| flag.starts_with("--") && !value.starts_with("--")) {
         Some(flag) => format!("{line}; if it is the value of {flag}, write {flag}={value}"),
         None => line.to_owned(),

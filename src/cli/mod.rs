@@ -342,9 +342,8 @@ mod tests {
                 .get_after_help()
                 .map(ToString::to_string)
                 .unwrap_or_default();
-            let (name, is_text) = (command.get_name(), |line: &str| {
-                !line.is_empty() && !line.starts_with(' ')
-            });
+            let name = command.get_name();
+            let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
             for (line, next) in text.lines().zip(text.lines().skip(1).chain([""])) {
                 assert!(
                     is_text(line) || line.chars().count() <= 100,

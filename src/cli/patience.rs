@@ -31,7 +31,9 @@ pub(super) async fn repeatedly<T>(
     call: impl AsyncFn() -> Result<T, Status>,
 ) -> anyhow::Result<(T, bool)> {
     // A call may itself take long to fail.
-    let (began, mut waits, mut may_have_worked) = (Instant::now(), WAITS.build(), false);
+    let began = Instant::now();
+    let mut waits = WAITS.build();
+    let mut may_have_worked = false;
     loop {
         match call().await {
             Ok(answer) => return Ok((answer, may_have_worked)),
@@ -66,7 +68,9 @@ pub(super) async fn pages<T>(
     json: impl Fn(&T) -> Value,
     table: impl FnOnce(&[T]) -> String,
 ) -> anyhow::Result<()> {
-    let (mut cursor, mut left, mut all) = (String::new(), limit, Vec::new());
+    let mut cursor = String::new();
+    let mut left = limit;
+    let mut all = Vec::new();
     let has_more = loop {
         // One more tells whether the list goes on.
         let size = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;

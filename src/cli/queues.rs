@@ -111,7 +111,8 @@ impl Look {
         let before = before?;
         let was = before.queues.iter().find(|was| was.queue == queue.queue)?;
         let rate = |now: u64, was: u64| per_second(now.saturating_sub(was), self.at - before.at);
-        let (now, was) = (queue.counts, was.counts);
+        let now = queue.counts;
+        let was = was.counts;
         // Retention removes finished tasks, so a count may be lower than before.
         Some(Rates {
             inserted: rate(now.all(), was.all()),

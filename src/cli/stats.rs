@@ -65,7 +65,8 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         print(table(&before, None, size().0))?;
         return Ok(());
     }
-    let (mut text, mut trouble) = (table(&before, None, size().0).to_string(), None);
+    let mut text = table(&before, None, size().0).to_string();
+    let mut trouble = None;
     loop {
         let (width, height) = size();
         let lines = screen(&text, trouble.as_deref(), width, height);
@@ -105,7 +106,8 @@ fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Ve
     if lines.len() <= rows {
         shown.extend(lines.iter().map(|line| (*line).to_owned()));
     } else {
-        let (fit, hidden) = (rows - 1, lines.len() + 1 - rows);
+        let fit = rows - 1;
+        let hidden = lines.len() + 1 - rows;
         shown.extend(lines[..fit].iter().map(|line| (*line).to_owned()));
         shown.push(format!(" and {hidden} more queues; taskd top sorts them"));
     }

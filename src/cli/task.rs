@@ -279,10 +279,8 @@ impl Answer {
 
 impl Attempt {
     fn took(&self) -> Option<String> {
-        let (from, until) = (
-            from_rfc_3339(self.from.as_ref()?)?,
-            from_rfc_3339(self.until.as_ref()?)?,
-        );
+        let from = from_rfc_3339(self.from.as_ref()?)?;
+        let until = from_rfc_3339(self.until.as_ref()?)?;
         Some(Time(Duration::from_millis(until.abs_diff(from))).to_string())
     }
 }

@@ -70,7 +70,8 @@ impl Whom {
             .map(|time| prost_types::Duration::try_from(time.0))
             .transpose();
         let reserved_for = reserved_for.context("--for is too long")?;
-        let (to, away_from) = (name(&self.to), name(&self.away_from));
+        let to = name(&self.to);
+        let away_from = name(&self.away_from);
         Ok(pb::RequeueTasksRequest {
             to,
             away_from,

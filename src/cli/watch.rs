@@ -105,8 +105,10 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
         }
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
-    let (mut last, mut was_open, mut waits, mut heard) =
-        (String::new(), false, WAITS.build(), Instant::now());
+    let mut last = String::new();
+    let mut was_open = false;
+    let mut waits = WAITS.build();
+    let mut heard = Instant::now();
     loop {
         let ended = match open(&taskd, &target, &last).await {
             Ok(events) => {
@@ -122,10 +124,12 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
                     )?;
                 }
                 was_open = true;
-                let (before, opened) = (last.clone(), Instant::now());
+                let before = last.clone();
+                let opened = Instant::now();
                 let ended = follow(events, &target, &mut last, as_json).await?;
                 if last != before || opened.elapsed() > WAS_OPEN {
-                    (waits, heard) = (WAITS.build(), Instant::now());
+                    waits = WAITS.build();
+                    heard = Instant::now();
                 }
                 ended
             }
@@ -162,7 +166,8 @@ async fn open(
     target: &Target,
     last: &str,
 ) -> Result<Streaming<pb::TaskEvent>, Status> {
-    let (mut client, last_event_id) = (DiscoveryClient::new(taskd.clone()), last.to_owned());
+    let mut client = DiscoveryClient::new(taskd.clone());
+    let last_event_id = last.to_owned();
     let answer = match target {
         Target::Task(id) => {
             client
@@ -221,10 +226,8 @@ async fn follow(
 
 fn tell(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
     let at = event.at.map(|at| at.to_string()).unwrap_or_default();
-    let (id, status) = (
-        &event.id,
-        task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str),
-    );
+    let id = &event.id;
+    let status = task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str);
     let line = match (as_json, event.gap, target) {
         (true, true, _) => json!({"gap": true}).to_string(),
         (true, false, _) => {

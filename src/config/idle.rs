@@ -124,10 +124,8 @@ mod tests {
 
     #[test]
     fn settings_of_all_queues_may_be_for_the_endpoint_of_one() {
-        let (default, named) = (
-            "queues.default.enrich_failures",
-            "queues.crawl.enrich_failures",
-        );
+        let default = "queues.default.enrich_failures";
+        let named = "queues.crawl.enrich_failures";
         let mut settings = Settings::default();
         settings.queues.default.enrich_failures = 3;
         let name = QueueName::new("crawl").unwrap();

@@ -330,7 +330,8 @@ mod tests {
     fn the_help_names_the_defaults() {
         let defaults = toml::Table::try_from(Options::of(&Settings::default())).unwrap();
         for arg in Options::augment_args(Command::new("taskd")).get_arguments() {
-            let (key, help) = (arg.get_id().as_str(), arg.get_help().unwrap().to_string());
+            let key = arg.get_id().as_str();
+            let help = arg.get_help().unwrap().to_string();
             // Neither has a default, and an empty URL has a text of its own.
             if ["pipelines", "config"].contains(&key) || key.ends_with("_url") {
                 continue;

@@ -399,7 +399,8 @@ impl Settings {
 
     /// The limits of a task of `queue`, and the queue's defaults.
     pub fn task_rules(&self, queue: &str) -> TaskRules {
-        let (limits, queue) = (&self.limits, self.queues.of_name(queue));
+        let limits = &self.limits;
+        let queue = self.queues.of_name(queue);
         TaskRules {
             max_payload_bytes: limits.max_payload_bytes,
             max_headers_bytes: limits.max_headers_bytes,

@@ -109,7 +109,8 @@ impl OtlpHeaders {
 
 /// A text with its `%XX` decoded; `None`: it has one that is none.
 pub(super) fn decoded(text: &str) -> Option<String> {
-    let (mut bytes, mut rest) = (Vec::new(), text.trim().as_bytes());
+    let mut bytes = Vec::new();
+    let mut rest = text.trim().as_bytes();
     while let Some((first, behind)) = rest.split_first() {
         rest = behind;
         bytes.push(match first {

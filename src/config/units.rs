@@ -34,7 +34,8 @@ impl fmt::Display for Time {
             ("us", 1000),
             ("ns", 1),
         ];
-        let (days, mut rest) = (self.0.as_nanos() / DAY, self.0.as_nanos() % DAY);
+        let days = self.0.as_nanos() / DAY;
+        let mut rest = self.0.as_nanos() % DAY;
         let mut parts: Vec<String> = match days {
             0 => Vec::new(),
             1 => vec!["1day".to_owned()],

@@ -358,7 +358,8 @@ mod tests {
             ("bus_url", "kafka://", "expected kafka://…"),
         ];
         for (key, text, want) in cases {
-            let (text, none) = (Some(text.to_owned()), Origins::default());
+            let text = Some(text.to_owned());
+            let none = Origins::default();
             let error = match key {
                 "redis_url" => given::<RedisUrl>(key, text, &none).err(),
                 "database_url" => given::<DatabaseUrl>(key, text, &none).err(),

@@ -53,7 +53,8 @@ impl Filter {
         if chunks.is_empty() {
             return Ok(seen);
         }
-        let (index, mut pipe) = (self.chunks_key(queue), redis::pipe());
+        let index = self.chunks_key(queue);
+        let mut pipe = redis::pipe();
         for (chunk, bits) in &chunks {
             let command = pipe.cmd("BITFIELD_RO").arg(format!("{index}:{chunk}"));
             bits.iter().for_each(|(_, bit)| {
@@ -91,7 +92,8 @@ impl Filter {
     /// Forgets all numbers of a queue. First the bitmaps, then their names: after a crash in
     /// between, the next call finds the rest.
     pub(super) async fn forget_numbers(&self, queue: &QueueName) -> Result<()> {
-        let (index, mut conn) = (self.chunks_key(queue), self.redis.conn());
+        let index = self.chunks_key(queue);
+        let mut conn = self.redis.conn();
         loop {
             let chunks: Vec<u64> = redis::cmd("SRANDMEMBER")
                 .arg(&index)

@@ -70,7 +70,10 @@ impl Launch {
 
     /// Ends a server that an earlier taskd left behind.
     pub(super) async fn end_orphan(&self) -> Result<(), Error> {
-        let (url, socket, pid_file, redis) = (&self.url, &self.socket, &self.pid_file, &self.redis);
+        let url = &self.url;
+        let socket = &self.socket;
+        let pid_file = &self.pid_file;
+        let redis = &self.redis;
         Traces {
             url,
             socket,
@@ -174,7 +177,8 @@ impl Launch {
         const SAY_EVERY: Duration = Duration::from_secs(3);
         let megabytes = bytes_in(&self.redis) >> 20;
         let limit = START + Duration::from_secs((megabytes << 20) / LOADED_PER_SECOND);
-        let (began, mut said) = (Instant::now(), Instant::now());
+        let began = Instant::now();
+        let mut said = Instant::now();
         loop {
             if let Some(status) = child.try_wait().map_err(|cause| self.cannot_run(cause))? {
                 return Err(self.ended(status));

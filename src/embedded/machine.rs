@@ -35,7 +35,8 @@ fn total(meminfo: &str) -> Option<u64> {
 /// `0::/a/b`, or `4:memory:/a/b` of version 1.
 fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut parts = line.splitn(3, ':').skip(1);
-    let (controllers, path) = (parts.next()?, parts.next()?);
+    let controllers = parts.next()?;
+    let path = parts.next()?;
     let (root, file) = match controllers {
         "" => ("/sys/fs/cgroup", "memory.max"),
         _ if controllers.split(',').any(|name| name == "memory") => {

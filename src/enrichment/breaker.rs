@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn failures_in_a_row_open_it_and_a_probe_closes_it() {
-        let (breaker, mut now) = (Breaker::new(3, PAUSE), Instant::now());
+        let breaker = Breaker::new(3, PAUSE);
+        let mut now = Instant::now();
         assert_eq!([fail(&breaker, now), fail(&breaker, now)], [None; 2]);
         assert_eq!(breaker.permit(now).unwrap().succeeded(), None);
         let three = [
@@ -185,7 +186,8 @@ mod tests {
 
     #[test]
     fn it_opens_when_half_of_the_last_calls_have_failed() {
-        let (breaker, now) = (Breaker::new(3, PAUSE), Instant::now());
+        let breaker = Breaker::new(3, PAUSE);
+        let now = Instant::now();
         let call = |fails: bool| match fails {
             true => fail(&breaker, now),
             false => breaker.permit(now).unwrap().succeeded(),
@@ -210,11 +212,10 @@ mod tests {
 
     #[test]
     fn outcomes_of_before_do_not_move_an_open_one_and_a_lost_probe_blocks_nobody() {
-        let (breaker, start) = (Breaker::new(1, PAUSE), Instant::now());
-        let (good, bad) = (
-            breaker.permit(start).unwrap(),
-            breaker.permit(start).unwrap(),
-        );
+        let breaker = Breaker::new(1, PAUSE);
+        let start = Instant::now();
+        let good = breaker.permit(start).unwrap();
+        let bad = breaker.permit(start).unwrap();
         assert_eq!(fail(&breaker, start), Some(Turned::Opened));
         assert_eq!((good.succeeded(), bad.failed(start)), (None, None));
         assert!(breaker.permit(start).is_none());

@@ -139,7 +139,8 @@ impl Enrichment {
 
 /// The tasks of each call. A task beyond the bytes goes alone.
 fn pieces<'r, 't>(rows: &'r [&'t TaskRow], settings: &Enrich) -> Vec<&'r [&'t TaskRow]> {
-    let (mut pieces, mut rest) = (Vec::new(), rows);
+    let mut pieces = Vec::new();
+    let mut rest = rows;
     while !rest.is_empty() {
         let mut bytes = 0;
         let fits = rest.iter().take(settings.batch_tasks).take_while(|row| {

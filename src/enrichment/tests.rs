@@ -86,7 +86,8 @@ fn the_open_breakers_of_an_endpoint_are_counted() {
     };
     ::metrics::with_local_recorder(&recorder, || {
         let endpoint = || Endpoint::new(settings("http://h/".parse().unwrap()), LONGEST);
-        let (one, other) = (endpoint(), endpoint());
+        let one = endpoint();
+        let other = endpoint();
         open(0);
         one.turned(Some(Turned::Opened), "it is away");
         other.turned(Some(Turned::Opened), "it is away");

@@ -86,7 +86,9 @@ impl Backoff {
             }
             Some(after) => u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
         };
-        let (mut initial_ms, mut maximum_ms, mut jitter_percent) = (0, 0, 0);
+        let mut initial_ms = 0;
+        let mut maximum_ms = 0;
+        let mut jitter_percent = 0;
         if new.kind == BackoffKind::Queue {
             if new.initial.is_some() || new.maximum.is_some() || new.jitter.is_some() {
                 return Err("backoff has no kind; expected constant, linear or exponential".into());

@@ -59,19 +59,22 @@ pub struct EventRecord {
 
 impl EventRecord {
     pub fn new(id: TaskId, queue: QueueName) -> Self {
-        let (status, at_unix_ms, epoch, attempt, attempts) = (TaskStatus::Pending, 0, 0, 0, 0);
-        let (key, worker, reason) = Default::default();
+        let status = TaskStatus::Pending;
+        let at_unix_ms = 0;
+        let epoch = 0;
+        let attempt = 0;
+        let attempts = 0;
         Self {
             id,
             queue,
-            key,
+            key: Default::default(),
             status,
             at_unix_ms,
             epoch,
-            worker,
+            worker: Default::default(),
             attempt,
             attempts,
-            reason,
+            reason: Default::default(),
         }
     }
 
@@ -136,7 +139,9 @@ impl FromStr for EventId {
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.splitn(3, '-');
         let mut part = || parts.next().ok_or(());
-        let (at, status, task) = (part()?, part()?, part()?);
+        let at = part()?;
+        let status = part()?;
+        let task = part()?;
         Ok(Self {
             at_unix_ms: at.parse().map_err(|_| ())?,
             status: TaskStatus::ALL

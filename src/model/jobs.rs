@@ -397,7 +397,8 @@ mod tests {
                 .filter(filter)
                 .map(|filter| filter.statuses)
         };
-        let (priority, replicas) = (Some(Priority::High), Some(2));
+        let priority = Some(Priority::High);
+        let replicas = Some(2);
         assert_eq!(
             change(
                 Update {

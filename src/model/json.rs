@@ -20,7 +20,9 @@ pub fn check(text: &str) -> Result<(), Fault> {
     let _: IgnoredAny =
         serde_json::from_str(text).map_err(|error| Fault::NotJson(error.to_string()))?;
     // serde_json passes over what it ignores without a look at depths and surrogates.
-    let (mut depth, mut is_string, mut bytes) = (0_usize, false, text.bytes());
+    let mut depth = 0_usize;
+    let mut is_string = false;
+    let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         match byte {
             b'"' => is_string = !is_string,

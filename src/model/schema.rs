@@ -69,8 +69,8 @@ impl PayloadSchema {
             }))),
             Err(error) => {
                 // An error of the schema's form names the place in the schema as that of a value.
-                let (of_value, of_keyword) =
-                    (error.instance_path().as_str(), error.schema_path().as_str());
+                let of_value = error.instance_path().as_str();
+                let of_keyword = error.schema_path().as_str();
                 let place = if of_value.is_empty() {
                     of_keyword
                 } else {

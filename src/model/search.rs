@@ -152,7 +152,8 @@ impl TaskFilter {
 
     /// The ids of the times: from the first one on, and below the second.
     pub fn ids(&self) -> (TaskId, TaskId) {
-        let (since, until) = (self.since_unix_ms, self.until_unix_ms);
+        let since = self.since_unix_ms;
+        let until = self.until_unix_ms;
         (
             since.map_or(TaskId::FIRST, TaskId::first_of),
             until.map_or(TaskId::LAST, TaskId::first_of),

@@ -239,7 +239,8 @@ mod tests {
     #[test]
     fn a_restricted_token_holds_at_most_half() {
         let shares = Shares::new(10);
-        let (mine, other) = (token("a.*"), token("b.*"));
+        let mine = token("a.*");
+        let other = token("b.*");
         let mut first = shares.take(&mine, 3).unwrap();
         let second = shares.take(&mine, 2).unwrap();
         assert_eq!(shares.take(&mine, 1).err(), Some(NoShare::OfToken(5)));
@@ -259,7 +260,8 @@ mod tests {
     #[test]
     fn units_that_are_passed_on_count_for_their_new_caller() {
         let shares = Shares::new(4);
-        let (mine, other) = (token("a.*"), token("b.*"));
+        let mine = token("a.*");
+        let other = token("b.*");
         let mut share = shares.take(&mine, 2).unwrap();
         let held = shares.take(&other, 1).unwrap();
         assert_eq!(share.pass_to(&other), Err(NoShare::OfToken(2)));

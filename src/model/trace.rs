@@ -66,11 +66,9 @@ impl FromStr for TraceContext {
         }
         let mut parts = text.split('-').skip(1);
         let mut next = || parts.next().ok_or(InvalidContext);
-        let (trace, span, flags) = (
-            TraceId(bytes(next()?)?),
-            SpanId(bytes(next()?)?),
-            bytes::<1>(next()?)?,
-        );
+        let trace = TraceId(bytes(next()?)?);
+        let span = SpanId(bytes(next()?)?);
+        let flags = bytes::<1>(next()?)?;
         Ok(Self {
             trace,
             span,
@@ -187,7 +185,8 @@ impl FromStr for LeaseTrace {
         if next().is_some() {
             return Err(InvalidContext);
         }
-        let (mut trace, mut span) = ([0; 16], [0; 8]);
+        let mut trace = [0; 16];
+        let mut span = [0; 8];
         trace.copy_from_slice(&ids[..16]);
         span.copy_from_slice(&ids[16..24]);
         let work = TraceContext {
@@ -221,7 +220,8 @@ fn bytes<const N: usize>(hex: &str) -> Result<[u8; N], InvalidContext> {
         return Err(InvalidContext);
     }
     for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-        let (high, low) = (hex_digit(pair[0]), hex_digit(pair[1]));
+        let high = hex_digit(pair[0]);
+        let low = hex_digit(pair[1]);
         if high > 15 || low > 15 {
             return Err(InvalidContext);
         }

@@ -97,7 +97,8 @@ impl Checked {
         let mut headers: Vec<_> = task.headers.into_iter().collect();
         headers.sort();
         let key_hash = KeyHash::new(&self.queue, &key);
-        let (now, window) = (self.created_unix_ms, self.idempotency_window);
+        let now = self.created_unix_ms;
+        let window = self.idempotency_window;
         let idempotency = Idempotency::new(
             &task.idempotency_key,
             &self.queue,
@@ -213,10 +214,8 @@ fn header_bytes(headers: &HashMap<String, String>) -> (usize, usize) {
 /// Checks the duration of a lease, of the field `what`.
 pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), String> {
     if lease < Duration::from_millis(100) || lease > max {
-        let (lease, max) = (
-            humantime::format_duration(lease),
-            humantime::format_duration(max),
-        );
+        let lease = humantime::format_duration(lease);
+        let max = humantime::format_duration(max);
         return Err(format!("{what} is {lease}; must be 100ms to {max}"));
     }
     Ok(())

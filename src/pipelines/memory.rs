@@ -58,7 +58,8 @@ pub fn watch(
 
 impl Guard {
     async fn run(self, cx: Loop) {
-        let (mut unlimited, mut with_file) = (HashSet::new(), HashSet::new());
+        let mut unlimited = HashSet::new();
+        let mut with_file = HashSet::new();
         loop {
             match cx.stop.run_until_cancelled(self.look()).await {
                 None => return,
@@ -336,7 +337,8 @@ mod tests {
             used: 90,
             limit: 100,
         };
-        let (recorder, mut shown) = (PrometheusBuilder::new().build_recorder(), HashSet::new());
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let mut shown = HashSet::new();
         ::metrics::with_local_recorder(&recorder, || {
             show(&[memory("a"), memory("b")], &mut shown);
             show(&[memory("b"), memory("c")], &mut shown);

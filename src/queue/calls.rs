@@ -112,7 +112,8 @@ impl Claiming {
         release: mpsc::UnboundedSender<Undelivered>,
         requests: Vec<Claim>,
     ) -> Self {
-        let (delivered, offers) = (notes.take_delivered(), notes.offers());
+        let delivered = notes.take_delivered();
+        let offers = notes.offers();
         let secret = reach.secret_grants.load(Ordering::Relaxed).then(secret);
         Self {
             reach,
@@ -233,7 +234,9 @@ fn read_grants(
 ) -> Result<Vec<Granted>> {
     let mut granted = Vec::with_capacity(requests.len());
     for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
-        let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
+        let shard = notes.id.clone();
+        let notes = Arc::clone(notes);
+        let release = release.clone();
         let mut delivery = Delivery {
             worker,
             leases: Vec::new(),
@@ -304,10 +307,8 @@ pub(super) async fn complete(
         .iter()
         .map(|item| item.report.len() + FRAME)
         .sum();
-    let (mut frames, mut numbers) = (
-        Vec::with_capacity(room),
-        Vec::with_capacity(8 * completions.len()),
-    );
+    let mut frames = Vec::with_capacity(room);
+    let mut numbers = Vec::with_capacity(8 * completions.len());
     let mut number = |number: usize| {
         let number = u32::try_from(number).expect("a result is far below 4 GiB");
         numbers.extend(number.to_be_bytes());

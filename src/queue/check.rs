@@ -149,11 +149,9 @@ impl Shards {
             let Some(id) = task(&bytes(Some(id))?) else {
                 continue;
             };
-            let (state, offer, past_ends) = (
-                text(fields.next())?,
-                number(fields.next())?,
-                number(fields.next())?,
-            );
+            let state = text(fields.next())?;
+            let offer = number(fields.next())?;
+            let past_ends = number(fields.next())?;
             let state = match state.as_str() {
                 "o" => Checked::Open(offer),
                 "l" => Checked::Live,
@@ -186,7 +184,8 @@ impl Shards {
         });
         let mut answer = items(answer.await?)?.into_iter();
         let next = number::<i64>(answer.next())?;
-        let (mut listed, mut fields) = (Vec::new(), list(answer.next())?.into_iter());
+        let mut listed = Vec::new();
+        let mut fields = list(answer.next())?.into_iter();
         while let (Some(id), Some(offer)) = (fields.next(), fields.next()) {
             listed.extend(task(&bytes(Some(id))?).zip(Some(number(Some(offer))?)));
         }
@@ -236,13 +235,12 @@ impl Shards {
         if number::<u8>(answer.next())? == 0 {
             return Ok(None);
         }
-        let (mut wrong, mut fields) = (Vec::new(), list(answer.next())?.into_iter());
+        let mut wrong = Vec::new();
+        let mut fields = list(answer.next())?.into_iter();
         while let Some(name) = fields.next() {
-            let (name, is, right) = (
-                text(Some(name))?,
-                text(fields.next())?,
-                text(fields.next())?,
-            );
+            let name = text(Some(name))?;
+            let is = text(fields.next())?;
+            let right = text(fields.next())?;
             let says = format!("the counter {name} is {is}, and should be {right}");
             wrong.push(ShardFind {
                 kind: FindKind::WrongCounter,
@@ -270,7 +268,8 @@ fn task(id: &[u8]) -> Option<TaskId> {
 }
 
 fn finds(value: Option<Value>) -> Result<Vec<ShardFind>> {
-    let (mut finds, mut fields) = (Vec::new(), list(value)?.into_iter());
+    let mut finds = Vec::new();
+    let mut fields = list(value)?.into_iter();
     while let Some(kind) = fields.next() {
         let kind = text(Some(kind))?;
         let known = FindKind::ALL

@@ -51,7 +51,8 @@ impl Claimed {
         let generation = number(parts.next())?;
         let kind = number::<u8>(parts.next())?;
         if parts.len() == 0 {
-            let (is_empty, again_soon) = (kind == 2, matches!(kind, 1 | 3));
+            let is_empty = kind == 2;
+            let again_soon = matches!(kind, 1 | 3);
             let left = is_empty.then_some(0);
             return Ok(Self {
                 generation,
@@ -66,10 +67,12 @@ impl Claimed {
                 .next()
                 .ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()))
         };
-        let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
+        let now_unix_ms = number(Some(next()?))?;
+        let grant = number(Some(next()?))?;
         let ids = task_ids(Some(next()?))?;
         let mut list = || Ok::<_, Error>(items(next()?)?.into_iter());
-        let (bodies, counts) = (list()?, list()?);
+        let bodies = list()?;
+        let counts = list()?;
         let with_more = list()?
             .map(|place| number(Some(place)))
             .collect::<Result<_>>()?;
@@ -123,10 +126,8 @@ impl Claimed {
         let mut leased = Vec::with_capacity(count);
         for _ in 0..count {
             let missing = || Error::Answer("fewer ids than a claim's answer counts".into());
-            let (id, body) = (
-                *self.ids.get(self.place).ok_or_else(missing)?,
-                self.bodies.next(),
-            );
+            let id = *self.ids.get(self.place).ok_or_else(missing)?;
+            let body = self.bodies.next();
             self.place += 1;
             // The script leases no task whose body is damaged.
             let body = if matches!(body, Some(Value::Nil)) {
@@ -143,7 +144,8 @@ impl Claimed {
             let lease_ms = lease.map(ms).filter(|ms| *ms > 0).unwrap_or(own_ms);
             let expires_unix_ms = self.now_unix_ms.saturating_add_unsigned(lease_ms);
             let attempt = self.attempts.get(&self.place).copied().unwrap_or(1);
-            let (generation, grant) = (self.generation, self.grant);
+            let generation = self.generation;
+            let grant = self.grant;
             let leased_unix_ms = if self.tells_time { self.now_unix_ms } else { 0 };
             let token = LeaseToken {
                 shard: shard.clone(),

@@ -67,7 +67,8 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
     {
-        let (many, heavy) = (FEW, FEW_CALLS * max_weight);
+        let many = FEW;
+        let heavy = FEW_CALLS * max_weight;
         let waiting = Waiting {
             callers: VecDeque::new(),
             weight: 0,
@@ -175,7 +176,9 @@ impl<Q, A> Waiting<Q, A> {
     }
 
     fn take(&mut self, max_weight: usize) -> Option<(Vec<Q>, Askers<A>)> {
-        let (mut questions, mut senders, mut weight) = (Vec::new(), Vec::new(), 0);
+        let mut questions = Vec::new();
+        let mut senders = Vec::new();
+        let mut weight = 0;
         while let Some(&(_, next, _)) = self.callers.front() {
             if !senders.is_empty() && weight + next > max_weight {
                 break;
@@ -264,7 +267,8 @@ mod tests {
             calls,
             TaskTracker::new(),
             move |numbers: Vec<usize>| {
-                let (started, end) = (started.clone(), Arc::clone(&end));
+                let started = started.clone();
+                let end = Arc::clone(&end);
                 async move {
                     started.send(numbers.len()).unwrap();
                     end.acquire().await.unwrap().forget();

@@ -177,7 +177,8 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         held: groups(fields.next(), |[worker, deadline, undelivered, began]| {
             let time = |value| number(Some(value)).map(|at| Some(at).filter(|at| *at >= 0));
             let is_delivered = number::<u8>(Some(undelivered))? == 0;
-            let (expires_unix_ms, since_unix_ms) = (time(deadline)?, time(began)?);
+            let expires_unix_ms = time(deadline)?;
+            let since_unix_ms = time(began)?;
             Ok(Held {
                 worker: text(Some(worker))?,
                 expires_unix_ms,

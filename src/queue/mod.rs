@@ -112,7 +112,8 @@ impl Queue {
     /// Redis's own clock decides, until a test moves `clock`.
     pub fn with_clock(redis: Redis, process: String, clock: Clock) -> Self {
         let shards = Shards::new(redis, process, clock);
-        let (enqueuer, worker) = (Enqueuer(shards.clone()), WorkerQueue(shards.clone()));
+        let enqueuer = Enqueuer(shards.clone());
+        let worker = WorkerQueue(shards.clone());
         Self {
             enqueuer,
             worker,

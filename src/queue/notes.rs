@@ -380,7 +380,8 @@ mod tests {
 
     /// Keeps a look during which something happens.
     fn see(notes: &Arc<Notes>, look: Look, happens: impl FnOnce()) -> Option<Look> {
-        let (before, at) = (notes.before(), notes.clock.now());
+        let before = notes.before();
+        let at = notes.clock.now();
         happens();
         notes.saw(look, before, at);
         notes.seen(HOUR)

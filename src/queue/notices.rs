@@ -65,11 +65,9 @@ mod tests {
 
     #[test]
     fn a_notice_is_read_and_a_wake_is_none() {
-        let (id, session, worker) = (
-            TaskId::new(),
-            Uuid::new_v4(),
-            WorkerName::new("a worker").unwrap(),
-        );
+        let id = TaskId::new();
+        let session = Uuid::new_v4();
+        let worker = WorkerName::new("a worker").unwrap();
         let message = [&b"!"[..], id.as_bytes(), id.as_bytes(), b"rest"].concat();
         assert_eq!(
             Notice::read(&message),

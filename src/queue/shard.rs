@@ -63,14 +63,16 @@ impl Shard {
         let notes = Notes::new(id, &process.clock, &process.awake, &process.delivered);
         let reach = process.reach(id);
         let claims = {
-            let (reach, notes, release) =
-                (reach.clone(), Arc::clone(&notes), process.release.clone());
+            let reach = reach.clone();
+            let notes = Arc::clone(&notes);
+            let release = process.release.clone();
             Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |requests| {
                 claim(reach.clone(), Arc::clone(&notes), release.clone(), requests)
             })
         };
         let completions = {
-            let (reach, notes) = (reach.clone(), Arc::clone(&notes));
+            let reach = reach.clone();
+            let notes = Arc::clone(&notes);
             // Calls that wait for copies share a connection, on which Redis answers one after the
             // other.
             let at_a_time = if reach.redis.durability().is_some() {
@@ -90,7 +92,8 @@ impl Shard {
             )
         };
         let peeks = {
-            let (reach, notes) = (reach.clone(), Arc::clone(&notes));
+            let reach = reach.clone();
+            let notes = Arc::clone(&notes);
             Combiner::new(
                 MAX_COMBINED,
                 CALLS,

@@ -72,8 +72,9 @@ impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
         let (release, released) = mpsc::unbounded_channel();
         let announcer = Announcer::new(redis.clone(), clock.clone());
-        let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
-        let (history, secret_grants) = Default::default();
+        let delivered = Arc::default();
+        let awake = Arc::default();
+        let calls = TaskTracker::new();
         let process = Process {
             redis,
             clock,
@@ -81,21 +82,18 @@ impl Shards {
             delivered,
             awake,
             calls,
-            history,
-            secret_grants,
+            history: Default::default(),
+            secret_grants: Default::default(),
         };
-        let (wakes, pauses, shards) = Default::default();
-        let (released, (notices, _)) = (
-            Mutex::new(Some(released)),
-            broadcast::channel(NOTICES_BEHIND),
-        );
+        let released = Mutex::new(Some(released));
+        let (notices, _) = broadcast::channel(NOTICES_BEHIND);
         let inner = Inner {
             process,
             name,
-            wakes,
-            pauses,
+            wakes: Default::default(),
+            pauses: Default::default(),
             announcer,
-            shards,
+            shards: Default::default(),
             released,
             notices,
         };

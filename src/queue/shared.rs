@@ -221,14 +221,12 @@ impl WorkerQueue {
             return Ok(None);
         }
         let mut answer = answer.into_iter();
-        let (by, demand, in_hand) = (
-            number(answer.next())?,
-            number(answer.next())?,
-            number(answer.next())?,
-        );
+        let by = number(answer.next())?;
+        let demand = number(answer.next())?;
+        let in_hand = number(answer.next())?;
         let plan = bytes(answer.next())?.to_vec();
-        let (streams_hold, surrenders) =
-            (number::<u8>(answer.next())? == 1, number(answer.next())?);
+        let streams_hold = number::<u8>(answer.next())? == 1;
+        let surrenders = number(answer.next())?;
         Ok(Some(SharedCalled {
             by,
             demand,
@@ -256,7 +254,8 @@ impl WorkerQueue {
         }
         let mut answer = self.run_shared(call).await?.into_iter();
         let code = number(answer.next())?;
-        let (demand, in_hand) = (number(answer.next())?, number(answer.next())?);
+        let demand = number(answer.next())?;
+        let in_hand = number(answer.next())?;
         Ok(match code {
             0 => SharedHold::Over,
             1 => SharedHold::Held { demand, in_hand },
@@ -271,14 +270,10 @@ impl WorkerQueue {
         notes: &SharedNotes,
     ) -> Result<Option<SharedNoted>> {
         let mut all = SharedNoted::default();
-        let (mut ended, mut extended) = (
-            notes.ended.chunks(NOTED_AT_ONCE),
-            notes.extended.chunks(NOTED_AT_ONCE),
-        );
-        let (mut of_ended, mut of_extended) = (
-            ended.next().unwrap_or_default(),
-            extended.next().unwrap_or_default(),
-        );
+        let mut ended = notes.ended.chunks(NOTED_AT_ONCE);
+        let mut extended = notes.extended.chunks(NOTED_AT_ONCE);
+        let mut of_ended = ended.next().unwrap_or_default();
+        let mut of_extended = extended.next().unwrap_or_default();
         loop {
             let mut call = self
                 .shared(&scripts::SHARED_NOTE, session)
@@ -301,11 +296,10 @@ impl WorkerQueue {
             }
             let mut answer = answer.into_iter();
             all.counted += number::<u32>(answer.next())?;
-            (all.demand, all.in_hand) = (number(answer.next())?, number(answer.next())?);
-            (of_ended, of_extended) = (
-                ended.next().unwrap_or_default(),
-                extended.next().unwrap_or_default(),
-            );
+            all.demand = number(answer.next())?;
+            all.in_hand = number(answer.next())?;
+            of_ended = ended.next().unwrap_or_default();
+            of_extended = extended.next().unwrap_or_default();
             if of_ended.is_empty() && of_extended.is_empty() {
                 return Ok(Some(all));
             }

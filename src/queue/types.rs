@@ -129,7 +129,9 @@ impl Together {
     /// Cuts the completions into parts, each with its weight. Large reports count as many, so that
     /// an outbox entry stays below some 16 MiB.
     pub(super) fn parts(all: &Arc<[Completion]>, max_weight: usize) -> Vec<(Self, usize)> {
-        let (mut parts, mut start, mut weight) = (Vec::new(), 0, 0);
+        let mut parts = Vec::new();
+        let mut start = 0;
+        let mut weight = 0;
         let part = |part, weight| {
             (
                 Self {
@@ -143,7 +145,8 @@ impl Together {
             let own = 1 + completion.report.len() / (16 << 10);
             if place > start && weight + own > max_weight {
                 parts.push(part(start..place, weight));
-                (start, weight) = (place, 0);
+                start = place;
+                weight = 0;
             }
             weight += own;
         }
@@ -355,12 +358,10 @@ mod tests {
         };
         let worker = WorkerName::new("w").unwrap();
         let of = |bytes: &usize| {
-            let (id, token, worker, report) = (
-                TaskId::new(),
-                token.clone(),
-                worker.clone(),
-                vec![0; *bytes].into(),
-            );
+            let id = TaskId::new();
+            let token = token.clone();
+            let worker = worker.clone();
+            let report = vec![0; *bytes].into();
             Completion {
                 id,
                 token,

@@ -21,7 +21,9 @@ impl Wake {
     pub(super) fn read(message: &str) -> Result<Self, InvalidName> {
         let mut words = message.split(' ');
         let mut next = || words.next().unwrap_or_default();
-        let (queue, process, due) = (next(), next(), next());
+        let queue = next();
+        let process = next();
+        let due = next();
         let not_for = (!["", "-"].contains(&process)).then(|| process.to_owned());
         Ok(Self {
             queue: QueueName::new(queue)?,

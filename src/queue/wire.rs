@@ -205,9 +205,12 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
             .ok_or_else(|| Error::Answer("an entry without fields".into()))?,
     )?;
     let mut fields = fields.into_iter().peekable();
-    let (mut events, mut failures, mut size) = (Vec::new(), Vec::new(), 0);
+    let mut events = Vec::new();
+    let mut failures = Vec::new();
+    let mut size = 0;
     while let Some(name) = fields.next() {
-        let (name, first) = (text(Some(name))?, bytes(fields.next())?);
+        let name = text(Some(name))?;
+        let first = bytes(fields.next())?;
         size += first.len();
         if name == "b" {
             let (reports, failed) = framed_reports(first).map_err(Error::Answer)?;
@@ -222,7 +225,8 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
             if matches!(&next[..], b"b" | b"d" | b"x") {
                 break;
             }
-            let (name, value) = (text(fields.next())?, bytes(fields.next())?);
+            let name = text(fields.next())?;
+            let value = bytes(fields.next())?;
             size += name.len() + value.len();
             rest.insert(name, value);
         }
@@ -279,7 +283,8 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
                 Some(_) => i64::try_from(number("s")?).unwrap_or(0),
                 None => 0,
             };
-            let (worker, dead) = (lossy("w")?, lossy("e")? == "1");
+            let worker = lossy("w")?;
+            let dead = lossy("e")? == "1";
             Ok(Event::Expired {
                 id,
                 worker,

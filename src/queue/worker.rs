@@ -36,10 +36,12 @@ impl Deref for WorkerQueue {
 impl WorkerQueue {
     /// Leases tasks of the shard to the worker. A shard that Redis lost has nothing.
     pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
-        let (weight, worker) = (claim.max_tasks, claim.worker.clone());
+        let weight = claim.max_tasks;
+        let worker = claim.worker.clone();
         match shard.claims.call(claim, weight).await {
             Err(Error::NoGeneration) => {
-                let (notes, release) = (Arc::clone(&shard.notes), self.release());
+                let notes = Arc::clone(&shard.notes);
+                let release = self.release();
                 let delivery = Delivery {
                     worker,
                     leases: Vec::new(),

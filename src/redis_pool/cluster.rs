@@ -60,10 +60,8 @@ impl Slots {
         };
         let mut parts = parts.into_iter();
         let mut part = || parts.next().unwrap_or(Value::Nil);
-        let (first, last) = (
-            FromRedisValue::from_redis_value(part())?,
-            FromRedisValue::from_redis_value(part())?,
-        );
+        let first = FromRedisValue::from_redis_value(part())?;
+        let last = FromRedisValue::from_redis_value(part())?;
         let Value::Array(master) = part() else {
             return Err("a range of slots without a master".into());
         };

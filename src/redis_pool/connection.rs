@@ -95,7 +95,8 @@ impl Connection {
         } else {
             None
         };
-        let (current, connecting) = (RwLock::default(), tokio::sync::Mutex::default());
+        let current = RwLock::default();
+        let connecting = tokio::sync::Mutex::default();
         Ok(Self(Arc::new(Inner {
             address: address.clone(),
             cluster,

@@ -237,10 +237,8 @@ impl Batch {
             .into_iter()
             .enumerate()
             .map(|(place, command)| {
-                let (script, mut conn) = (
-                    scripts.next_if(|placed| placed.place == place),
-                    conn.clone(),
-                );
+                let script = scripts.next_if(|placed| placed.place == place);
+                let mut conn = conn.clone();
                 async move {
                     let answer = match script {
                         Some(Placed { script, items, .. }) => {
@@ -278,7 +276,8 @@ fn missed(
     first: usize,
     answers: &[RedisResult<Value>],
 ) -> (Vec<usize>, Pipeline) {
-    let (mut places, mut rest) = (Vec::new(), Pipeline::new());
+    let mut places = Vec::new();
+    let mut rest = Pipeline::new();
     for (place, command) in pipe.cmd_iter().enumerate().skip(first) {
         match scripts.iter().find(|placed| placed.place == place) {
             Some(placed) if answers[place].as_ref().is_err_and(is_unknown) => {

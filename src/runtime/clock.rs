@@ -126,7 +126,8 @@ mod tests {
     fn the_clock_follows_and_counts_steps_alone() {
         let clock = Clock::of_this_machine();
         let same = clock.clone();
-        let (asked, now) = (Instant::now(), clock.now_unix_ms());
+        let asked = Instant::now();
+        let now = clock.now_unix_ms();
         // This machine may stall between any two lines.
         let within = |shown: i64, least: i64| {
             (least..=least + 201 + millis(asked.elapsed())).contains(&shown)
@@ -148,7 +149,8 @@ mod tests {
         let minute = Duration::from_secs(60);
         let clock = Clock::begun(Instant::now() - minute, now_unix_ms() - millis(minute));
         let began = Instant::now();
-        let (asked, before) = (began - Duration::from_secs(8), clock.now_unix_ms());
+        let asked = began - Duration::from_secs(8);
+        let before = clock.now_unix_ms();
         // This machine may stall between any two lines.
         let within = |shown: i64, least: i64| {
             (least..=least + 1 + 2 * millis(began.elapsed())).contains(&shown)
@@ -166,7 +168,8 @@ mod tests {
     async fn a_skipped_hour_is_not_waited_for() {
         let clock = Clock::of_this_machine();
         assert_eq!(clock.moved_unix_ms(), None);
-        let (before, began) = (clock.now_unix_ms(), Instant::now());
+        let before = clock.now_unix_ms();
+        let began = Instant::now();
         let hour = Duration::from_secs(3600);
         tokio::join!(clock.sleep(hour), async { clock.advance(hour) });
         assert!(began.elapsed() < hour / 2);

@@ -56,7 +56,8 @@ impl Progress {
 
     /// The loops without a beat for `limit`, with the time since their last.
     pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
-        let (beats, now) = (self.beats.lock(), self.clock.now());
+        let beats = self.beats.lock();
+        let now = self.clock.now();
         let stalled = beats
             .iter()
             .map(|(name, at)| (name.clone(), now.saturating_duration_since(*at)));

@@ -134,11 +134,9 @@ impl Supervisor {
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, clock, round_end) = (
-            self.stop.clone(),
-            self.progress.clock().clone(),
-            Arc::clone(&self.round_end),
-        );
+        let stop = self.stop.clone();
+        let clock = self.progress.clock().clone();
+        let round_end = Arc::clone(&self.round_end);
         self.tasks.spawn(async move {
             let mut failures = Failures::new(name.clone());
             loop {
@@ -235,7 +233,8 @@ impl Failures {
         }
         let wait = self.pauses.next().unwrap_or(LONGEST_PAUSE);
         let shown = Duration::from_millis(wait.as_millis().try_into().unwrap_or(u64::MAX));
-        let (name, reason) = (&self.name, in_short(error));
+        let name = &self.name;
+        let reason = in_short(error);
         if self.said.is_news(&reason) {
             tracing::warn!(task = %name, "{name} failed, starts again in {shown:?}: {reason}");
         } else {
@@ -339,7 +338,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_loop_that_panics_runs_again() {
-        let (supervisor, runs) = (Supervisor::new(), Arc::new(Semaphore::new(0)));
+        let supervisor = Supervisor::new();
+        let runs = Arc::new(Semaphore::new(0));
         supervisor.spawn_loop("reader", Arc::clone(&runs), |runs, _| async move {
             runs.add_permits(1);
             assert!(runs.available_permits() > 1, "the first run panics");
@@ -351,10 +351,8 @@ mod tests {
     #[tokio::test]
     async fn a_reader_that_fails_with_the_same_work_again_and_again_stalls() {
         let clock = Clock::of_this_machine();
-        let (supervisor, runs) = (
-            Supervisor::with_clock(clock.clone()),
-            Arc::new(Semaphore::new(0)),
-        );
+        let supervisor = Supervisor::with_clock(clock.clone());
+        let runs = Arc::new(Semaphore::new(0));
         supervisor.spawn_loop("reader", Arc::clone(&runs), |runs, cx| async move {
             cx.await_work(std::future::ready(())).await;
             runs.add_permits(1);

@@ -32,11 +32,9 @@ fn counter(line: &str) -> Option<&str> {
 /// A line `# HELP name …` or `# TYPE name …`.
 fn of_family(comment: &str, counters: &[&str]) -> String {
     let mut parts = comment.splitn(3, ' ');
-    let (what, name, rest) = (
-        parts.next().unwrap_or_default(),
-        parts.next().unwrap_or_default(),
-        parts.next().unwrap_or_default(),
-    );
+    let what = parts.next().unwrap_or_default();
+    let name = parts.next().unwrap_or_default();
+    let rest = parts.next().unwrap_or_default();
     let is_counter = counters.contains(&name);
     let (name, rest) = match (name.strip_suffix("_total"), what, rest) {
         (Some(base), _, rest) if is_counter => (base, rest),

@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn the_scripts_find_a_backoff_before_everything_else() {
-        let (kind, give_up_after_ms) = (BackoffKind::Linear, 3_000);
+        let kind = BackoffKind::Linear;
+        let give_up_after_ms = 3_000;
         let backoff = Backoff {
             kind,
             initial_ms: 1_000,

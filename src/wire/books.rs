@@ -23,7 +23,8 @@ impl From<QueueBooks> for pb::QueueBooks {
             BooksState::Moving => pb::BooksState::Moving,
             BooksState::Unbalanced => pb::BooksState::Unbalanced,
         };
-        let (stored, held) = (of.stored(), of.held);
+        let stored = of.stored();
+        let held = of.held;
         Self {
             queue: of.queue.as_str().to_owned(),
             state: state.into(),

@@ -182,7 +182,8 @@ pub(super) fn with_values(task: NewTask, values: RecordedValues) -> pb::NewTask 
         delay,
         lease_duration,
     } = values;
-    let (delay, lease_duration) = (delay.map(duration), lease_duration.map(duration));
+    let delay = delay.map(duration);
+    let lease_duration = lease_duration.map(duration);
     pb::NewTask {
         payload_encoding,
         priority,

@@ -94,11 +94,10 @@ pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), St
 /// The record without what may be large, for a topic that does not take it.
 pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
-    let (key, worker, reason) = Default::default();
     Ok(pb::EventRecord {
-        key,
-        worker,
-        reason,
+        key: Default::default(),
+        worker: Default::default(),
+        reason: Default::default(),
         ..event
     }
     .encode_to_vec()
@@ -216,15 +215,14 @@ mod tests {
             (event.id, Ok((9, event.clone())))
         );
         let (_, short) = numbered_event(&short_event(&kept[0]).unwrap(), 9).unwrap();
-        let (key, worker, reason) = Default::default();
         assert_eq!(
             read_event_record(&short),
             Ok((
                 9,
                 EventRecord {
-                    key,
-                    worker,
-                    reason,
+                    key: Default::default(),
+                    worker: Default::default(),
+                    reason: Default::default(),
                     ..event.clone()
                 }
             ))

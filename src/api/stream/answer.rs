@@ -39,7 +39,8 @@ impl<'a> Streaming<'a> {
         if frame.surrender {
             answer.surrendered = self.surrender();
         }
-        let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
+        let want = frame.want;
+        let surrenders = self.surrenders.load(Ordering::Relaxed);
         if frame.items() == 0 {
             let is_asked = frame.number != 0;
             match self.tasks.want(self.attached, want) {
@@ -72,7 +73,9 @@ impl<'a> Streaming<'a> {
         let early = self.tasks.want_whole(self.attached, want);
         self.untold.fetch_add(early, Ordering::Relaxed);
         let want = want - early;
-        let (api, caller, attached) = (self.api, self.caller, self.attached);
+        let api = self.api;
+        let caller = self.caller;
+        let attached = self.attached;
         let noted = Reports::of(&frame.completions, &frame.rejections, &frame.extensions);
         let reports = self.reporting.begin(noted.ids());
         let report = async move {
@@ -138,8 +141,9 @@ impl<'a> Streaming<'a> {
 
     /// Asks other processes for a part of the worker's cap, before the answer to a frame.
     fn want_more(&self, answered: Answered) {
-        let (tasks, attached, surrenders) =
-            (self.tasks, self.attached, Arc::clone(&self.surrenders));
+        let tasks = self.tasks;
+        let attached = self.attached;
+        let surrenders = Arc::clone(&self.surrenders);
         let more = async move {
             let Answered {
                 mut answer,
@@ -168,7 +172,9 @@ impl<'a> Streaming<'a> {
     pub(super) fn surrender(&mut self) -> u32 {
         self.surrenders.fetch_add(1, Ordering::Relaxed);
         // Their leases go back.
-        (self.claim, self.held, self.is_late) = (None, None, false);
+        self.claim = None;
+        self.held = None;
+        self.is_late = false;
         self.attached
             .surrender()
             .saturating_sub(self.untold.swap(0, Ordering::Relaxed))

@@ -68,11 +68,14 @@ impl Api {
             .few_ids("holding", &open.holding)
             .map_err(Error::from)?;
         access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
-        let (want, keeps, takes_over) = (open.want, open.keep_leases, open.takeover);
+        let want = open.want;
+        let keeps = open.keep_leases;
+        let takes_over = open.takeover;
         let opened = tasks
             .open_session(&open, &caller.access, access::is_one_worker(&caller))
             .map_err(Error::from)?;
-        let (attached, resumed) = (opened.attached, opened.resumed);
+        let attached = opened.attached;
+        let resumed = opened.resumed;
         let opening = async {
             if takes_over {
                 tasks.take_over_by(&attached).await;
@@ -89,7 +92,8 @@ impl Api {
             // The stream hears of the stop in a moment.
             () = self.stop.cancelled() => 0,
         };
-        let (timeout, demand) = (attached.timeout(), attached.demand());
+        let timeout = attached.timeout();
+        let demand = attached.demand();
         let heartbeat = heartbeat(timeout);
         let max_tasks = tasks.most_session_tasks();
         let session = attached.session();

@@ -33,9 +33,12 @@ impl Streaming<'_> {
         }
         // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no
         // other worker. Leases that wait for an answer go back.
-        (self.claim, self.held) = (None, None);
-        let (api, attached, out, began) =
-            (self.api, self.attached, self.out.clone(), Instant::now());
+        self.claim = None;
+        self.held = None;
+        let api = self.api;
+        let attached = self.attached;
+        let out = self.out.clone();
+        let began = Instant::now();
         let mut stopped = pin!(async {
             api.stop.cancelled().await;
             sleep(LAST_WORDS).await;

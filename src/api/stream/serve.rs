@@ -123,14 +123,18 @@ impl<'a> Streaming<'a> {
         room: FindRoom,
         keeps: bool,
     ) -> Self {
-        let (place, answers, now) = (
-            Arc::new(Semaphore::new(1)),
-            FuturesUnordered::new(),
-            Instant::now(),
-        );
+        let place = Arc::new(Semaphore::new(1));
+        let answers = FuturesUnordered::new();
+        let now = Instant::now();
         let answered = VecDeque::new();
-        let (claim, keeping, surrenders, closing) = (None, None, Arc::default(), None);
-        let (heard, spoke, looked, timeout) = (now, now, now, attached.timeout());
+        let claim = None;
+        let keeping = None;
+        let surrenders = Arc::default();
+        let closing = None;
+        let heard = now;
+        let spoke = now;
+        let looked = now;
+        let timeout = attached.timeout();
         Self {
             api,
             tasks,
@@ -290,7 +294,8 @@ impl<'a> Streaming<'a> {
     /// no answer about one of them: clients know a lease by its task, and would take that answer
     /// for the end of the new lease.
     async fn pass_on_held(&mut self) -> Result<(), StreamEnd> {
-        let (told, reporting) = (self.told() as usize, &self.reporting);
+        let told = self.told() as usize;
+        let reporting = &self.reporting;
         let may_go = |held: &mut Held| {
             let tasks = &held.leases.tasks;
             tasks.len() <= told && !tasks.iter().any(|task| reporting.has(task.id))
@@ -329,7 +334,9 @@ impl<'a> Streaming<'a> {
 
     /// Claims for the demand that the worker knows, or if there is none for the rest.
     fn claim_after(&mut self, wait: Duration) {
-        let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
+        let tasks = self.tasks;
+        let attached = self.attached;
+        let place = Arc::clone(&self.place);
         let untold = Arc::clone(&self.untold);
         self.claim = Some(Box::pin(async move {
             if !wait.is_zero() {
@@ -373,8 +380,10 @@ impl<'a> Streaming<'a> {
     /// session's end needs the deadlines that Redis has. A lease that Redis extends later than that
     /// runs out.
     pub(super) async fn settle(&mut self) {
-        (self.claim, self.held) = (None, None);
-        let (reports, keeping) = (std::mem::take(&mut self.answers), self.keeping.take());
+        self.claim = None;
+        self.held = None;
+        let reports = std::mem::take(&mut self.answers);
+        let keeping = self.keeping.take();
         let keeping = async { OptionFuture(&mut { keeping }).await };
         drop(
             timeout(
@@ -436,7 +445,8 @@ impl<'a> Streaming<'a> {
             .take_if(|held| held.since.elapsed() >= HELD_FOR)
             .is_some()
         {
-            (self.claim, self.is_late) = (None, true);
+            self.claim = None;
+            self.is_late = true;
         }
         if self.is_closed() && self.open_frames() == 0 {
             return Err(StreamEnd::Stopping);

@@ -77,16 +77,17 @@ impl Member {
             create(&configs.member(topic), group).map_err(Error::read(topic))?;
         let name = configs.topic(topic);
         consumer.subscribe(&[&name]).map_err(Error::read(topic))?;
-        let (consumer, now) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
-        let (buffer, paused, committing) = Default::default();
-        let (commit_again_at, look_at) = (now, now + LOOK_EVERY);
+        let consumer = Some(Arc::new(consumer));
+        let now = tokio::time::Instant::now();
+        let commit_again_at = now;
+        let look_at = now + LOOK_EVERY;
         Ok(Self {
             topic,
             name,
             consumer,
-            buffer,
-            paused,
-            committing,
+            buffer: Default::default(),
+            paused: Default::default(),
+            committing: Default::default(),
             commit_again_at,
             look_at,
         })
@@ -190,7 +191,9 @@ impl Member {
     /// Cancel safe: the next call awaits the commit in flight. Nothing polls meanwhile, so no
     /// partition is revoked.
     async fn commit_what_is_done(&mut self) -> Result<()> {
-        let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
+        let topic = self.topic;
+        let consumer = self.consumer();
+        let name = self.name.clone();
         let looks = self.is_look_due();
         let committing = match &mut self.committing {
             Some(committing) => committing,
@@ -269,7 +272,8 @@ fn is_rebalance(code: RDKafkaErrorCode) -> bool {
 #[async_trait]
 impl Subscription for Member {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
-        let (max, consumer) = (max.max(1), self.consumer());
+        let max = max.max(1);
+        let consumer = self.consumer();
         self.resume(&consumer).map_err(Error::read(self.topic))?;
         // A busy reader never waits long enough for a look.
         if self.committing.is_some() || self.is_look_due() {
@@ -286,7 +290,8 @@ impl Subscription for Member {
 
     /// The records that were on their way wait in the buffer.
     async fn stay(&mut self) -> Result<()> {
-        let (consumer, until) = (self.consumer(), tokio::time::Instant::now() + LOOK_EVERY);
+        let consumer = self.consumer();
+        let until = tokio::time::Instant::now() + LOOK_EVERY;
         self.pause(&consumer).map_err(Error::read(self.topic))?;
         if self.committing.is_some() || self.is_look_due() {
             self.commit_what_is_done().await?;
@@ -320,7 +325,9 @@ impl Subscription for Member {
 
     /// Keeps the offset for a partition that the group has not assigned yet.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
-        let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
+        let topic = self.topic;
+        let consumer = self.consumer();
+        let name = self.name.clone();
         let place = match after {
             Some(after) => Position::Offset(
                 i64::try_from(after.major)

@@ -83,10 +83,8 @@ impl Partitions {
             self.owned.remove(&partition);
             self.lost.insert(partition);
             *self.tenures.entry(partition).or_default() += 1;
-            let (noted, committed) = (
-                self.done.remove_entry(&partition),
-                self.committed.remove(&partition),
-            );
+            let noted = self.done.remove_entry(&partition);
+            let committed = self.committed.remove(&partition);
             self.in_hand.remove(&partition);
             // Records from before an earlier revocation may be far behind what other members have
             // committed since.

@@ -95,18 +95,14 @@ impl Kafka {
             retention,
             needs_events,
         } = config;
-        let (configs, events) = (
-            ClientConfigs {
-                brokers,
-                topic_prefix,
-                properties,
-            },
-            ClientEvents::default(),
-        );
-        let (producer, admin) = (
-            Mutex::new(configs.producer(&events)?),
-            configs.admin(&events)?,
-        );
+        let configs = ClientConfigs {
+            brokers,
+            topic_prefix,
+            properties,
+        };
+        let events = ClientEvents::default();
+        let producer = Mutex::new(configs.producer(&events)?);
+        let admin = configs.admin(&events)?;
         let clients = Detached::new(Clients {
             producer,
             admin,
@@ -128,16 +124,15 @@ impl Kafka {
             .await?;
         topics::warn_of_settings(&configs, &clients.admin).await;
         events.opened();
-        let (events_partitions, reduced) = Default::default();
         Ok(Self {
             configs,
             events,
             clients,
             generation,
             partitions,
-            events_partitions,
+            events_partitions: Default::default(),
             retention,
-            reduced,
+            reduced: Default::default(),
         })
     }
 
@@ -149,14 +144,12 @@ impl Kafka {
             topic_prefix,
             ..
         } = config;
-        let (configs, events) = (
-            ClientConfigs {
-                brokers,
-                topic_prefix,
-                properties,
-            },
-            ClientEvents::default(),
-        );
+        let configs = ClientConfigs {
+            brokers,
+            topic_prefix,
+            properties,
+        };
+        let events = ClientEvents::default();
         let producer = Detached::new(configs.producer(&events)?);
         let look = Look {
             configs: &configs,
@@ -420,11 +413,9 @@ impl Bus for Kafka {
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (producer, name, partitions) = (
-            self.producer(),
-            self.configs.topic(topic),
-            self.partitions(topic),
-        );
+        let producer = self.producer();
+        let name = self.configs.topic(topic);
+        let partitions = self.partitions(topic);
         let ends = blocking(move || {
             let end = |partition| {
                 let (low, high) = watermarks(producer.client(), &name, partition)?;
@@ -438,25 +429,25 @@ impl Bus for Kafka {
     }
 
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (observer, name, partitions) = (
-            self.observer(topic)?,
-            self.configs.topic(topic),
-            self.partitions(topic),
-        );
+        let observer = self.observer(topic)?;
+        let name = self.configs.topic(topic);
+        let partitions = self.partitions(topic);
         let committed = blocking(move || committed(&*observer, &name, 0..partitions));
         let next = committed.await.map_err(Error::read(topic))?;
         Ok(next.into_iter().map(|(_, next)| offset(next - 1)).collect())
     }
 
     async fn lies_beyond(&self, topic: Topic, partition: u32, offset: Offset) -> Result<bool> {
-        let (producer, name) = (self.producer(), self.configs.topic(topic));
+        let producer = self.producer();
+        let name = self.configs.topic(topic);
         let extent = blocking(move || watermarks(producer.client(), &name, partition)).await;
         let (_, next) = extent.map_err(Error::read(topic))?;
         Ok(u64::try_from(next).is_ok_and(|next| offset.major >= next))
     }
 
     async fn backlog(&self, topic: Topic) -> Result<u64> {
-        let (ends, committed) = (self.ends(topic).await?, self.committed(topic).await?);
+        let ends = self.ends(topic).await?;
+        let committed = self.committed(topic).await?;
         let next = |offset: Option<Offset>| offset.map_or(0, |offset| offset.major + 1);
         Ok(ends
             .into_iter()
@@ -469,11 +460,9 @@ impl Bus for Kafka {
         if topic == Topic::Events {
             return Ok(0);
         }
-        let (observer, name, partitions) = (
-            self.observer(topic)?,
-            self.configs.topic(topic),
-            self.partitions(topic),
-        );
+        let observer = self.observer(topic)?;
+        let name = self.configs.topic(topic);
+        let partitions = self.partitions(topic);
         let asked = name.clone();
         let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await;
         let cuts = cuts.map_err(Error::trim(topic))?;
@@ -492,11 +481,13 @@ impl Bus for Kafka {
     async fn check_partitions(&self) -> Result<()> {
         self.drain_observers();
         for topic in Topic::ALL.into_iter().filter(|topic| self.uses(*topic)) {
-            let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
+            let observer = self.observer(topic)?;
+            let name = self.configs.topic(topic);
             let metadata =
                 blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(Error::read(topic))?;
-            let (name, known) = (self.configs.topic(topic), self.partitions(topic));
+            let name = self.configs.topic(topic);
+            let known = self.partitions(topic);
             let found = topics::count(&metadata, &name);
             let fewer = found.filter(|found| *found < known);
             let is_reduced = topics::is_gone(&metadata, &name) || fewer.is_some();

@@ -89,11 +89,9 @@ impl Look<'_> {
         self,
         read: fn(&Metadata, &str) -> T,
     ) -> Result<(String, Vec<(Topic, T)>)> {
-        let (configs, producer, events) = (
-            self.configs.clone(),
-            self.producer.clone(),
-            self.events.clone(),
-        );
+        let configs = self.configs.clone();
+        let producer = self.producer.clone();
+        let events = self.events.clone();
         let wanted = self.wanted.to_vec();
         let answer = blocking(move || {
             let id = cluster_id(&configs, &producer, &events)?;

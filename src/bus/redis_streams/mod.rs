@@ -147,7 +147,8 @@ impl Bus for RedisStreams {
                 Box::new(ordered::Ordered::open(self.streams.clone(), topic, &self.process).await?)
             }
             Reading::Shared => {
-                let (streams, after) = (self.streams.clone(), self.take_over_after);
+                let streams = self.streams.clone();
+                let after = self.take_over_after;
                 Box::new(shared::Shared::open(streams, topic, &self.process, after).await?)
             }
         })

@@ -190,7 +190,8 @@ impl Ordered {
 /// The generation comes behind the records. A Redis that lost everything during the wait has
 /// another one or none, and then the records do not follow the reader's positions.
 fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cmd) -> Batch {
-    let (mut batch, mut read) = (Batch::default(), redis::cmd("XREAD"));
+    let mut batch = Batch::default();
+    let mut read = redis::cmd("XREAD");
     read.arg("COUNT")
         .arg(count)
         .arg("BLOCK")

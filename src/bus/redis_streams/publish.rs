@@ -81,7 +81,8 @@ impl Streams {
         let mut batch = Batch::default();
         let appends = self.append(topic, records, &mut batch);
         batch.command(self.ask_generation());
-        let (mut conn, mut turn) = (self.redis.conn(), None);
+        let mut conn = self.redis.conn();
+        let mut turn = None;
         if let Some(durability) = self.redis.durability() {
             durability.ask(
                 &mut batch,
@@ -92,7 +93,8 @@ impl Streams {
                 .waiting_conn()
                 .await
                 .map_err(Error::publish(topic))?;
-            (conn, turn) = (waiting, Some(its_turn));
+            conn = waiting;
+            turn = Some(its_turn);
         }
         let answered = batch.run_all(&mut conn).await;
         drop(turn);

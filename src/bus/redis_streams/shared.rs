@@ -155,7 +155,8 @@ impl Shared {
         let mut more = false;
         for (key, entries) in reply::streams(answer)? {
             if let (Some(index), Some(last)) = (self.index(&key), entries.last()) {
-                (behind[index], more) = (last.offset, true);
+                behind[index] = last.offset;
+                more = true;
             }
             self.add(&key, entries);
         }

@@ -259,7 +259,8 @@ async fn change(
             ..request.clone()
         }));
     }
-    let (mut total, bar) = (Total::default(), progress_bar());
+    let mut total = Total::default();
+    let bar = progress_bar();
     for mut request in requests {
         loop {
             let (answer, is_repeat) =

@@ -147,10 +147,8 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
     let address = args.server.shown();
     let progress = Progress::new(&address, Time(patience), &bar);
-    let (mut signals, stop) = (
-        Signals::listen().context("cannot listen for signals")?,
-        CancellationToken::new(),
-    );
+    let mut signals = Signals::listen().context("cannot listen for signals")?;
+    let stop = CancellationToken::new();
     let mut sending = std::pin::pin!(send_all(&args, client, input, &progress, &stop));
     let sent = tokio::select! {
         sent = &mut sending => sent,
@@ -272,7 +270,8 @@ where
     } else {
         usize::MAX
     };
-    let (size, format) = (usize::from(args.batch).min(most), args.format);
+    let size = usize::from(args.batch).min(most);
+    let format = args.format;
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
         let batch = lines
             .next_batch(size)
@@ -333,7 +332,8 @@ async fn send(
         }
     }
     let _waiting = progress.wait();
-    let (mut stored, mut waits) = (Vec::new(), WAITS.build());
+    let mut stored = Vec::new();
+    let mut waits = WAITS.build();
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // Sending again is safe, even if the answer was lost: a stored task is then a duplicate.
@@ -345,7 +345,8 @@ async fn send(
             .await
         {
             Ok(response) => {
-                let (sent, results) = (rest.len(), response.into_inner().results);
+                let sent = rest.len();
+                let results = response.into_inner().results;
                 if args.wait.is_some() {
                     stored.extend(wait::stored(&rest, &results));
                 }

@@ -87,7 +87,8 @@ pub(super) async fn wait(
             completed: None,
         })
         .collect();
-    let (mut waits, mut in_vain) = (WAITS.build(), 0);
+    let mut waits = WAITS.build();
+    let mut in_vain = 0;
     while !open.is_empty() {
         if in_vain > MOST_IN_VAIN {
             return give_up(&open, progress);
@@ -156,7 +157,8 @@ fn still_open(
     is_over: bool,
     progress: &Progress<'_>,
 ) -> anyhow::Result<Vec<Open>> {
-    let (mut still, mut seen) = (Vec::new(), HashSet::new());
+    let mut still = Vec::new();
+    let mut seen = HashSet::new();
     for (one, result) in answers {
         let Open {
             number,

@@ -176,7 +176,8 @@ impl Client {
         verb: &Verb,
         request: pb::RetryTasksRequest,
     ) -> Result<pb::RetryTasksResponse, Status> {
-        let (mut operator, mut discovery) = (self.operator.clone(), self.discovery.clone());
+        let mut operator = self.operator.clone();
+        let mut discovery = self.discovery.clone();
         let pb::RetryTasksRequest {
             ids,
             filter,
@@ -270,10 +271,8 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
     }
     let connection = args.server.connect().await?;
-    let (operator, discovery) = (
-        Operator::new(connection.clone()),
-        DiscoveryClient::new(connection),
-    );
+    let operator = Operator::new(connection.clone());
+    let discovery = DiscoveryClient::new(connection);
     let client = Client {
         operator,
         discovery,
@@ -282,7 +281,8 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
         return by_ids(args, verb, &client).await;
     }
     let filter = Some(args.filter.message());
-    let (dry_run, yes) = (args.dry_run, args.yes);
+    let dry_run = args.dry_run;
+    let yes = args.yes;
     let request = pb::RetryTasksRequest {
         filter,
         dry_run,
@@ -331,7 +331,9 @@ fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()
 }
 
 async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<bool> {
-    let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
+    let mut matched = 0;
+    let mut changed = 0_u64;
+    let mut failed = 0_u64;
     for ids in args.ids.chunks(AT_ONCE) {
         let request = pb::RetryTasksRequest {
             ids: ids.to_vec(),

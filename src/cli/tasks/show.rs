@@ -26,10 +26,8 @@ pub(super) fn table(tasks: &[pb::Task]) -> String {
     ]);
     for task in tasks {
         let created = task.created_at.map(|at| at.to_string()).unwrap_or_default();
-        let (key, reason) = (
-            cell(&String::from_utf8_lossy(&task.key)),
-            cell(&task.reason),
-        );
+        let key = cell(&String::from_utf8_lossy(&task.key));
+        let reason = cell(&task.reason);
         let completed = format!("{} of {}", task.completed, task.replicas);
         let attempts = task.attempts.to_string();
         table.add_row([

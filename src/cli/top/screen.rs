@@ -54,7 +54,8 @@ impl Screen {
     ) -> io::Result<()> {
         let (width, height) =
             terminal_size().map_or(USUAL, |(Width(width), Height(height))| (width, height));
-        let (width, height) = (usize::from(width.max(1)), usize::from(height.max(1)));
+        let width = usize::from(width.max(1));
+        let height = usize::from(height.max(1));
         let mut text = HOME.to_owned();
         for (index, line) in lines(width, height).iter().take(height).enumerate() {
             if index > 0 {

@@ -160,10 +160,8 @@ impl View {
                 }
                 None => "-".to_owned(),
             };
-            let (median, p99) = (
-                bound(|latency| latency.median),
-                bound(|latency| latency.p99),
-            );
+            let median = bound(|latency| latency.median);
+            let p99 = bound(|latency| latency.p99);
             lines.push(format!(
                 "{name:<10}{rate:>NUMBER$}{median:>NUMBER$}{p99:>NUMBER$}"
             ));

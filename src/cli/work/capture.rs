@@ -29,7 +29,8 @@ pub(super) async fn tail(
     mut output: impl AsyncRead + Unpin,
     most: usize,
 ) -> std::io::Result<Vec<u8>> {
-    let (mut tail, mut part) = (Vec::new(), [0; 8192]);
+    let mut tail = Vec::new();
+    let mut part = [0; 8192];
     loop {
         let read = output.read(&mut part).await?;
         if read == 0 {

@@ -187,7 +187,9 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     // From here on all ways out end the group.
     let group = Group(pid.map(Pid::from_raw));
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take();
+    let stderr = child.stderr.take();
     let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
         return Err(Failure::new("the command has no output"));
     };
@@ -326,7 +328,8 @@ fn fill(part: &OsStr, task: &Task, file: Option<&Path>) -> OsString {
         (b"{attempt}", attempt.as_bytes()),
         (b"{file}", file),
     ];
-    let (mut rest, mut filled) = (part.as_bytes(), Vec::new());
+    let mut rest = part.as_bytes();
+    let mut filled = Vec::new();
     while let Some(&first) = rest.first() {
         match values.iter().find(|(name, _)| rest.starts_with(name)) {
             Some((name, value)) => {

@@ -68,7 +68,8 @@ pub(super) fn split<'a>(stdout: &'a [u8], prefix: Option<&str>) -> (Vec<u8>, Vec
     let Some(prefix) = prefix else {
         return (stdout.to_vec(), Vec::new());
     };
-    let (mut result, mut found) = (Vec::with_capacity(stdout.len()), Vec::new());
+    let mut result = Vec::with_capacity(stdout.len());
+    let mut found = Vec::new();
     for line in stdout.split_inclusive(|byte| *byte == b'\n') {
         match line.strip_prefix(prefix.as_bytes()) {
             Some(line) => found.push(line.strip_suffix(b"\n").unwrap_or(line)),

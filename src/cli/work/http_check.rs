@@ -165,7 +165,9 @@ impl Checker {
         } else {
             Method::GET
         };
-        let (mut url, mut redirects, mut spent) = (first.clone(), Vec::new(), Spent::default());
+        let mut url = first.clone();
+        let mut redirects = Vec::new();
+        let mut spent = Spent::default();
         loop {
             let answer = self.ask(&url, &method, sent_by, &mut spent).await?;
             if method == Method::HEAD

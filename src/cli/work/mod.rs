@@ -37,7 +37,8 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let show = Arc::new(Show::new(args.json).context("cannot start a thread")?);
     show.up(&name);
     let worker = worker(&args, name, &show);
-    let (stop, mut gave_up) = (worker.stop(), None);
+    let stop = worker.stop();
+    let mut gave_up = None;
     let mut hangup = app::hangups().context("cannot listen for SIGHUP")?;
     let worked = async {
         let worked = handler.work(worker, &client, &show).await;
@@ -130,7 +131,9 @@ impl Handler {
     ) -> Result<taskd_client::Summary, Error> {
         match self {
             Self::Command(plan) => {
-                let (plan, stop, show) = (plan.clone(), worker.stop(), show.clone());
+                let plan = plan.clone();
+                let stop = worker.stop();
+                let show = show.clone();
                 let run = move |task| command::run(plan.clone(), stop.clone(), show.clone(), task);
                 worker.run(client, run).await
             }

@@ -142,7 +142,8 @@ mod tests {
     /// lines that it wrote.
     fn stalled() -> (Output, usize, mpsc::Sender<()>, Arc<Mutex<Vec<String>>>) {
         let (sender, goes_on) = mpsc::channel();
-        let (all, written) = (MOST_WAITING + 100, Arc::<Mutex<Vec<String>>>::default());
+        let all = MOST_WAITING + 100;
+        let written = Arc::<Mutex<Vec<String>>>::default();
         let output = Output::with({
             let written = written.clone();
             move |said| {

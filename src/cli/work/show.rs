@@ -55,7 +55,12 @@ impl Show {
         let bar = (!is_json)
             .then(progress_bar)
             .inspect(|bar| bar.enable_steady_tick(Duration::from_millis(100)));
-        let (running, completed, failed, given_back, lost, told) = (0, 0, 0, 0, 0, None);
+        let running = 0;
+        let completed = 0;
+        let failed = 0;
+        let given_back = 0;
+        let lost = 0;
+        let told = None;
         let state = State {
             running,
             completed,
@@ -87,7 +92,8 @@ impl Show {
         match event {
             Event::Started(task) => {
                 state.running += 1;
-                (state.at, state.away) = (Instant::now(), None);
+                state.at = Instant::now();
+                state.away = None;
                 self.draw(&state, &task.key());
             }
             Event::Ended {
@@ -97,7 +103,8 @@ impl Show {
                 took,
             } => {
                 state.running -= u64::from(took.is_some());
-                (state.at, state.away) = (Instant::now(), None);
+                state.at = Instant::now();
+                state.away = None;
                 let (count, status) = match ended {
                     Ended::Completed => (&mut state.completed, "completed"),
                     Ended::Rejected => (&mut state.failed, "rejected"),
@@ -211,7 +218,8 @@ impl Show {
             lost,
             ..
         } = state;
-        let (completed, failed) = (HumanCount(*completed), HumanCount(*failed));
+        let completed = HumanCount(*completed);
+        let failed = HumanCount(*failed);
         let key: String = printable(key).chars().take(60).collect();
         let ends = format!(
             "{completed} completed  {failed} rejected  {given_back} given back  {lost} lost"
@@ -275,7 +283,8 @@ mod tests {
     #[test]
     fn a_worker_is_idle_while_calls_do_not_fail_and_gives_up_if_they_fail_for_a_minute() {
         let show = Show::new(true).unwrap();
-        let (mut state, error) = (show.state(), Error::Options("away".to_owned()));
+        let mut state = show.state();
+        let error = Error::Options("away".to_owned());
         let began = state.at;
         let after = |seconds| began + Duration::from_secs(seconds);
         assert_eq!(

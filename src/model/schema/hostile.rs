@@ -453,7 +453,8 @@ proptest! {
             let errors: Vec<_> = plain(&schema).iter_errors(&value).map(|error| error.to_owned()).collect();
             // Of several, either may come first.
             if let (Some(why), [error]) = (why, &errors[..]) {
-                let (path, text) = (error.instance_path().as_str(), error.to_string());
+                let path = error.instance_path().as_str();
+                let text = error.to_string();
                 // Of several names that are not allowed, the check tells of the first.
                 let text = text.split_once(" were unexpected").map_or(&text[..], |_| " was unexpected)");
                 prop_assert!(why.says.ends_with(text) && why.says.contains(path), "{:?} should say {} {}", why, path, text);

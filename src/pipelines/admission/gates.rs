@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_database_is_full_until_it_stores_a_task_or_nobody_tries() {
-        let (gates, now) = (Gates::default(), Instant::now());
+        let gates = Gates::default();
+        let now = Instant::now();
         assert_eq!(gates.full_database(now), None);
         gates.database_is_full("no room".into(), now);
         assert_eq!(

@@ -120,7 +120,8 @@ impl Occupancy {
             .let_in
             .retain(|queue, at| at.elapsed() < LET_IN && !names.contains(queue));
         names.extend(known.let_in.keys().cloned());
-        (known.unfinished, known.names) = (unfinished, names);
+        known.unfinished = unfinished;
+        known.names = names;
         known.readings += 1;
         known.names_of.clear();
     }
@@ -248,7 +249,8 @@ mod tests {
 
     #[test]
     fn names_beyond_the_bound_are_not_let_in() {
-        let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
+        let occupancy = Occupancy::default();
+        let mut queues = Queues::default();
         queues.named.insert(queue("named"), queues.default.clone());
         occupancy.set_names(
             [(queue("busy"), 1)].into(),
@@ -281,7 +283,8 @@ mod tests {
 
     #[test]
     fn a_scope_has_half_of_the_names() {
-        let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
+        let occupancy = Occupancy::default();
+        let mut queues = Queues::default();
         queues
             .named
             .insert(queue("a.named"), queues.default.clone());
@@ -322,7 +325,8 @@ mod tests {
 
     #[test]
     fn room_is_taken_once() {
-        let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
+        let occupancy = Occupancy::default();
+        let mut queues = Queues::default();
         queues.default.max_unfinished = 10;
         occupancy.set_names([(queue("q"), 7)].into(), std::iter::empty());
         assert!(occupancy.admit_all(&queue("q"), 2, &queues));
@@ -333,7 +337,8 @@ mod tests {
 
     #[test]
     fn room_of_tasks_that_were_not_stored_comes_back() {
-        let (occupancy, mut queues) = (Occupancy::default(), Queues::default());
+        let occupancy = Occupancy::default();
+        let mut queues = Queues::default();
         queues.default.max_unfinished = 10;
         let admit = |tasks: &[(&str, u64)]| {
             occupancy.admit(

@@ -66,17 +66,16 @@ impl QueueSync {
         occupancy: Occupancy,
         clock: Clock,
     ) -> store::Result<Self> {
-        let (shards, pauses, parked, oldest) = Default::default();
         let mut sync = Self {
             store,
             queue,
             gates,
             occupancy,
             clock,
-            shards,
-            pauses,
-            parked,
-            oldest,
+            shards: Default::default(),
+            pauses: Default::default(),
+            parked: Default::default(),
+            oldest: Default::default(),
         };
         sync.read().await?;
         Ok(sync)

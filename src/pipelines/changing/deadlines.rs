@@ -39,7 +39,8 @@ impl Changing {
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
-        let (mut dead, mut failed) = (0, None);
+        let mut dead = 0;
+        let mut failed = None;
         for ended in ended {
             match ended {
                 Ok(count) => dead += count,

@@ -148,7 +148,8 @@ impl Changing {
 
     /// Carries out wishes of one kind. Those without an outcome stay in SQL.
     pub async fn carry_out(&self, wishes: Vec<KeptChange>, change: &Change) -> CarriedOut {
-        let (mut out, mut rest) = (CarriedOut::default(), wishes);
+        let mut out = CarriedOut::default();
+        let mut rest = wishes;
         for _ in 0..ROUNDS {
             if rest.is_empty() {
                 break;
@@ -187,7 +188,8 @@ impl Changing {
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
-        let (mut asked, mut ends) = (Vec::new(), Vec::new());
+        let mut asked = Vec::new();
+        let mut ends = Vec::new();
         for (wishes, decided) in decided {
             match decided {
                 Ok(ArbitratedTasks {
@@ -296,8 +298,10 @@ impl Changing {
         change: &Change,
     ) -> EndedChange {
         let is_end = *change == Change::Requeue(Requeue::Free);
-        let (task, now) = (&wish.task, self.clock.now_unix_ms());
-        let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
+        let task = &wish.task;
+        let now = self.clock.now_unix_ms();
+        let mut turn = Some(wish.turn);
+        let mut end = Decided::Over;
         let updated = Decided::Updated {
             replicas: task.replicas,
             priority: task.priority,

@@ -90,7 +90,8 @@ pub(super) fn find(
     says: String,
     mended: bool,
 ) -> Find {
-    let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
+    let queue = shard.queue.as_str().to_owned();
+    let shard = Some(shard.number);
     Find {
         kind,
         queue,

@@ -55,7 +55,8 @@ mod tests {
     use super::*;
 
     fn find(n: usize) -> Find {
-        let (kind, queue) = (FindKind::LostPayload, "q".to_owned());
+        let kind = FindKind::LostPayload;
+        let queue = "q".to_owned();
         Find {
             kind,
             queue,

@@ -77,7 +77,8 @@ impl Checker {
     /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish
     /// where a count is too high.
     pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
-        let (mut found, mut stranded) = (Found::default(), BTreeMap::new());
+        let mut found = Found::default();
+        let mut stranded = BTreeMap::new();
         let mut wrong = self.store.wrong_counts().await?;
         wrong.retain(|wrong| queue.is_none_or(|queue| wrong.queue == *queue));
         // One of the two is wrong: the count, or a task that is nowhere.
@@ -98,7 +99,8 @@ impl Checker {
                 "SQL keeps a count of {} unfinished tasks, and has {counted}",
                 wrong.kept
             );
-            let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
+            let kind = FindKind::WrongQueueCount;
+            let queue = wrong.queue.as_str().to_owned();
             found.add(Find {
                 kind,
                 queue,
@@ -118,7 +120,8 @@ impl Checker {
         mends: bool,
         found: &mut Found,
     ) -> Result<BTreeMap<QueueName, i64>, Error> {
-        let (mut counts, mut after) = (BTreeMap::new(), None);
+        let mut counts = BTreeMap::new();
+        let mut after = None;
         loop {
             let (mut page, next) = self.paced(self.store.stranded(after)).await?;
             page.retain(|(of, _)| queue.is_none_or(|queue| of == queue));

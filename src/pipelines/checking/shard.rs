@@ -59,14 +59,13 @@ impl Portion {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(checker: &'a Checker, shard: &'a ShardId, mends: bool) -> Self {
-        let (found, pass) = Default::default();
         Self {
             checker,
             shard,
             mends,
-            found,
+            found: Default::default(),
             passed: 0,
-            pass,
+            pass: Default::default(),
         }
     }
 
@@ -118,7 +117,8 @@ impl<'a> Walk<'a> {
     }
 
     fn add(&mut self, finds: Vec<ShardFind>) {
-        let (shard, mends) = (self.shard, self.mends);
+        let shard = self.shard;
+        let mends = self.mends;
         finds.into_iter().for_each(|of| {
             self.found
                 .add(find(of.kind, shard, of.task, of.says, mends))
@@ -213,7 +213,8 @@ impl<'a> Walk<'a> {
     /// Goes over the list of final records from its end on, where it grows.
     async fn finals(&mut self) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
-        let (mut from, mut listed) = (Some(0), HashSet::new());
+        let mut from = Some(0);
+        let mut listed = HashSet::new();
         while let Some(at) = from {
             let page = self
                 .checker
@@ -352,10 +353,8 @@ mod tests {
             assert!((0..100).all(|_| count(TaskId::new()) == 1));
         }
         assert!(Portion::WHOLE.has(TaskId::new()));
-        let (ids, half) = (
-            (0..1000).map(|_| TaskId::new()),
-            Portion { number: 1, of: 2 },
-        );
+        let ids = (0..1000).map(|_| TaskId::new());
+        let half = Portion { number: 1, of: 2 };
         assert!((300..700).contains(&ids.filter(|id| half.has(*id)).count()));
     }
 }

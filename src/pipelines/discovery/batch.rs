@@ -84,7 +84,8 @@ pub(super) async fn insert(
     stored: mpsc::Sender<Batch>,
     cx: Loop,
 ) {
-    let (asking, mut wait) = (Asking::default(), WAIT);
+    let asking = Asking::default();
+    let mut wait = WAIT;
     loop {
         let first = tokio::select! {
             biased;
@@ -161,10 +162,8 @@ async fn gather(
     first: Pending,
     receiver: &mut mpsc::UnboundedReceiver<Pending>,
 ) -> Vec<Pending> {
-    let (max, delay) = (
-        context.settings.discovery.batch_max,
-        context.settings.discovery.batch_delay,
-    );
+    let max = context.settings.discovery.batch_max;
+    let delay = context.settings.discovery.batch_delay;
     let deadline = tokio::time::Instant::now() + delay;
     let mut rows = first.rows.len();
     let mut batch = vec![first];
@@ -216,7 +215,9 @@ impl Caller {
 
 /// Stores a batch and answers its callers.
 async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch {
-    let (started, before, era) = (Instant::now(), context.moment(), context.filter.era());
+    let started = Instant::now();
+    let before = context.moment();
+    let era = context.filter.era();
     let (callers, rows) = unseen(context, batch, asking).await;
     let answers = match insert_rows(context, &rows).await {
         Ok(stored) => {
@@ -289,18 +290,17 @@ async fn unseen(
         .zip(&mut seen)
         .filter(|(task, _)| task.idempotency.is_some());
     repeatable.for_each(|(_, seen)| *seen = None);
-    let (mut callers, mut rows, mut seen) = (
-        Vec::with_capacity(batch.len()),
-        Vec::new(),
-        seen.into_iter(),
-    );
+    let mut callers = Vec::with_capacity(batch.len());
+    let mut rows = Vec::new();
+    let mut seen = seen.into_iter();
     for Pending {
         rows: tasks,
         answer,
         room,
     } in batch
     {
-        let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());
+        let seen: Vec<_> = seen.by_ref().take(tasks.len()).collect();
+        let first = rows.len();
         let unseen = tasks
             .into_iter()
             .zip(&seen)
@@ -341,7 +341,8 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
 async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Answer> {
     let mut all = Vec::with_capacity(rows.len());
     for caller in callers {
-        let (started, rows) = (Instant::now(), &rows[caller.rows.clone()]);
+        let started = Instant::now();
+        let rows = &rows[caller.rows.clone()];
         match insert_rows(context, rows).await {
             Ok(stored) => {
                 count_batch(std::slice::from_ref(&caller), &stored.answers, started);
@@ -360,7 +361,8 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
 /// Counts the tasks of a batch; answers how many were duplicates.
 fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> usize {
     let count = |of| inserted.iter().filter(|one| **one == of).count();
-    let (created, rejected) = (count(Inserted::New), count(Inserted::KeyReused));
+    let created = count(Inserted::New);
+    let rejected = count(Inserted::KeyReused);
     let taken = tasks_of(callers) - rejected;
     metrics::discovery_batch(
         Source::Api,

@@ -52,7 +52,8 @@ pub(super) async fn enrich(
             .or_default()
             .push(place);
     }
-    let (now, began) = (context.clock.now_unix_ms(), Instant::now());
+    let began = Instant::now();
+    let now = context.clock.now_unix_ms();
     let deadline = began + *left;
     for (queue, places) in by_queue {
         let asked: Vec<&TaskRow> = places.iter().map(|place| &*rows[*place]).collect();
@@ -94,8 +95,9 @@ pub(super) async fn enrich_discovered(
     if rejected.is_empty() {
         return Ok(Vec::new());
     }
-    let (mut unstored, mut places, mut gone) =
-        (Vec::with_capacity(rejected.len()), 0.., HashSet::new());
+    let mut unstored = Vec::with_capacity(rejected.len());
+    let mut places = 0..;
+    let mut gone = HashSet::new();
     for report in reports {
         if let Settlement::Completed { id, discovered, .. } = report {
             discovered.retain(|row| {
@@ -131,7 +133,8 @@ fn check(
     let mut task = NewTask::from(row);
     task.headers.extend(change.headers.clone());
     if let Some((payload, encoding)) = &change.payload {
-        (task.payload, task.payload_encoding) = (payload.clone(), *encoding);
+        task.payload = payload.clone();
+        task.payload_encoding = *encoding;
     }
     // The endpoint is not at fault for a deadline that passes meanwhile.
     validate::check(
@@ -155,7 +158,8 @@ fn apply(change: Change, row: &mut TaskRow) {
     row.headers.sort();
     row.priority = priority.unwrap_or(row.priority);
     if let Some((payload, encoding)) = payload {
-        (row.payload, row.payload_encoding) = (payload, encoding);
+        row.payload = payload;
+        row.payload_encoding = encoding;
     }
 }
 

@@ -118,8 +118,8 @@ impl Handle {
         tasks: Vec<NewTask>,
         keeps_refused: bool,
     ) -> Result<Vec<InsertAnswer>, Error> {
-        let (mut answers, mut enrich_left) =
-            (Vec::with_capacity(tasks.len()), self.enrichment.time());
+        let mut answers = Vec::with_capacity(tasks.len());
+        let mut enrich_left = self.enrichment.time();
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
             let some: Vec<_> = rest
@@ -249,11 +249,10 @@ impl Handle {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
-        let (mut rows, mut places) = (
-            Vec::with_capacity(tasks.len()),
-            Vec::with_capacity(tasks.len()),
-        );
-        let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
+        let mut rows = Vec::with_capacity(tasks.len());
+        let mut places = Vec::with_capacity(tasks.len());
+        let mut refused = Vec::new();
+        let mut misfits = schema::misfits(settings, &tasks).await;
         let mut traced = Inserts::default();
         for (place, mut task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
@@ -321,7 +320,8 @@ impl Handle {
         let kib = u32::try_from(weight)
             .unwrap_or(u32::MAX)
             .clamp(1, BUFFER_KIB);
-        let (room, room_kib) = (Arc::clone(&self.room), Arc::clone(&self.room_kib));
+        let room = Arc::clone(&self.room);
+        let room_kib = Arc::clone(&self.room_kib);
         let (Ok(room), Ok(room_kib)) = (
             room.try_acquire_many_owned(count),
             room_kib.try_acquire_many_owned(kib),
@@ -402,7 +402,8 @@ fn unavailable(failure: Failure) -> Error {
 /// The letter of a refused task. One that is larger than any stored task leaves out its payload and
 /// headers.
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
-    let (mut reason, mut incomplete) = (reason.to_owned(), false);
+    let mut reason = reason.to_owned();
+    let mut incomplete = false;
     // These are short in every valid task. A page of letters has them all.
     let short = [
         (&mut task.queue, 64),
@@ -426,7 +427,8 @@ fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
         .map(|(name, value)| name.len() + value.len())
         .sum();
     if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
-        (task.payload, task.headers) = Default::default();
+        task.payload = Default::default();
+        task.headers = Default::default();
         reason.push_str(" (without payload and headers: too large to keep)");
         incomplete = true;
     }

@@ -37,8 +37,10 @@ impl Learnt {
         era: u64,
         answers: impl Iterator<Item = (&'r TaskRow, Inserted)>,
     ) -> Self {
-        let (at, new, known, numbers) =
-            (context.clock.now(), Vec::new(), Vec::new(), BTreeMap::new());
+        let at = context.clock.now();
+        let known = Vec::new();
+        let numbers = BTreeMap::new();
+        let new = Vec::new();
         let mut learnt = Self {
             era,
             at,
@@ -87,7 +89,8 @@ impl Learnt {
 
     /// This, and what a later transaction has brought.
     pub(super) fn and(mut self, other: Self) -> Self {
-        (self.era, self.at) = (self.era.min(other.era), self.at.min(other.at));
+        self.era = self.era.min(other.era);
+        self.at = self.at.min(other.at);
         self.new.extend(other.new);
         self.known.extend(other.known);
         for (queue, numbers) in other.numbers {

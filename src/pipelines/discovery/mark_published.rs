@@ -65,7 +65,8 @@ async fn mark(
         };
         let Some(first) = first else { return };
         let mut batches = vec![first];
-        let (mut tasks, until) = (tasks_of(&batches[0]), tick_after(Instant::now()));
+        let mut tasks = tasks_of(&batches[0]);
+        let until = tick_after(Instant::now());
         while tasks < MARKED_AT_ONCE
             && let Ok(Some(next)) = tokio::time::timeout_at(until, receiver.recv()).await
         {

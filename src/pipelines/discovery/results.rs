@@ -58,7 +58,9 @@ pub(super) fn start(
     tally: Tally,
     supervisor: &Supervisor,
 ) {
-    let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
+    let context = context.clone();
+    let enrichment = enrichment.clone();
+    let sent = Sent::default();
     let results = Arc::new(Results {
         context,
         enrichment,
@@ -110,13 +112,16 @@ impl Results {
         cx: &Loop,
     ) -> Result<(), Failure> {
         // In order: on Kafka, the commit of a record is one of all records before it.
-        let (mut under_way, mut handled) = (FuturesOrdered::new(), Vec::new());
+        let mut under_way = FuturesOrdered::new();
+        let mut handled = Vec::new();
         // At the end, also after an error, nothing more is read, and the batches under way are
         // finished. If one were dropped behind its commit, its metrics, its spans and the
         // publishing of its new tasks would be missing.
-        let (mut end, mut is_gap) = (None, false);
+        let mut end = None;
+        let mut is_gap = false;
         while end.is_none() || !under_way.is_empty() {
-            let (count, reads_on) = (under_way.len(), end.is_none());
+            let count = under_way.len();
+            let reads_on = end.is_none();
             let next = async {
                 match count {
                     0 => cx.await_work(subscription.next(RECORDS)).await,
@@ -211,8 +216,10 @@ impl Results {
         let mut rest = pieces(settlements);
         rest.reverse();
         while let Some(piece) = rest.pop() {
-            let (began, since) = ((Instant::now(), self.context.moment()), traces::now());
-            let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
+            let began = (Instant::now(), self.context.moment());
+            let since = traces::now();
+            let reports = &settlements[piece.clone()];
+            let origins = &origins[piece.clone()];
             let rows: Vec<&TaskRow> = reports
                 .iter()
                 .flat_map(discovered)
@@ -367,7 +374,8 @@ impl Results {
 
 /// The reports that one transaction settles, in order.
 fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
-    let (mut pieces, mut start) = (Vec::new(), 0);
+    let mut pieces = Vec::new();
+    let mut start = 0;
     while start < reports.len() {
         let mut rows = 0;
         let fits = reports[start..]
@@ -403,7 +411,8 @@ fn new_tasks<'a>(
     reports: &'a [Settlement],
     stored: &Stored<Settled>,
 ) -> (Vec<(&'a TaskRow, Turn)>, Vec<&'a TaskRow>) {
-    let (mut new, mut duplicates) = (Vec::new(), Vec::new());
+    let mut duplicates = Vec::new();
+    let mut new = Vec::new();
     for (report, settled) in reports.iter().zip(&stored.answers) {
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
@@ -446,13 +455,15 @@ mod tests {
             due_unix_ms: 0,
         };
         let report = |discovered: &usize| {
-            let (id, worker, discovered) = (
-                TaskId::new(),
-                "w".to_owned(),
-                vec![row.clone(); *discovered],
-            );
-            let (lease, result, encoding) = (LeaseNumber::default(), "".into(), Encoding::Bytes);
-            let (attempt, leased_unix_ms, at_unix_ms) = (1, 0, 1);
+            let id = TaskId::new();
+            let worker = "w".to_owned();
+            let discovered = vec![row.clone(); *discovered];
+            let lease = LeaseNumber::default();
+            let result = "".into();
+            let encoding = Encoding::Bytes;
+            let attempt = 1;
+            let leased_unix_ms = 0;
+            let at_unix_ms = 1;
             Settlement::Completed {
                 id,
                 worker,

@@ -72,7 +72,9 @@ pub(super) async fn make_room(
         .collect();
     let known = known(context, &keys).await?;
     let mut room = room_left(context, &full).await?;
-    let (mut unstored, mut stay, mut gone) = (Vec::new(), HashSet::new(), HashSet::new());
+    let mut unstored = Vec::new();
+    let mut stay = HashSet::new();
+    let mut gone = HashSet::new();
     let mut stays = |parent: TaskId, task: &TaskRow| {
         let Some((why, reason)) = full.get(&task.queue) else {
             return true;
@@ -110,8 +112,8 @@ type FullQueues = HashMap<QueueName, (Lettered, String)>;
 /// The queues that have no room for all their tasks, each with the reason. Takes the room of the
 /// other queues, and the place of new names in their order.
 fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
-    let (mut counts, mut places): (Vec<(&QueueName, u64)>, HashMap<&QueueName, usize>) =
-        Default::default();
+    let mut counts: Vec<(&QueueName, u64)> = Vec::new();
+    let mut places: HashMap<&QueueName, usize> = HashMap::new();
     for row in reports.iter().flat_map(discovered) {
         let place = *places.entry(&row.task.queue).or_insert_with(|| {
             counts.push((&row.task.queue, 0));
@@ -189,7 +191,8 @@ pub(super) async fn send(
         unstored.iter().filter_map(|one| one.key.clone()).collect();
     let known = known(context, &keys).await?;
     let at_unix_ms = context.clock.now_unix_ms();
-    let (mut letters, mut names) = (Vec::new(), Vec::new());
+    let mut letters = Vec::new();
+    let mut names = Vec::new();
     // One line for each parent: a page may have thousands of wrong links.
     let mut lines: BTreeMap<TaskId, (usize, String)> = BTreeMap::new();
     for Unstored {
@@ -248,7 +251,8 @@ pub(super) async fn known(
         tracing::debug!("the filter does not answer, SQL decides: {error}");
         vec![None; keys.len()]
     });
-    let (mut known, mut unseen) = (HashSet::new(), Vec::new());
+    let mut known = HashSet::new();
+    let mut unseen = Vec::new();
     for ((_, hash), seen) in keys.iter().zip(seen) {
         match seen {
             Some(_) => drop(known.insert(*hash)),

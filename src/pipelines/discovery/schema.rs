@@ -43,7 +43,8 @@ pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]
     if misfits.is_empty() {
         return Vec::new();
     }
-    let (mut unstored, mut places) = (Vec::with_capacity(misfits.len()), 0..);
+    let mut unstored = Vec::with_capacity(misfits.len());
+    let mut places = 0..;
     for report in reports {
         if let Settlement::Completed { id, discovered, .. } = report {
             discovered.retain(

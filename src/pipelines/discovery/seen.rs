@@ -89,7 +89,8 @@ pub(super) fn without<'r>(
     if seen.iter().all(Option::is_none) {
         return Cow::Borrowed(reports);
     }
-    let (mut reports, mut seen) = (reports.to_vec(), seen.iter());
+    let mut reports = reports.to_vec();
+    let mut seen = seen.iter();
     for report in &mut reports {
         if let Settlement::Completed { discovered, .. } = report {
             discovered.retain(|_| seen.next().is_none_or(Option::is_none));

@@ -49,12 +49,11 @@ pub(super) struct Outcome {
 
 impl Default for Outcome {
     fn default() -> Self {
-        let (behind, gone, refused, has_done) = Default::default();
         Self {
-            behind,
-            gone,
-            refused,
-            has_done,
+            behind: Default::default(),
+            gone: Default::default(),
+            refused: Default::default(),
+            has_done: Default::default(),
             failed: Ok(()),
         }
     }
@@ -85,7 +84,8 @@ impl Fanout {
         done: &mut FanoutBatch,
     ) -> Outcome {
         let calls = groups.into_iter().map(|(shard, group)| {
-            let (epoch, predecessor) = (owned.epoch(shard.number), owned.last.get(&shard).copied());
+            let epoch = owned.epoch(shard.number);
+            let predecessor = owned.last.get(&shard).copied();
             async move {
                 let enqueued = self.enqueue(&shard, &group, epoch, predecessor).await;
                 (shard, group, enqueued)
@@ -158,7 +158,8 @@ impl Fanout {
         epoch: u64,
         predecessor: Option<Offset>,
     ) -> Result<Enqueuing, Error> {
-        let (settings, since) = (self.0.settings.queues.get(&shard.queue), traces::now());
+        let settings = self.0.settings.queues.get(&shard.queue);
+        let since = traces::now();
         let source = Source::Partition {
             topic_generation: self.0.bus.generation(),
             epoch,
@@ -239,7 +240,8 @@ impl Fanout {
         groups: &mut Groups,
         owned: &mut Owned,
     ) -> Result<Vec<(ShardId, queue::Error)>, Error> {
-        let (queue, generation) = (&self.0.queue.enqueuer, self.0.bus.generation());
+        let queue = &self.0.queue.enqueuer;
+        let generation = self.0.bus.generation();
         let shards: Vec<ShardId> = groups.keys().cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
         let opened = shards

@@ -44,8 +44,9 @@ impl Fanout {
         let now = self.0.clock.now_unix_ms();
         // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
-        let (mut records, mut poison, mut ask) =
-            (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
+        let mut records = Vec::with_capacity(messages.len());
+        let mut poison = Vec::new();
+        let mut ask = Vec::new();
         for message in messages {
             match wire::read_pipeline_record(&message.value) {
                 Ok(task) => {
@@ -90,14 +91,16 @@ impl Fanout {
                 })
                 .or_default();
             group.upto = message.offset;
-            let (mut credited, mut epoch) = (Vec::new(), 0);
+            let mut credited = Vec::new();
+            let mut epoch = 0;
             if asked.contains(&id) {
                 group.again = true;
                 match states.remove(&id) {
                     Some(state) if !state.status.is_final() => {
                         // A task that was sent again comes from the outbox, so SQL is asked about
                         // it.
-                        (credited, epoch) = (state.workers, state.epoch);
+                        credited = state.workers;
+                        epoch = state.epoch;
                         if replicas != state.replicas
                             || body.first() != Some(&(state.priority as u8))
                         {

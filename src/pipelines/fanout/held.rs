@@ -95,14 +95,13 @@ pub(super) struct Tried {
 
 impl Held {
     pub(super) fn new() -> Self {
-        let (partitions, tries, ended, count) = Default::default();
         Self {
-            partitions,
-            tries,
+            partitions: Default::default(),
+            tries: Default::default(),
             slots: Arc::new(Semaphore::new(AT_ONCE)),
-            ended,
+            ended: Default::default(),
             due: Instant::now(),
-            count,
+            count: Default::default(),
         }
     }
 
@@ -305,14 +304,13 @@ impl Fanout {
                 .map(|message| message.offset)
                 .unwrap_or_default();
             let tenure = owned.tenure(shard.number);
-            let (last, records, bytes, shards) = Default::default();
             let partition = Partition {
                 tenure,
                 first,
-                last,
-                records,
-                bytes,
-                shards,
+                last: Default::default(),
+                records: Default::default(),
+                bytes: Default::default(),
+                shards: Default::default(),
             };
             let partition = held.partitions.entry(shard.number).or_insert(partition);
             let _held_back = self
@@ -320,7 +318,9 @@ impl Fanout {
                 .shortcut
                 .as_ref()
                 .map(|shortcut| shortcut.hold_back(&shard));
-            let (number, messages, pause) = (held.count, VecDeque::new(), SHORTEST);
+            let number = held.count;
+            let messages = VecDeque::new();
+            let pause = SHORTEST;
             partition.shards.insert(
                 shard,
                 Waiting {
@@ -358,9 +358,12 @@ impl Fanout {
             });
         let count = fits.count().max(1);
         let messages: Vec<_> = waiting.messages.iter().take(count).cloned().collect();
-        let (fanout, shard, number, pause) =
-            (self.clone(), shard.clone(), waiting.number, waiting.pause);
-        let (epoch, predecessor) = (owned.epoch(shard.number), owned.last.get(&shard).copied());
+        let fanout = self.clone();
+        let shard = shard.clone();
+        let number = waiting.number;
+        let pause = waiting.pause;
+        let epoch = owned.epoch(shard.number);
+        let predecessor = owned.last.get(&shard).copied();
         let slots = Arc::clone(&held.slots);
         held.tries.spawn(async move {
             tokio::time::sleep(pause).await;
@@ -416,7 +419,8 @@ impl Fanout {
                     }
                 }
                 if partition.shards.is_empty() {
-                    let (partition, offset) = (shard.number, partition.last);
+                    let offset = partition.last;
+                    let partition = shard.number;
                     held.forget(partition);
                     uncommitted.add(vec![Message {
                         partition,

@@ -46,7 +46,8 @@ impl Fanout {
             .bus
             .subscribe(Topic::Pipeline, Reading::Ordered)
             .await?;
-        let (mut done, mut held) = (Uncommitted::default(), Held::new());
+        let mut done = Uncommitted::default();
+        let mut held = Held::new();
         let ended = self
             .read(&mut *subscription, &mut held, &mut done, &cx)
             .await;
@@ -71,7 +72,8 @@ impl Fanout {
         done: &mut Uncommitted,
         cx: &Loop,
     ) -> Result<(), Error> {
-        let (max, mut owned) = (self.0.settings.fanout.batch_max, Owned::default());
+        let max = self.0.settings.fanout.batch_max;
+        let mut owned = Owned::default();
         loop {
             let may_read = held.may_read();
             let (messages, tried) = tokio::select! {

@@ -76,7 +76,8 @@ impl DeadLetters {
         if !self.keep_new(&letters).await? {
             return Ok(self.publish(letters).await?);
         }
-        let (count, topic) = (letters.len(), Topic::DeadLetters);
+        let count = letters.len();
+        let topic = Topic::DeadLetters;
         let late = |_| {
             Err(bus::Error::Publish {
                 topic,
@@ -126,7 +127,9 @@ impl DeadLetters {
     }
 
     async fn publish(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {
-        let (mut records, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut records = Vec::new();
+        let mut some = Vec::new();
+        let mut bytes = 0;
         let count = letters.len();
         for (n, letter) in letters.into_iter().enumerate() {
             let value = wire::dead_letter(&letter);
@@ -149,14 +152,17 @@ impl DeadLetters {
                 }
                 Err(error) => return Err(error),
             }
-            (bytes, records, some) = (0, Vec::new(), Vec::new());
+            bytes = 0;
+            records = Vec::new();
+            some = Vec::new();
         }
         Ok(())
     }
 
     /// Sends one letter. A letter that the bus does not take names the task instead of carrying it.
     async fn send_one(&self, mut letter: DeadLetter) -> bus::Result<()> {
-        let (mut shorter, reason) = (SHORTER.iter(), letter.reason.clone());
+        let mut shorter = SHORTER.iter();
+        let reason = letter.reason.clone();
         loop {
             let record = Record {
                 partition: 0,

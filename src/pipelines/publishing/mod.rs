@@ -99,10 +99,8 @@ impl Publisher {
     /// time ago, or the clock made a step. Workers may have done these tasks, and Redis may have
     /// forgotten them.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
-        let (now, late) = (
-            self.clock.now_unix_ms(),
-            millis(self.settings.watchdog.republish_after),
-        );
+        let now = self.clock.now_unix_ms();
+        let late = millis(self.settings.watchdog.republish_after);
         let was_due = |row| rows::publish_at(row, &self.settings).max(row.created_unix_ms);
         rows.iter()
             .any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))

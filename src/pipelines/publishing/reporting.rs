@@ -110,7 +110,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_topic_that_refuses_for_long_is_left_out_until_it_is_tried_again() {
-        let (reporting, began) = (Reporting::new(Topic::Expirations), Instant::now());
+        let reporting = Reporting::new(Topic::Expirations);
+        let began = Instant::now();
         assert!(
             reporting.publish(1, async { refused() }).await.is_err(),
             "it may take the next"

@@ -129,13 +129,12 @@ struct Taken {
 
 impl Shortcut {
     pub fn new(queue: Enqueuer, gates: Gates, settings: Arc<Settings>) -> Self {
-        let (known, has_read) = Default::default();
         Self(Arc::new(Inner {
             queue,
             gates,
             settings,
-            known,
-            has_read,
+            known: Default::default(),
+            has_read: Default::default(),
         }))
     }
 
@@ -266,7 +265,8 @@ impl Shortcut {
     ) -> (usize, Option<queue::Result<Enqueued>>) {
         let mut count = 0;
         while count < rows.len() {
-            let (since, rows) = (traces::now(), self.call(&rows[count..]));
+            let since = traces::now();
+            let rows = self.call(&rows[count..]);
             let mut traced = Enqueues::default();
             rows.iter()
                 .enumerate()
@@ -410,7 +410,8 @@ impl Shortcut {
 
     async fn is_partition_read(&self, partition: u32) -> bool {
         let began = Instant::now();
-        let (mut until, mut read) = (began + PATIENCE, None);
+        let mut until = began + PATIENCE;
+        let mut read = None;
         loop {
             let read_on = self.0.has_read.notified();
             tokio::pin!(read_on);

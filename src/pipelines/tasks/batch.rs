@@ -43,11 +43,10 @@ impl Handle {
                 items.len()
             )));
         }
-        let (mut answers, mut accepted) = (
-            Vec::with_capacity(items.len()),
-            Vec::with_capacity(items.len()),
-        );
-        let (mut unknown, mut last) = (BTreeSet::new(), None);
+        let mut answers = Vec::with_capacity(items.len());
+        let mut accepted = Vec::with_capacity(items.len());
+        let mut unknown = BTreeSet::new();
+        let mut last = None;
         for (
             place,
             Item {

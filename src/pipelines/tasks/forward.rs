@@ -152,7 +152,9 @@ impl Forwarder {
     /// Rounds are a tick apart while each forwards everything. So reports that come one by one
     /// share a record of the bus, a transaction and their fsyncs.
     async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut due, mut looked, mut failing) = (Due::new(), None::<Instant>, Failing::default());
+        let mut due = Due::new();
+        let mut looked = None::<Instant>;
+        let mut failing = Failing::default();
         loop {
             let stopping = cx.stop.is_cancelled();
             for (shard, bytes) in self.reported.take() {
@@ -284,7 +286,8 @@ impl Forwarder {
                     .await
             }
         };
-        let (mut outcomes, mut reads) = (Vec::with_capacity(asked.len()), Vec::new());
+        let mut outcomes = Vec::with_capacity(asked.len());
+        let mut reads = Vec::new();
         for ((shard, published), found) in asked.into_iter().zip(found) {
             match found {
                 // The shard has too much: it has the next turn alone.

@@ -98,10 +98,8 @@ impl Found {
     }
 
     fn rest(&self, priority: Option<Priority>) -> Claim {
-        let (max_tasks, max_bytes) = (
-            self.claim.max_tasks - self.tasks,
-            self.claim.max_bytes - self.bytes,
-        );
+        let max_tasks = self.claim.max_tasks - self.tasks;
+        let max_bytes = self.claim.max_bytes - self.bytes;
         Claim {
             max_tasks,
             max_bytes,
@@ -146,7 +144,8 @@ impl Handle {
         if self.stop.is_cancelled() {
             return Ok(Leases::default());
         }
-        let (since, Wish { queues, claim }) = (traces::now(), wish);
+        let since = traces::now();
+        let Wish { queues, claim } = wish;
         match Box::pin(self.look(&queues, &claim, false)).await {
             Found {
                 granted,
@@ -170,10 +169,8 @@ impl Handle {
         let mut look_at = queues.to_vec();
         let mut batons = waiter.take_batons(&[]);
         loop {
-            let (since, left) = (
-                traces::now(),
-                deadline.saturating_duration_since(Instant::now()),
-            );
+            let since = traces::now();
+            let left = deadline.saturating_duration_since(Instant::now());
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let claim = claim();
             // In a box: a call that waits, and ten thousand may, need not keep room for a look.
@@ -230,7 +227,8 @@ impl Handle {
             validate::lease_duration("lease_duration", lease, limits.max_lease)
                 .map_err(Error::Invalid)?;
         }
-        let (lease, wait) = (request.lease_duration, request.wait.min(limits.max_wait));
+        let lease = request.lease_duration;
+        let wait = request.wait.min(limits.max_wait);
         let max_bytes = match request.max_bytes.min(MAX_ANSWER_BYTES) {
             0 => ANSWER_BYTES,
             bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),

@@ -40,11 +40,9 @@ pub fn start(
         supervisor,
     );
     let queue = queue.worker;
-    let (settings, turn, sessions) = (
-        Arc::clone(settings),
-        Arc::default(),
-        Arc::<Sessions>::default(),
-    );
+    let settings = Arc::clone(settings);
+    let turn = Arc::default();
+    let sessions = Arc::<Sessions>::default();
     let deliveries = (queue.clone(), sessions.streams.clone());
     supervisor.spawn_loop(
         "tasks/deliveries",

@@ -233,10 +233,8 @@ impl Handle {
         let (answers, items) = self.accept(items, |id, token, report| {
             rejection(&worker, id, token, report)
         })?;
-        let (shards, works) = (
-            shards(&items),
-            Works::of(&items, |item| (item.id, &item.token, &item.reason)),
-        );
+        let shards = shards(&items);
+        let works = Works::of(&items, |item| (item.id, &item.token, &item.reason));
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             let answers = self.queue.reject(&shard, &items, backoff).await?;

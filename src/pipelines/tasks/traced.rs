@@ -22,7 +22,8 @@ pub(super) fn claimed(mut task: LeasedTask, worker: &WorkerName, since: SystemTi
     else {
         return task;
     };
-    let (attempt, now) = (task.token.attempt, traces::now());
+    let attempt = task.token.attempt;
+    let now = traces::now();
     let work = parent.at(work_of(parent, &task, worker, attempt));
     // A worker's first attempt of a task with several replicas is the first of its replica; a later
     // attempt may follow any worker's failure, so nothing says which was the first.
@@ -151,8 +152,10 @@ impl Works {
                 _ => reason,
             };
             let LeaseToken { shard, attempt, .. } = &token;
-            let (queue, worker, attempt, lease) =
-                (&shard.queue, worker.as_str(), *attempt, token.lease());
+            let queue = &shard.queue;
+            let worker = worker.as_str();
+            let attempt = *attempt;
+            let lease = token.lease();
             traces::record_work(
                 &trace,
                 WorkEnd {

@@ -39,11 +39,9 @@ pub(super) struct Deadlines {
 
 impl Deadlines {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let (store, changing, clock) = (
-            context.store.clone(),
-            context.changing(),
-            context.clock.clone(),
-        );
+        let store = context.store.clone();
+        let changing = context.changing();
+        let clock = context.clock.clone();
         Self {
             store,
             changing,
@@ -74,7 +72,8 @@ impl Deadlines {
     /// A shard that does not answer holds up no other, also where the page is full of its tasks. An
     /// error says that no task of a last page died.
     async fn page(&self, said: &mut LastSaid) -> Result<Duration, Error> {
-        let (began, now) = (Instant::now(), self.clock.now_unix_ms());
+        let began = Instant::now();
+        let now = self.clock.now_unix_ms();
         let again = now + millis(AGAIN);
         let page = self.store.due_deadlines(now, again, PAGE).await?;
         let (dead, failed) = self.changing.end_overdue(page.overdue).await;

@@ -61,7 +61,8 @@ impl Depths {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut failing, mut shown) = (Failing::default(), Shown::default());
+        let mut failing = Failing::default();
+        let mut shown = Shown::default();
         loop {
             let mut depths = self.to_show(&mut shown);
             self.add_waiting(&mut depths);

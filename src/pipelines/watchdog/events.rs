@@ -156,7 +156,9 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
     let shorter =
         wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
     let record = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
-    let (task, number, kept) = (event.task, event.number, event.kept.clone());
+    let task = event.task;
+    let number = event.number;
+    let kept = event.kept.clone();
     match publish_all(
         bus,
         &[Numbered {
@@ -182,8 +184,8 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
 /// Of a publish that fails any part may be on the bus. A later event must not be there without the
 /// earlier one.
 fn layers(events: impl Iterator<Item = Numbered>) -> Vec<Vec<Numbered>> {
-    let (mut layers, mut of_task): (Vec<Vec<Numbered>>, HashMap<TaskId, usize>) =
-        Default::default();
+    let mut layers: Vec<Vec<Numbered>> = Vec::new();
+    let mut of_task: HashMap<TaskId, usize> = HashMap::new();
     for event in events {
         let layer = of_task
             .entry(event.task)
@@ -326,7 +328,8 @@ mod tests {
             at_unix_ms: 0,
             events,
         });
-        let (bus, beats) = (Picky::default(), Mutex::new(0));
+        let bus = Picky::default();
+        let beats = Mutex::new(0);
         publish_layer(&bus, &events, &|| *beats.lock() += 1)
             .await
             .unwrap();
@@ -352,7 +355,8 @@ mod tests {
     #[test]
     fn an_event_that_cannot_be_read_holds_up_no_other() {
         let event = |id| wire::event_record(&EventRecord::new(id, QueueName::new("q").unwrap()));
-        let (a, b) = (TaskId::new(), TaskId::new());
+        let a = TaskId::new();
+        let b = TaskId::new();
         let events = wire::kept_events(vec![event(a), Bytes::from_static(&[0xff]), event(b)]);
         let read = numbered(&KeptEvents {
             number: 7,
@@ -376,9 +380,12 @@ mod tests {
 
     #[test]
     fn a_later_event_of_a_task_is_in_a_later_layer() {
-        let (a, b) = (TaskId::new(), TaskId::new());
+        let a = TaskId::new();
+        let b = TaskId::new();
         let event = |(number, task): (usize, TaskId)| {
-            let (number, kept, record) = (number as u64, Bytes::new(), Bytes::new());
+            let number = number as u64;
+            let kept = Bytes::new();
+            let record = Bytes::new();
             Numbered {
                 task,
                 number,

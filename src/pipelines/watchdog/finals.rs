@@ -45,7 +45,8 @@ impl Finals {
             settings,
             ..
         } = context.clone();
-        let (lost_reports, changing) = (LostReports::new(context), context.changing());
+        let lost_reports = LostReports::new(context);
+        let changing = context.changing();
         let forgets = Arc::clone(forgets);
         Self {
             store,

@@ -55,7 +55,8 @@ impl Fsck {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut known, mut failing) = (BTreeSet::new(), Failing::default());
+        let mut known = BTreeSet::new();
+        let mut failing = Failing::default();
         // The finds of the last count.
         let mut counted = Found::default();
         let mut counts_at = cx.clock().now();
@@ -65,10 +66,8 @@ impl Fsck {
             for shard in self.in_use(&mut failing).await? {
                 // The check rests most of the time, and a large shard takes long. Each step of it
                 // is whole.
-                let (began, check) = (
-                    Instant::now(),
-                    cx.idle(self.checker.shard(&shard, self.mends)),
-                );
+                let began = Instant::now();
+                let check = cx.idle(self.checker.shard(&shard, self.mends));
                 let Some((found, ended)) = cx.stop.run_until_cancelled(check).await else {
                     return Ok(());
                 };
@@ -91,10 +90,8 @@ impl Fsck {
                 ..Found::default()
             });
             if counts_at <= cx.clock().now() {
-                let (began, counts) = (
-                    Instant::now(),
-                    cx.idle(self.checker.counts(None, self.mends)),
-                );
+                let began = Instant::now();
+                let counts = cx.idle(self.checker.counts(None, self.mends));
                 let Some(counts) = cx.stop.run_until_cancelled(counts).await else {
                     return Ok(());
                 };
@@ -122,7 +119,9 @@ impl Fsck {
                 known = report(all, failed.len(), &known);
             } else {
                 // Another process leads, and shows its own finds.
-                (known, counted, counts_at) = (BTreeSet::new(), Found::default(), cx.clock().now());
+                known = BTreeSet::new();
+                counted = Found::default();
+                counts_at = cx.clock().now();
             }
             cx.beat();
         }
@@ -131,7 +130,8 @@ impl Fsck {
 
     /// The shards that are not empty.
     async fn in_use(&self, failing: &mut Failing<Error>) -> Result<Vec<ShardId>, Error> {
-        let (began, shards) = (Instant::now(), self.queue.shards());
+        let began = Instant::now();
+        let shards = self.queue.shards();
         let holdings = self.queue.holdings(&shards).await?;
         let is_in_use =
             |holding: Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
@@ -175,10 +175,8 @@ fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find>
             says,
             mended,
         } = find;
-        let (kind, shard) = (
-            kind.as_str(),
-            shard.map(|shard| format!(":{shard}")).unwrap_or_default(),
-        );
+        let kind = kind.as_str();
+        let shard = shard.map(|shard| format!(":{shard}")).unwrap_or_default();
         let task = task.map(|task| format!(" {task}")).unwrap_or_default();
         let end = if *mended {
             "mended"

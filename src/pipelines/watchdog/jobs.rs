@@ -84,11 +84,9 @@ pub(super) struct Jobs {
 
 impl Jobs {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let (store, changing, clock) = (
-            Arc::clone(&context.store),
-            context.changing(),
-            context.clock.clone(),
-        );
+        let store = Arc::clone(&context.store);
+        let changing = context.changing();
+        let clock = context.clock.clone();
         Self {
             store,
             changing,
@@ -195,14 +193,17 @@ impl Jobs {
         job.updated_unix_ms = self.clock.now_unix_ms();
         // Another leader has done the same page, or somebody has stopped the job: their row stays.
         if self.store.advance_job(&job, from).await? && job.state == JobState::Done {
-            let (id, words, progress) = (job.id, job.change.of_tasks(), &job.progress);
+            let id = job.id;
+            let words = job.change.of_tasks();
+            let progress = &job.progress;
             tracing::info!(job = %id, "the job {id} ({words}) is done: {} changed", progress.changed);
         }
         Ok(())
     }
 
     async fn page(&self, job: &mut Job) -> Result<(), Error> {
-        let (filter, after) = (job.filter.clone(), job.progress.cursor);
+        let filter = job.filter.clone();
+        let after = job.progress.cursor;
         let stays_in_queue = !job.scope.is_everything();
         let search = TaskSearch {
             filter,

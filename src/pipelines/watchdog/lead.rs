@@ -197,13 +197,11 @@ mod tests {
                 .progress()
                 .register("watchdog/test"),
         );
-        let (lead, cx) = (
-            Lead::default(),
-            Loop {
-                beat,
-                stop: CancellationToken::new(),
-            },
-        );
+        let lead = Lead::default();
+        let cx = Loop {
+            beat,
+            stop: CancellationToken::new(),
+        };
         lead.until.send_replace(Some(clock.now() + LEASE));
         assert!(lead.wait(&cx).await);
         clock.advance(LEASE);

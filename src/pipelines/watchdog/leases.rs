@@ -115,7 +115,8 @@ impl Leases {
     /// now.
     async fn steps(&self, rounds: &mut Rounds, started: Instant) -> (Duration, Vec<Step>) {
         let interval = self.settings.watchdog.interval;
-        let (mut wait, mut steps) = (interval, Vec::new());
+        let mut wait = interval;
+        let mut steps = Vec::new();
         for (shard, look) in self
             .queue
             .look(look_for(&self.settings.watchdog, LOOK_EVERY))
@@ -146,7 +147,8 @@ impl Leases {
     /// nothing does while expiries pause.
     async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
-        let (mut more, mut swept) = (false, None);
+        let mut more = false;
+        let mut swept = None;
         if look.expires {
             let expired = self
                 .queue

@@ -50,7 +50,8 @@ impl LostShards {
         let Context {
             store, bus, queue, ..
         } = context.clone();
-        let (rebuild, moves_shards) = (Rebuild::new(context), Arc::clone(moves_shards));
+        let rebuild = Rebuild::new(context);
+        let moves_shards = Arc::clone(moves_shards);
         Self {
             store,
             bus,

@@ -63,7 +63,8 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
         names: Vec::new(),
     };
     // A shard that is being closed looks lost between the two steps.
-    let (moves_shards, forgets) = (Arc::default(), Arc::default());
+    let moves_shards = Arc::default();
+    let forgets = Arc::default();
     loops.start(
         "watchdog/leases",
         leases::Leases::new(context, &lead),

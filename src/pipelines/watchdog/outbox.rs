@@ -67,7 +67,8 @@ impl Outbox {
             settings,
             ..
         } = context.clone();
-        let (republish, parked) = (Republish::new(context), Parked::new(context, forgets));
+        let republish = Republish::new(context);
+        let parked = Parked::new(context, forgets);
         Self {
             store,
             bus,
@@ -82,7 +83,9 @@ impl Outbox {
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
         self.parked.close_gates().await?;
-        let (refused, failing, away) = (HashSet::new(), Failing::default(), BTreeMap::new());
+        let refused = HashSet::new();
+        let failing = Failing::default();
+        let away = BTreeMap::new();
         let mut rounds = Rounds {
             looked: self.clock.now(),
             refused,
@@ -246,13 +249,15 @@ impl Outbox {
         // Twice the time: rows that are stored meanwhile are due a little later than the others.
         let twice = 2 * self.settings.watchdog.republish_after;
         let soon = now.saturating_add(millis(twice));
-        let (mut after, mut rows) = (None, 0);
+        let mut after = None;
+        let mut rows = 0;
         loop {
             let page = self
                 .store
                 .bring_forward(soon, now, after, LOOKED_AT_ONCE)
                 .await?;
-            (after, rows) = (page.next, rows + page.rows);
+            after = page.next;
+            rows = rows + page.rows;
             cx.beat();
             if after.is_none() || cx.stop.is_cancelled() {
                 break;

@@ -117,15 +117,13 @@ impl Parked {
         cx: &Loop,
     ) -> Result<bool, Error> {
         self.follow_released().await?;
-        let (mut round, mut has_more) = (
-            Round {
-                refused,
-                failing,
-                until: Instant::now() + ROUND,
-                cx,
-            },
-            false,
-        );
+        let mut round = Round {
+            refused,
+            failing,
+            until: Instant::now() + ROUND,
+            cx,
+        };
+        let mut has_more = false;
         for queue in self.in_turn() {
             if self.is_over(&round) {
                 has_more = true;
@@ -174,16 +172,15 @@ impl Parked {
         queue: &QueueName,
         round: &mut Round<'_>,
     ) -> Result<bool, Error> {
-        let (settings, page) = (
-            self.settings.queues.get(queue),
-            self.settings.watchdog.batch_max,
-        );
+        let settings = self.settings.queues.get(queue);
+        let page = self.settings.watchdog.batch_max;
         // `Stats::has_room` keeps a tenth free.
         let room = [
             settings.high_water_tasks / 10,
             settings.high_water_bytes / 10,
         ];
-        let (mut released, partitions) = ([0, 0], self.bus.partitions(Topic::Pipeline));
+        let mut released = [0, 0];
+        let partitions = self.bus.partitions(Topic::Pipeline);
         for _ in 0..PAGES_AT_ONCE {
             // Before the rows are read.
             let fences = match &self.shortcut {
@@ -365,7 +362,8 @@ impl Parked {
             if failing.leaves_out(&shard.id) {
                 return false;
             }
-            let (began, stats) = (Instant::now(), self.queue.stats(&shard.id).await);
+            let began = Instant::now();
+            let stats = self.queue.stats(&shard.id).await;
             if matches!(stats, Err(queue::Error::NoGeneration)) {
                 return false;
             }

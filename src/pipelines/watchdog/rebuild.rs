@@ -75,9 +75,11 @@ impl Rebuild {
 
     /// Publishes all tasks of these shards, and ends the rebuild.
     pub(super) async fn run(&self, rebuilding: &Rebuilding, cx: &Loop) -> Result<(), Error> {
-        let (mut last, mut in_flight) = (Last::new(), InFlight::new());
+        let mut last = Last::new();
+        let mut in_flight = InFlight::new();
         let mut doubt_at = cx.clock().now() + DOUBT_EVERY;
-        let (mut tasks, mut credited) = (0, 0);
+        let mut tasks = 0;
+        let mut credited = 0;
         let mut page = self.store.rebuild_page(rebuilding, None, PAGE).await?;
         loop {
             self.wait_for_room(&mut in_flight, &mut doubt_at, cx)
@@ -86,7 +88,8 @@ impl Rebuild {
                 self.publish(&page.tasks),
                 self.page_behind(rebuilding, page.next.as_ref())
             )?;
-            (tasks, credited) = (tasks + page.tasks.len() as u64, credited + page.credited);
+            tasks = tasks + page.tasks.len() as u64;
+            credited = credited + page.credited;
             metrics::watchdog_handled(Watched::Republished, page.tasks.len());
             cx.beat();
             last.extend(&published);

@@ -70,11 +70,11 @@ impl Reconcile {
         } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
         let published = Published::new(Arc::clone(&store), queue.shards, bus);
-        let (every, young) = (
-            settings.watchdog.reconcile_every,
-            settings.watchdog.republish_after.min(YOUNG),
-        );
-        let (queue, lead, place) = (queue.upkeep, lead.clone(), Arc::default());
+        let every = settings.watchdog.reconcile_every;
+        let young = settings.watchdog.republish_after.min(YOUNG);
+        let queue = queue.upkeep;
+        let lead = lead.clone();
+        let place = Arc::default();
         Self {
             store,
             published,
@@ -90,9 +90,11 @@ impl Reconcile {
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let mut failing = Failing::default();
-        let (mut next_page, mut all_asked) = (cx.clock().now(), None::<Instant>);
+        let mut next_page = cx.clock().now();
+        let mut all_asked = None::<Instant>;
         while self.lead.wait(&cx).await {
-            let (started, now) = (Instant::now(), cx.clock().now());
+            let started = Instant::now();
+            let now = cx.clock().now();
             // An empty shard loses nothing but its generation, so it is asked rarely.
             let all = all_asked.is_none_or(|at| now - at >= ALL_EVERY);
             let shards = if all {

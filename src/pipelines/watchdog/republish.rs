@@ -73,7 +73,9 @@ impl Republish {
             return Ok(());
         }
         let at_unix_ms = self.clock.now_unix_ms();
-        let (mut letters, mut deaths, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+        let mut letters = Vec::new();
+        let mut deaths = Vec::new();
+        let mut keys = Vec::new();
         for (id, reason) in too_large {
             let Some((task, _)) = rows.iter().find(|(task, _)| task.id == *id) else {
                 continue;
@@ -87,7 +89,8 @@ impl Republish {
                 task: Some(NewTask::from(*task)),
                 ..Default::default()
             });
-            let (reason, history) = (reason.clone(), Vec::new());
+            let reason = reason.clone();
+            let history = Vec::new();
             deaths.push(Settlement::Died {
                 id: *id,
                 reason,

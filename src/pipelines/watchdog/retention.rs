@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn pages_grow_while_they_are_full_and_quick() {
-        let (quick, slow) = (Duration::from_millis(10), Duration::from_millis(200));
+        let quick = Duration::from_millis(10);
+        let slow = Duration::from_millis(200);
         assert_eq!(next_page(256, true, quick), 512);
         assert_eq!(next_page(2048, true, quick), 2048);
         assert_eq!(next_page(512, true, QUICK), 512);

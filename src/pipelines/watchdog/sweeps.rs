@@ -108,7 +108,8 @@ mod tests {
 
     /// How many of the looks, a quarter of a second apart, are followed by a sweep that does this.
     fn sweeps(looks: &[Look], does: Swept) -> usize {
-        let (mut sweeps, mut now) = (Sweeps::default(), Instant::now());
+        let mut sweeps = Sweeps::default();
+        let mut now = Instant::now();
         let is_swept = |look: &&Look| {
             now += SWEEP_EVERY;
             sweeps.forget_old(now);
@@ -124,7 +125,8 @@ mod tests {
     const SPENT: Look = look(1, 1, 0);
 
     const fn look(spent: u64, open: u64, pointers: u64) -> Look {
-        let (next, is_idle) = (None, false);
+        let next = None;
+        let is_idle = false;
         Look {
             is_idle,
             expires: false,
@@ -187,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_sweep_that_removes_a_page_goes_on_at_once() {
-        let (mut sweeps, now) = (Sweeps::default(), Instant::now());
+        let mut sweeps = Sweeps::default();
+        let now = Instant::now();
         let page = SWEEP as u64;
         for (moved, pointers, goes_on) in [(page, 0, true), (0, page, true), (page - 1, 0, false)] {
             assert!(sweeps.begin(&shard(), &SPENT, now));

@@ -50,19 +50,19 @@ pub(super) struct Inner {
 
 impl Announcer {
     pub(in crate::queue) fn new(redis: Redis, clock: Clock) -> Self {
-        let (wanted, waiting, gaps, watchers) = Default::default();
-        let (announced, look) = (Notify::new(), Notify::new());
+        let announced = Notify::new();
+        let look = Notify::new();
         Self(Arc::new(Inner {
             redis,
             clock,
             is_wanted: AtomicBool::new(false),
-            wanted,
+            wanted: Default::default(),
             always: OnceLock::new(),
-            waiting,
-            gaps,
+            waiting: Default::default(),
+            gaps: Default::default(),
             announced,
             look,
-            watchers,
+            watchers: Default::default(),
         }))
     }
 

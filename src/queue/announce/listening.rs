@@ -127,15 +127,14 @@ impl Announcer {
             let due: Vec<(QueueName, Interest)> = due
                 .map(|(queue, interest)| (queue.clone(), *interest))
                 .collect();
-            let (now, lease) = (self.now_unix_ms(), millis(LEASE));
+            let now = self.now_unix_ms();
+            let lease = millis(LEASE);
             if !due.is_empty() {
                 // Entries that have expired, and those in the far future, which a clock that was
                 // set back has left.
-                let (mut old, mut far, mut add) = (
-                    redis::cmd("ZREMRANGEBYSCORE"),
-                    redis::cmd("ZREMRANGEBYSCORE"),
-                    redis::cmd("ZADD"),
-                );
+                let mut old = redis::cmd("ZREMRANGEBYSCORE");
+                let mut far = redis::cmd("ZREMRANGEBYSCORE");
+                let mut add = redis::cmd("ZADD");
                 old.arg(&key).arg("-inf").arg(now - lease);
                 far.arg(&key).arg(now + 2 * lease).arg("+inf");
                 add.arg(&key);

@@ -32,12 +32,11 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     pub(super) fn new(tasks: usize) -> Self {
-        let (told, has_overflowed, notify) = Default::default();
         Self {
-            told,
+            told: Default::default(),
             room: ROOM + 2 * tasks,
-            has_overflowed,
-            notify,
+            has_overflowed: Default::default(),
+            notify: Default::default(),
         }
     }
 

@@ -37,7 +37,8 @@ impl QueueWatch {
         let Some(place) = self.ring.behind(last) else {
             return false;
         };
-        (self.place, self.has_begun) = (place, true);
+        self.place = place;
+        self.has_begun = true;
         true
     }
 
@@ -48,7 +49,8 @@ impl QueueWatch {
             self.ring
                 .until(|| self.watchers.is_heard(&self.queue))
                 .await;
-            (self.place, self.has_begun) = (self.ring.behind_gap(), true);
+            self.place = self.ring.behind_gap();
+            self.has_begun = true;
         }
     }
 

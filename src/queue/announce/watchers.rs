@@ -351,7 +351,8 @@ impl Watchers {
         let ring = of_queue
             .ring
             .get_or_insert_with(|| Arc::new(Ring::new(Arc::clone(&self.0.total))));
-        let (ring, place) = (Arc::clone(ring), ring.end());
+        let place = ring.end();
+        let ring = Arc::clone(ring);
         self.0.changed.notify_one();
         Ok((ring, place, is_heard))
     }

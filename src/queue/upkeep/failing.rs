@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn one_that_fails_is_left_out_and_no_error_where_others_are_done() {
-        let (mut failing, began) = (Failing::default(), Instant::now());
+        let mut failing = Failing::default();
+        let began = Instant::now();
         assert_eq!(failing.note(&shard(0), began, Ok(7)), Some(7));
         assert_eq!(failing.note::<()>(&shard(1), began, Err("no")), None);
         assert!(failing.end_round("tend").is_ok());

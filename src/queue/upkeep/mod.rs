@@ -96,7 +96,9 @@ impl Upkeep {
 
     /// Lists what there is to do in the shards that have a generation and are not empty.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
-        let (at, mut looks, mut unseen) = (self.clock().now(), Vec::new(), Vec::new());
+        let at = self.clock().now();
+        let mut looks = Vec::new();
+        let mut unseen = Vec::new();
         let awake = self.awake();
         let max_age = look_for.max_age
             * u32::try_from(awake.len().div_ceil(LOOKS_A_SECOND)).unwrap_or(u32::MAX);
@@ -143,7 +145,9 @@ impl Upkeep {
         self.touch(shard);
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
-        let (expired, dead, undelivered) = (unsigned(n[0]), unsigned(n[1]), unsigned(n[2]));
+        let expired = unsigned(n[0]);
+        let dead = unsigned(n[1]);
+        let undelivered = unsigned(n[2]);
         Ok(Expired {
             expired,
             dead,

@@ -68,7 +68,8 @@ pub fn tasks_completed(
     for (took, trace) in tasks {
         series.record(took);
         if let Some(trace) = trace {
-            let (seconds, at) = (took.as_secs_f64(), SystemTime::now());
+            let seconds = took.as_secs_f64();
+            let at = SystemTime::now();
             let bucket = BUCKETS
                 .iter()
                 .position(|bound| seconds <= *bound)

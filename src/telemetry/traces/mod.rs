@@ -200,8 +200,10 @@ impl Begun {
             link,
             start,
         } = self;
-        let (queue, end) = (queue.clone(), SystemTime::now());
-        let (worker, attempt) = (None, None);
+        let queue = queue.clone();
+        let end = SystemTime::now();
+        let worker = None;
+        let attempt = None;
         Span {
             hop,
             context,

@@ -21,7 +21,8 @@ pub(super) struct Group {
 /// The groups of shards that have their turns together, at most `most` of them. One with more than
 /// its share of [`READ_BYTES`] is alone.
 pub(super) fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
-    let (mut groups, mut small) = (Vec::new(), BTreeMap::<u32, Vec<ShardId>>::new());
+    let mut groups = Vec::new();
+    let mut small = BTreeMap::<u32, Vec<ShardId>>::new();
     for (shard, bytes) in due {
         let partition = shard.number % partitions.max(1);
         match bytes > READ_BYTES / most {

@@ -48,7 +48,6 @@ impl<'a> Records<'a> {
         packed: Packed,
         keeps_history: bool,
     ) -> Self {
-        let (reports, failures, by_topic) = Default::default();
         let full = match packed {
             Packed::Densely => RECORD_BYTES,
             Packed::Loosely => LOOSE_BYTES,
@@ -57,10 +56,10 @@ impl<'a> Records<'a> {
             of,
             partition,
             full,
-            reports,
-            failures,
+            reports: Default::default(),
+            failures: Default::default(),
             bytes: 0,
-            by_topic,
+            by_topic: Default::default(),
             keeps_history,
         }
     }
@@ -79,7 +78,8 @@ impl<'a> Records<'a> {
                 history,
                 epoch,
             } => {
-                let (reason, history) = (reason.clone(), history.clone());
+                let reason = reason.clone();
+                let history = history.clone();
                 let died = Died {
                     reason,
                     attempts: *attempts,
@@ -147,10 +147,8 @@ impl<'a> Records<'a> {
     }
 
     fn flush(&mut self) {
-        let (reports, failures) = (
-            std::mem::take(&mut self.reports),
-            std::mem::take(&mut self.failures),
-        );
+        let reports = std::mem::take(&mut self.reports);
+        let failures = std::mem::take(&mut self.failures);
         self.bytes = 0;
         if !(reports.is_empty() && failures.is_empty()) {
             self.record(
@@ -195,7 +193,8 @@ mod tests {
             generation: 1,
             grant: 1,
         };
-        let (worker, leased_unix_ms) = (String::new(), 0);
+        let worker = String::new();
+        let leased_unix_ms = 0;
         records.add(
             &shard,
             &Event::Expired {

@@ -89,12 +89,11 @@ impl Handle {
     /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis
     /// for a larger allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
-        let (worker, most) = (
-            &attached.session.worker,
-            self.settings.limits.max_session_tasks,
-        );
+        let worker = &attached.session.worker;
+        let most = self.settings.limits.max_session_tasks;
         let asks = self.sessions.allotments.asks_anew(worker);
-        let (mut again, began) = (ASK_AGAIN.into_iter(), Instant::now());
+        let mut again = ASK_AGAIN.into_iter();
+        let began = Instant::now();
         loop {
             let wait = {
                 // For one question: the end of the worker's sessions and its other wishes come in
@@ -220,7 +219,8 @@ impl Handle {
             .allot(&self.sessions.process.0, worker, asked, used, most)
             .await?;
         allotments.change(worker, |allotment| {
-            (allotment.allowed, allotment.is_unwritten) = (answer.allotment, false);
+            allotment.allowed = answer.allotment;
+            allotment.is_unwritten = false;
         });
         Ok(answer)
     }
@@ -288,14 +288,16 @@ impl Handle {
         let workers = self.sessions.allotments.all();
         future::join_all(workers.iter().map(|worker| self.drop_allotment(worker))).await;
         cx.beat();
-        let (lacks, mut lived) = (self.live().await, Instant::now());
+        let lacks = self.live().await;
+        let mut lived = Instant::now();
         for some in workers.chunks(AT_ONCE) {
             if cx.stop.is_cancelled() {
                 return;
             }
             if lived.elapsed() >= LIVE_EVERY {
                 // The next look finds what Redis has lost since then.
-                (_, lived) = (self.live().await, Instant::now());
+                self.live().await;
+                lived = Instant::now();
             }
             let again = some.iter().filter_map(|worker| {
                 let lacks = lacks[self.queue.session_slot(worker) as usize]?;

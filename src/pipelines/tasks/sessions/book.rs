@@ -75,8 +75,9 @@ impl Book {
 
     /// Notes a task on its way to the worker.
     pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
-        let (token, deadline_unix_ms, lease) =
-            (task.token.clone(), task.expires_unix_ms, task.lease);
+        let token = task.token.clone();
+        let deadline_unix_ms = task.expires_unix_ms;
+        let lease = task.lease;
         self.insert(
             task.id,
             Held {
@@ -100,7 +101,8 @@ impl Book {
     }
 
     pub(super) fn forget_begun(&mut self) {
-        (self.begun, self.begun_more) = (HashSet::new(), false);
+        self.begun = HashSet::new();
+        self.begun_more = false;
     }
 
     /// Notes the answers to a completion or a rejection: whatever was answered for good is no
@@ -134,7 +136,8 @@ impl Book {
                         _ if tells_started && !self.begun_more => Started::No,
                         _ => Started::Perhaps,
                     };
-                    let (token, lease) = (token.clone(), item.report);
+                    let token = token.clone();
+                    let lease = item.report;
                     self.insert(
                         *id,
                         Held {
@@ -166,7 +169,8 @@ impl Book {
         if held.deadline_unix_ms == before.deadline_unix_ms
             || held.deadline_unix_ms < deadline_unix_ms
         {
-            (held.deadline_unix_ms, held.set) = (deadline_unix_ms, now);
+            held.deadline_unix_ms = deadline_unix_ms;
+            held.set = now;
         }
     }
 

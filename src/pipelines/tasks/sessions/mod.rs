@@ -172,8 +172,9 @@ impl Handle {
 
     fn plan(&self, open: &OpenSession) -> Result<Plan, Error> {
         let queues = queues(&open.queues)?;
-        let (worker, lease_duration, max_bytes) =
-            (open.worker.clone(), open.lease_duration, open.max_bytes);
+        let worker = open.worker.clone();
+        let lease_duration = open.lease_duration;
+        let max_bytes = open.max_bytes;
         let (claim, _) = self.claim(&GetTasks {
             worker,
             lease_duration,
@@ -186,7 +187,8 @@ impl Handle {
                 "timeout is {timeout:?}; from 2s to 10m"
             )));
         }
-        let (tells_started, keep_leases) = (open.tells_started, open.keep_leases);
+        let tells_started = open.tells_started;
+        let keep_leases = open.keep_leases;
         Ok(Plan {
             queues,
             claim,
@@ -218,7 +220,8 @@ impl Handle {
         if !missing.is_empty() {
             // The worker does not wait for it: a Redis that stalls would hold up all that it has in
             // hand.
-            let (handle, worker) = (self.clone(), worker.clone());
+            let handle = self.clone();
+            let worker = worker.clone();
             let gives_back = async move {
                 handle
                     .give_back(&worker, missing, "it did not reach its worker")

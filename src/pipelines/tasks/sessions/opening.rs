@@ -73,10 +73,8 @@ impl Handle {
             .call(&session, SharedWish::More(open.want), &[])
             .await?;
         self.want_rest(&session, open.want, &mut called).await?;
-        let (max_tasks, heartbeat) = (
-            self.settings.limits.max_session_tasks,
-            heartbeat(plan.timeout),
-        );
+        let max_tasks = self.settings.limits.max_session_tasks;
+        let heartbeat = heartbeat(plan.timeout);
         Ok(SessionOpened {
             session: session.id.to_string(),
             resumed,

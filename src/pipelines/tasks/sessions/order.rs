@@ -127,9 +127,11 @@ mod tests {
 
     #[test]
     fn of_two_takeovers_one_ends_the_other() {
-        let (one, two) = (id_at(NOW), id_at(NOW));
+        let one = id_at(NOW);
+        let two = id_at(NOW);
         assert!(ends(one, two) != ends(two, one), "also in one millisecond");
-        let (earlier, later) = (id_at(NOW), id_at(NOW + 1));
+        let earlier = id_at(NOW);
+        let later = id_at(NOW + 1);
         assert!(ends(later, earlier) && !ends(earlier, later) && !ends(later, later));
     }
 
@@ -150,7 +152,8 @@ mod tests {
 
     #[test]
     fn takeovers_without_streams_are_told_again_and_then_forgotten() {
-        let (told, now) = (Told::default(), Instant::now());
+        let told = Told::default();
+        let now = Instant::now();
         let worker = |n: usize| WorkerName::new(&n.to_string()).unwrap();
         (0..=MOST_TOLD).for_each(|n| told.add(worker(n), id_at(NOW), now));
         assert_eq!(told.due(now), []);

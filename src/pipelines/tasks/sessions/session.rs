@@ -116,9 +116,15 @@ impl State {
 
 impl Session {
     pub(super) fn open(id: Uuid, worker: WorkerName, plan: Plan) -> (Arc<Self>, Attached) {
-        let (book, ended, cut) = (Book::default(), Vec::new(), CancellationToken::new());
-        let (away_since, took_over, end) = (None, None, None);
-        let (demand, stream, its_cut) = (0, 1, cut.clone());
+        let book = Book::default();
+        let ended = Vec::new();
+        let cut = CancellationToken::new();
+        let away_since = None;
+        let took_over = None;
+        let end = None;
+        let demand = 0;
+        let stream = 1;
+        let its_cut = cut.clone();
         let state = State {
             plan,
             book,
@@ -166,11 +172,15 @@ impl Session {
         state.cut.cancel();
         state.cut = CancellationToken::new();
         state.stream += 1;
-        (state.plan, state.demand, state.away_since) = (plan, 0, None);
+        state.plan = plan;
+        state.demand = 0;
+        state.away_since = None;
         // The worker says again which tasks it has started.
         state.book.forget_begun();
         let missing = state.book.take_missing(holding);
-        let (session, stream, cut) = (Arc::clone(self), state.stream, state.cut.clone());
+        let session = Arc::clone(self);
+        let stream = state.stream;
+        let cut = state.cut.clone();
         Some((
             Attached {
                 session,
@@ -215,7 +225,8 @@ impl Session {
         if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
             return None;
         }
-        (state.end, state.demand) = (Some(why), 0);
+        state.end = Some(why);
+        state.demand = 0;
         state.cut.cancel();
         // They stay in the book: an extension may be under way.
         Some(state.book.all())
@@ -315,7 +326,8 @@ impl Session {
         answers: &[(Code, i64)],
         now: Instant,
     ) -> Vec<(TaskId, Held)> {
-        let (mut state, mut extended) = (self.state(), Vec::new());
+        let mut state = self.state();
+        let mut extended = Vec::new();
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
             let status = match code {
                 // It was extended by another way.
@@ -499,7 +511,8 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let mut state = self.session.state();
         if state.stream == self.stream {
-            (state.away_since, state.demand) = (Some(Instant::now()), 0);
+            state.away_since = Some(Instant::now());
+            state.demand = 0;
         }
     }
 }

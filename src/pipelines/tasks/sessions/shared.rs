@@ -149,14 +149,16 @@ impl Handle {
             lease_ms,
             max_bytes,
         } = Written::read(&called.plan)?;
-        let (worker, lease_duration) = (call.worker.clone(), lease_ms.map(Duration::from_millis));
+        let worker = call.worker.clone();
+        let lease_duration = lease_ms.map(Duration::from_millis);
         let (claim, _) = self.claim(&GetTasks {
             worker,
             lease_duration,
             max_bytes,
             ..GetTasks::default()
         })?;
-        let (queues, timeout) = (queues(&names)?, Duration::from_millis(timeout_ms));
+        let queues = queues(&names)?;
+        let timeout = Duration::from_millis(timeout_ms);
         let plan = Plan {
             queues,
             claim,
@@ -270,10 +272,8 @@ impl Handle {
             plan,
             called,
         } = shared;
-        let (demand, max_items) = (
-            AtomicU32::new(called.demand),
-            self.settings.limits.max_items,
-        );
+        let demand = AtomicU32::new(called.demand);
+        let max_items = self.settings.limits.max_items;
         let claim = || {
             let mut claim = plan.claim.clone();
             claim.max_tasks = (demand.load(Ordering::Relaxed) as usize).clamp(1, max_items);

@@ -36,7 +36,8 @@ impl Handle {
     /// without a stream; also if its caller waits no longer: the sessions that end must give back
     /// what they have.
     pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
-        let (handle, worker) = (self.clone(), worker.clone());
+        let handle = self.clone();
+        let worker = worker.clone();
         let takes_over = self.sessions.streams.spawn(async move {
             handle.end_earlier(&worker, session).await;
             handle.tell_takeover(&worker, session).await;

@@ -385,7 +385,8 @@ fn a_process_has_no_more_sessions_than_it_may_and_orders_those_of_a_worker() {
 fn a_worker_whose_sessions_are_bounded_leaves_room_for_others() {
     let sessions = Sessions::default();
     let open = |name: &str, of_worker| {
-        let (name, room) = (WorkerName::new(name).unwrap(), Room { of_worker, ..ROOM });
+        let name = WorkerName::new(name).unwrap();
+        let room = Room { of_worker, ..ROOM };
         sessions.add(name.clone(), 1, room, |id| Session::open(id, name, plan()))
     };
     let mut opened: Vec<_> = (0..2).map(|_| open("w", Some(2)).unwrap()).collect();
@@ -403,7 +404,8 @@ fn extensions(tasks: &[LeasedTask], deadline_unix_ms: i64) -> (Reports, Vec<Item
             report: Duration::from_secs(600),
         }
     });
-    let (completions, rejections) = (Vec::new(), Vec::new());
+    let completions = Vec::new();
+    let rejections = Vec::new();
     let reports = Reports {
         completions,
         rejections,

@@ -62,7 +62,9 @@ fn events_wait_for_earlier_ones_and_all_watchers_see_the_same_order() {
 #[test]
 fn a_watcher_goes_on_behind_an_event_that_was_told_or_is_held() {
     let (ring, now) = ring();
-    let (old, told, held) = (queued(1), queued(10), queued(20));
+    let old = queued(1);
+    let told = queued(10);
+    let held = queued(20);
     ring.tell(vec![old.clone()], now);
     ring.gap();
     ring.tell(vec![told.clone(), queued(12), queued(11)], now + HOLD);
@@ -88,7 +90,8 @@ fn a_watcher_goes_on_behind_an_event_that_was_told_or_is_held() {
 fn what_was_told_before_is_not_told_again() {
     let (ring, now) = ring();
     let mut place = ring.end();
-    let (task, done) = (queued(1), event(TaskStatus::Completed, 5));
+    let task = queued(1);
+    let done = event(TaskStatus::Completed, 5);
     let of = |id: TaskId, status, at_unix_ms| TaskEvent {
         id,
         status,
@@ -150,7 +153,8 @@ fn an_earlier_status_that_comes_behind_a_told_one_is_not_told() {
 #[test]
 fn a_watcher_whose_next_event_was_dropped_is_too_slow_and_one_that_reads_is_not() {
     let (ring, now) = ring();
-    let (mut reads, mut stays) = (ring.end(), ring.end());
+    let mut reads = ring.end();
+    let mut stays = ring.end();
     let mut count = 0;
     for n in 0..30 {
         let now = now + n * 2 * HOLD;
@@ -187,7 +191,8 @@ fn a_watcher_whose_next_event_was_dropped_is_too_slow_and_one_that_reads_is_not(
 
 #[test]
 fn all_rings_together_have_a_bound() {
-    let (total, now) = (Arc::<Total>::default(), Instant::now());
+    let total = Arc::<Total>::default();
+    let now = Instant::now();
     let rings: Vec<Ring> = (0..2 * ROOM_OF_ALL / ROOM)
         .map(|_| Ring::new(Arc::clone(&total)))
         .collect();
