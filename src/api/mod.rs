@@ -34,7 +34,7 @@ pub use self::{
     handle::Api,
     ledger::Ledger,
     reader::Reader,
-    stream::{FindRoom, Received, Room, Sent, StreamEnd},
+    stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     waits::{Wait, Waits},
     watch::Watching,
 };

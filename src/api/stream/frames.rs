@@ -1,61 +1,42 @@
-//! The frames of a stream with what they carry, and the ends of a stream.
+//! The frames of a stream with the resources that they hold, and the ways in which a stream ends.
 
-use std::{
-    any::Any,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     api::{access::Denied, error::Error},
-    model::{FrameAnswer, TaskdFrame, WorkerFrame},
-    pipelines::tasks::{Cut, Leases},
+    model::{TaskdFrame, WorkerFrame},
+    pipelines::tasks::Cut,
     queue::Delivery,
 };
 
-/// Room for bytes in hand; dropped, it is free again.
-pub type Room = Box<dyn Any + Send>;
+/// A part of the process's memory budget. Dropping it gives the bytes back.
+pub type BytesPermit = Box<dyn Any + Send>;
 
-/// A worker's frame, with the room that it takes.
-pub struct Received {
+/// Reserves memory for an answer of this many bytes. The error says why there is none.
+pub type ReserveBytes = Arc<dyn Fn(usize) -> Result<BytesPermit, String> + Send + Sync>;
+
+/// A frame from the worker, with the memory that it takes.
+pub struct ReceivedFrame {
     pub frame: WorkerFrame,
-    pub room: Room,
+    pub permit: BytesPermit,
 }
 
-/// A frame on its way to the worker, with the leases that it carries. It travels in a box: a
-/// channel has room for 32 values from its start on, and nearly all sessions have no frame on its
-/// way.
-pub struct Sent {
+/// A frame on its way to the worker, with the leases that it carries.
+///
+/// It is boxed on its way through the channel: a channel allocates 32 slots when it is created, and
+/// nearly all sessions have no frame to send.
+pub struct OutgoingFrame {
     pub frame: TaskdFrame,
     pub deliveries: Vec<Delivery>,
-    pub room: Option<Room>,
-    /// Held by the one frame with tasks that may wait.
-    pub(super) _place: Option<OwnedSemaphorePermit>,
+    pub permit: Option<BytesPermit>,
+    /// Present on a frame with tasks: there is one such permit for each stream, so that at most one
+    /// frame with tasks waits for the connection.
+    pub(super) _tasks_permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
-pub(super) struct Answered {
-    pub(super) answer: FrameAnswer,
-    pub(super) want: u32,
-    /// The demand that it has already, of which its worker does not know.
-    pub(super) early: u32,
-    pub(super) surrenders: u64,
-    pub(super) is_asked: bool,
-    /// The number of its reports in [`super::serve::Streaming::reporting`]; 0: it has none.
-    pub(super) reports: u64,
-}
-
-/// Tasks that wait for the answer which tells the worker of their demand.
-pub(super) struct Held {
-    pub(super) leases: Leases,
-    pub(super) place: OwnedSemaphorePermit,
-    pub(super) room: Room,
-    pub(super) since: Instant,
-}
-
-/// The end of a stream that did not end well.
+/// Why a stream ended, other than by a `close` of its worker.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamEnd {
     #[error("{0}")]
@@ -66,14 +47,14 @@ pub enum StreamEnd {
     Silent(Duration),
     #[error("this process stops: go on with the session at another one")]
     Stopping,
-    /// The stream went well, and a session with tasks in hand stays for its time-out.
+    /// Not an error. A session with tasks in hand stays open until its time-out.
     #[error("the worker closed its side")]
     HalfClosed,
     #[error("another session of this worker took over")]
     TakenOver,
     #[error("the session goes on on another stream")]
     Displaced,
-    /// The client is gone, or its frames cannot be read; the connection knows why.
+    /// The client is gone or sent something unreadable. The connection knows which.
     #[error("the stream broke")]
     Broken,
 }
@@ -92,6 +73,3 @@ impl From<Cut> for StreamEnd {
         }
     }
 }
-
-/// Finds room for an answer of so many bytes.
-pub type FindRoom = Arc<dyn Fn(usize) -> Result<Room, String> + Send + Sync>;

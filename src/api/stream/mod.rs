@@ -1,19 +1,19 @@
-//! The stream of a session: frames of a worker in, frames of taskd out.
+//! The stream of a session: frames of the worker come in, frames of taskd go out.
+//!
+//! [`Api::stream`] opens the session and ends it, [`session_stream`] runs it in between.
 
-mod answer;
 mod frames;
 mod report;
-mod send;
-mod serve;
+mod session_stream;
 
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, time::timeout};
 
-pub use self::frames::{FindRoom, Received, Room, Sent, StreamEnd};
+pub use self::frames::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd};
 pub(super) use self::report::answers;
-use self::serve::Streaming;
+use self::session_stream::SessionStream;
 use super::{access, error::Error, handle::Api};
 use crate::{
     model::{Caller, SessionOpened, TaskdFrame},
@@ -21,14 +21,15 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
-/// How long the first frame may take.
+/// How long to wait for the first frame.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
-/// How long a session waits to be open while Redis does not answer: workers give up after ten
-/// seconds.
+/// How long opening may wait for Redis before the session opens without demand. Workers give up
+/// after ten seconds.
 const OPENED_WITHIN: Duration = Duration::from_secs(3);
 
 impl Api {
-    /// Runs a stream beside its connection. A stop of the process waits for it.
+    /// Runs a stream in a task of its own, next to its connection. The process waits for it when it
+    /// stops.
     pub fn spawn_stream(
         &self,
         stream: impl Future<Output = ()> + Send + 'static,
@@ -37,13 +38,13 @@ impl Api {
         Ok(())
     }
 
-    /// Serves a stream until one side ends it. `Ok`: the worker closed it.
+    /// Serves a stream until one side ends it. Returns `Ok` if the worker closed it.
     pub async fn stream(
         &self,
         caller: Caller,
-        mut frames: impl Stream<Item = Result<Received, ()>> + Unpin + Send,
-        out: mpsc::Sender<Box<Sent>>,
-        room: FindRoom,
+        mut frames: impl Stream<Item = Result<ReceivedFrame, ()>> + Unpin + Send,
+        out: mpsc::Sender<Box<OutgoingFrame>>,
+        reserve: ReserveBytes,
     ) -> Result<(), StreamEnd> {
         let tasks = self.tasks()?;
         let first = tokio::select! {
@@ -51,11 +52,7 @@ impl Api {
             () = self.stop.cancelled() => return Err(StreamEnd::Stopping),
             () = out.closed() => return Err(StreamEnd::Broken),
         };
-        let Some(Ok(Received {
-            mut frame,
-            room: its_room,
-        })) = first
-        else {
+        let Some(Ok(ReceivedFrame { mut frame, permit })) = first else {
             return Err(StreamEnd::Broken);
         };
         let open = frame
@@ -69,7 +66,7 @@ impl Api {
             .map_err(Error::from)?;
         access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
         let want = open.want;
-        let keeps = open.keep_leases;
+        let extends_leases = open.keep_leases;
         let takes_over = open.takeover;
         let opened = tasks
             .open_session(&open, &caller.access, access::is_one_worker(&caller))
@@ -89,7 +86,7 @@ impl Api {
             granted = timeout(OPENED_WITHIN, opening) => granted.unwrap_or(0),
             cut = attached.cut() => return Err(cut.into()),
             () = out.closed() => return Err(StreamEnd::Broken),
-            // The stream hears of the stop in a moment.
+            // The loop of the stream notices the stop at once and tells the worker.
             () = self.stop.cancelled() => 0,
         };
         let timeout = attached.timeout();
@@ -105,7 +102,15 @@ impl Api {
             heartbeat,
             timeout,
         });
-        let mut stream = Streaming::new(self, tasks, &caller, &attached, out, room, keeps);
+        let mut stream = SessionStream::new(
+            self,
+            tasks,
+            &caller,
+            &attached,
+            out,
+            reserve,
+            extends_leases,
+        );
         stream
             .send(TaskdFrame {
                 opened,
@@ -113,20 +118,20 @@ impl Api {
                 ..TaskdFrame::default()
             })
             .await?;
-        // The rest of the first frame counts as well.
-        let closes = stream.receive(frame, its_room)?;
+        // The first frame may also carry reports.
+        let closes = stream.receive(frame, permit)?;
         let end = if closes {
-            stream.finish().await
+            stream.send_open_answers().await
         } else {
             stream.run(&mut frames).await
         };
-        stream.settle().await;
+        stream.release_claim().await;
         drop(stream);
         let why = match &end {
             Ok(()) => SessionEnd::Closed,
             Err(StreamEnd::Silent(_)) => SessionEnd::Silent,
             Err(StreamEnd::Refused(Error::Denied(_))) => SessionEnd::Denied,
-            // The session stays for its time-out.
+            // The session stays open until its time-out.
             Err(StreamEnd::HalfClosed) => return Ok(()),
             Err(_) => return end,
         };

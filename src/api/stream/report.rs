@@ -1,10 +1,4 @@
-//! The reports of a worker's frame.
-
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
+//! Passes on the reports that a worker's frame carries: completions, rejections and extensions.
 
 use super::frames::StreamEnd;
 use crate::{
@@ -14,7 +8,8 @@ use crate::{
 };
 
 impl Api {
-    /// Reports what a frame says, and answers it.
+    /// Carries out the reports of a frame, one kind after another, and adds their answers to
+    /// `answer`.
     pub(super) async fn report_frame(
         &self,
         caller: &Caller,
@@ -51,8 +46,10 @@ impl Api {
     }
 }
 
-/// Reports items, if there are any. Where a server does not answer, each is to be sent again: the
-/// session goes on.
+/// Calls `call` with the items, if there are any.
+///
+/// If a server does not answer, each item is answered with `TRY_LATER` and the session goes on: the
+/// worker sends the reports again.
 pub(in crate::api) async fn answers<T>(
     worker: &str,
     items: Items<T>,
@@ -81,21 +78,5 @@ pub(in crate::api) async fn answers<T>(
             Ok(ids.into_iter().map(try_later).collect())
         }
         answers => answers,
-    }
-}
-
-/// The output of a future that is there; never, if it is not.
-pub(super) struct OptionFuture<'a, F>(pub(super) &'a mut Option<Pin<Box<F>>>)
-where
-    F: Future + ?Sized;
-
-impl<F: Future + ?Sized> Future for OptionFuture<'_, F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.0.as_mut() {
-            Some(future) => future.as_mut().poll(cx).map(Some),
-            None => Poll::Ready(None),
-        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::{
-    api::{FindRoom, Received, Sent, StreamEnd},
+    api::{OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     ingress::{State, budget::Share, delivery::Loading},
     model::Caller,
     wire::{grpc_codec, pb},
@@ -36,16 +36,16 @@ pub(super) fn serve(
     let (say_end, end) = oneshot::channel();
     let (api, budget) = (Arc::clone(&state.api), state.budget.clone());
     let access = caller.access.clone();
-    let room: FindRoom = Arc::new(move |bytes| match budget.answer(&access, bytes) {
-        Ok(room) => Ok(Box::new(room) as _),
+    let reserve: ReserveBytes = Arc::new(move |bytes| match budget.answer(&access, bytes) {
+        Ok(permit) => Ok(Box::new(permit) as _),
         Err(error) => Err(error.to_string()),
     });
     let broken = Arc::<Mutex<Option<Status>>>::default();
     let why = Arc::clone(&broken);
     let frames = frames.map(move |frame| match frame {
-        Ok(frame) => Ok(Received {
+        Ok(frame) => Ok(ReceivedFrame {
             frame: frame.into(),
-            room: Box::new(share.part()),
+            permit: Box::new(share.part()),
         }),
         Err(status) => {
             *broken.lock() = Some(status);
@@ -53,12 +53,13 @@ pub(super) fn serve(
         }
     });
     let served = async move {
-        let status = api.stream(caller, frames, out, room).await.map_err(|end| {
-            match (end, why.lock().take()) {
+        let status = api
+            .stream(caller, frames, out, reserve)
+            .await
+            .map_err(|end| match (end, why.lock().take()) {
                 (StreamEnd::Broken, Some(status)) => status,
                 (end, _) => end.into(),
-            }
-        });
+            });
         // A client that has gone does not hear of it.
         drop(say_end.send(status));
     };
@@ -78,7 +79,7 @@ pub(super) fn serve(
 
 /// The frames on their way to the worker; behind the last one, how the stream ended.
 pub(in crate::ingress) struct Frames {
-    sent: mpsc::Receiver<Box<Sent>>,
+    sent: mpsc::Receiver<Box<OutgoingFrame>>,
     end: Option<oneshot::Receiver<Result<(), Status>>>,
     loading: Loading,
 }
@@ -88,14 +89,14 @@ impl Stream for Frames {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(sent) = ready!(self.sent.poll_recv(cx)) {
-            let Sent {
+            let OutgoingFrame {
                 frame,
                 deliveries,
-                room,
+                permit,
                 ..
             } = *sent;
             // The encoder takes the frame now, and the piece of the body that has it comes next.
-            self.loading.load(deliveries, room);
+            self.loading.load(deliveries, permit);
             return Poll::Ready(Some(Ok(frame.into())));
         }
         let Some(end) = &mut self.end else {
