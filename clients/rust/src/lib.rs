@@ -59,6 +59,8 @@ mod worker;
 /// Their examples are compiled.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Crate;
     #[doc = include_str!("../../../README.md")]
     struct Readme;
     #[doc = include_str!("../../../docs/workers.md")]
