@@ -1311,7 +1311,7 @@ pub struct FsckRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FsckFind {
-    /// As docs/operations.md lists them.
+    /// As docs/consistency.md lists them.
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
