@@ -1,6 +1,5 @@
 //! The mark that tasks on the shortcut pass: [ADR
-//! 48](../../docs/adr/0048-new-tasks-pass-by-the-bus.md), [ADR
-//! 54](../../docs/adr/0054-what-waits-for-room-passes-by-the-bus.md).
+//! 48](../../docs/adr/0048-new-tasks-skip-the-bus.md).
 
 /// A mark of a shard that moves when a task comes that may have come before, when a task ends that
 /// never came, and when the shard begins anew; and the number of times that tasks of it were

@@ -7,7 +7,7 @@
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled,
 //!   parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits. In SQLite
-//!   the task is a number there, which groups tasks of a shard (ADR 56).
+//!   the task is a number there, which groups tasks of a shard (docs/internals/measurements.md).
 //! - `history`: the attempts that failed.
 //! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those
 //!   are in `new_keys`.

@@ -1,6 +1,6 @@
 //! Walks over unfinished tasks: queue by queue, in each by id.
 //!
-//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 61). So a walk
+//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 26). So a walk
 //! learns its queues first.
 
 use std::collections::HashMap;
