@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use taskd::wire::time::to_rfc_3339;
+use taskd::model::to_rfc_3339;
 
 use super::{books::until_books, changes::report};
 use crate::{

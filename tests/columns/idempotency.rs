@@ -24,7 +24,7 @@ async fn an_insert_that_is_sent_again_behind_its_deadline_is_answered_as_the_fir
     let deadline = taskd::model::now_unix_ms() + 3000;
     let task = |idempotency_key: &str, key: &str| {
         let mut task = task(idempotency_key, key, "p");
-        task["deadline"] = json!(taskd::wire::time::to_rfc_3339(deadline));
+        task["deadline"] = json!(taskd::model::to_rfc_3339(deadline));
         task
     };
     let first = insert(&daemon, &[task("i", "k")]).await;

@@ -163,7 +163,7 @@ proptest! {
             prop_assert!(name.as_str() == text && text.len() <= 128);
         }
         if let Some(at) = time::from_rfc_3339(&text) {
-            prop_assert_eq!(time::from_rfc_3339(&time::to_rfc_3339(at)), Some(at));
+            prop_assert_eq!(time::from_rfc_3339(&taskd::model::to_rfc_3339(at)), Some(at));
         }
     }
 }

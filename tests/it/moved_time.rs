@@ -398,7 +398,7 @@ async fn a_process_whose_clock_is_wrong_judges_discovered_deadlines_by_the_share
                 .as_secs(),
         )
         .unwrap();
-        let at = |seconds: i64| wire::time::to_rfc_3339((now + seconds) * 1000);
+        let at = |seconds: i64| taskd::model::to_rfc_3339((now + seconds) * 1000);
         let complete = async |worker: &str, deadline: String| {
             let leased = daemon.lease_all(worker, "q", 1).await;
             let discovered = json!([{"queue": "found", "key": worker, "deadline": deadline}]);

@@ -6,7 +6,7 @@ use super::{
     super::testing::{share, shown, tally},
     *,
 };
-use crate::model::{Encoding, TaskBody};
+use crate::model::{Encoding, ItemStatus, TaskBody};
 
 #[test]
 fn a_wrong_completion_is_answered_under_its_id() {
@@ -133,10 +133,7 @@ fn a_request_that_is_no_object_or_lacks_something_is_malformed() {
 
 #[test]
 fn answers_leave_out_what_is_empty() {
-    let lost = shown(ItemAnswer::from(&model::ItemAnswer::new(
-        "1".into(),
-        ItemStatus::LeaseLost,
-    )));
+    let lost = shown(ItemAnswer::new("1".into(), ItemStatus::LeaseLost));
     assert_eq!(lost, json!({"id": "1", "status": "LEASE_LOST"}));
 }
 
