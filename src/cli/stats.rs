@@ -205,7 +205,8 @@ mod tests {
     #[test]
     fn a_queue_is_a_row_with_what_it_completed_meanwhile() {
         let answer = br#"{"queue": "q", "pending": 0, "queued": 12345, "assigned": 2, "delayed": 3, "leases": 4,
-            "completed": 1000, "dead": 5, "cancelled": 0, "oldest_waiting_ms": 61000}"#;
+            "completed": 1000, "dead": 5, "cancelled": 0, "oldest_waiting_ms": 61000,
+            "paused": false, "unread_shards": 0}"#;
         let queue: Queue = serde_json::from_slice(answer).unwrap();
         let at = Instant::now();
         let counts = Counts {

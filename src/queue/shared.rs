@@ -463,11 +463,10 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_read_from_the_entries_of_all_versions() {
+    fn a_plan_is_read_from_an_entry() {
         let plan = "{}".repeat(100);
         for entry in [
-            rmp_serde::to_vec(&(15_000, 3, 0.5, 0, &plan)),
-            rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9)),
+            rmp_serde::to_vec(&(15_000, 3, 0.5, 0, &plan, 0, 0)),
             rmp_serde::to_vec(&(2000, 0, 7, 1, &plan, 9, 1_700_000_000_000_u64)),
         ] {
             assert_eq!(read_plan(&entry.unwrap()).unwrap(), plan);

@@ -671,7 +671,7 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     c.claim_one("a").await;
     let lease: Vec<_> = c.model.leases.keys().cloned().collect();
     c.make_due("leases", &lease).await;
-    let full = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'c', 'report') end";
+    let full = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'b', '') end";
     let mut eval = redis::cmd("EVAL");
     eval.arg(full).arg(1).arg("t:{q:0}:outbox").arg(OUTBOX_FULL);
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");

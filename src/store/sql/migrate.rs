@@ -119,7 +119,7 @@ async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut
         Some((number,)) => number
             .parse()
             .map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
-        // No migration has allowed an older taskd.
+        // No migration has said what it needs.
         None => schema,
     };
     if needs > knows {

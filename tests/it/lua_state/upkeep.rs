@@ -582,40 +582,6 @@ async fn promote_drops_what_its_record_does_not_wait_for() {
 }
 
 #[tokio::test]
-async fn promote_takes_records_of_a_version_that_counted_what_waits() {
-    let f = Fixture::new().await;
-    // ["L", 2, 1, 1, [], [], 0]
-    f.seed(
-        "HSET",
-        "records",
-        &[&id('a'), b"\x97\xa1L\x02\x01\x01\x90\x90\x00"],
-    )
-    .await;
-    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
-    f.seed(
-        "ZADD",
-        "delayed",
-        &[NOW.to_string().as_bytes(), &lease('a', 4)],
-    )
-    .await;
-    let before = f.state().await;
-    assert_eq!(
-        flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")),
-        ["1", "0", "-1"]
-    );
-    let (record, elements) = (r#"a=["L",2,1,[],[],[],0,1]"#, ["2/1/a"]);
-    changed(
-        &before,
-        &f.state().await,
-        &[
-            ("records", &[record]),
-            ("delayed", &[]),
-            ("mr:T", &elements),
-        ],
-    );
-}
-
-#[tokio::test]
 async fn a_clock_that_was_set_back_holds_nothing_longer_than_the_longest_of_its_kind() {
     let f = Fixture::new().await;
     let hour = 3_600_000;
